@@ -1,0 +1,49 @@
+# Targets of the project. One function each; nothing global but the standard.
+include_guard()
+
+add_library(centroid_flags INTERFACE)
+target_compile_features(centroid_flags INTERFACE cxx_std_20)
+target_include_directories(centroid_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(centroid_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion>
+  # Same bits on every path: no fused multiply-add behind our back.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-math-errno>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${CENTROID_WERROR}>>:-Werror>)
+if(CENTROID_SANITIZE)
+  target_compile_options(centroid_flags INTERFACE -fsanitize=${CENTROID_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(centroid_flags INTERFACE -fsanitize=${CENTROID_SANITIZE})
+endif()
+
+# centroid_library(name SOURCES a.cc HEADERS a.h DEPS centroid::b PRIVATE_DEPS Threads::Threads)
+function(centroid_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
+  set(target centroid_${name})
+  add_library(${target} STATIC ${ARG_SOURCES})
+  add_library(centroid::${name} ALIAS ${target})
+  target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_link_libraries(${target} PUBLIC centroid_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+endfunction()
+
+# centroid_program(name SOURCES main.cc DEPS ...)
+function(centroid_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+endfunction()
+
+# centroid_test(name LABEL unit SOURCES a_test.cc DEPS ... [TIMEOUT seconds]): one program, one ctest entry per label and program.
+function(centroid_test name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  if(NOT CENTROID_TESTS)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${ARG_LABEL}.${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${ARG_LABEL}.${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+endfunction()

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+namespace centroid {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+using Duration = std::chrono::steady_clock::duration;
+using Deadline = TimePoint;  ///< absolute, monotonic; never sent to another machine
+
+/// Source of monotonic time. Decisions take a TimePoint; only drivers hold a Clock.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimePoint now() const = 0;
+  /// Seconds since 1970, for humans and files; never compared between machines.
+  virtual double unix_seconds() const = 0;
+};
+
+class SystemClock final : public Clock {
+ public:
+  TimePoint now() const override { return std::chrono::steady_clock::now(); }
+  double unix_seconds() const override {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  }
+};
+
+/// Time that moves only when told to. Thread-safe.
+class ManualClock final : public Clock {
+ public:
+  TimePoint now() const override { return TimePoint(Duration(ticks_.load())); }
+  double unix_seconds() const override { return std::chrono::duration<double>(Duration(ticks_.load())).count(); }
+  void advance(Duration by) { ticks_.fetch_add(by.count()); }
+
+ private:
+  std::atomic<Duration::rep> ticks_{Duration(std::chrono::hours(1)).count()};
+};
+
+}  // namespace centroid

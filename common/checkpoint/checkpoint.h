@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/tensor/tensor.h"
+
+namespace centroid {
+
+/// What a checkpoint says of itself: manifest.json, beside model.safetensors and optimizer.safetensors.
+struct CheckpointInfo {
+  std::string run_id;
+  Version version;
+  Round round;                     ///< rounds committed so far
+  std::uint64_t epoch = 0;         ///< position in the data: epoch and offset of the next sample
+  std::uint64_t offset = 0;
+  std::uint64_t optimizer_step = 0;
+  std::uint64_t seed = 0;
+  std::string optimizer;           ///< name, "" when there is no optimizer state
+  std::vector<std::string> slot_names;
+  double created_unix_seconds = 0;
+  std::map<std::string, std::string> extra;  ///< free text, shown to humans
+};
+
+/// One checkpoint on disk.
+struct CheckpointEntry {
+  std::filesystem::path path;  ///< the directory `checkpoint-<version, 12 digits>`
+  Version version;
+  std::uint64_t bytes = 0;
+  std::string problem;  ///< empty when it verified; else why it is refused
+  CheckpointInfo info;
+};
+
+/// Fill `into` with elements [offset, offset+into.size()) of all tensors laid end to end.
+/// Plane 0 is the parameters, plane 1.. the optimizer's slots, in order.
+using PlaneReader = std::function<Status(std::size_t plane, std::uint64_t offset, std::span<float> into)>;
+/// Take elements the same way.
+using PlaneWriter = std::function<Status(std::size_t plane, std::uint64_t offset, std::span<const float> from)>;
+
+/// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer at a time.
+class CheckpointDirectory {
+ public:
+  /// Creates the directory when it is missing and removes temporary leftovers of a crash.
+  static Result<CheckpointDirectory> open(const std::filesystem::path& root, std::size_t keep);
+
+  /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then delete the oldest beyond `keep`.
+  /// A failure removes the temporary directory and leaves older checkpoints alone.
+  Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest, const PlaneReader& read);
+  /// All, newest first, each with its size; `verify` also reads every file and checks sizes and CRC-32C.
+  std::vector<CheckpointEntry> list(bool verify) const;
+  /// The newest that verifies. Refused ones are reported through `on_refused` (path, reason). not_found when there is none.
+  Result<CheckpointEntry> newest_valid(const std::function<void(const CheckpointEntry&)>& on_refused) const;
+  /// Load a verified checkpoint. fails failed_precondition when its manifest differs from `manifest` (both shapes named).
+  Status read(const CheckpointEntry& entry, const Manifest& manifest, const PlaneWriter& write) const;
+  /// The tensors a checkpoint holds.
+  Result<Manifest> manifest_of(const CheckpointEntry& entry) const;
+
+  const std::filesystem::path& root() const { return root_; }
+
+ private:
+  std::filesystem::path root_;
+  std::size_t keep_ = 3;
+};
+
+}  // namespace centroid

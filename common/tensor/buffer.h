@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/base/bytes.h"
+
+namespace centroid {
+
+/// Uninitialised memory on a 64-byte boundary, owned by exactly one holder. Returns to its pool when it came from one.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t bytes);  ///< from the heap
+  Buffer(Buffer&&) noexcept;
+  Buffer& operator=(Buffer&&) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  MutableBytes bytes() const { return {data_, size_}; }
+  template <class T>
+  std::span<T> as() const {
+    return {reinterpret_cast<T*>(data_), size_ / sizeof(T)};
+  }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  friend class BufferPool;
+  void release() noexcept;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::shared_ptr<struct BufferPoolState> home_;
+};
+
+/// A bounded set of equal buffers. Thread-safe; buffers may outlive the pool object.
+class BufferPool {
+ public:
+  /// At most `max_buffers` of `buffer_bytes` each; memory is taken on first use and kept.
+  BufferPool(std::size_t buffer_bytes, std::size_t max_buffers);
+  /// A buffer, or nothing when all are in use (the caller applies back-pressure).
+  std::optional<Buffer> try_acquire();
+
+  std::size_t buffer_bytes() const;
+  std::size_t in_use() const;
+  std::size_t high_water() const;
+  std::size_t capacity() const;
+
+ private:
+  std::shared_ptr<struct BufferPoolState> state_;
+};
+
+}  // namespace centroid

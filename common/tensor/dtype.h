@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "common/base/result.h"
+
+namespace centroid {
+
+/// Element types. The numbers are on the wire (docs/wire.md): never change one.
+enum class DType : std::uint8_t { kF32 = 1, kF64 = 2, kF16 = 3, kBF16 = 4, kI32 = 5, kI64 = 6, kU8 = 7 };
+
+std::size_t size_of(DType dtype);               ///< bytes of one element
+std::string_view to_string(DType dtype);        ///< "f32"
+std::string_view safetensors_name(DType dtype); ///< "F32"
+Result<DType> parse_dtype(std::string_view text);             ///< either spelling
+Result<DType> dtype_from_wire(std::uint8_t number);
+
+/// bfloat16 <-> float32, round to nearest even; NaN stays NaN (quiet), infinities and signs are kept.
+std::uint16_t bf16_from_f32(float x);
+float f32_from_bf16(std::uint16_t x);
+/// IEEE half <-> float32, round to nearest even, subnormals exact, overflow to infinity.
+std::uint16_t f16_from_f32(float x);
+float f32_from_f16(std::uint16_t x);
+
+}  // namespace centroid
