@@ -24,12 +24,31 @@ function(centroid_library name)
   target_link_libraries(${target} PUBLIC centroid_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()
 
+add_custom_target(programs)    # what a user runs
+add_custom_target(benchmarks)  # what benchmarks.txt of the build folder lists
+
 # centroid_program(name SOURCES main.cc DEPS ...)
 function(centroid_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+  if(name MATCHES "^centroid-bench")
+    add_dependencies(benchmarks ${name})
+    set_property(GLOBAL APPEND PROPERTY CENTROID_BENCHMARKS ${name})
+  else()
+    add_dependencies(programs ${name})
+  endif()
+endfunction()
+
+# centroid_bench(centroid-bench-x SOURCES ... DEPS ...): a program that `./centroid bench` runs without arguments.
+function(centroid_bench name)
+  if(NOT name MATCHES "^centroid-bench")
+    message(FATAL_ERROR "centroid_bench: ${name} must be named centroid-bench-...")
+  endif()
+  if(CENTROID_BENCH)
+    centroid_program(${name} ${ARGN})
+  endif()
 endfunction()
 
 # centroid_test(name LABEL unit SOURCES a_test.cc DEPS ... [TIMEOUT seconds]): one program, one ctest entry per label and program.
