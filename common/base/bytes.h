@@ -44,7 +44,8 @@ class ByteWriter {
   std::vector<std::byte> out_;
 };
 
-/// Read little-endian fields; never reads past the end. After any failed read `ok()` is false and reads give zeros.
+/// Read little-endian fields; never reads past the end. After any failed read `ok()` is false and
+/// reads give zeros.
 class ByteReader {
  public:
   explicit ByteReader(Bytes in) : in_(in) {}
@@ -52,7 +53,8 @@ class ByteReader {
     requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
   T get() {
     T value{};
-    if (const Bytes raw = get_bytes(sizeof(T)); raw.size() == sizeof(T)) std::memcpy(&value, raw.data(), sizeof(T));
+    if (const Bytes raw = get_bytes(sizeof(T)); raw.size() == sizeof(T))
+      std::memcpy(&value, raw.data(), sizeof(T));
     return value;
   }
   Bytes get_bytes(std::size_t n) {

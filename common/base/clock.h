@@ -22,7 +22,8 @@ class SystemClock final : public Clock {
  public:
   TimePoint now() const override { return std::chrono::steady_clock::now(); }
   double unix_seconds() const override {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
   }
 };
 
@@ -30,7 +31,9 @@ class SystemClock final : public Clock {
 class ManualClock final : public Clock {
  public:
   TimePoint now() const override { return TimePoint(Duration(ticks_.load())); }
-  double unix_seconds() const override { return std::chrono::duration<double>(Duration(ticks_.load())).count(); }
+  double unix_seconds() const override {
+    return std::chrono::duration<double>(Duration(ticks_.load())).count();
+  }
   void advance(Duration by) { ticks_.fetch_add(by.count()); }
 
  private:

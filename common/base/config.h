@@ -15,21 +15,28 @@ namespace centroid::config {
 /// What a field says of itself.
 template <class T>
 struct Doc {
-  std::string text;                 ///< one sentence
-  std::string unit = {};            ///< "ms", "bytes", "samples"; empty when it has none
+  std::string text;       ///< one sentence
+  std::string unit = {};  ///< "ms", "bytes", "samples"; empty when it has none
   std::optional<T> min = {};
   std::optional<T> max = {};
   std::vector<std::string> choices = {};  ///< for strings
-  bool secret = false;              ///< printed as "***" (tokens)
-  bool live = false;                ///< may be changed while running
+  bool secret = false;                    ///< printed as "***" (tokens)
+  bool live = false;                      ///< may be changed while running
 };
 
 /// Where an effective value came from.
 enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag };
 
-/// Fields of one process bound to struct members. Names are dotted paths ("checkpoint.every_rounds"); in JSON nested objects, on the
-/// command line `--checkpoint.every_rounds 5` or the alias ("--checkpoint-every"), in the environment
-/// CENTROID_CHECKPOINT_EVERY_ROUNDS. Order: default < `--config FILE` < environment < flags.
+/// Fields of one process bound to struct members. Names are dotted paths
+/// ("checkpoint.every_rounds"); in JSON nested objects, on the command line
+/// `--checkpoint.every_rounds 5` or the alias ("--checkpoint-every"), in the environment
+/// CENTROID_CHECKPOINT_EVERY_ROUNDS. Order: default < `--config FILE` (or CENTROID_CONFIG) <
+/// environment < flags.
+///
+/// units   a field in ms takes 250, "250ms", "30s", "5m", "1h"; one in bytes takes 4096, "64KiB",
+/// "1MiB", "2GB" secrets `<name>_file` (key, flag or variable) names a file that holds the value
+/// flags   `--name value`, `--name=value`; `--flag` and `--no-flag` for bool; `-` and `_` are the
+/// same inside a name fails   aborts when two fields share a name, an alias or a variable
 class Schema {
  public:
   Schema(std::string program, std::string summary);
@@ -38,23 +45,35 @@ class Schema {
   Schema& operator=(const Schema&) = delete;
 
   void field(const std::string& name, bool* target, Doc<bool> doc, const std::string& alias = {});
-  void field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc, const std::string& alias = {});
-  void field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc, const std::string& alias = {});
-  void field(const std::string& name, double* target, Doc<double> doc, const std::string& alias = {});
-  void field(const std::string& name, std::string* target, Doc<std::string> doc, const std::string& alias = {});
-  void field(const std::string& name, std::chrono::milliseconds* target, Doc<std::int64_t> doc, const std::string& alias = {});
+  void field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc,
+             const std::string& alias = {});
+  void field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc,
+             const std::string& alias = {});
+  void field(const std::string& name, double* target, Doc<double> doc,
+             const std::string& alias = {});
+  void field(const std::string& name, std::string* target, Doc<std::string> doc,
+             const std::string& alias = {});
+  void field(const std::string& name, std::chrono::milliseconds* target, Doc<std::int64_t> doc,
+             const std::string& alias = {});
+
+  /// Leave environment variables with this prefix ("CENTROID_TEST_") to others; any other unknown
+  /// CENTROID_* is an error.
+  void ignore_environment(const std::string& prefix);
 
   enum class Outcome : std::uint8_t {
     kRun,      ///< go on
     kPrinted,  ///< --help, --version or --print-config was answered on stdout: exit 0
   };
-  /// Read everything. fails invalid_argument: names key, value, source (file:line where known), bounds, and for an unknown key the
-  /// nearest known one; every problem found is listed, not only the first.
+  /// Read everything. fails invalid_argument: names key, value, source (file:line where known),
+  /// bounds, and for an unknown key the nearest known one; every problem found is listed, not only
+  /// the first.
   Result<Outcome> load(int argc, const char* const* argv);
-  /// The same without argv and environment, for tests.
+  /// The same from a JSON text alone, without argv and environment; origin is the file. Nothing
+  /// changes when it fails.
   Status load_text(const std::string& json_text, const std::string& source_name);
 
-  /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}}; secrets hidden.
+  /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}};
+  /// secrets hidden.
   std::string effective_json() const;
   /// The table of `--help`.
   std::string help() const;

@@ -6,7 +6,8 @@
 
 namespace centroid {
 
-/// CRC-32C (Castagnoli) of `bytes`, continuing from `crc` (0 to begin): crc32c(b, crc32c(a)) == crc32c(a+b).
+/// CRC-32C (Castagnoli) of `bytes`, continuing from `crc` (0 to begin): crc32c(b, crc32c(a)) ==
+/// crc32c(a+b).
 ///
 /// thread  any; pure
 /// cost    one pass; uses the SSE4.2 or ARMv8 instruction where there is one, found at run time

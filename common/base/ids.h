@@ -23,13 +23,15 @@ std::string to_string(StrongId<Tag, Rep> id) {
   return std::to_string(id.value);
 }
 
-using MemberId = StrongId<struct MemberTag, std::uint64_t>;          ///< one admission of one worker; never reused
-using Rank = StrongId<struct RankTag, std::uint32_t>;                ///< 0..world-1 in the present generation
-using Generation = StrongId<struct GenerationTag, std::uint64_t>;    ///< number of the membership: the fence
-using Round = StrongId<struct RoundTag, std::uint64_t>;              ///< one synchronisation
-using Version = StrongId<struct VersionTag, std::uint64_t>;          ///< number of the committed parameters
-using ChunkId = StrongId<struct ChunkTag, std::uint32_t>;            ///< index in the chunk plan
-using TensorId = StrongId<struct TensorTag, std::uint32_t>;          ///< index in the manifest
+using MemberId =
+    StrongId<struct MemberTag, std::uint64_t>;  ///< one admission of one worker; never reused
+using Rank = StrongId<struct RankTag, std::uint32_t>;  ///< 0..world-1 in the present generation
+using Generation =
+    StrongId<struct GenerationTag, std::uint64_t>;       ///< number of the membership: the fence
+using Round = StrongId<struct RoundTag, std::uint64_t>;  ///< one synchronisation
+using Version = StrongId<struct VersionTag, std::uint64_t>;  ///< number of the committed parameters
+using ChunkId = StrongId<struct ChunkTag, std::uint32_t>;    ///< index in the chunk plan
+using TensorId = StrongId<struct TensorTag, std::uint32_t>;  ///< index in the manifest
 
 }  // namespace centroid
 

@@ -39,13 +39,18 @@ using Fields = std::initializer_list<Field>;
 Status configure(Level level, Format format, const std::string& path = {});
 bool is_enabled(Level level);
 
-/// Write one line: time, level, event (`area.past_tense`), fields. Thread-safe; one write(2) per line.
+/// Write one line: time, level, event (`area.past_tense`), fields. Thread-safe; one write(2) per
+/// line.
 void write(Level level, std::string_view event, Fields fields);
 
-inline void debug(std::string_view event, Fields fields = {}) { write(Level::kDebug, event, fields); }
+inline void debug(std::string_view event, Fields fields = {}) {
+  write(Level::kDebug, event, fields);
+}
 inline void info(std::string_view event, Fields fields = {}) { write(Level::kInfo, event, fields); }
 inline void warn(std::string_view event, Fields fields = {}) { write(Level::kWarn, event, fields); }
-inline void error(std::string_view event, Fields fields = {}) { write(Level::kError, event, fields); }
+inline void error(std::string_view event, Fields fields = {}) {
+  write(Level::kError, event, fields);
+}
 
 Result<Level> parse_level(std::string_view text);
 Result<Format> parse_format(std::string_view text);

@@ -11,7 +11,8 @@ namespace centroid::metrics {
 
 using Labels = std::map<std::string, std::string>;
 
-/// Handles are cheap to copy, look-up happens once at start; every verb is thread-safe. A default handle does nothing.
+/// Handles are cheap to copy, look-up happens once at start; every verb is thread-safe. A default
+/// handle does nothing.
 class Counter {
  public:
   Counter() = default;
@@ -47,7 +48,8 @@ class Histogram {
   void* impl_ = nullptr;
 };
 
-/// Owner of all series of one process; must outlive the handles. The only place that knows the metrics library is metrics.cc.
+/// Owner of all series of one process; must outlive the handles. The only place that knows the
+/// metrics library is metrics.cc.
 class Registry {
  public:
   Registry();
@@ -55,12 +57,14 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  /// Name `centroid_<area>_<what>_<unit>[_total]`, base units; the same name and labels give the same series.
+  /// Name `centroid_<area>_<what>_<unit>[_total]`, base units; the same name and labels give the
+  /// same series.
   Counter counter(const std::string& name, const std::string& help, const Labels& labels = {});
   Gauge gauge(const std::string& name, const std::string& help, const Labels& labels = {});
-  Histogram histogram(const std::string& name, const std::string& help, const std::vector<double>& bounds,
-                      const Labels& labels = {});
-  /// Drop one series (a worker that left), so that the number of series stays bounded.
+  Histogram histogram(const std::string& name, const std::string& help,
+                      const std::vector<double>& bounds, const Labels& labels = {});
+  /// Drop one series (a worker that left), so that the number of series stays bounded. Its handles
+  /// must not be used any more.
   void remove(const std::string& name, const Labels& labels);
 
   /// Called before each serialisation, to refresh gauges that are read on demand.

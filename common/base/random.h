@@ -7,7 +7,8 @@
 namespace centroid {
 
 /// Mix 64 bits so that every input bit reaches every output bit.
-/// source  Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (finaliser of SplitMix64)
+/// source  Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (finaliser of
+/// SplitMix64)
 constexpr std::uint64_t mix64(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -17,10 +18,12 @@ constexpr std::uint64_t mix64(std::uint64_t x) {
 
 constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b) { return mix64(mix64(a) ^ b); }
 
-/// Counter-based generator: the same (seed, stream) gives the same numbers on every machine and compiler.
+/// Counter-based generator: the same (seed, stream) gives the same numbers on every machine and
+/// compiler.
 class CounterRng {
  public:
-  constexpr explicit CounterRng(std::uint64_t seed, std::uint64_t stream = 0) : key_(mix64(seed, stream)) {}
+  constexpr explicit CounterRng(std::uint64_t seed, std::uint64_t stream = 0)
+      : key_(mix64(seed, stream)) {}
   constexpr std::uint64_t next() { return mix64(key_ + 0x9E3779B97F4A7C15ULL * ++counter_); }
   /// Uniform in [0, n), n >= 1, without modulo bias.
   constexpr std::uint64_t below(std::uint64_t n) {

@@ -7,18 +7,30 @@ namespace centroid {
 
 std::string_view to_string(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kUnavailable: return "unavailable";
-    case ErrorCode::kDeadlineExceeded: return "deadline_exceeded";
-    case ErrorCode::kAborted: return "aborted";
-    case ErrorCode::kFailedPrecondition: return "failed_precondition";
-    case ErrorCode::kResourceExhausted: return "resource_exhausted";
-    case ErrorCode::kCancelled: return "cancelled";
-    case ErrorCode::kDataLoss: return "data_loss";
-    case ErrorCode::kInvalidArgument: return "invalid_argument";
-    case ErrorCode::kNotFound: return "not_found";
-    case ErrorCode::kAlreadyExists: return "already_exists";
-    case ErrorCode::kUnimplemented: return "unimplemented";
-    case ErrorCode::kInternal: return "internal";
+    case ErrorCode::kUnavailable:
+      return "unavailable";
+    case ErrorCode::kDeadlineExceeded:
+      return "deadline_exceeded";
+    case ErrorCode::kAborted:
+      return "aborted";
+    case ErrorCode::kFailedPrecondition:
+      return "failed_precondition";
+    case ErrorCode::kResourceExhausted:
+      return "resource_exhausted";
+    case ErrorCode::kCancelled:
+      return "cancelled";
+    case ErrorCode::kDataLoss:
+      return "data_loss";
+    case ErrorCode::kInvalidArgument:
+      return "invalid_argument";
+    case ErrorCode::kNotFound:
+      return "not_found";
+    case ErrorCode::kAlreadyExists:
+      return "already_exists";
+    case ErrorCode::kUnimplemented:
+      return "unimplemented";
+    case ErrorCode::kInternal:
+      return "internal";
   }
   return "unknown";
 }
@@ -28,8 +40,9 @@ std::string Error::to_string() const {
 }
 
 void check_failed(std::string_view expression, std::source_location where) {
-  std::fprintf(stderr, "CENTROID_CHECK failed: %.*s at %s:%u\n", static_cast<int>(expression.size()),
-               expression.data(), where.file_name(), where.line());
+  std::fprintf(stderr, "CENTROID_CHECK failed: %.*s at %s:%u\n",
+               static_cast<int>(expression.size()), expression.data(), where.file_name(),
+               where.line());
   std::abort();
 }
 

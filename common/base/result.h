@@ -29,7 +29,8 @@ enum class ErrorCode : std::uint8_t {
 /// The code's name as it stands in logs, metrics and REST ("deadline_exceeded").
 std::string_view to_string(ErrorCode code);
 
-/// A failure as a value: what to do (code), what happened (message), where in the code, and the path of callers.
+/// A failure as a value: what to do (code), what happened (message), where in the code, and the
+/// path of callers.
 class Error {
  public:
   Error(ErrorCode code, std::string message,
@@ -110,25 +111,25 @@ using Status = Result<void>;
 #define CENTROID_CAT(a, b) CENTROID_CAT2(a, b)
 
 /// Return the error of a Status or Result expression to the caller.
-#define CENTROID_TRY(expr)                                              \
-  do {                                                                  \
-    auto&& centroid_try = (expr);                                       \
-    if (!centroid_try.ok()) return std::move(centroid_try).error();     \
+#define CENTROID_TRY(expr)                                          \
+  do {                                                              \
+    auto&& centroid_try = (expr);                                   \
+    if (!centroid_try.ok()) return std::move(centroid_try).error(); \
   } while (0)
-#define CENTROID_CO_TRY(expr)                                           \
-  do {                                                                  \
-    auto centroid_try = (expr);                                         \
-    if (!centroid_try.ok()) co_return std::move(centroid_try).error();  \
+#define CENTROID_CO_TRY(expr)                                          \
+  do {                                                                 \
+    auto centroid_try = (expr);                                        \
+    if (!centroid_try.ok()) co_return std::move(centroid_try).error(); \
   } while (0)
 
 /// `CENTROID_ASSIGN(auto x, f());` : x is the value, or the error is returned.
-#define CENTROID_ASSIGN(decl, expr)                                               \
-  auto CENTROID_CAT(centroid_r, __LINE__) = (expr);                               \
-  if (!CENTROID_CAT(centroid_r, __LINE__).ok())                                   \
-    return std::move(CENTROID_CAT(centroid_r, __LINE__)).error();                 \
+#define CENTROID_ASSIGN(decl, expr)                               \
+  auto CENTROID_CAT(centroid_r, __LINE__) = (expr);               \
+  if (!CENTROID_CAT(centroid_r, __LINE__).ok())                   \
+    return std::move(CENTROID_CAT(centroid_r, __LINE__)).error(); \
   decl = std::move(CENTROID_CAT(centroid_r, __LINE__)).value()
-#define CENTROID_CO_ASSIGN(decl, expr)                                            \
-  auto CENTROID_CAT(centroid_r, __LINE__) = (expr);                               \
-  if (!CENTROID_CAT(centroid_r, __LINE__).ok())                                   \
-    co_return std::move(CENTROID_CAT(centroid_r, __LINE__)).error();              \
+#define CENTROID_CO_ASSIGN(decl, expr)                               \
+  auto CENTROID_CAT(centroid_r, __LINE__) = (expr);                  \
+  if (!CENTROID_CAT(centroid_r, __LINE__).ok())                      \
+    co_return std::move(CENTROID_CAT(centroid_r, __LINE__)).error(); \
   decl = std::move(CENTROID_CAT(centroid_r, __LINE__)).value()

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/base/config.h"
+#include "common/base/config_value.h"
+
+// Fields as people and tools see them. Private to config.
+namespace centroid::config::detail {
+
+/// One field: what was said of it, where its value lives and came from.
+struct Setting {
+  std::string name;
+  std::string alias;  ///< without dashes
+  std::string text;
+  Rule rule;
+  bool is_live = false;
+  std::variant<bool*, std::int64_t*, std::uint64_t*, double*, std::string*,
+               std::chrono::milliseconds*>
+      target;
+  Origin origin = Origin::kDefault;
+  std::string source = {};  ///< "run.json:3", "--steps"
+};
+
+/// The environment variable of a field.
+std::string environment_name(std::string_view name);
+
+std::string effective_json(const std::vector<Setting>& settings);
+std::string help(const std::string& program, const std::string& summary,
+                 const std::vector<Setting>& settings);
+
+}  // namespace centroid::config::detail
