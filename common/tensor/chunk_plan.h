@@ -10,7 +10,8 @@
 
 namespace centroid {
 
-/// The remainder rule, one for everything: `total` things on `parts`, the first total % parts get one more.
+/// The remainder rule, one for everything: `total` things on `parts`, the first total % parts get
+/// one more.
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -32,8 +33,9 @@ struct Chunk {
 class ChunkPlan {
  public:
   ChunkPlan() = default;
-  /// Cut each tensor into the fewest chunks of at most `max_chunk_bytes`, sizes by the remainder rule.
-  /// fails invalid_argument: bad manifest, max_chunk_bytes < 64, a tensor that is not f32, or more than 2^32-1 chunks.
+  /// Cut each tensor into the fewest chunks of at most `max_chunk_bytes`, sizes by the remainder
+  /// rule. fails invalid_argument: bad manifest, max_chunk_bytes < 64, a tensor that is not f32, or
+  /// more than 2^32-1 chunks.
   static Result<ChunkPlan> make(Manifest manifest, std::uint64_t max_chunk_bytes);
 
   const Manifest& manifest() const { return manifest_; }
@@ -41,9 +43,12 @@ class ChunkPlan {
   const Chunk& chunk(ChunkId id) const { return chunks_[id.value]; }
   std::span<const Chunk> chunks_of(TensorId tensor) const;
   std::uint64_t total_elements() const { return total_elements_; }
+  /// Elements of the largest chunk there is (0 when no tensor has elements).
   std::uint64_t max_chunk_elements() const { return max_chunk_elements_; }
+  /// The limit the plan was made with.
   std::uint64_t max_chunk_bytes() const { return max_chunk_bytes_; }
-  /// Hash of manifest and cut; both ends must agree before the first chunk moves.
+  /// Hash of manifest and cut; both ends must agree before the first chunk moves. Limits that cut
+  /// alike hash alike.
   std::uint64_t hash() const { return hash_; }
   /// First element of a tensor within all tensors laid end to end.
   std::uint64_t position_of(TensorId tensor) const { return positions_[tensor.value]; }

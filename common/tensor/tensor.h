@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -22,7 +24,9 @@ struct TensorInfo {
   DType dtype = DType::kF32;
   Shape shape;
 
-  std::uint64_t elements() const;  ///< product of the shape; 1 for a scalar
+  /// Product of the shape; 1 for a scalar. Right for validated tensors only (validate refuses
+  /// overflow).
+  std::uint64_t elements() const;
   std::uint64_t bytes() const { return elements() * size_of(dtype); }
   bool operator==(const TensorInfo&) const = default;
 };
@@ -31,12 +35,28 @@ struct TensorInfo {
 using Manifest = std::vector<TensorInfo>;
 
 /// 64-bit hash over names, dtypes, shapes and order: equal manifests, equal hash, on every machine.
+///
+/// Against accidents, not attackers: a chain of mix64 over [count] then per tensor [name length,
+/// name in words of 8 bytes, zero-padded, dtype number, rank, dimensions]; every length stands
+/// before what it counts, so no two manifests read alike.
 std::uint64_t manifest_hash(const Manifest& manifest);
 
-/// Check limits (docs/wire.md): names 1..256 bytes and unique, rank <= 8, no overflow, at least one tensor.
+constexpr std::size_t kMaxTensorNameBytes = 256;
+constexpr std::size_t kMaxTensorRank = 8;
+
+/// Product of the shape times the element size; nothing when it does not fit in 63 bits. Dimensions
+/// of 0 do not hide an overflow of the others.
+std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
+
+/// True when `text` is well-formed UTF-8 (no overlong forms, no surrogates).
+bool is_utf8(std::string_view text);
+
+/// Check limits (docs/wire.md): names 1..256 bytes of UTF-8 and unique ("__metadata__" is reserved
+/// by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
 Status validate(const Manifest& manifest);
 
-/// Say how `theirs` differs from `ours`: names the first tensor with both shapes and dtypes. Empty when equal.
+/// Say how `theirs` differs from `ours`: names the first tensor with both shapes and dtypes. Empty
+/// when equal.
 std::string describe_difference(const Manifest& ours, const Manifest& theirs);
 
 /// Memory of one tensor, not owned; must not outlive its owner.
@@ -45,7 +65,9 @@ struct TensorView {
   std::byte* data = nullptr;
 
   MutableBytes bytes() const { return {data, static_cast<std::size_t>(info->bytes())}; }
-  std::span<float> f32() const { return {reinterpret_cast<float*>(data), static_cast<std::size_t>(info->elements())}; }
+  std::span<float> f32() const {
+    return {reinterpret_cast<float*>(data), static_cast<std::size_t>(info->elements())};
+  }
 };
 
 }  // namespace centroid
