@@ -1,0 +1,409 @@
+#include "transport/framed_connection.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "common/base/crc32c.h"
+
+namespace centroid::transport {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::size_t kBufferBytes = 16 << 10;
+// Bytes received at once, so that they are still in cache when they are summed
+// (tests/bench/pingpong_bench.cc).
+constexpr std::size_t kPieceBytes = 256 << 10;
+// What one connection may move without a wait before others on its executor get their turn: so many
+// operations, each counted once more per kStreakBytes.
+constexpr std::size_t kStreak = 64;
+constexpr std::size_t kStreakBytes = 16 << 10;
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+Error cancelled(const std::string& peer, std::string_view what) {
+  return {ErrorCode::kCancelled, std::string(what) + " " + peer + " was cancelled"};
+}
+
+std::string seconds(std::chrono::milliseconds time) {
+  return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"
+                                  : std::to_string(time.count()) + " ms";
+}
+
+bool is_gone(const boost::system::error_code& error) {
+  return error == asio::error::eof || error == asio::error::broken_pipe ||
+         error == asio::error::connection_reset;
+}
+
+}  // namespace
+
+/// Marks the one reader for as long as its call lasts.
+class FramedConnection::ReadGuard {
+ public:
+  explicit ReadGuard(FramedConnection& connection) : connection_(connection) {
+    connection_.is_reading_ = true;
+  }
+  ~ReadGuard() {
+    connection_.is_reading_ = false;
+    connection_.reading_since_ = TimePoint::max();
+  }
+  ReadGuard(const ReadGuard&) = delete;
+  ReadGuard& operator=(const ReadGuard&) = delete;
+
+ private:
+  FramedConnection& connection_;
+};
+
+FramedConnection::FramedConnection(std::unique_ptr<ByteStream> stream,
+                                   const TransportOptions& options)
+    : stream_(std::move(stream)),
+      limits_(options.limits),
+      stall_timeout_(options.stall_timeout),
+      peer_(stream_->peer()),
+      last_received_(now()),
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)),
+      watchdog_(stream_->executor()),
+      self_(std::make_shared<FramedConnection*>(this)) {}
+
+FramedConnection::~FramedConnection() {
+  close(Error(ErrorCode::kCancelled, "connection to " + peer_ + " was destroyed"));
+}
+
+void FramedConnection::close(Error cause) noexcept {
+  if (cause_) return;
+  cause_ = std::move(cause);
+  stream_->close();
+  watchdog_.cancel();
+  for (Parking* writer : std::exchange(writers_, {})) writer->resume(true);
+}
+
+Error FramedConnection::fail(Error cause) {
+  close(std::move(cause));
+  return *cause_;
+}
+
+// ---- reading
+
+Result<FramedConnection::Reading> FramedConnection::begin_read(Reading wanted, std::size_t size) {
+  if (cause_) return *cause_;
+  if (is_reading_)
+    return Error(ErrorCode::kFailedPrecondition, "two readers on the connection to " + peer_);
+  if (wanted == Reading::kHeader) {
+    if (!has_payload_) return wanted;
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the last frame's payload from " + peer_ + " was neither read nor skipped");
+  }
+  if (!has_payload_) {
+    if (size == 0) return Reading::kNothing;
+    return Error(ErrorCode::kFailedPrecondition, "no payload waits on the connection to " + peer_);
+  }
+  return wanted;
+}
+
+Task<Result<InFrame>> FramedConnection::read_header() {
+  // Errors are values here: without this Asio throws out of the caller's next co_await after a
+  // cancellation.
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kHeader, 0));
+  (void)reading;
+  const ReadGuard guard(*this);
+  frame_got_ = std::min(end_ - begin_, kFrameHeaderBytes);
+  frame_bytes_ = kFrameHeaderBytes;
+  while (end_ - begin_ < kFrameHeaderBytes) {
+    if (begin_ != 0) {
+      std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+      end_ -= std::exchange(begin_, 0);
+    }
+    const MutableBytes space(buffer_.get() + end_, kBufferBytes - end_);
+    CENTROID_CO_ASSIGN(const std::size_t got, co_await read_some(space));
+    end_ += got;
+    frame_got_ = std::min(end_, kFrameHeaderBytes);
+  }
+  const Bytes raw(buffer_.get() + begin_, kFrameHeaderBytes);
+  auto header = decode_header(raw, limits_);
+  if (!header.ok()) co_return fail(std::move(header).error().with_context("from " + peer_));
+  begin_ += kFrameHeaderBytes;
+  InFrame frame;
+  frame.header = *header;
+  frame_bytes_ += frame.header.head_bytes + frame.header.payload_bytes;
+  if (frame.header.head_bytes != 0) {
+    frame.head.resize(frame.header.head_bytes);
+    MutableBytes rest(frame.head);
+    std::size_t got = take_buffered(rest);
+    while (!(rest = rest.subspan(got)).empty()) {
+      CENTROID_CO_ASSIGN(got, co_await read_some(rest));
+      frame_got_ += got;
+    }
+  }
+  if (crc32c(frame.head) != frame.header.head_crc) {
+    co_return fail(
+        Error(ErrorCode::kDataLoss, "from " + peer_ + ": checksum of a frame head differs"));
+  }
+  header_ = frame.header;
+  has_payload_ = header_.payload_bytes != 0;
+  ++traffic_.frames_in;
+  if (!has_payload_ && header_.payload_crc != 0) {
+    co_return fail(
+        Error(ErrorCode::kDataLoss, "from " + peer_ + ": checksum of an empty payload is not 0"));
+  }
+  co_return frame;
+}
+
+Task<Status> FramedConnection::read_payload(MutableBytes into) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, into.size()));
+  if (reading == Reading::kNothing) co_return Status();
+  if (into.size() != header_.payload_bytes) {
+    co_return Error(ErrorCode::kInvalidArgument, "read_payload: " + std::to_string(into.size()) +
+                                                     " bytes given for a payload of " +
+                                                     std::to_string(header_.payload_bytes));
+  }
+  const ReadGuard guard(*this);
+  std::size_t got = take_buffered(into);
+  std::uint32_t crc = crc32c(into.first(got));
+  while (!(into = into.subspan(got)).empty()) {
+    const MutableBytes piece = into.first(std::min(into.size(), kPieceBytes));
+    CENTROID_CO_ASSIGN(got, co_await read_some(piece));
+    frame_got_ += got;
+    crc = crc32c(into.first(got), crc);
+  }
+  co_return end_payload(crc);
+}
+
+Task<Status> FramedConnection::skip_payload() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, 0));
+  if (reading == Reading::kNothing) co_return Status();
+  const ReadGuard guard(*this);
+  std::uint64_t left = header_.payload_bytes;
+  std::uint32_t crc = 0;
+  while (left != 0) {
+    if (begin_ == end_) {
+      const MutableBytes space(buffer_.get(), kBufferBytes);
+      begin_ = end_ = 0;
+      CENTROID_CO_ASSIGN(end_, co_await read_some(space));
+    }
+    const auto n = std::min<std::uint64_t>(left, end_ - begin_);
+    crc = crc32c({buffer_.get() + begin_, n}, crc);
+    begin_ += n;
+    left -= n;
+    frame_got_ += n;
+  }
+  co_return end_payload(crc);
+}
+
+std::size_t FramedConnection::take_buffered(MutableBytes into) {
+  const std::size_t n = std::min(into.size(), end_ - begin_);
+  if (n != 0) std::memcpy(into.data(), buffer_.get() + begin_, n);
+  begin_ += n;
+  frame_got_ += n;
+  return n;
+}
+
+Status FramedConnection::end_payload(std::uint32_t crc) {
+  has_payload_ = false;
+  if (crc == header_.payload_crc) return {};
+  return fail(Error(ErrorCode::kDataLoss, "from " + peer_ + ": checksum of a payload of " +
+                                              std::to_string(header_.payload_bytes) +
+                                              " bytes differs"));
+}
+
+Task<Result<std::size_t>> FramedConnection::read_some(MutableBytes into) {
+  if (streak_ > kStreak) {
+    streak_ = 0;
+    co_await asio::post(stream_->executor(), asio::use_awaitable);
+  }
+  if (cause_) co_return *cause_;
+  Moved moved = stream_->try_read(into);
+  if (moved.is_blocked()) {
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() == asio::cancellation_type::none) {
+      if (frame_got_ != 0) {
+        reading_since_ = now();
+        watch();
+      }
+      moved = co_await stream_->read_some(into);
+      reading_since_ = TimePoint::max();
+      streak_ = 0;
+    } else {
+      moved.error = asio::error::operation_aborted;
+    }
+  }
+  if (moved.error) co_return read_error(moved.error);
+  streak_ += 1 + moved.bytes / kStreakBytes;
+  last_received_ = now();
+  traffic_.bytes_in += moved.bytes;
+  co_return moved.bytes;
+}
+
+Error FramedConnection::read_error(const boost::system::error_code& error) {
+  if (cause_) return *cause_;
+  const bool is_begun = frame_got_ != 0;
+  if (error == asio::error::operation_aborted) {
+    Error stopped = cancelled(peer_, "reading from");
+    return is_begun ? fail(std::move(stopped)) : stopped;
+  }
+  std::string text = peer_;
+  if (error == asio::error::eof) {
+    text += " closed the connection";
+  } else {
+    text += ": " + error.message();
+  }
+  if (is_begun) {
+    text += " in the middle of a frame (got " + std::to_string(frame_got_) + " of " +
+            std::to_string(frame_bytes_) + " bytes)";
+  }
+  return fail(Error(ErrorCode::kUnavailable, std::move(text)));
+}
+
+// ---- writing
+
+Status FramedConnection::check_out(const OutFrame& frame) const {
+  const auto max_head = std::min(limits_.max_head_bytes, kMaxHeadBytes);
+  if (frame.head.size() > max_head) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "frame head of " + std::to_string(frame.head.size()) + " bytes for " + peer_ +
+                     " is over the limit of " + std::to_string(max_head));
+  }
+  if (frame.payload.size() > limits_.max_payload_bytes) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "frame payload of " + std::to_string(frame.payload.size()) + " bytes for " +
+                     peer_ + " is over the limit of " + std::to_string(limits_.max_payload_bytes));
+  }
+  return {};
+}
+
+Task<Status> FramedConnection::write(const OutFrame& frame) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  if (cause_) co_return *cause_;
+  CENTROID_CO_TRY(check_out(frame));
+  FrameHeader header;
+  header.kind = frame.kind;
+  header.flags = frame.flags;
+  header.id = frame.id;
+  header.head_bytes = static_cast<std::uint32_t>(frame.head.size());
+  header.payload_bytes = frame.payload.size();
+  header.head_crc = crc32c(frame.head);
+  header.payload_crc = frame.payload_crc ? *frame.payload_crc : crc32c(frame.payload);
+  const auto raw = encode_header(header);
+  if (is_writing_) CENTROID_CO_TRY(co_await await_turn());
+  is_writing_ = true;
+  const std::array<Bytes, 3> parts{Bytes(raw), frame.head, frame.payload};
+  Status sent = co_await send(parts);
+  if (sent.ok()) ++traffic_.frames_out;
+  pass_turn();
+  co_return sent;
+}
+
+Task<Status> FramedConnection::await_turn() {
+  Parking turn;
+  auto park = [this, &turn](auto handler) {
+    auto slot = asio::get_associated_cancellation_slot(handler);
+    if (slot.is_connected()) {
+      slot.assign([this, &turn](asio::cancellation_type) {
+        if (std::erase(writers_, &turn) != 0) turn.resume(false);
+      });
+    }
+    turn.put(std::move(handler));
+    writers_.push_back(&turn);
+  };
+  const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+  if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(peer_, "writing to");
+  const bool is_my_turn =
+      co_await asio::async_initiate<const Parking::Token, void(bool)>(park, asio::use_awaitable);
+  if (cause_) co_return *cause_;
+  if (!is_my_turn) co_return cancelled(peer_, "writing to");
+  co_return Status();
+}
+
+void FramedConnection::pass_turn() {
+  if (writers_.empty()) {
+    is_writing_ = false;
+    return;
+  }
+  Parking* const next = writers_.front();
+  writers_.pop_front();
+  next->resume(true);  // is_writing_ stays set: nobody gets in between
+}
+
+Task<Status> FramedConnection::send(std::array<Bytes, 3> parts) {
+  const std::size_t size = parts[0].size() + parts[1].size() + parts[2].size();
+  std::size_t sent = 0;
+  while (sent < size) {
+    if (streak_ > kStreak) {
+      streak_ = 0;
+      co_await asio::post(stream_->executor(), asio::use_awaitable);
+    }
+    if (cause_) co_return *cause_;
+    Moved moved = stream_->try_write(parts);
+    if (moved.is_blocked()) {
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      if (state.cancelled() == asio::cancellation_type::none) {
+        writing_since_ = now();
+        watch();
+        moved = co_await stream_->write_some(parts);
+        writing_since_ = TimePoint::max();
+        streak_ = 0;
+      } else {
+        moved.error = asio::error::operation_aborted;
+      }
+    }
+    if (moved.error) co_return write_error(moved.error, sent, size);
+    streak_ += 1 + moved.bytes / kStreakBytes;
+    sent += moved.bytes;
+    traffic_.bytes_out += moved.bytes;
+    for (Bytes& part : parts) {
+      const std::size_t n = std::min(part.size(), moved.bytes);
+      part = part.subspan(n);
+      moved.bytes -= n;
+    }
+  }
+  co_return Status();
+}
+
+Error FramedConnection::write_error(const boost::system::error_code& error, std::size_t sent,
+                                    std::size_t size) {
+  if (cause_) return *cause_;
+  if (error == asio::error::operation_aborted) {
+    Error stopped = cancelled(peer_, "writing to");
+    return sent != 0 ? fail(std::move(stopped)) : stopped;
+  }
+  std::string text = peer_ + (is_gone(error) ? " closed the connection" : ": " + error.message());
+  if (sent != 0) {
+    text += " in the middle of a frame (took " + std::to_string(sent) + " of " +
+            std::to_string(size) + " bytes)";
+  }
+  return fail(Error(ErrorCode::kUnavailable, std::move(text)));
+}
+
+// ---- the watchdog
+
+void FramedConnection::watch() {
+  if (is_watching_) return;
+  is_watching_ = true;
+  watchdog_.expires_at(std::min(reading_since_, writing_since_) + stall_timeout_);
+  watchdog_.async_wait([self = std::weak_ptr(self_)](const boost::system::error_code& error) {
+    const auto alive = self.lock();
+    if (!error && alive) (*alive)->on_watch();
+  });
+}
+
+void FramedConnection::on_watch() {
+  is_watching_ = false;
+  if (cause_) return;
+  const TimePoint since = std::min(reading_since_, writing_since_);
+  if (since == TimePoint::max()) return;
+  if (now() - since < stall_timeout_) return watch();
+  const bool is_read = since == reading_since_;
+  close(Error(ErrorCode::kUnavailable,
+              peer_ + (is_read ? " sent nothing for " : " took nothing for ") +
+                  seconds(stall_timeout_) + " in the middle of a frame" +
+                  (is_read ? " (got " + std::to_string(frame_got_) + " of " +
+                                 std::to_string(frame_bytes_) + " bytes)"
+                           : "")));
+}
+
+}  // namespace centroid::transport

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+
+#include <boost/asio/steady_timer.hpp>
+
+#include "transport/byte_stream.h"
+#include "transport/parking.h"
+#include "transport/transport.h"
+
+namespace centroid::transport {
+
+/// The rules of Connection over any ByteStream: framing, checksums, limits, the queue of writers
+/// and the stall watchdog.
+///
+/// owns      the stream and one receive buffer; payloads go straight into the caller's memory
+/// lifetime  the owner closes and joins its tasks before it destroys the connection
+/// cost      a small frame arrives with one read; no timer is touched unless a begun frame has to
+/// wait
+class FramedConnection final : public Connection {
+ public:
+  FramedConnection(std::unique_ptr<ByteStream> stream, const TransportOptions& options);
+  ~FramedConnection() override;
+
+  Task<Result<InFrame>> read_header() override;
+  Task<Status> read_payload(MutableBytes into) override;
+  Task<Status> skip_payload() override;
+  Task<Status> write(const OutFrame& frame) override;
+  void close(Error cause) noexcept override;
+  void set_limits(const FrameLimits& limits) override { limits_ = limits; }
+  std::string peer() const override { return peer_; }
+  TimePoint last_received() const override { return last_received_; }
+  TrafficCounters traffic() const override { return traffic_; }
+  Executor executor() const override { return stream_->executor(); }
+
+ private:
+  enum class Reading : std::uint8_t { kNothing, kHeader, kPayload };
+  class ReadGuard;
+
+  Error fail(Error cause);
+  Error read_error(const boost::system::error_code& error);
+  Error write_error(const boost::system::error_code& error, std::size_t sent, std::size_t size);
+  Result<Reading> begin_read(Reading wanted, std::size_t size);
+  Task<Result<std::size_t>> read_some(MutableBytes into);
+  Status end_payload(std::uint32_t crc);
+  std::size_t take_buffered(MutableBytes into);
+  Status check_out(const OutFrame& frame) const;
+  Task<Status> await_turn();
+  void pass_turn();
+  Task<Status> send(std::array<Bytes, 3> parts);
+  void watch();
+  void on_watch();
+
+  std::unique_ptr<ByteStream> stream_;
+  FrameLimits limits_;
+  const std::chrono::milliseconds stall_timeout_;
+  const std::string peer_;
+  std::optional<Error> cause_;  ///< set once: closed
+  TrafficCounters traffic_;
+  TimePoint last_received_;
+
+  std::unique_ptr<std::byte[]> buffer_;
+  std::size_t begin_ = 0, end_ = 0;  ///< bytes received and not yet taken
+  FrameHeader header_;               ///< of the frame whose payload waits
+  bool is_reading_ = false;
+  bool has_payload_ = false;                       ///< a payload waits on the connection
+  std::uint64_t frame_got_ = 0, frame_bytes_ = 0;  ///< of the frame being received
+
+  bool is_writing_ = false;
+  std::deque<Parking*> writers_;  ///< in order, behind the one that writes
+  std::size_t streak_ = 0;        ///< operations in a row that needed no wait
+
+  boost::asio::steady_timer watchdog_;
+  bool is_watching_ = false;
+  TimePoint reading_since_ = TimePoint::max(), writing_since_ = TimePoint::max();
+  std::shared_ptr<FramedConnection*> self_;  ///< lets a late timer see that the connection is gone
+};
+
+}  // namespace centroid::transport
