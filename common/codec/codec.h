@@ -10,24 +10,28 @@
 
 namespace centroid {
 
-/// Numbers to bytes and back, for one chunk. Stateless and thread-safe; state (error feedback) is a decorator's.
+/// Numbers to bytes and back, for one chunk. Stateless and thread-safe; state (error feedback) is a
+/// decorator's.
 class Codec {
  public:
   virtual ~Codec() = default;
   /// The spec this codec was made from, in normal form ("bf16").
   virtual std::string spec() const = 0;
-  /// Upper bound of `encode`'s output for n elements; with `decode_add` the receiver's length limit.
+  /// Upper bound of `encode`'s output for n elements; with `decode_add` the receiver's length
+  /// limit.
   virtual std::size_t max_bytes(std::size_t n) const = 0;
   /// Encode x into out (at least max_bytes(x.size())); returns the bytes written.
   virtual Result<std::size_t> encode(std::span<const float> x, MutableBytes out) const = 0;
-  /// acc[i] += scale * x̂[i]; or acc[i] = scale * x̂[i] when `first`. Two roundings (multiply, then add), so that every
-  /// path gives the same bits. Refuses a payload of the wrong length (invalid_argument) and changes nothing.
+  /// acc[i] += scale * x̂[i]; or acc[i] = scale * x̂[i] when `first`. Two roundings (multiply, then
+  /// add), so that every path gives the same bits. Refuses a payload of the wrong length
+  /// (invalid_argument) and changes nothing.
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
 };
 
-/// Make a codec from its spec: "f32", "bf16". fails invalid_argument, naming the field that is wrong.
+/// Make a codec from its spec: "f32", "bf16". fails invalid_argument, naming the field that is
+/// wrong.
 Result<std::unique_ptr<Codec>> make_codec(const std::string& spec);
 
 }  // namespace centroid

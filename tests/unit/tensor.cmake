@@ -1,3 +1,7 @@
 centroid_test(tensor_test LABEL unit
   SOURCES unit/tensor_test.cc unit/chunk_plan_test.cc unit/buffer_test.cc
   DEPS centroid::tensor)
+
+centroid_test(codec_optimizer_test LABEL unit
+  SOURCES unit/codec_test.cc unit/optimizer_test.cc
+  DEPS centroid::codec centroid::optim centroid::tensor)

@@ -1,0 +1,128 @@
+#include "common/codec/plain.h"
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include "common/tensor/dtype.h"
+#include "common/tensor/multiversion.h"
+
+namespace centroid {
+namespace {
+
+// Payloads have no alignment of their own: every access to them is a memcpy, which compiles to a
+// plain unaligned load or store.
+template <class Format>
+[[gnu::always_inline]] inline float load(const std::byte* in, std::size_t i) {
+  typename Format::Stored stored;
+  std::memcpy(&stored, in + i * sizeof(stored), sizeof(stored));
+  return Format::expand(stored);
+}
+
+template <class Format>
+struct Encode {
+  CENTROID_KERNEL void run(const float* __restrict x, std::byte* __restrict out, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      const typename Format::Stored stored = Format::shrink(x[i]);
+      std::memcpy(out + i * sizeof(stored), &stored, sizeof(stored));
+    }
+  }
+};
+
+template <class Format>
+struct Decode {
+  CENTROID_KERNEL void run(const std::byte* __restrict in, float* __restrict out, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) out[i] = load<Format>(in, i);
+  }
+};
+
+template <class Format>
+struct DecodeFirst {
+  CENTROID_KERNEL void run(const std::byte* __restrict in, float scale, float* __restrict acc,
+                           std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) acc[i] = scale * load<Format>(in, i);
+  }
+};
+
+template <class Format>
+struct DecodeAdd {
+  CENTROID_KERNEL void run(const std::byte* __restrict in, float scale, float* __restrict acc,
+                           std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) acc[i] = acc[i] + scale * load<Format>(in, i);
+  }
+};
+
+struct F32 {
+  using Stored = float;
+  static constexpr std::string_view kName = "f32";
+  static float shrink(float x) { return x; }
+  static float expand(float x) { return x; }
+};
+
+struct Bf16 {
+  using Stored = std::uint16_t;
+  static constexpr std::string_view kName = "bf16";
+  static std::uint16_t shrink(float x) { return bf16_from_f32(x); }
+  static float expand(std::uint16_t x) { return f32_from_bf16(x); }
+};
+
+/// Every number becomes the same count of bytes, each on its own.
+template <class Format>
+class PlainCodec final : public Codec {
+ public:
+  std::string spec() const override { return std::string(Format::kName); }
+
+  std::size_t max_bytes(std::size_t n) const override {
+    constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+    return n > kMost / kWidth ? kMost : n * kWidth;
+  }
+
+  Result<std::size_t> encode(std::span<const float> x, MutableBytes out) const override {
+    const std::size_t bytes = max_bytes(x.size());
+    if (out.size() < bytes)
+      return Error(ErrorCode::kInvalidArgument, std::string(Format::kName) + " encode: out holds " +
+                                                    std::to_string(out.size()) + " bytes, " +
+                                                    std::to_string(x.size()) + " numbers need " +
+                                                    std::to_string(bytes));
+    run_multiversioned<Encode<Format>>(x.data(), out.data(), x.size());
+    return bytes;
+  }
+
+  Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const override {
+    CENTROID_TRY(check_length(in, acc.size()));
+    if (first)
+      run_multiversioned<DecodeFirst<Format>>(in.data(), scale, acc.data(), acc.size());
+    else
+      run_multiversioned<DecodeAdd<Format>>(in.data(), scale, acc.data(), acc.size());
+    return {};
+  }
+
+  Status decode(Bytes in, std::span<float> out) const override {
+    CENTROID_TRY(check_length(in, out.size()));
+    run_multiversioned<Decode<Format>>(in.data(), out.data(), out.size());
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kWidth = sizeof(typename Format::Stored);
+
+  static Status check_length(Bytes in, std::size_t n) {
+    if (in.size() / kWidth == n && in.size() % kWidth == 0) return {};
+    return Error(ErrorCode::kInvalidArgument,
+                 std::string(Format::kName) + " payload: " + std::to_string(in.size()) +
+                     " bytes came, " + std::to_string(n) + " numbers of " + std::to_string(kWidth) +
+                     " bytes were expected");
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> make_f32_codec() { return std::make_unique<PlainCodec<F32>>(); }
+std::unique_ptr<Codec> make_bf16_codec() { return std::make_unique<PlainCodec<Bf16>>(); }
+
+}  // namespace centroid

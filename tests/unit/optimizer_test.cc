@@ -1,0 +1,250 @@
+#include "common/optim/optimizer.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "common/tensor/multiversion.h"
+
+namespace centroid {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kSeed = 5;
+
+std::unique_ptr<Optimizer> made(const OptimizerConfig& config) {
+  auto optimizer = make_optimizer(config);
+  EXPECT_TRUE(optimizer.ok());
+  return std::move(optimizer).value();
+}
+
+/// Parameters and slots of one run.
+struct State {
+  explicit State(const Optimizer& optimizer, std::size_t n)
+      : params(n), slots(optimizer.slots(), std::vector<float>(n, 0.0f)) {}
+
+  std::vector<std::span<float>> slot_spans(std::size_t begin, std::size_t end) {
+    std::vector<std::span<float>> spans;
+    for (auto& slot : slots) spans.push_back(std::span(slot).subspan(begin, end - begin));
+    return spans;
+  }
+  bool operator==(const State& other) const {  // by bits
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    for (std::size_t s = 0; s < slots.size(); ++s)
+      if (!same(slots[s], other.slots[s])) return false;
+    return same(params, other.params);
+  }
+
+  std::vector<float> params;
+  std::vector<std::vector<float>> slots;
+};
+
+void fill_normal(std::vector<float>& x, std::uint64_t stream) {
+  CounterRng rng(kSeed, stream);
+  for (float& v : x) v = static_cast<float>(rng.normal());
+}
+
+/// The rules once more, one number at a time in double, written from the published algorithms.
+struct Oracle {
+  OptimizerConfig c;
+  double p = 0, buffer = 0, m = 0, v = 0;
+
+  void step(int t, double g) {
+    if (c.name == "adam" || c.name == "adamw") return adam(t, g);
+    g += c.weight_decay * p;
+    if (c.name != "sgd") {
+      buffer = t == 1 ? g : c.momentum * buffer + g;
+      g = c.name == "nesterov" ? g + c.momentum * buffer : buffer;
+    }
+    p -= c.learning_rate * g;
+  }
+  void adam(int t, double g) {
+    if (c.name == "adamw")
+      p -= c.learning_rate * c.weight_decay * p;
+    else
+      g += c.weight_decay * p;
+    m = c.beta1 * m + (1 - c.beta1) * g;
+    v = c.beta2 * v + (1 - c.beta2) * g * g;
+    const double m_hat = m / (1 - std::pow(c.beta1, t));
+    const double v_hat = v / (1 - std::pow(c.beta2, t));
+    p -= c.learning_rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
+  }
+};
+
+class OptimizerConformance : public ::testing::TestWithParam<OptimizerConfig> {};
+
+TEST_P(OptimizerConformance, FollowsTheFormulasInDoubleOverAThousandSteps) {
+  constexpr std::size_t kElements = 97;
+  const auto optimizer = made(GetParam());
+  State state(*optimizer, kElements);
+  fill_normal(state.params, 0);
+  std::vector<Oracle> oracles(kElements, Oracle{GetParam()});
+  for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
+
+  std::vector<float> gradient(kElements);
+  for (int t = 1; t <= 1000; ++t) {
+    fill_normal(gradient, static_cast<std::uint64_t>(t));
+    const auto slots = state.slot_spans(0, kElements);
+    optimizer->step(static_cast<std::uint64_t>(t), state.params, gradient, slots, state.params);
+    for (std::size_t i = 0; i < kElements; ++i)
+      oracles[i].step(t, static_cast<double>(gradient[i]));
+  }
+  double worst = 0;
+  double largest = 0;
+  for (std::size_t i = 0; i < kElements; ++i) {
+    worst = std::max(worst, std::abs(static_cast<double>(state.params[i]) - oracles[i].p));
+    largest = std::max(largest, std::abs(oracles[i].p));
+  }
+  std::printf("%s: max |p - p64| / max |p64| = %.2e\n", GetParam().name.c_str(), worst / largest);
+  EXPECT_LE(worst, 1e-5 * largest);
+  EXPECT_GT(largest, 0.01);
+}
+
+// All variants and slicings against the whole in the baseline variant.
+State run_in_slices(const Optimizer& optimizer, std::size_t n,
+                    const std::vector<std::size_t>& cuts) {
+  State state(optimizer, n);
+  fill_normal(state.params, 0);
+  std::vector<float> gradient(n);
+  for (std::uint64_t t = 1; t <= 20; ++t) {
+    fill_normal(gradient, t);
+    std::size_t begin = 0;
+    for (const std::size_t end : cuts) {
+      const auto slots = state.slot_spans(begin, end);
+      const auto params = std::span(state.params).subspan(begin, end - begin);
+      optimizer.step(t, params, std::span(gradient).subspan(begin, end - begin), slots, params);
+      begin = end;
+    }
+  }
+  return state;
+}
+
+TEST_P(OptimizerConformance, SlicesAndInstructionSetsGiveTheBitsOfTheWhole) {
+  constexpr std::size_t kElements = 1003;
+  const auto optimizer = made(GetParam());
+  const Isa before = limit_isa(Isa::kBaseline);
+  const State whole = run_in_slices(*optimizer, kElements, {kElements});
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    limit_isa(isa);
+    EXPECT_TRUE(run_in_slices(*optimizer, kElements, {kElements}) == whole) << to_string(isa);
+    EXPECT_TRUE(run_in_slices(*optimizer, kElements, {0, 1, 18, 333, 334, 1000, kElements}) ==
+                whole)
+        << to_string(isa);
+  }
+  limit_isa(before);
+}
+
+TEST_P(OptimizerConformance, OutMayBeParamsOrGradientOrNeither) {
+  constexpr std::size_t kElements = 203;
+  const auto optimizer = made(GetParam());
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    const Isa before = limit_isa(isa);
+    std::vector<float> gradient(kElements);
+    fill_normal(gradient, 1);
+    const auto run = [&](int where) {
+      State state(*optimizer, kElements);
+      fill_normal(state.params, 0);
+      for (std::size_t s = 0; s < state.slots.size(); ++s) state.slots[s].assign(kElements, 0.5f);
+      auto params = state.params;
+      auto moved = gradient;
+      std::vector<float> separate(kElements);
+      auto& out = where == 0 ? separate : where == 1 ? params : moved;
+      const auto slots = state.slot_spans(0, kElements);
+      optimizer->step(3, params, moved, slots, out);
+      state.params = out;
+      return state;
+    };
+    const State separate = run(0);
+    EXPECT_TRUE(run(1) == separate) << "out is params";
+    EXPECT_TRUE(run(2) == separate) << "out is gradient";
+    limit_isa(before);
+  }
+}
+
+TEST_P(OptimizerConformance, NothingToDoIsFine) {
+  const auto optimizer = made(GetParam());
+  State state(*optimizer, 0);
+  const auto slots = state.slot_spans(0, 0);
+  optimizer->step(1, {}, {}, slots, {});
+}
+
+OptimizerConfig with(const std::string& name, double weight_decay) {
+  OptimizerConfig config;
+  config.name = name;
+  config.weight_decay = weight_decay;
+  return config;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OptimizerConformance,
+    ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
+                      with("momentum", 0.01), with("nesterov", 0), with("nesterov", 0.01),
+                      with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01)),
+    [](const auto& test) {
+      return test.param.name + (test.param.weight_decay > 0 ? "_with_decay" : "");
+    });
+
+TEST(Optimizers, SlotsHaveTheNamesOfPyTorch) {
+  EXPECT_TRUE(made(with("sgd", 0))->slot_names().empty());
+  EXPECT_THAT(made(with("momentum", 0))->slot_names(), ::testing::ElementsAre("momentum_buffer"));
+  EXPECT_THAT(made(with("nesterov", 0))->slot_names(), ::testing::ElementsAre("momentum_buffer"));
+  EXPECT_THAT(made(with("adamw", 0))->slot_names(),
+              ::testing::ElementsAre("exp_avg", "exp_avg_sq"));
+  EXPECT_EQ(made(with("adam", 0.5))->config().weight_decay, 0.5);
+}
+
+TEST(Optimizers, OneStepByHand) {
+  const auto step = [](const std::string& name, double decay, std::uint64_t t, float slot) {
+    OptimizerConfig config = with(name, decay);
+    config.learning_rate = 0.5;
+    config.momentum = 0.25;
+    const auto optimizer = made(config);
+    State state(*optimizer, 1);
+    state.params[0] = 2.0f;
+    for (auto& s : state.slots) s[0] = slot;
+    const std::vector<float> gradient = {4.0f};
+    const auto slots = state.slot_spans(0, 1);
+    optimizer->step(t, state.params, gradient, slots, state.params);
+    return state.params[0];
+  };
+  EXPECT_EQ(step("sgd", 0, 1, 0), 0.0f);              // 2 - 0.5*4
+  EXPECT_EQ(step("sgd", 0.5, 1, 0), -0.5f);           // g = 4 + 0.5*2
+  EXPECT_EQ(step("momentum", 0, 2, 8.0f), -1.0f);     // v = 0.25*8 + 4
+  EXPECT_EQ(step("nesterov", 0, 2, 8.0f), -0.75f);    // g + 0.25*6 = 5.5
+  EXPECT_NEAR(step("adam", 0, 1, 0), 1.5f, 1e-6);     // first step is the learning rate
+  EXPECT_NEAR(step("adamw", 0.5, 1, 0), 1.0f, 1e-6);  // 2 * (1 - 0.25) - 0.5
+}
+
+TEST(Optimizers, WrongSettingsAreNamed) {
+  const auto message = [](void (*change)(OptimizerConfig&)) {
+    OptimizerConfig config;
+    change(config);
+    const auto optimizer = make_optimizer(config);
+    EXPECT_FALSE(optimizer.ok());
+    if (optimizer.ok()) return std::string();
+    EXPECT_EQ(optimizer.error().code(), ErrorCode::kInvalidArgument);
+    return optimizer.error().message();
+  };
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.name = "lion"; }),
+              HasSubstr("\"lion\" is not one of sgd, momentum, nesterov, adam, adamw"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.learning_rate = -1; }),
+              HasSubstr("learning_rate"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.learning_rate = std::nan(""); }),
+              HasSubstr("learning_rate"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.momentum = 1; }), HasSubstr("momentum"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.beta1 = -0.1; }), HasSubstr("beta1"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.beta2 = 1.5; }), HasSubstr("beta2"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.epsilon = -1; }), HasSubstr("epsilon"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.weight_decay = HUGE_VAL; }),
+              HasSubstr("weight_decay"));
+}
+
+}  // namespace
+}  // namespace centroid
