@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Check the coroutine rules that a text search can see.
+
+1. No brace initialiser and no lambda inside a statement that contains co_await: g++ 12 destroys such temporaries twice.
+2. A coroutine lambda captures nothing: its captures die with the lambda object, before the coroutine's first resume.
+
+Usage: check_coroutines.py [ROOT]     exit status 1 when something is found.
+Waive one line with a comment on it:  // lint-ok: <reason>
+"""
+
+import re
+import sys
+
+from sources import CPP, code_of, files, is_waived, line_of, report, root_argument
+
+BLOCK_WORDS = (")", "else", "do", "try", "mutable", "noexcept", "override", "const", "final")
+LAMBDA_HEAD = r"\]\s*(\([^()]*\))?\s*(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*&]+)?$"
+LAMBDA = re.compile(
+    r"\[(?P<captures>[^\[\]]*)\]\s*(\((?:[^()]|\([^()]*\))*\)\s*)?(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*&]+?)?\s*\{"
+)
+AWAITS = re.compile(r"\bco_(await|return|yield)\b")
+
+
+def opens_block(before):
+    """Whether the '{' after this text of a statement opens a block and not an initialiser or a lambda's body."""
+    before = before.rstrip()
+    if not before or before[-1] in ";{}:":
+        return True
+    if re.search(LAMBDA_HEAD, before):
+        return False
+    if before.endswith(BLOCK_WORDS):
+        return True
+    return bool(
+        re.search(r"\b(namespace|class|struct|enum|union|concept)\b[^;{}()]*$|\)\s*->\s*[\w:<>,\s*&]+$", before)
+    )
+
+
+def body_end(code, opening):
+    """Position of the '}' that closes the '{' at `opening`."""
+    depth = 0
+    for at in range(opening, len(code)):
+        depth += {"{": 1, "}": -1}.get(code[at], 0)
+        if depth == 0:
+            return at
+    return len(code)
+
+
+def split_lambdas(code):
+    """The code with the bodies of its outermost lambdas blanked, and (start, captures, body start, body) of each of them."""
+    lambdas, at = [], 0
+    while match := LAMBDA.search(code, at):
+        start, end = match.end(), body_end(code, match.end() - 1)
+        lambdas.append((match.start(), match["captures"].strip(), start, code[start:end]))
+        code = code[:start] + " " * (end - start) + code[end:]
+        at = end
+    return code, lambdas
+
+
+def brace_findings(code, offset=0):
+    """Positions of a '{' inside a statement with co_await."""
+    code, lambdas = split_lambdas(code)
+    for _, _, at, body in lambdas:
+        yield from brace_findings(body, offset + at)
+    start, depth, initialisers = 0, 0, []
+    for at, char in enumerate(code):
+        is_end = char == ";" and depth == 0
+        if char == "{":
+            if depth or not opens_block(code[start:at]):
+                depth += 1
+                initialisers.append(at)
+            else:
+                is_end = True
+        elif char == "}":
+            is_end = depth == 0
+            depth = max(0, depth - 1)
+        if is_end:
+            if initialisers and re.search(r"\bco_await\b", code[start:at]):
+                yield offset + initialisers[0]
+            start, initialisers = at + 1, []
+
+
+def capture_findings(code, offset=0):
+    """Positions of lambdas with captures whose own body is a coroutine."""
+    for start, captures, at, body in split_lambdas(code)[1]:
+        if captures and AWAITS.search(split_lambdas(body)[0]):
+            yield offset + start
+        yield from capture_findings(body, offset + at)
+
+
+def findings(root):
+    for name, path in files(root, CPP):
+        text = path.read_text(encoding="utf-8")
+        if "co_" not in text:
+            continue
+        code = code_of(text)
+        for at in brace_findings(code):
+            if not is_waived(text, at):
+                yield f"{name}:{line_of(text, at)}: brace or lambda inside a co_await statement; name it on the line above"
+        for at in capture_findings(code):
+            if not is_waived(text, at):
+                yield f"{name}:{line_of(text, at)}: a coroutine lambda captures nothing; pass what it needs as parameters"
+
+
+if __name__ == "__main__":
+    sys.exit(report(findings(root_argument())))

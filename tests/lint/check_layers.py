@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Check every #include against the table of who may include whom, and third-party headers against their homes.
+
+Usage: check_layers.py [ROOT]         exit status 1 when an include breaks the table.
+The table is the drawing of layers in ARCHITECTURE.md; change both or neither.
+"""
+
+import pathlib
+import re
+import sys
+
+from sources import CPP, files, line_of, report, root_argument
+
+BASE, ASYNC, TENSOR = "common/base", "common/async", "common/tensor"
+DEVICE, CODEC, OPTIM = "common/device", "common/codec", "common/optim"
+PROTO, CHECKPOINT = "common/proto", "common/checkpoint"
+MEANING = [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, PROTO, CHECKPOINT]
+
+# module: the project modules it may include (itself always). A module is a folder, or one header with its source ("server/config").
+MAY = {
+    BASE: [],
+    ASYNC: [BASE],
+    TENSOR: [BASE],
+    DEVICE: [BASE, TENSOR, ASYNC],
+    CODEC: [BASE, TENSOR, DEVICE],
+    OPTIM: [BASE, TENSOR, DEVICE],
+    PROTO: [BASE, TENSOR],
+    CHECKPOINT: [BASE, TENSOR],
+    "transport": [BASE, TENSOR, ASYNC],
+    "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
+    "server/membership": [BASE, TENSOR, PROTO],
+    "server/aggregate": [BASE, TENSOR, CODEC],
+    "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
+    "server/config": [BASE, OPTIM],
+    "server/api": [BASE, ASYNC, "transport", "server/api/view"],
+    "server/api/view": [BASE, ASYNC],
+    "server/service": MEANING
+    + ["transport", "server/membership", "server/aggregate", "server/store", "server/config", "server/api/view"],
+    "server": MEANING
+    + ["transport", "server/membership", "server/aggregate", "server/store", "server/service", "server/api"]
+    + ["server/config", "server/api/view"],
+    "worker/data": [BASE, TENSOR],
+    "worker/model": [BASE, TENSOR, DEVICE],
+    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
+    "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
+    "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
+    "worker": MEANING
+    + ["transport", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
+    "client": MEANING + ["transport", "transport/collective"],
+}
+MAY["tests"] = list(MAY)
+
+# third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
+HOMES = {
+    r"boost/beast": r"server/api/.*|client/.*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/api/.*|client/.*",
+    r"boost/asio": r"common/async/.*|transport/.*|server/(api|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
+    r"|client/.*|.*cuda[^/]*\.cc",
+    r"prometheus/": r"common/base/metrics\.cc",
+    r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/api/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
+    r"|client/.*",
+    r"zlib\.h": r"worker/data/[^/]*\.cc",
+    r"cblas": r"common/device/blas\.cc",
+    r"nccl\.h": r"worker/node/nccl[^/]*\.cc",
+    r"cuda|cublas": r".*\.cu|.*cuda[^/]*\.cc",
+    r"CLI/": r"client/.*|[a-z]+/main\.cc",
+    r"gtest/|gmock/|benchmark/": r"tests/.*",
+}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">\n]+)[">]', re.M)
+
+
+def module_of(path):
+    """Smallest module of the table that holds the file; None for a file of no module."""
+    file = pathlib.PurePosixPath(path)
+    for candidate in [file.with_suffix(""), *file.parents]:
+        if str(candidate) in MAY:
+            return str(candidate)
+    return None
+
+
+def cycle(table):
+    """A cycle of the table as a list of modules; empty when there is none."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return path[path.index(module) :] + [module]
+        if module in done:
+            return []
+        path.append(module)
+        for below in table[module]:
+            found = visit(below)
+            if found:
+                return found
+        path.pop()
+        done.add(module)
+        return []
+
+    for module in table:
+        if module != "tests":
+            found = visit(module)
+            if found:
+                return found
+    return []
+
+
+def project_finding(name, header):
+    mine, other = module_of(name), module_of(header)
+    if mine is None:
+        return "this file belongs to no module of the table in check_layers.py"
+    if other is None:
+        return f'"{header}" belongs to no module (project headers are named from the root, others in <>)'
+    if other != mine and other not in MAY[mine]:
+        return f"{mine} may not include {other} ({header})"
+    if header.endswith((".cc", ".cu")):
+        return f"includes an implementation file ({header})"
+    return None
+
+
+def third_party_finding(name, header):
+    for pattern, homes in HOMES.items():
+        if re.match(pattern, header):
+            if name.startswith("tests/") or re.fullmatch(homes, name):
+                return None
+            return f"<{header}> may be included only in {homes}"
+    return None
+
+
+def findings(root):
+    loop = cycle(MAY)
+    if loop:
+        yield "the table has a cycle: " + " -> ".join(loop)
+    for name, path in files(root, CPP):
+        text = path.read_text(encoding="utf-8")
+        for match in INCLUDE.finditer(text):
+            kind, header = match.groups()
+            found = project_finding(name, header) if kind == '"' else third_party_finding(name, header)
+            if found:
+                yield f"{name}:{line_of(text, match.start(1))}: {found}"
+
+
+if __name__ == "__main__":
+    sys.exit(report(findings(root_argument())))

@@ -1,0 +1,177 @@
+"""Every lint finds a planted error, and lets the right form pass. Run: python3 -m unittest tests/lint/lint_test.py"""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import check_coroutines  # noqa: E402
+import check_format  # noqa: E402
+import check_habits  # noqa: E402
+import check_layers  # noqa: E402
+
+
+class LintTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def found(self, lint, name, text, *more):
+        """What the lint says of a tree of one file."""
+        path = pathlib.Path(self.folder.name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        result = list(lint.findings(self.folder.name, *more))
+        path.unlink()
+        return result
+
+    def assert_found(self, lint, name, text, words):
+        result = self.found(lint, name, text)
+        self.assertEqual(len(result), 1, result)
+        self.assertIn(words, result[0])
+
+    def assert_clean(self, lint, name, text):
+        self.assertEqual(self.found(lint, name, text), [])
+
+
+class Layers(LintTest):
+    def test_upward_include_is_found(self):
+        self.assert_found(
+            check_layers, "common/codec/a.cc", '#include "transport/frame.h"\n', "may not include transport"
+        )
+
+    def test_server_and_worker_stay_apart(self):
+        self.assert_found(check_layers, "worker/loop/a.h", '#include "server/config.h"\n', "may not include server/config")
+        self.assert_found(check_layers, "server/a.cc", '#include "worker/data/b.h"\n', "may not include worker/data")
+
+    def test_downward_include_passes(self):
+        self.assert_clean(check_layers, "transport/a.cc", '#include "common/base/result.h"\n#include "transport/frame.h"\n')
+
+    def test_file_of_no_module_is_found(self):
+        self.assert_found(check_layers, "common/new/a.h", '#include "common/base/result.h"\n', "belongs to no module")
+
+    def test_implementation_file_is_found(self):
+        self.assert_found(check_layers, "tests/a.cc", '#include "transport/tcp.cc"\n', "implementation file")
+
+    def test_third_party_header_has_a_home(self):
+        for header, home in {
+            "boost/beast/http.hpp": "server/api/a.h",
+            "boost/asio/ip/tcp.hpp": "transport/tcp.cc",
+            "prometheus/registry.h": "common/base/metrics.cc",
+            "nlohmann/json.hpp": "common/base/config.cc",
+            "cblas.h": "common/device/blas.cc",
+            "nccl.h": "worker/node/nccl.cc",
+            "cuda_runtime.h": "common/device/cuda_device.cc",
+        }.items():
+            with self.subTest(header=header):
+                include = f"#include <{header}>\n"
+                self.assert_clean(check_layers, home, include)
+                self.assert_clean(check_layers, "tests/unit/a.cc", include)
+                self.assert_found(check_layers, "worker/model/a.cc", include, "may be included only in")
+
+    def test_table_has_no_cycle_and_a_cycle_is_found(self):
+        self.assertEqual(check_layers.cycle(check_layers.MAY), [])
+        self.assertEqual(check_layers.cycle({"a": ["b"], "b": ["a"]}), ["a", "b", "a"])
+
+    def test_table_names_known_modules_only(self):
+        for module, below in check_layers.MAY.items():
+            for name in below:
+                self.assertIn(name, check_layers.MAY, module)
+
+
+class Coroutines(LintTest):
+    NAME = "transport/a.cc"
+
+    def body(self, statements):
+        return "Task<int> f(Buffer& b) {\n" + statements + "\n}\n"
+
+    def test_brace_in_a_co_await_statement_is_found(self):
+        for statement in (
+            "  co_await g(Header{1, 2});",
+            "  auto r = co_await g({1, 2}, b);",
+            "  if (co_await g(Header{1})) {\n    co_return 1;\n  }",
+            "  co_return co_await g(std::vector<int>{1});",
+        ):
+            with self.subTest(statement=statement):
+                self.assert_found(check_coroutines, self.NAME, self.body(statement), "name it on the line above")
+
+    def test_lambda_in_a_co_await_statement_is_found(self):
+        self.assert_found(
+            check_coroutines, self.NAME, self.body("  co_await run_on(e, [&b] { return b.size(); });"), "brace or lambda"
+        )
+
+    def test_named_value_and_blocks_pass(self):
+        self.assert_clean(
+            check_coroutines,
+            self.NAME,
+            self.body(
+                "  Header h{1, 2};\n  co_await g(h);\n  for (int i = 0; i < 2; ++i) {\n    co_await g(h);\n  }\n"
+                "  // co_await g({1})\n  if (co_await g(h)) {\n    co_return 1;\n  } else {\n    co_await g(h);\n  }"
+            ),
+        )
+
+    def test_reason_on_the_line_waives(self):
+        self.assert_clean(check_coroutines, self.NAME, self.body("  co_await g({1});  // lint-ok: trivial destructor"))
+
+    def test_coroutine_lambda_with_captures_is_found(self):
+        self.assert_found(
+            check_coroutines,
+            self.NAME,
+            "void f() {\n  auto run = [this]() -> Task<void> { co_return; };\n  spawn(run);\n}\n",
+            "captures nothing",
+        )
+
+    def test_coroutine_lambda_without_captures_passes(self):
+        self.assert_clean(
+            check_coroutines,
+            self.NAME,
+            "void f() {\n  auto run = [](Session* s) -> Task<void> { co_await s->close(); };\n  spawn(run);\n}\n",
+        )
+
+    def test_plain_lambda_around_a_coroutine_lambda_passes(self):
+        self.assert_clean(
+            check_coroutines,
+            self.NAME,
+            "void f() {\n  auto run = [this] { spawn([](Session* s) -> Task<void> { co_await s->close(); }); };\n}\n",
+        )
+
+
+class Habits(LintTest):
+    def test_sleep_in_a_test_is_found(self):
+        self.assert_found(check_habits, "tests/unit/a.cc", "std::this_thread::sleep_for(1ms);\n", "does not sleep")
+        self.assert_found(check_habits, "tests/process/a.py", "time.sleep(1)\n", "does not sleep")
+        self.assert_clean(check_habits, "transport/a.cc", "std::this_thread::sleep_for(1ms);\n")
+
+    def test_comment_and_waiver_pass(self):
+        self.assert_clean(check_habits, "tests/unit/a.cc", "// no sleep_for( here\nusleep(1);  // lint-ok: paces a poll\n")
+
+    def test_environment_read_outside_config_is_found(self):
+        self.assert_found(check_habits, "server/a.cc", 'auto x = std::getenv("HOME");\n', "common/base/config only")
+        self.assert_clean(check_habits, "common/base/config.cc", 'auto x = std::getenv("HOME");\n')
+
+    def test_detached_work_outside_main_is_found(self):
+        self.assert_found(check_habits, "server/a.cc", "co_spawn(e, run(), boost::asio::detached);\n", "joined group")
+        self.assert_found(check_habits, "worker/a.cc", "std::thread(run).detach();\n", "joined group")
+        self.assert_clean(check_habits, "server/main.cc", "co_spawn(e, run(), boost::asio::detached);\n")
+
+    def test_long_file_is_found(self):
+        self.assert_found(check_habits, "server/a.cc", "\n" * 601, "split")
+        self.assert_clean(check_habits, "server/a.cc", "\n" * 600)
+
+
+class Format(LintTest):
+    def test_badly_formatted_file_is_found(self):
+        program = check_format.formatter()
+        if program is None:
+            self.skipTest("no clang-format 19 here")
+        pathlib.Path(self.folder.name, ".clang-format").write_text("BasedOnStyle: Google\n", encoding="utf-8")
+        self.assertEqual(self.found(check_format, "server/a.cc", "int f() { return 1; }\n", program), [])
+        bad = self.found(check_format, "server/a.cc", "int f( ){return 1;}\n", program)
+        self.assertEqual(len(bad), 1, bad)
+        self.assertIn("server/a.cc", bad[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
