@@ -261,7 +261,8 @@ Error FramedConnection::read_error(const boost::system::error_code& error) {
 
 // ---- writing
 
-Status FramedConnection::check_out(const OutFrame& frame) const {
+Result<FrameHeader> FramedConnection::header_for(const OutFrame& frame) const {
+  if (cause_) return *cause_;
   const auto max_head = std::min(limits_.max_head_bytes, kMaxHeadBytes);
   if (frame.head.size() > max_head) {
     return Error(ErrorCode::kResourceExhausted,
@@ -273,13 +274,6 @@ Status FramedConnection::check_out(const OutFrame& frame) const {
                  "frame payload of " + std::to_string(frame.payload.size()) + " bytes for " +
                      peer_ + " is over the limit of " + std::to_string(limits_.max_payload_bytes));
   }
-  return {};
-}
-
-Task<Status> FramedConnection::write(const OutFrame& frame) {
-  co_await asio::this_coro::throw_if_cancelled(false);
-  if (cause_) co_return *cause_;
-  CENTROID_CO_TRY(check_out(frame));
   FrameHeader header;
   header.kind = frame.kind;
   header.flags = frame.flags;
@@ -288,12 +282,41 @@ Task<Status> FramedConnection::write(const OutFrame& frame) {
   header.payload_bytes = frame.payload.size();
   header.head_crc = crc32c(frame.head);
   header.payload_crc = frame.payload_crc ? *frame.payload_crc : crc32c(frame.payload);
+  return header;
+}
+
+Task<Status> FramedConnection::write(const OutFrame& frame) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const FrameHeader header, header_for(frame));
   const auto raw = encode_header(header);
+  const std::array<Bytes, 3> parts{Bytes(raw), frame.head, frame.payload};
+  Status sent = co_await send_in_turn(parts);
+  if (sent.ok()) ++traffic_.frames_out;
+  co_return sent;
+}
+
+Task<Status> FramedConnection::write_damaged(const OutFrame& frame, Damage damage) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const FrameHeader header, header_for(frame));
+  const auto raw = encode_header(header);
+  std::vector<std::byte> bytes(raw.begin(), raw.end());
+  bytes.insert(bytes.end(), frame.head.begin(), frame.head.end());
+  bytes.insert(bytes.end(), frame.payload.begin(), frame.payload.end());
+  if (damage.flip_byte) bytes.at(*damage.flip_byte) ^= std::byte{1};
+  if (damage.keep_bytes) bytes.resize(std::min<std::size_t>(bytes.size(), *damage.keep_bytes));
+  const std::array<Bytes, 3> parts{Bytes(bytes), Bytes(), Bytes()};
+  Status sent = co_await send_in_turn(parts);
+  if (damage.keep_bytes && sent.ok()) {
+    co_return fail(
+        Error(ErrorCode::kUnavailable, peer_ + ": connection cut in the middle of a frame"));
+  }
+  co_return sent;
+}
+
+Task<Status> FramedConnection::send_in_turn(std::array<Bytes, 3> parts) {
   if (is_writing_) CENTROID_CO_TRY(co_await await_turn());
   is_writing_ = true;
-  const std::array<Bytes, 3> parts{Bytes(raw), frame.head, frame.payload};
   Status sent = co_await send(parts);
-  if (sent.ok()) ++traffic_.frames_out;
   pass_turn();
   co_return sent;
 }

@@ -12,6 +12,12 @@
 
 namespace centroid::transport {
 
+/// How `FramedConnection::write_damaged` spoils a frame after its checksums were made.
+struct Damage {
+  std::optional<std::uint64_t> flip_byte;   ///< flip a bit of this byte of the frame
+  std::optional<std::uint64_t> keep_bytes;  ///< send so many bytes, then close
+};
+
 /// The rules of Connection over any ByteStream: framing, checksums, limits, the queue of writers
 /// and the stall watchdog.
 ///
@@ -28,6 +34,8 @@ class FramedConnection final : public Connection {
   Task<Status> read_payload(MutableBytes into) override;
   Task<Status> skip_payload() override;
   Task<Status> write(const OutFrame& frame) override;
+  /// What a bad wire or a dying peer does to a frame; for make_faulty.
+  Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
   void set_limits(const FrameLimits& limits) override { limits_ = limits; }
   std::string peer() const override { return peer_; }
@@ -46,9 +54,10 @@ class FramedConnection final : public Connection {
   Task<Result<std::size_t>> read_some(MutableBytes into);
   Status end_payload(std::uint32_t crc);
   std::size_t take_buffered(MutableBytes into);
-  Status check_out(const OutFrame& frame) const;
+  Result<FrameHeader> header_for(const OutFrame& frame) const;
   Task<Status> await_turn();
   void pass_turn();
+  Task<Status> send_in_turn(std::array<Bytes, 3> parts);
   Task<Status> send(std::array<Bytes, 3> parts);
   void watch();
   void on_watch();

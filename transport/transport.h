@@ -114,7 +114,7 @@ struct FaultPlan {
   std::chrono::milliseconds delay{0};                 ///< for kDelay
   std::shared_ptr<std::uint64_t> operations = std::make_shared<std::uint64_t>(0);  ///< counts; read it after a run
 };
-/// Decorator: at the planned operation it fails the call (kFail), closes the connection (kCut), flips a bit of the payload or
+/// Decorator: at the planned operation it fails the call (kFail), closes the connection when the call is done (kCut), flips a bit of the payload or
 /// head (kCorrupt), sends a part and closes (kTruncate) or waits (kDelay).
 std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, FaultPlan plan);
 

@@ -1,0 +1,179 @@
+#include <boost/asio/connect.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "transport/framed_connection.h"
+#include "transport/tcp_stream.h"
+
+namespace centroid::transport {
+
+namespace asio = boost::asio;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+// Buffer sizes must be known before the handshake of TCP: it fixes the window scale.
+void set_buffers(auto& socket, const TransportOptions& options) {
+  if (options.socket_buffer_bytes == 0) return;
+  const auto bytes = static_cast<int>(std::min<std::size_t>(options.socket_buffer_bytes, 1u << 30));
+  error_code ignored;
+  socket.set_option(asio::socket_base::send_buffer_size(bytes), ignored);
+  socket.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
+}
+
+std::unique_ptr<Connection> connection_on(tcp::socket socket, const TransportOptions& options) {
+  auto stream = std::make_unique<TcpStream>(std::move(socket), options);
+  return std::make_unique<FramedConnection>(std::move(stream), options);
+}
+
+Error listen_error(const Endpoint& endpoint, std::string_view what, const error_code& error) {
+  const std::string where = "listen on " + endpoint.to_string() + ": ";
+  if (error == asio::error::address_in_use)
+    return {ErrorCode::kAlreadyExists, where + "the port is in use"};
+  return {ErrorCode::kInvalidArgument, where + std::string(what) + ": " + error.message()};
+}
+
+class TcpListener final : public Listener {
+ public:
+  TcpListener(tcp::acceptor acceptor, Endpoint endpoint, TransportOptions options)
+      : acceptor_(std::move(acceptor)),
+        endpoint_(std::move(endpoint)),
+        options_(std::move(options)) {}
+
+  Task<Result<std::unique_ptr<Connection>>> accept() override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    while (true) {
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      if (state.cancelled() != asio::cancellation_type::none || !acceptor_.is_open()) {
+        co_return Error(ErrorCode::kCancelled, "accept on " + endpoint_.to_string() + ": stopped");
+      }
+      auto [error, socket] = co_await acceptor_.async_accept(kAwait);
+      if (!error) co_return connection_on(std::move(socket), options_);
+      // The peer gave up before we took it, or we stop: the loop's head tells.
+      if (error == asio::error::connection_aborted || error == asio::error::operation_aborted)
+        continue;
+      const bool is_full = error == asio::error::no_descriptors ||
+                           error == asio::error::no_memory ||
+                           error == asio::error::no_buffer_space ||
+                           error == boost::system::errc::too_many_files_open_in_system;
+      co_return Error(is_full ? ErrorCode::kResourceExhausted : ErrorCode::kInternal,
+                      "accept on " + endpoint_.to_string() + ": " + error.message());
+    }
+  }
+  Endpoint endpoint() const override { return endpoint_; }
+  void close() noexcept override {
+    error_code ignored;
+    acceptor_.close(ignored);
+  }
+
+ private:
+  tcp::acceptor acceptor_;
+  const Endpoint endpoint_;
+  const TransportOptions options_;
+};
+
+/// One try to connect: what its deadline must stop.
+struct Attempt {
+  explicit Attempt(const Executor& executor)
+      : resolver(executor), socket(executor), timer(executor) {}
+  tcp::resolver resolver;
+  tcp::socket socket;
+  asio::steady_timer timer;
+  bool is_late = false;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(Executor executor, TransportOptions options)
+      : executor_(std::move(executor)), options_(std::move(options)) {}
+
+  Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    const auto attempt = std::make_shared<Attempt>(executor_);
+    attempt->timer.expires_at(deadline);
+    attempt->timer.async_wait([attempt](const error_code& error) {
+      if (error) return;
+      attempt->is_late = true;
+      attempt->resolver.cancel();
+      error_code ignored;
+      attempt->socket.close(ignored);
+    });
+    error_code error;
+    std::string doing = "connect to " + endpoint.to_string();
+    std::vector<tcp::endpoint> found;
+    if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
+      found.emplace_back(address, endpoint.port);
+    } else {
+      const std::string port = std::to_string(endpoint.port);
+      auto [why, results] = co_await attempt->resolver.async_resolve(endpoint.host, port, kAwait);
+      for (const auto& result : results) found.push_back(result.endpoint());
+      error = why;
+      if (error) doing += ": cannot resolve the name";
+    }
+    bool is_stopping = false;
+    for (const tcp::endpoint& one : found) {
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      is_stopping = state.cancelled() != asio::cancellation_type::none;
+      if (is_stopping || attempt->is_late) break;
+      error_code ignored;
+      attempt->socket.close(ignored);
+      attempt->socket.open(one.protocol(), error);
+      if (error) continue;
+      set_buffers(attempt->socket, options_);
+      const auto [why] = co_await attempt->socket.async_connect(one, kAwait);
+      error = why;
+      if (!error) break;
+    }
+    attempt->timer.cancel();
+    if (attempt->is_late) {
+      co_return Error(ErrorCode::kDeadlineExceeded, doing + ": no answer before the deadline");
+    }
+    if (is_stopping || error == asio::error::operation_aborted) {
+      co_return Error(ErrorCode::kCancelled, doing + " was cancelled");
+    }
+    if (error) co_return Error(ErrorCode::kUnavailable, doing + ": " + error.message());
+    co_return connection_on(std::move(attempt->socket), options_);
+  }
+
+  Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) override {
+    error_code error;
+    tcp::endpoint local;
+    if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
+      local = tcp::endpoint(address, endpoint.port);
+    } else {
+      tcp::resolver resolver(executor_);
+      const auto found = resolver.resolve(endpoint.host, std::to_string(endpoint.port), error);
+      if (error || found.empty()) return listen_error(endpoint, "cannot resolve the name", error);
+      local = found.begin()->endpoint();
+    }
+    tcp::acceptor acceptor(executor_);
+    acceptor.open(local.protocol(), error);
+    if (error) return listen_error(endpoint, "cannot open a socket", error);
+    acceptor.set_option(asio::socket_base::reuse_address(true), error);
+    set_buffers(acceptor, options_);
+    acceptor.bind(local, error);
+    if (error) return listen_error(endpoint, "cannot bind", error);
+    acceptor.listen(asio::socket_base::max_listen_connections, error);
+    if (error) return listen_error(endpoint, "cannot listen", error);
+    Endpoint real = endpoint;
+    real.port = acceptor.local_endpoint(error).port();
+    if (error) return listen_error(endpoint, "cannot read the port", error);
+    std::unique_ptr<Listener> made =
+        std::make_unique<TcpListener>(std::move(acceptor), std::move(real), options_);
+    return made;
+  }
+
+ private:
+  const Executor executor_;
+  const TransportOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options) {
+  return std::make_unique<TcpTransport>(std::move(executor), std::move(options));
+}
+
+}  // namespace centroid::transport

@@ -1,0 +1,99 @@
+#include "transport/tcp_stream.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include <boost/asio/buffer.hpp>
+
+namespace centroid::transport {
+
+namespace asio = boost::asio;
+using tcp = asio::ip::tcp;
+
+namespace {
+
+bool use_congestion_control(tcp::socket& socket, const std::string& name) {
+  return ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                      static_cast<socklen_t>(name.size())) == 0;
+}
+
+// "auto": on one machine loss-based control moves 1.5 to 1.8 times what bbr does (64 MiB ring of 2
+// ranks over loopback, 12.7 ms against 22.9). cubic may need a privilege, reno never does.
+void set_congestion_control(tcp::socket& socket, const std::string& wanted, bool is_loopback) {
+  if (wanted.empty()) return;
+  if (wanted != "auto") {
+    use_congestion_control(socket, wanted);
+  } else if (is_loopback && !use_congestion_control(socket, "cubic")) {
+    use_congestion_control(socket, "reno");
+  }
+}
+
+std::array<asio::const_buffer, 3> gather(std::span<const Bytes> parts) {
+  std::array<asio::const_buffer, 3> buffers;
+  for (std::size_t i = 0, n = 0; i < parts.size(); ++i) {
+    if (!parts[i].empty()) buffers[n++] = asio::buffer(parts[i].data(), parts[i].size());
+  }
+  return buffers;
+}
+
+}  // namespace
+
+std::string to_string(const tcp::endpoint& endpoint) {
+  Endpoint out;
+  auto address = endpoint.address();
+  if (address.is_v6() && address.to_v6().is_v4_mapped()) {
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  }
+  out.host = address.to_string();
+  out.port = endpoint.port();
+  return out.to_string();
+}
+
+TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)
+    : executor_(socket.get_executor()), socket_(std::move(socket)) {
+  boost::system::error_code ignored;
+  const tcp::endpoint remote = socket_.remote_endpoint(ignored);
+  peer_ = to_string(remote);
+  socket_.non_blocking(true, ignored);
+  socket_.set_option(tcp::no_delay(true), ignored);
+  set_congestion_control(socket_, options.congestion_control, remote.address().is_loopback());
+}
+
+Moved TcpStream::try_read(MutableBytes into) {
+  Moved moved;
+  moved.bytes = socket_.read_some(asio::buffer(into.data(), into.size()), moved.error);
+  return moved;
+}
+
+Moved TcpStream::try_write(std::span<const Bytes> parts) {
+  Moved moved;
+  moved.bytes = socket_.write_some(gather(parts), moved.error);
+  return moved;
+}
+
+Task<Moved> TcpStream::read_some(MutableBytes into) {
+  const auto buffer = asio::buffer(into.data(), into.size());
+  const auto [error, bytes] = co_await socket_.async_read_some(buffer, kAwait);
+  Moved moved;
+  moved.bytes = bytes;
+  moved.error = error;
+  co_return moved;
+}
+
+Task<Moved> TcpStream::write_some(std::span<const Bytes> parts) {
+  const auto buffers = gather(parts);
+  const auto [error, bytes] = co_await socket_.async_write_some(buffers, kAwait);
+  Moved moved;
+  moved.bytes = bytes;
+  moved.error = error;
+  co_return moved;
+}
+
+void TcpStream::close() noexcept {
+  boost::system::error_code ignored;
+  socket_.close(ignored);
+}
+
+}  // namespace centroid::transport

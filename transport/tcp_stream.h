@@ -1,0 +1,33 @@
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+
+#include "transport/byte_stream.h"
+#include "transport/transport.h"
+
+namespace centroid::transport {
+
+/// A connected socket as ByteStream.
+class TcpStream final : public ByteStream {
+ public:
+  /// Sets the socket's options; an option the system refuses is left as it is.
+  TcpStream(boost::asio::ip::tcp::socket socket, const TransportOptions& options);
+
+  Moved try_read(MutableBytes into) override;
+  Moved try_write(std::span<const Bytes> parts) override;
+  Task<Moved> read_some(MutableBytes into) override;
+  Task<Moved> write_some(std::span<const Bytes> parts) override;
+  void close() noexcept override;
+  std::string peer() const override { return peer_; }
+  Executor executor() const override { return executor_; }
+
+ private:
+  const Executor executor_;
+  boost::asio::ip::tcp::socket socket_;
+  std::string peer_;
+};
+
+/// "127.0.0.1:40312", IPv6 in brackets.
+std::string to_string(const boost::asio::ip::tcp::endpoint& endpoint);
+
+}  // namespace centroid::transport
