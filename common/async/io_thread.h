@@ -1,9 +1,10 @@
 #pragma once
 
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
 #include <string>
 #include <thread>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
 
 #include "common/async/task.h"
 
@@ -30,10 +31,16 @@ class IoThread {
 
 }  // namespace centroid
 
-#include <boost/asio/use_future.hpp>
 #include <future>
+
+#include <boost/asio/use_future.hpp>
 
 template <class T>
 T centroid::IoThread::wait(Task<T> task) {
-  return boost::asio::co_spawn(context_, std::move(task), boost::asio::use_future).get();
+  auto future =
+      boost::asio::co_spawn(context_, to_optional(std::move(task)), boost::asio::use_future);
+  if constexpr (std::is_void_v<T>)
+    future.get();
+  else
+    return *future.get();
 }

@@ -1,8 +1,9 @@
 #include "common/async/task.h"
 
+#include <cstdlib>
+
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <cstdlib>
 
 #include "common/async/task_group.h"
 
@@ -10,41 +11,82 @@ namespace centroid {
 
 namespace asio = boost::asio;
 
+namespace {
+
+constexpr auto kAskAgain = std::chrono::milliseconds(20);
+
+// A cancelled child gets errors as values, not an exception at its next await: it must be able to
+// join its own children.
+Task<void> without_throwing(Task<void> task) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  co_await std::move(task);
+}
+
+bool is_abort(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const boost::system::system_error& error) {
+    return error.code() == asio::error::operation_aborted;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
 Task<bool> sleep_until(TimePoint when) {
+  const auto state = co_await asio::this_coro::cancellation_state;
+  if (state.cancelled() != asio::cancellation_type::none) co_return false;
   asio::steady_timer timer(co_await asio::this_coro::executor, when);
   auto [ec] = co_await timer.async_wait(kAwait);
   co_return !ec;
 }
 
-TaskGroup::TaskGroup(Executor executor)
-    : executor_(std::move(executor)), idle_(executor_, asio::steady_timer::time_point::max()) {}
+TaskGroup::TaskGroup(Executor executor) : executor_(std::move(executor)) {}
 
 TaskGroup::~TaskGroup() { CENTROID_CHECK(children_.empty()); }
 
 void TaskGroup::spawn(Task<void> task) {
   const auto child = children_.emplace(children_.end());
   auto ended = [this, child](std::exception_ptr failure) {
-    if (failure && !first_) first_ = failure;
+    // A child cancelled before its first line ends with operation_aborted: as asked.
+    if (failure && !first_ && !(is_cancelled_ && is_abort(failure))) first_ = failure;
     children_.erase(child);
-    if (children_.empty()) idle_.cancel();
+    if (children_.empty()) wake_joiners();
   };
-  asio::co_spawn(executor_, std::move(task), asio::bind_cancellation_slot(child->slot(), std::move(ended)));
+  asio::co_spawn(executor_, without_throwing(std::move(task)),
+                 asio::bind_cancellation_slot(child->slot(), std::move(ended)));
 }
 
 void TaskGroup::cancel() {
+  const bool was_cancelled = std::exchange(is_cancelled_, true);
   for (auto it = children_.begin(); it != children_.end();) {
     const auto child = it++;
     child->emit(asio::cancellation_type::terminal);
   }
+  if (!was_cancelled) wake_joiners();  // a join under way begins to ask again
+}
+
+void TaskGroup::wake_joiners() {
+  for (auto* timer : joiners_) timer->cancel();
 }
 
 Task<void> TaskGroup::join() {
-  // The join must end even when its own coroutine was cancelled: the children's memory depends on it.
-  co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
+  const bool throws = co_await asio::this_coro::throw_if_cancelled();
+  co_await asio::this_coro::throw_if_cancelled(false);
   while (!children_.empty()) {
-    auto [ec] = co_await idle_.async_wait(kAwait);
-    (void)ec;
+    const auto until = is_cancelled_ ? asio::steady_timer::clock_type::now() + kAskAgain
+                                     : asio::steady_timer::time_point::max();
+    asio::steady_timer timer(executor_, until);
+    const auto joiner = joiners_.insert(joiners_.end(), &timer);
+    // The wait has no slot: it ends when the children have, whatever happens to the caller.
+    auto token = asio::bind_cancellation_slot(asio::cancellation_slot(), kAwait);
+    auto [ec] = co_await timer.async_wait(std::move(token));
+    joiners_.erase(joiner);
+    if (!ec && is_cancelled_) cancel();
   }
+  co_await asio::this_coro::throw_if_cancelled(throws);
+  is_cancelled_ = false;
   if (first_) std::rethrow_exception(std::exchange(first_, nullptr));
 }
 
@@ -56,10 +98,13 @@ void Event::notify_all() {
 }
 
 Task<bool> Event::wait(Deadline deadline) {
+  const auto state = co_await asio::this_coro::cancellation_state;
+  if (state.cancelled() != asio::cancellation_type::none) co_return false;
   asio::steady_timer timer(executor_, deadline);
   waiters_.push_back(&timer);
   const auto [ec] = co_await timer.async_wait(kAwait);
-  if (ec && std::erase(waiters_, &timer) != 0) co_return false;  // our own task was cancelled, nobody notified
+  if (ec && std::erase(waiters_, &timer) != 0)
+    co_return false;  // our own task was cancelled, nobody notified
   std::erase(waiters_, &timer);
   co_return static_cast<bool>(ec);
 }

@@ -1,8 +1,13 @@
 #pragma once
 
+#include <optional>
+#include <type_traits>
+#include <variant>
+
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
@@ -12,10 +17,13 @@
 namespace centroid {
 
 /// A coroutine. Rules (each has a lint or a reason in ARCHITECTURE.md, "Coroutines"):
-///  1. no braces and no lambda in a statement that contains co_await: name it on the line above (g++ 12 destroys it twice)
-///  2. parameters by value, or references to what the caller's frame keeps; a coroutine lambda captures nothing
+///  1. no braces and no lambda in a statement that contains co_await: name it on the line above
+///  (g++ 12 destroys it twice)
+///  2. parameters by value, or references to what the caller's frame keeps; a coroutine lambda
+///  captures nothing
 ///  3. no thread_local and no thread id on both sides of an await; 4. no lock held across an await
-///  5. children belong to a TaskGroup that is joined; 6. work elsewhere through `run_on`, never a bare hop
+///  5. children belong to a TaskGroup that is joined; 6. work elsewhere through `run_on`, never a
+///  bare hop
 template <class T>
 using Task = boost::asio::awaitable<T>;
 
@@ -24,15 +32,43 @@ using Executor = boost::asio::any_io_executor;
 /// Completion token: errors come back as values.
 inline constexpr auto kAwait = boost::asio::as_tuple(boost::asio::use_awaitable);
 
-/// Sleep until `when`. Returns false when cancelled.
+/// Sleep until `when`. Returns false when cancelled, also before the call.
 Task<bool> sleep_until(TimePoint when);
 
-/// Run a plain function on another executor and resume here.
+/// What a coroutine of T hands to Asio, which makes a T() beside an exception: Result has none.
+template <class T>
+using Optional = std::conditional_t<std::is_void_v<T>, std::monostate, std::optional<T>>;
+
+template <class T>
+Task<Optional<T>> to_optional(Task<T> task) {
+  if constexpr (std::is_void_v<T>) {
+    co_await std::move(task);
+    co_return std::monostate();
+  } else {
+    co_return co_await std::move(task);
+  }
+}
+
+template <class F>
+Task<Optional<std::invoke_result_t<F>>> call(F function) {
+  if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+    function();
+    co_return std::monostate();
+  } else {
+    co_return function();
+  }
+}
+
+/// Run a plain function on another executor and resume here. A function that runs cannot be
+/// cancelled: a cancelled caller still gets its result.
 template <class F>
 Task<std::invoke_result_t<F>> run_on(Executor executor, F function) {
-  using R = std::invoke_result_t<F>;
-  auto body = [](F fn) -> Task<R> { co_return fn(); };
-  co_return co_await boost::asio::co_spawn(executor, body(std::move(function)), boost::asio::use_awaitable);
+  // No slot: else a cancellation before the function began would throw.
+  auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
+                                                   boost::asio::use_awaitable);
+  auto result =
+      co_await boost::asio::co_spawn(executor, call<F>(std::move(function)), std::move(token));
+  if constexpr (!std::is_void_v<std::invoke_result_t<F>>) co_return std::move(*result);
 }
 
 }  // namespace centroid

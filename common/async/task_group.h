@@ -1,16 +1,23 @@
 #pragma once
 
+#include <exception>
+#include <list>
+
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <exception>
-#include <list>
 
 #include "common/async/task.h"
 
 namespace centroid {
 
-/// Children of one owner on one executor (single thread or strand): spawn, cancel all, join. Aborts when destroyed unjoined.
+/// Children of one owner on one executor (single thread or strand): spawn, cancel all, join. Aborts
+/// when destroyed unjoined.
+///
+/// Cancelling makes what a child awaits end with operation_aborted, as a value: no await throws, so
+/// a cancelled child can still cancel and join its own group. A child that was between two awaits
+/// is asked again while it is joined, every 20 ms, so clean-up that must not be cut short shields
+/// itself: `co_await this_coro::reset_cancellation_state(disable_cancellation())`.
 class TaskGroup {
  public:
   explicit TaskGroup(Executor executor);
@@ -21,18 +28,24 @@ class TaskGroup {
   void spawn(Task<void> task);
   /// Ask every child to end (terminal cancellation of what it awaits).
   void cancel();
-  /// Wait until no child is left; rethrows the first exception (a bug: our code returns errors as values).
+  /// Wait until no child is left, also when the caller is cancelled; rethrows the first exception
+  /// (a bug: our code returns errors as values). After it the group may be used again.
   Task<void> join();
+  bool is_cancelled() const { return is_cancelled_; }
   std::size_t size() const { return children_.size(); }
 
  private:
+  void wake_joiners();
+
   Executor executor_;
-  boost::asio::steady_timer idle_;
+  std::list<boost::asio::steady_timer*> joiners_;
   std::list<boost::asio::cancellation_signal> children_;
   std::exception_ptr first_;
+  bool is_cancelled_ = false;
 };
 
-/// Wakes every waiter; on one executor. `wait` returns false when the deadline passed first.
+/// Wakes every waiter; on one executor. `wait` returns false when the deadline passed first or the
+/// waiter is cancelled.
 class Event {
  public:
   explicit Event(Executor executor);

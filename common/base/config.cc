@@ -160,6 +160,11 @@ struct Schema::Impl {
     wants_print |= name == "print_config";
     return name == "config" || name == "help" || name == "version" || name == "print_config";
   }
+  void begin() {
+    assignments.clear();
+    problems.clear();
+    wants_help = wants_version = wants_print = false;
+  }
   Status finish();
 };
 
@@ -372,6 +377,7 @@ Status Schema::Impl::finish() {
 Result<Schema::Outcome> Schema::load(int argc, const char* const* argv) {
   std::optional<std::string> flag_path;
   std::optional<std::string> config_path;
+  impl_->begin();
   impl_->read_flags(argc, argv, flag_path);
   if (impl_->wants_help || impl_->wants_version) {
     const std::string text = impl_->wants_help ? help() : impl_->program + " " + kVersion + "\n";
@@ -400,6 +406,7 @@ Result<Schema::Outcome> Schema::load(int argc, const char* const* argv) {
 }
 
 Status Schema::load_text(const std::string& json_text, const std::string& source_name) {
+  impl_->begin();
   impl_->read_json(json_text, source_name);
   return impl_->finish();
 }

@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/metrics.h"
+
+namespace centroid::metrics {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(Metrics, TheSameNameAndLabelsAreTheSameSeries) {
+  Registry registry;
+  registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "bsp"}}).add(2);
+  registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "bsp"}}).add();
+  const auto other = registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "asp"}});
+  EXPECT_EQ(other.value(), 0);
+  EXPECT_EQ(registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "bsp"}}).value(),
+            3);
+  const std::string text = registry.serialize();
+  EXPECT_THAT(text, HasSubstr("# HELP centroid_test_rounds_total Rounds.\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE centroid_test_rounds_total counter\n"));
+  EXPECT_THAT(text, HasSubstr("centroid_test_rounds_total{policy=\"bsp\"} 3\n"));
+}
+
+TEST(Metrics, GaugeGoesUpAndDown) {
+  Registry registry;
+  const Gauge gauge = registry.gauge("centroid_test_workers", "Workers.");
+  gauge.set(5);
+  gauge.add(-7);
+  EXPECT_EQ(gauge.value(), -2);
+  EXPECT_THAT(registry.serialize(), HasSubstr("centroid_test_workers -2\n"));
+}
+
+TEST(Metrics, HistogramCountsIntoBuckets) {
+  Registry registry;
+  const Histogram histogram = registry.histogram("centroid_test_wait_seconds", "Waits.", {0.1, 1});
+  for (const double seconds : {0.05, 0.5, 5.0}) histogram.observe(seconds);
+  EXPECT_EQ(histogram.count(), 3U);
+  EXPECT_DOUBLE_EQ(histogram.sum(), 5.55);
+  const std::string text = registry.serialize();
+  EXPECT_THAT(text, HasSubstr("centroid_test_wait_seconds_bucket{le=\"1\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("centroid_test_wait_seconds_bucket{le=\"+Inf\"} 3\n"));
+}
+
+TEST(Metrics, ARemovedSeriesLeavesTheTextAndComesBackAtZero) {
+  Registry registry;
+  registry.gauge("centroid_test_lag", "Lag.", {{"worker", "1"}}).set(4);
+  registry.gauge("centroid_test_lag", "Lag.", {{"worker", "2"}}).set(5);
+  registry.remove("centroid_test_lag", {{"worker", "1"}});
+  registry.remove("centroid_test_lag", {{"worker", "9"}});
+  registry.remove("centroid_test_unknown", {});
+  EXPECT_THAT(registry.serialize(), Not(HasSubstr("worker=\"1\"")));
+  EXPECT_THAT(registry.serialize(), HasSubstr("worker=\"2\""));
+  EXPECT_EQ(registry.gauge("centroid_test_lag", "Lag.", {{"worker", "1"}}).value(), 0);
+}
+
+TEST(Metrics, CollectCallsTheRefreshersThatMayMakeSeries) {
+  Registry registry;
+  registry.on_collect([&] { registry.gauge("centroid_test_now", "Now.").add(1); });
+  EXPECT_THAT(registry.serialize(), HasSubstr("centroid_test_now 1\n"));
+  EXPECT_THAT(registry.serialize(), HasSubstr("centroid_test_now 2\n"));
+}
+
+TEST(Metrics, LabelValuesAreEscaped) {
+  Registry registry;
+  registry.counter("centroid_test_total", "T.", {{"name", "a\"b\nc\\d"}}).add();
+  EXPECT_THAT(registry.serialize(), HasSubstr(R"(name="a\"b\nc\\d")"));
+}
+
+TEST(Metrics, DefaultHandlesDoNothing) {
+  Counter().add();
+  Gauge().set(1);
+  Histogram().observe(1);
+  EXPECT_EQ(Counter().value(), 0);
+  EXPECT_EQ(Histogram().count(), 0U);
+}
+
+TEST(Metrics, CountsFromManyThreads) {
+  Registry registry;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        for (int i = 0; i < 500; ++i) {
+          registry.counter("centroid_test_total", "T.").add();
+          if (i % 100 == 0) (void)registry.serialize();
+        }
+      });
+  }
+  EXPECT_EQ(registry.counter("centroid_test_total", "T.").value(), 2000);
+}
+
+TEST(Metrics, LatencyBoundsRiseFrom50MicrosecondsTo30Seconds) {
+  const auto& bounds = latency_bounds();
+  EXPECT_DOUBLE_EQ(bounds.front(), 50e-6);
+  EXPECT_DOUBLE_EQ(bounds.back(), 30);
+  EXPECT_TRUE(std::is_sorted(bounds.begin(), bounds.end(), std::less_equal<>()));
+}
+
+TEST(MetricsDeathTest, ANameOfTwoTypesOrBoundsAborts) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Registry registry;
+  (void)registry.counter("centroid_test_total", "T.");
+  (void)registry.histogram("centroid_test_seconds", "S.", {1, 2});
+  EXPECT_DEATH((void)registry.gauge("centroid_test_total", "T."), "CENTROID_CHECK failed");
+  EXPECT_DEATH((void)registry.histogram("centroid_test_seconds", "S.", {1, 3}),
+               "CENTROID_CHECK failed");
+  EXPECT_DEATH((void)registry.gauge("bad name", "T."), "CENTROID_CHECK failed");
+}
+
+}  // namespace
+}  // namespace centroid::metrics
