@@ -1,0 +1,489 @@
+#!/usr/bin/env python3
+"""Train a model on a cluster of processes on this machine: one server and N workers, or one worker without a server.
+
+`./centroid demo` calls this with the folders of the build. Python 3.9 or later, standard library only.
+Exit status: 0 trained, 1 failed (the message says what and where the log is), 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import progress
+
+POLL_SECONDS = 0.25
+READY_SECONDS = 30.0  # from start to GET /readyz
+FIRST_ROUND_SECONDS = 60.0
+LEAVE_SECONDS = 5.0  # between a worker's leave and the server's word that the job is finished
+EVALUATE_SECONDS = 15.0  # from the last round to its accuracy on held-out data
+STOP_SECONDS = 10.0  # for a clean leave, before SIGTERM
+TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
+ROUND_HISTORY = 1000  # as many rounds as the server tells at once
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
+
+
+class Failure(Exception):
+    """The run cannot go on; the text is for the user."""
+
+
+class Interrupted(Exception):
+    """SIGINT, SIGTERM or SIGHUP arrived."""
+
+
+# ---- processes ---------------------------------------------------------------------------------------------------------------
+
+
+def die_with_parent():
+    """In a child: get SIGTERM when the parent dies in whatever way. Linux only; elsewhere the parent's handlers must do."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Process:
+    """A program of the cluster with its log file. In a session of its own: Ctrl-C reaches only this driver, which ends it in order."""
+
+    def __init__(self, name, command, folder):
+        self.name = name
+        self.command = [str(word) for word in command]
+        self.log = folder / f"{name}.log"
+        with open(self.log, "wb") as log:
+            self.child = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def status(self):
+        """Exit status, or None while it runs."""
+        return self.child.poll()
+
+    def tail(self, lines=15):
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def failure(self):
+        """What to tell about an exit that nobody asked for."""
+        status = self.child.returncode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return Failure(f"{self.name} {how}; the end of {self.log}:\n{self.tail()}")
+
+    def send(self, number):
+        if self.status() is None:
+            self.child.send_signal(number)
+
+    def wait_until(self, deadline):
+        """Whether it has ended before the deadline."""
+        try:
+            self.child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def wait_all(processes, allowed_seconds):
+    deadline = time.monotonic() + allowed_seconds
+    return all([process.wait_until(deadline) for process in processes])
+
+
+def end_all(processes):
+    """End what still runs: SIGTERM, then SIGKILL. Nothing is left behind; a second Ctrl-C only makes it quicker."""
+    try:
+        for process in processes:
+            process.send(signal.SIGTERM)
+        wait_all(processes, TERM_SECONDS)
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        for process in processes:
+            process.send(signal.SIGKILL)
+            process.child.wait()
+
+
+# ---- REST --------------------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The server's REST interface."""
+
+    def __init__(self, endpoint):
+        self.url = f"http://{endpoint}"
+
+    def call(self, method, path, timeout=5.0):
+        request = urllib.request.Request(self.url + path, method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as reply:
+            return json.load(reply)
+
+    def get(self, path):
+        return self.call("GET", path)
+
+    def is_ready(self):
+        try:
+            self.get("/readyz")
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def stop_job(self):
+        """Ask for a clean end; whether the server took it."""
+        try:
+            self.call("POST", "/v1/job:stop", timeout=2.0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------------------
+
+
+def server_settings(options, folder):
+    """The server's configuration file; what is not here keeps the server's defaults."""
+    return {
+        "listen": "127.0.0.1:0",
+        "api": {"listen": "127.0.0.1:0"},
+        "run_dir": str(folder),
+        "min_workers": options.workers,
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "policy": options.policy,
+        "apply": options.apply,
+        "optimizer": {"name": options.optimizer, "learning_rate": options.lr},
+    }
+
+
+def training_flags(options, folder, name):
+    """Flags of a worker that do not depend on the exchange."""
+    return [
+        *("--name", name, "--model", options.model, "--batch", options.batch, "--codec", options.codec),
+        *("--data", options.data, "--data.cache_dir", options.data_dir),
+        *("--summary-file", folder / f"{name}.json"),
+    ]
+
+
+def worker_command(options, folder, endpoint, number):
+    name = f"worker-{number}"
+    flags = ["--server", endpoint, "--devices", options.devices, *training_flags(options, folder, name)]
+    return name, [options.bin / "centroid-worker", *flags]
+
+
+def local_command(options, folder):
+    devices = options.devices if "," in options.devices else ",".join(f"cpu:{k}" for k in range(options.workers))
+    flags = ["--exchange", "local", "--epochs", options.epochs, "--seed", options.seed, "--devices", devices]
+    flags += ["--optimizer", options.optimizer, "--lr", options.lr]
+    return "worker-0", [options.bin / "centroid-worker", *flags, *training_flags(options, folder, "worker-0")]
+
+
+def make_run_folder(options):
+    """A fresh folder: the one that was asked for, or run/demo-<time>-<n>."""
+    if options.run_dir:
+        folder = options.run_dir.resolve()
+        if folder.exists() and any(folder.iterdir()):
+            raise Failure(f"{folder} is not empty: name a new folder with --run-dir")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    options.runs.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        folder = options.runs.resolve() / f"demo-{stamp}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise Failure(f"no free name for a run folder under {options.runs}")
+
+
+# ---- a cluster ---------------------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """One server and its workers."""
+
+    def __init__(self, options, folder, display):
+        self.options, self.folder, self.display = options, folder, display
+        self.processes = []
+        self.api = None
+        self.opened = None  # Unix time of the first round
+        self.left = None  # when a worker was first seen to have left
+
+    def start(self):
+        settings = self.folder / "server.json"
+        settings.write_text(json.dumps(server_settings(self.options, self.folder), indent=2) + "\n")
+        endpoints_file = self.folder / "endpoints.json"
+        server = self.options.bin / "centroid-server"
+        command = [server, "--config", settings, "--endpoints-file", endpoints_file]
+        self.processes.append(Process("server", command, self.folder))
+        endpoints = self.wait_for(lambda: read_endpoints(endpoints_file), READY_SECONDS, "the server's endpoints")
+        self.api = Api(endpoints["api"])
+        for number in range(self.options.workers):
+            name, command = worker_command(self.options, self.folder, endpoints["data"], number)
+            self.processes.append(Process(name, command, self.folder))
+        self.wait_for(self.api.is_ready, READY_SECONDS, f"GET {self.api.url}/readyz")
+
+    def wait_for(self, condition, allowed_seconds, what):
+        """Poll until the condition is true; a process that ends meanwhile is a failure."""
+        deadline = time.monotonic() + allowed_seconds
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            self.check_processes()
+            time.sleep(POLL_SECONDS / 5)
+        raise Failure(f"waited {allowed_seconds:.0f} s for {what}; logs are in {self.folder}")
+
+    def check_processes(self):
+        """The server runs and no worker has failed. A worker may leave just before the server tells that the job is finished."""
+        for process in self.processes:
+            if process.status() is None:
+                continue
+            self.left = self.left or time.monotonic()
+            if process is self.processes[0] or process.status() != 0 or time.monotonic() - self.left > LEAVE_SECONDS:
+                raise process.failure()
+
+    def view(self):
+        """GET /v1/cluster; a server that does not answer because it died is told as that."""
+        try:
+            return self.api.get("/v1/cluster")
+        except (OSError, ValueError) as error:
+            self.processes[0].wait_until(time.monotonic() + 1)
+            self.check_processes()
+            raise Failure(f"GET {self.api.url}/v1/cluster: {error}") from error
+
+    def train(self):
+        """Poll until the goal is reached; return the seconds from the opening of the first round to the end of the last."""
+        waiting_since = time.monotonic()
+        while True:
+            view = self.view()
+            if view["round"] > 0 and self.opened is None:
+                self.opened = min((r["opened_unix_seconds"] for r in self.rounds()), default=None)
+            if view["state"] == "finished":
+                return max((r["opened_unix_seconds"] + r["seconds"] for r in self.rounds()), default=0.0) - (self.opened or 0.0)
+            if view["state"] in ("halted", "stopping"):
+                raise Failure(f"the job is {view['state']}: {view['state_reason']}; logs are in {self.folder}")
+            if self.opened is None and time.monotonic() - waiting_since > FIRST_ROUND_SECONDS:
+                raise Failure(f"no round after {FIRST_ROUND_SECONDS:.0f} s ({view['state']}: {view['state_reason']})")
+            self.check_processes()
+            self.display.show(view)
+            time.sleep(POLL_SECONDS)
+
+    def rounds(self):
+        return self.api.get(f"/v1/rounds?limit={ROUND_HISTORY}")["rounds"]
+
+    def evaluated(self):
+        """The last view, once the final parameters have been evaluated on held-out data or the time for it is over."""
+        deadline = time.monotonic() + EVALUATE_SECONDS
+        view = self.view()
+        while view["test_version"] != view["version"] and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS / 5)
+            view = self.view()
+        return view
+
+    def run(self):
+        self.start()
+        seconds = self.train()
+        self.display.clear()
+        view = self.evaluated()
+        workers = self.api.get("/v1/workers")["workers"]
+        checkpoints = self.api.get("/v1/checkpoints")["checkpoints"]
+        return {
+            "exchange": "star",
+            "cluster": view,
+            "workers": workers,
+            "seconds": seconds,
+            "test_accuracy": view["test_accuracy"],
+            "test_loss": view["test_loss"],
+            "samples": view["samples_total"],
+            "checkpoint": checkpoints[0]["path"] if checkpoints else "",
+            "urls": {"rest": self.api.url + "/v1/cluster", "metrics": self.api.url + "/metrics"},
+        }
+
+    def stop(self):
+        """Ask the job to stop, let every process leave, then end what remains."""
+        try:
+            if self.api and self.processes[0].status() is None and self.api.stop_job():
+                wait_all(self.processes[1:], STOP_SECONDS)
+        finally:
+            end_all(self.processes)
+
+
+def read_endpoints(path):
+    """What the server wrote once both its ports listen; None before."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+class LocalTraining:
+    """One worker process with several devices and no server."""
+
+    def __init__(self, options, folder, display):
+        self.options, self.folder, self.display = options, folder, display
+        self.processes = []
+
+    def run(self):
+        name, command = local_command(self.options, self.folder)
+        worker = Process(name, command, self.folder)
+        self.processes.append(worker)
+        shown = 0
+        while worker.status() is None:
+            shown = self.show_log(worker, shown)
+            time.sleep(POLL_SECONDS)
+        self.show_log(worker, shown)
+        if worker.status() != 0:
+            raise worker.failure()
+        summary = json.loads((self.folder / f"{name}.json").read_text())
+        return {"exchange": "local", "checkpoint": "", "urls": {}, "workers": [], **summary}
+
+    def show_log(self, worker, shown):
+        """Pass on the log's lines about epochs; return how many lines have been read."""
+        lines = worker.log.read_text(errors="replace").splitlines()
+        for text in lines[shown:]:
+            if "epoch" in text:
+                self.display.say(text)
+        return len(lines)
+
+    def stop(self):
+        end_all(self.processes)
+
+
+# ---- command line ------------------------------------------------------------------------------------------------------------
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(
+        prog="./centroid demo",
+        description="Train a model on this machine: one server and several workers, each a process of its own.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workers", type=positive, default=4, metavar="N", help="worker processes (local: devices of the one worker)")
+    add("--exchange", choices=("star", "local"), default="star", help="star: over TCP through a server; local: one process, no server")
+    add("--epochs", type=positive, default=20, metavar="N", help="passes over the data")
+    add("--model", default="mlp:64-512-512-10", metavar="SPEC", help="layers of a multi-layer perceptron")
+    add("--data", default="digits", metavar="SPEC", help="data set")
+    add("--codec", default="f32", metavar="SPEC", help="how contributions travel")
+    add("--batch", type=positive, default=32, metavar="N", help="samples of one worker in one round")
+    add("--optimizer", default="adam", metavar="NAME", help="update rule")
+    add("--lr", type=float, default=0.001, metavar="X", help="learning rate")
+    add("--apply", choices=("server", "worker"), default="server", help="who applies the optimizer")
+    add("--policy", default="bsp", metavar="NAME", help="when a round closes")
+    add("--seed", type=int, default=1, metavar="N", help="of initial parameters, data split and data order")
+    add("--devices", default="cpu:0", metavar="LIST", help="devices of each worker")
+    add("--keep", action="store_true", help="leave the cluster up when trained, until Ctrl-C")
+    add("--run-dir", type=pathlib.Path, metavar="DIR", help="folder of this run; by default a new one under run/")
+    add("--json", action="store_true", help="print the result as JSON on stdout; everything else goes to stderr")
+    for name in ("--bin", "--data-dir", "--runs"):  # given by ./centroid
+        add(name, type=pathlib.Path, default=pathlib.Path("."), help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def headline(options, folder):
+    layout = f"1 server, {options.workers} workers" if options.exchange == "star" else f"1 worker, {options.workers} devices"
+    return f"training {options.model} on {options.data} for {options.epochs} epochs: {layout}; files in {folder}"
+
+
+def live(result, name):
+    url = result["urls"].get(name, "")
+    return f"{url} (while the cluster runs; --keep leaves it up)" if url else ""
+
+
+def report(result, folder, again):
+    """The lines that close a run."""
+    lines = progress.worker_table(result["workers"]) + [""] if result["workers"] else []
+    facts = [
+        ("test accuracy", f"{progress.percent(result['test_accuracy'])} on held-out data (loss {result['test_loss']:.4f})"),
+        ("trained in", f"{progress.seconds(result['seconds'])}, {progress.count(result['samples'])} samples"),
+        ("checkpoint", result["checkpoint"]),
+        ("REST", live(result, "rest")),
+        ("metrics", live(result, "metrics")),
+        ("files", str(folder)),
+        ("again", again),
+    ]
+    return lines + [f"{name:<14}{value}" for name, value in facts if value]
+
+
+def raise_interrupted(number, _frame):
+    raise Interrupted(signal.Signals(number).name)
+
+
+def hold(job, display):
+    """Keep the cluster up until a signal comes or a process ends."""
+    display.say("the cluster stays up; Ctrl-C ends it")
+    try:
+        while all(process.status() is None for process in job.processes[:1]):
+            time.sleep(POLL_SECONDS)
+    except Interrupted:
+        return
+    raise job.processes[0].failure()
+
+
+def run(options, arguments, display):
+    folder = make_run_folder(options)
+    display.say(headline(options, folder))
+    job = (Cluster if options.exchange == "star" else LocalTraining)(options, folder, display)
+    try:
+        result = job.run()
+        (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        again = shlex.join(["./centroid", "demo", *arguments])
+        display.say("\n" + "\n".join(report(result, folder, again)))
+        if options.json:
+            print(json.dumps(result), flush=True)
+        if options.keep and job.processes and options.exchange == "star":
+            hold(job, display)
+    finally:
+        display.clear()
+        job.stop()
+
+
+def user_arguments(arguments):
+    """The command line to repeat a run: without the folders that ./centroid adds and without this run's own folder."""
+    rest, words = [], iter(arguments)
+    for word in words:
+        if word in ("--bin", "--data-dir", "--runs", "--run-dir"):
+            next(words, None)
+        elif not word.startswith("--run-dir="):
+            rest.append(word)
+    return rest
+
+
+def main(arguments):
+    options = parse_arguments(arguments)
+    display = progress.Progress(sys.stderr if options.json else sys.stdout)
+    for number in SIGNALS:
+        signal.signal(number, raise_interrupted)
+    try:
+        run(options, user_arguments(arguments), display)
+    except Interrupted as signal_name:
+        display.clear()
+        print(f"centroid demo: stopped by {signal_name}; every process has left", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of the output has gone
+        sys.stderr.close()
+        return 1
+    except Failure as failure:
+        print(f"centroid demo: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
