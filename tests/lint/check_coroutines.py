@@ -95,7 +95,7 @@ def findings(root):
         code = code_of(text)
         for at in brace_findings(code):
             if not is_waived(text, at):
-                yield f"{name}:{line_of(text, at)}: brace or lambda inside a co_await statement; name it on the line above"
+                yield f"{name}:{line_of(text, at)}: brace or lambda inside a co_await statement; name it on the line above (an empty span: Bytes())"
         for at in capture_findings(code):
             if not is_waived(text, at):
                 yield f"{name}:{line_of(text, at)}: a coroutine lambda captures nothing; pass what it needs as parameters"
