@@ -1,0 +1,92 @@
+#include "server/api/access.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/api/problem.h"
+
+namespace centroid::server {
+
+bool is_same_secret(std::string_view expected, std::string_view given) {
+  volatile unsigned difference = expected.size() == given.size() ? 0 : 1;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const unsigned char other = i < given.size() ? static_cast<unsigned char>(given[i]) : 0;
+    difference = difference | (static_cast<unsigned char>(expected[i]) ^ other);
+  }
+  return difference == 0;
+}
+
+std::string host_name(std::string_view text) {
+  std::string_view host;
+  std::string_view rest;
+  if (text.starts_with('[')) {
+    const auto end = text.find(']');
+    if (end == std::string_view::npos) return {};
+    host = text.substr(1, end - 1);
+    rest = text.substr(end + 1);
+  } else {
+    const auto colon = text.find(':');
+    host = text.substr(0, colon);
+    rest = colon == std::string_view::npos ? std::string_view() : text.substr(colon);
+  }
+  const bool has_port = !rest.empty();
+  if (has_port && (rest[0] != ':' || rest.size() > 6)) return {};
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (has_port && !std::all_of(rest.begin() + 1, rest.end(), is_digit)) return {};
+  return to_lower(host);
+}
+
+std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
+                                         std::string_view authority, std::string_view instance) {
+  const auto is_host = [](const auto& entry) { return entry.first == "host"; };
+  const auto hosts = std::count_if(request.fields.begin(), request.fields.end(), is_host);
+  if (hosts > 1 || (hosts == 0 && request.version >= 11))
+    return make_problem(400, ErrorCode::kInvalidArgument, "expected exactly one Host field",
+                        instance);
+  std::string host(authority);
+  if (host.empty() && hosts == 1) host = *request.field("host");
+  if (policy.is_loopback && !host.empty()) {
+    const std::string name = host_name(host);
+    if (name != "localhost" && name != "127.0.0.1" && name != "::1" &&
+        name != to_lower(policy.host))
+      return make_problem(421, ErrorCode::kFailedPrecondition,
+                          "this server listens on loopback and does not answer for host '" + host +
+                              "'; use localhost or 127.0.0.1",
+                          instance);
+  }
+  const std::string* origin = request.field("origin");
+  const bool is_safe =
+      request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
+  if (origin == nullptr || is_safe) return std::nullopt;
+  const std::string wanted = to_lower(host);
+  const std::string got = to_lower(*origin);
+  if (got != "http://" + wanted && got != "https://" + wanted)
+    return make_problem(403, ErrorCode::kFailedPrecondition,
+                        "refused: the request comes from a page of origin '" + *origin + "'",
+                        instance);
+  return std::nullopt;
+}
+
+std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRequest& request,
+                                        std::string_view instance) {
+  if (policy.token.empty()) return std::nullopt;
+  constexpr std::string_view kScheme = "bearer ";
+  const std::string* sent = request.field("authorization");
+  const bool is_bearer =
+      sent != nullptr && to_lower(std::string_view(*sent).substr(0, kScheme.size())) == kScheme;
+  if (is_bearer) {
+    std::string_view given = std::string_view(*sent).substr(kScheme.size());
+    while (given.starts_with(' ')) given.remove_prefix(1);
+    if (is_same_secret(policy.token, given)) return std::nullopt;
+  }
+  auto response = make_problem(401, ErrorCode::kFailedPrecondition,
+                               is_bearer ? "the bearer token is not the server's"
+                                         : "expected the field 'Authorization: Bearer <token>'",
+                               instance);
+  response.fields.emplace_back("WWW-Authenticate",
+                               is_bearer ? "Bearer realm=\"centroid\", error=\"invalid_token\""
+                                         : "Bearer realm=\"centroid\"");
+  return response;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/api/http.h"
+
+namespace centroid::server {
+
+/// Who may call. Pure; decided before a request is routed.
+struct AccessPolicy {
+  std::string token;               ///< empty: nobody is asked
+  bool is_loopback = true;         ///< then the Host field is checked
+  std::string host = "127.0.0.1";  ///< bound address or name, accepted in Host
+};
+
+/// Compare in time that depends on the length of `expected` only.
+bool is_same_secret(std::string_view expected, std::string_view given);
+
+/// Host without port and brackets, lower case; empty when malformed.
+std::string host_name(std::string_view host_and_port);
+
+/// 400 or 421 for a Host that is missing, doubled or, on loopback, of somebody else (DNS
+/// rebinding); 403 for an unsafe method sent by a page of another origin. `authority` is that of an
+/// absolute target, or empty.
+std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
+                                         std::string_view authority, std::string_view instance);
+
+/// 401 unless the request carries the token.
+/// source  RFC 6750, sections 2.1 and 3
+std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRequest& request,
+                                        std::string_view instance);
+
+}  // namespace centroid::server

@@ -1,0 +1,37 @@
+#include "server/api/api_metrics.h"
+
+#include <algorithm>
+#include <string>
+
+namespace centroid::server {
+
+ApiMetrics::ApiMetrics(metrics::Registry& registry) {
+  connections = registry.gauge("centroid_api_connections", "Open connections of the REST server.");
+  const std::string dropped = "centroid_api_dropped_connections_total";
+  const std::string dropped_help = "Connections the REST server closed on its own account.";
+  dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
+  dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
+
+  const auto add = [&](const Route* route, const std::string& method, const std::string& path) {
+    Series series;
+    for (const std::size_t hundreds : {2U, 4U, 5U})
+      series.classes[hundreds] = registry.counter(
+          "centroid_api_requests_total", "Answered REST requests by route and class of status.",
+          {{"method", method}, {"route", path}, {"code", std::to_string(hundreds) + "xx"}});
+    series.seconds = registry.histogram(
+        "centroid_api_request_seconds", "Time from a complete request to its response, by route.",
+        metrics::latency_bounds(), {{"method", method}, {"route", path}});
+    series_.emplace(route, std::move(series));
+  };
+  for (const Route& route : routes())
+    add(&route, std::string(route.method), std::string(route.path));
+  add(nullptr, "other", "other");
+}
+
+void ApiMetrics::count(const Route* route, unsigned status, double seconds) const {
+  const Series& series = series_.at(route);
+  series.classes.at(std::min(status / 100, 5U)).add();
+  series.seconds.observe(seconds);
+}
+
+}  // namespace centroid::server

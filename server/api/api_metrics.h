@@ -1,0 +1,30 @@
+#pragma once
+
+#include <array>
+#include <map>
+
+#include "common/base/metrics.h"
+#include "server/api/routes.h"
+
+namespace centroid::server {
+
+/// Series of the REST server; made once, so that their number is fixed.
+class ApiMetrics {
+ public:
+  explicit ApiMetrics(metrics::Registry& registry);
+  /// One answered request; `route` null: no such path, or not even a request.
+  void count(const Route* route, unsigned status, double seconds) const;
+
+  metrics::Gauge connections;
+  metrics::Counter dropped_slow;   ///< a request or response took longer than its time
+  metrics::Counter dropped_limit;  ///< made room for, or refused as, one connection too many
+
+ private:
+  struct Series {
+    std::array<metrics::Counter, 6> classes;  ///< [2] for 2xx
+    metrics::Histogram seconds;
+  };
+  std::map<const Route*, Series> series_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,355 @@
+#include "server/api/api_server.h"
+
+#include <algorithm>
+#include <list>
+#include <optional>
+#include <utility>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include "common/async/task_group.h"
+#include "common/base/log.h"
+#include "server/api/api_metrics.h"
+#include "server/api/http_connection.h"
+#include "server/api/problem.h"
+#include "server/api/routes.h"
+
+namespace centroid::server {
+
+namespace {
+
+namespace asio = boost::asio;
+using Steady = std::chrono::steady_clock;
+using SystemError = boost::system::error_code;
+using Tcp = asio::ip::tcp;
+
+constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
+
+/// Only a connection that is running a call or writing its answer is kept by `stop`.
+enum class Phase : std::uint8_t { kIdle, kReading, kBusy };
+
+struct Peer {
+  Peer(Tcp::socket socket, const HttpLimits& limits) : http(std::move(socket), limits) {}
+  void drop() {
+    is_dropped = true;
+    http.close();
+  }
+  HttpConnection http;
+  Phase phase = Phase::kIdle;
+  bool is_dropped = false;
+};
+
+/// One call of the ControlPlane; outlives its connection's interest when the deadline passes first.
+struct Running {
+  Running(const Executor& executor, TimePoint deadline) : done(executor, deadline) {}
+  asio::cancellation_signal cancel;
+  asio::steady_timer done;
+  std::optional<HttpResponse> response;
+  bool is_abandoned = false;
+};
+
+bool is_loopback(const asio::ip::address& address) {
+  if (address.is_v6() && address.to_v6().is_v4_mapped())
+    return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
+  return address.is_loopback();
+}
+
+}  // namespace
+
+struct ApiServer::Impl {
+  Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry)
+      : executor(std::move(executor_)),
+        options(std::move(options_)),
+        services{control, registry},
+        metrics(registry),
+        acceptor(executor),
+        group(executor),
+        changed(executor) {
+    limits.header_bytes = options.header_limit_bytes;
+    limits.body_bytes = options.body_limit_bytes;
+    limits.idle_timeout = options.idle_timeout;
+    limits.read_timeout = options.read_timeout;
+  }
+
+  Status listen();
+  Task<void> accept_loop();
+  void take(Tcp::socket socket);
+  bool make_room();
+  Task<void> serve(std::list<Peer>::iterator at);
+  Task<void> serve_requests(Peer& peer);
+  Task<HttpResponse> answer(HttpRequest request);
+  Task<HttpResponse> run_bounded(Call call);
+  Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
+  Task<void> refuse(std::unique_ptr<Peer> peer);
+  Task<void> stop();
+
+  Executor executor;
+  ApiOptions options;
+  HttpLimits limits;
+  Services services;
+  AccessPolicy policy;
+  ApiMetrics metrics;
+  Tcp::acceptor acceptor;
+  transport::Endpoint bound;
+  TaskGroup group;        ///< the accept loop, connections and refusals
+  std::list<Peer> peers;  ///< in the order they came
+  std::list<std::shared_ptr<Running>> running;
+  std::size_t abandoned = 0;
+  std::size_t refusals = 0;
+  Event changed;               ///< a connection or a call ended
+  bool is_stopping = false;    ///< nothing new is taken
+  bool is_cancelling = false;  ///< the grace is over
+};
+
+Status ApiServer::Impl::listen() {
+  SystemError ec;
+  const std::string wanted = options.endpoint.host + ":" + std::to_string(options.endpoint.port);
+  Tcp::resolver resolver(executor);
+  const auto found = resolver.resolve(options.endpoint.host, std::to_string(options.endpoint.port),
+                                      Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
+  if (ec || found.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "api endpoint " + wanted + ": host is not known: " + ec.message());
+  Tcp::endpoint endpoint = found.begin()->endpoint();
+  const auto address = endpoint.address();
+  policy.is_loopback = is_loopback(address);
+  if (!policy.is_loopback && options.token.empty())
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        "api endpoint " + wanted +
+            " is reachable from other machines and there is no token: set the API's token, "
+            "or listen on 127.0.0.1");
+  policy.token = options.token;
+  policy.host = options.endpoint.host;
+
+  acceptor.open(endpoint.protocol(), ec);
+  if (!ec) acceptor.set_option(Tcp::acceptor::reuse_address(true), ec);
+  if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
+  if (ec == asio::error::address_in_use)
+    return Error(
+        ErrorCode::kAlreadyExists,
+        "api endpoint " + wanted + ": the port is in use; choose another, or 0 for a free one");
+  if (ec)
+    return Error(ErrorCode::kInvalidArgument,
+                 "api endpoint " + wanted + ": cannot listen: " + ec.message());
+  bound.host = address.to_string();
+  bound.port = acceptor.local_endpoint(ec).port();
+  return {};
+}
+
+Task<void> ApiServer::Impl::accept_loop() {
+  while (!is_stopping) {
+    auto [ec, socket] = co_await acceptor.async_accept(kAwait);
+    if (!ec) {
+      take(std::move(socket));
+    } else if (!is_stopping && ec != asio::error::connection_aborted) {
+      // Out of descriptors or memory: others must end first.
+      log::warn("api.accept_failed", {{"error", ec.message()}});
+      co_await sleep_until(Steady::now() + std::chrono::milliseconds(100));
+    }
+  }
+}
+
+void ApiServer::Impl::take(Tcp::socket socket) {
+  SystemError ec;
+  socket.set_option(Tcp::no_delay(true), ec);
+  if (is_stopping) return;
+  if (peers.size() >= options.max_connections && !make_room()) {
+    metrics.dropped_limit.add();
+    if (refusals >= kMaxRefusals) return;
+    ++refusals;
+    group.spawn(refuse(std::make_unique<Peer>(std::move(socket), limits)));
+    return;
+  }
+  const auto at = peers.emplace(peers.end(), std::move(socket), limits);
+  metrics.connections.add(1);
+  group.spawn(serve(at));
+}
+
+/// Drop the newest idle connection: a flood of idle ones then costs the flood, not who was here
+/// before.
+bool ApiServer::Impl::make_room() {
+  std::size_t live = 0;
+  Peer* newest_idle = nullptr;
+  for (Peer& peer : peers) {
+    if (peer.is_dropped) continue;
+    ++live;
+    if (peer.phase == Phase::kIdle) newest_idle = &peer;
+  }
+  if (live < options.max_connections) return true;
+  if (newest_idle == nullptr) return false;
+  metrics.dropped_limit.add();
+  newest_idle->drop();
+  return true;
+}
+
+Task<void> ApiServer::Impl::serve(std::list<Peer>::iterator at) {
+  try {
+    co_await serve_requests(*at);
+  } catch (const std::exception& failure) {
+    log::error("api.connection_threw", {{"what", failure.what()}});
+  }
+  peers.erase(at);
+  metrics.connections.add(-1);
+  changed.notify_all();
+}
+
+Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
+  HttpFraming framing;
+  do {
+    peer.phase = Phase::kIdle;
+    const bool has_begun = co_await peer.http.wait_for_request();
+    if (!has_begun || is_stopping) co_return;
+    peer.phase = Phase::kReading;
+    auto incoming = co_await peer.http.read_request();
+    if (incoming.is_slow) metrics.dropped_slow.add();
+    if (peer.is_dropped || (!incoming.request && !incoming.problem)) co_return;
+    peer.phase = Phase::kBusy;
+    HttpResponse response;
+    framing = HttpFraming();
+    if (incoming.problem) {
+      response = std::move(*incoming.problem);
+      metrics.count(nullptr, response.status, 0);
+    } else {
+      framing.version = incoming.request->version;
+      framing.is_head = incoming.request->method == "HEAD";
+      response = co_await answer(std::move(*incoming.request));
+      framing.keep_alive = incoming.keep_alive && !is_stopping;
+    }
+    const bool is_written = co_await write(peer, std::move(response), framing);
+    if (!is_written) co_return;
+  } while (framing.keep_alive && !is_stopping);
+  peer.phase = Phase::kReading;
+  if (!is_stopping) co_await peer.http.linger();
+}
+
+/// False: the connection is of no use any more.
+Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
+  const auto timeout =
+      is_cancelling ? std::min(options.write_timeout, options.stop_grace) : options.write_timeout;
+  const auto outcome = co_await peer.http.write_response(std::move(response), framing, timeout);
+  if (outcome == HttpConnection::Outcome::kSlow) metrics.dropped_slow.add();
+  co_return outcome == HttpConnection::Outcome::kDone;
+}
+
+Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
+  const auto begun = Steady::now();
+  Admission admission = admit(policy, request);
+  HttpResponse response;
+  if (admission.response)
+    response = std::move(*admission.response);
+  else
+    response = co_await run_bounded(std::move(*admission.call));
+  metrics.count(admission.route, response.status,
+                std::chrono::duration<double>(Steady::now() - begun).count());
+  co_return response;
+}
+
+/// Run a call under its deadline. A call that does not end then is cancelled and left behind, in
+/// bounded number.
+Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
+  const std::string instance = call.instance;
+  if (abandoned >= options.max_abandoned)
+    co_return make_problem(
+        503, ErrorCode::kResourceExhausted,
+        std::to_string(abandoned) + " earlier requests passed their deadline and have not ended",
+        instance);
+  const auto limit =
+      call.route->span == Span::kCheckpoint ? options.checkpoint_timeout : options.call_timeout;
+  const auto self = std::make_shared<Running>(executor, Steady::now() + limit);
+  const auto at = running.insert(running.end(), self);
+  auto ended = [this, at, self](std::exception_ptr failure, HttpResponse response) {
+    if (failure)
+      response = make_problem(500, ErrorCode::kInternal, "the server failed to answer", "/");
+    self->response = std::move(response);
+    self->done.cancel();
+    if (self->is_abandoned) --abandoned;
+    running.erase(at);
+    changed.notify_all();
+  };
+  asio::co_spawn(executor, run_call(services, std::move(call)),
+                 asio::bind_cancellation_slot(self->cancel.slot(), std::move(ended)));
+  while (!self->response && !is_cancelling && Steady::now() < self->done.expiry()) {
+    const auto [ec] = co_await self->done.async_wait(kAwait);
+    (void)ec;
+  }
+  if (self->response) co_return std::move(*self->response);
+  self->is_abandoned = true;
+  ++abandoned;
+  self->cancel.emit(asio::cancellation_type::terminal);
+  if (is_cancelling)
+    co_return make_problem(503, ErrorCode::kCancelled, "the server is stopping", instance);
+  log::warn("api.deadline_passed", {{"path", instance}, {"limit_ms", limit.count()}});
+  const std::string detail =
+      "no answer within " + std::to_string(limit.count()) + " ms; the action may still happen";
+  co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
+}
+
+/// Tell one connection too many so.
+Task<void> ApiServer::Impl::refuse(std::unique_ptr<Peer> peer) {
+  const std::string detail =
+      "all " + std::to_string(options.max_connections) + " connections are busy";
+  auto response = make_problem(503, ErrorCode::kResourceExhausted, detail, "/");
+  metrics.count(nullptr, response.status, 0);
+  const bool is_written = co_await write(*peer, std::move(response), HttpFraming());
+  if (is_written) co_await peer->http.linger();
+  --refusals;
+}
+
+Task<void> ApiServer::Impl::stop() {
+  co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
+  if (is_stopping) {
+    while (!is_cancelling || group.size() > 0 || !running.empty())
+      co_await changed.wait(TimePoint::max());
+    co_return;
+  }
+  is_stopping = true;
+  SystemError ec;
+  acceptor.close(ec);
+  for (Peer& peer : peers)
+    if (peer.phase != Phase::kBusy) peer.drop();
+  const TimePoint until = Steady::now() + options.stop_grace;
+  while (!peers.empty() && Steady::now() < until) co_await changed.wait(until);
+  is_cancelling = true;
+  for (const auto& call : running) call->done.cancel();
+  co_await group.join();
+  // Calls that were left behind still use the ControlPlane.
+  while (!running.empty()) co_await changed.wait(TimePoint::max());
+  changed.notify_all();
+}
+
+ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ApiServer::~ApiServer() { CENTROID_CHECK(impl_->group.size() == 0 && impl_->running.empty()); }
+
+Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOptions options,
+                                                    ControlPlane& control,
+                                                    metrics::Registry& registry) {
+  for (const char c : options.token)
+    if (c <= 0x20 || c >= 0x7f)
+      return Error(ErrorCode::kInvalidArgument,
+                   "API token: expected printable ASCII without spaces");
+  if (options.header_limit_bytes == 0 || options.max_connections == 0)
+    return Error(ErrorCode::kInvalidArgument,
+                 "API limits: expected at least 1 connection and 1 byte of header");
+  auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry);
+  CENTROID_TRY(impl->listen());
+  log::info("api.listening", {{"host", impl->bound.host},
+                              {"port", impl->bound.port},
+                              {"token", !impl->policy.token.empty()}});
+  impl->group.spawn(impl->accept_loop());
+  return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
+}
+
+transport::Endpoint ApiServer::endpoint() const { return impl_->bound; }
+
+Task<void> ApiServer::stop() {
+  co_await asio::co_spawn(impl_->executor, impl_->stop(), asio::use_awaitable);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "common/async/task.h"
+#include "common/base/metrics.h"
+#include "common/base/result.h"
+#include "server/api/view.h"
+#include "transport/transport.h"
+
+namespace centroid::server {
+
+/// Where the REST server listens, who may call, and what a client may cost.
+struct ApiOptions {
+  transport::Endpoint endpoint;  ///< port 0 asks for a free one
+  std::string token;             ///< bearer token; may be empty on loopback only
+
+  std::size_t header_limit_bytes = 8 * 1024;
+  std::size_t body_limit_bytes = 64 * 1024;
+  std::size_t max_connections = 256;
+  std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
+
+  std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
+  std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
+  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response
+  std::chrono::milliseconds call_timeout{10'000};   ///< one call of the ControlPlane
+  std::chrono::milliseconds checkpoint_timeout{300'000};
+  std::chrono::milliseconds stop_grace{2'000};  ///< running requests may end by themselves so long
+};
+
+/// HTTP/1.1 server of the control plane: REST, probes, metrics and the OpenAPI document
+/// (docs/rest.md).
+///
+/// thread  everything runs on `executor` (one thread or a strand); `stop` may be awaited from any
+/// owns    its sockets and every coroutine it started; `control` and `registry` must outlive it
+/// bounds  every read, write and call has a deadline; connections and sizes are limited
+class ApiServer {
+ public:
+  /// Bind, listen and serve.
+  ///
+  /// fails   failed_precondition (not loopback and no token), invalid_argument (host unknown, token
+  /// not
+  ///         sendable, a limit is zero), already_exists (port in use)
+  static Result<std::unique_ptr<ApiServer>> start(Executor executor, ApiOptions options,
+                                                  ControlPlane& control,
+                                                  metrics::Registry& registry);
+  /// Only after `stop` has returned.
+  ~ApiServer();
+  ApiServer(const ApiServer&) = delete;
+  ApiServer& operator=(const ApiServer&) = delete;
+
+  transport::Endpoint endpoint() const;  ///< with the real address and port
+
+  /// Close the listener and idle connections, let running requests end within `stop_grace`, then
+  /// cancel them (their clients get 503) and wait until nothing is left. Call it before
+  /// destruction; again is harmless.
+  Task<void> stop();
+
+ private:
+  struct Impl;
+  explicit ApiServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace centroid::server {
+
+using HttpFields = std::vector<std::pair<std::string, std::string>>;
+
+/// A complete request, free of any HTTP library.
+struct HttpRequest {
+  std::string method;  ///< "GET"
+  std::string target;  ///< as sent: origin form, absolute form or "*"
+  HttpFields fields;   ///< names in lower case
+  std::string body;
+  unsigned version = 11;
+
+  /// Value of the first field of that (lower-case) name; nullptr when there is none.
+  const std::string* field(std::string_view name) const {
+    const auto is_named = [name](const auto& entry) { return entry.first == name; };
+    const auto at = std::find_if(fields.begin(), fields.end(), is_named);
+    return at == fields.end() ? nullptr : &at->second;
+  }
+};
+
+/// A response; the server adds length, date and the security fields.
+struct HttpResponse {
+  unsigned status = 200;
+  std::string content_type = "application/json";  ///< empty: no content
+  std::string body;
+  HttpFields fields;
+};
+
+inline std::string to_lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,192 @@
+// The only file that knows Boost.Beast.
+#include "server/api/http_connection.h"
+
+#include <ctime>
+#include <utility>
+
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+
+#include "server/api/problem.h"
+
+namespace centroid::server {
+
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using Tcp = asio::ip::tcp;
+using Parser = http::request_parser<http::string_body>;
+
+constexpr std::chrono::seconds kLingerTime{1};
+constexpr std::size_t kLingerBytes = 256 * 1024;
+constexpr std::size_t kReadBytes = 4096;
+
+/// Format of the Date field.
+/// source  RFC 9110, section 5.6.7 (IMF-fixdate)
+std::string http_date() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[40];
+  const std::size_t size = std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &utc);
+  return {text, size};
+}
+
+HttpRequest to_request(Parser::value_type message) {
+  HttpRequest request;
+  request.method = std::string(message.method_string());
+  request.target = std::string(message.target());
+  request.version = message.version();
+  for (const auto& field : message)
+    request.fields.emplace_back(to_lower(std::string(field.name_string())),
+                                std::string(field.value()));
+  request.body = std::move(message.body());
+  return request;
+}
+
+/// What to answer to bytes that are no request; nothing for a peer that just left.
+std::optional<HttpResponse> parse_problem(const beast::error_code& ec) {
+  const auto refuse = [](unsigned status, std::string_view detail) {
+    return make_problem(status, ErrorCode::kInvalidArgument, detail, "/");
+  };
+  if (ec == http::error::end_of_stream || ec == http::error::partial_message) return std::nullopt;
+  if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
+    return refuse(431, "the request line and fields are larger than this server reads");
+  if (ec == http::error::body_limit)
+    return refuse(413, "the body is larger than this server reads");
+  if (ec == http::error::bad_version) return refuse(505, "expected HTTP/1.1 or HTTP/1.0");
+  if (ec.category() == http::make_error_code(http::error::bad_method).category())
+    return refuse(400, "not an HTTP request: " + ec.message());
+  return std::nullopt;
+}
+
+template <class Body>
+http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
+  http::response<Body> message;
+  message.version(framing.version);
+  message.result(from.status);
+  message.reason(std::string(http_reason(from.status)));
+  message.set(http::field::server, "centroid");
+  message.set(http::field::date, http_date());
+  message.set(http::field::cache_control, "no-store");
+  message.set("X-Content-Type-Options", "nosniff");
+  if (!from.content_type.empty()) message.set(http::field::content_type, from.content_type);
+  for (const auto& [name, value] : from.fields) message.set(name, value);
+  message.keep_alive(framing.keep_alive);
+  if (from.status != 204) message.content_length(from.body.size());
+  return message;
+}
+
+}  // namespace
+
+struct HttpConnection::Impl {
+  Impl(Tcp::socket socket, const HttpLimits& limits_)
+      : limits(limits_), stream(std::move(socket)), buffer(limits_.header_bytes + 2 * kReadBytes) {}
+
+  /// source  RFC 9112, section 2.2: empty lines before a request are skipped
+  bool has_bytes() {
+    while (buffer.size() > 0) {
+      const char first = *static_cast<const char*>(buffer.data().data());
+      if (first != '\r' && first != '\n') return true;
+      buffer.consume(1);
+    }
+    return false;
+  }
+  Task<beast::error_code> read_message(Parser& parser);
+
+  const HttpLimits limits;
+  beast::tcp_stream stream;
+  beast::flat_buffer buffer;
+  bool is_closed = false;
+};
+
+HttpConnection::HttpConnection(Tcp::socket socket, const HttpLimits& limits)
+    : impl_(std::make_unique<Impl>(std::move(socket), limits)) {}
+
+HttpConnection::~HttpConnection() = default;
+
+Task<bool> HttpConnection::wait_for_request() {
+  impl_->stream.expires_after(impl_->limits.idle_timeout);
+  while (!impl_->has_bytes()) {
+    const auto space = impl_->buffer.prepare(kReadBytes);
+    const auto [ec, n] = co_await impl_->stream.async_read_some(space, kAwait);
+    if (ec || impl_->is_closed) co_return false;
+    impl_->buffer.commit(n);
+  }
+  co_return !impl_->is_closed;
+}
+
+Task<beast::error_code> HttpConnection::Impl::read_message(Parser& parser) {
+  auto [ec, n] = co_await http::async_read_header(stream, buffer, parser, kAwait);
+  if (ec || parser.is_done()) co_return ec;
+  const bool is_asking = beast::iequals(parser.get()[http::field::expect], "100-continue");
+  if (is_asking && parser.get().version() >= 11) {
+    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+    const auto bytes = asio::buffer(kContinue.data(), kContinue.size());
+    auto [write_ec, written] = co_await asio::async_write(stream, bytes, kAwait);
+    if (write_ec) co_return write_ec;
+  }
+  auto [body_ec, body_bytes] = co_await http::async_read(stream, buffer, parser, kAwait);
+  co_return body_ec;
+}
+
+Task<HttpConnection::Incoming> HttpConnection::read_request() {
+  Incoming incoming;
+  Parser parser;
+  parser.header_limit(static_cast<std::uint32_t>(impl_->limits.header_bytes));
+  parser.body_limit(impl_->limits.body_bytes);
+  impl_->stream.expires_after(impl_->limits.read_timeout);
+  const beast::error_code ec = co_await impl_->read_message(parser);
+  if (!ec) {
+    incoming.keep_alive = parser.keep_alive();
+    incoming.request = to_request(parser.release());
+  } else if (!impl_->is_closed) {
+    incoming.is_slow = ec == beast::error::timeout;
+    incoming.problem = parse_problem(ec);
+  }
+  co_return incoming;
+}
+
+Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse response,
+                                                             HttpFraming framing,
+                                                             std::chrono::milliseconds timeout) {
+  impl_->stream.expires_after(timeout);
+  beast::error_code result;
+  if (framing.is_head || response.status == 204) {
+    const auto message = make_head<http::empty_body>(response, framing);
+    http::response_serializer<http::empty_body> serializer(message);
+    const auto [ec, n] = co_await http::async_write_header(impl_->stream, serializer, kAwait);
+    result = ec;
+  } else {
+    auto message = make_head<http::string_body>(response, framing);
+    message.body() = std::move(response.body);
+    const auto [ec, n] = co_await http::async_write(impl_->stream, message, kAwait);
+    result = ec;
+  }
+  if (!result) co_return Outcome::kDone;
+  co_return result == beast::error::timeout ? Outcome::kSlow : Outcome::kFailed;
+}
+
+Task<void> HttpConnection::linger() {
+  beast::error_code ec;
+  impl_->stream.socket().shutdown(Tcp::socket::shutdown_send, ec);
+  impl_->stream.expires_after(kLingerTime);
+  impl_->buffer.clear();
+  for (std::size_t got = 0; !ec && !impl_->is_closed && got < kLingerBytes;) {
+    const auto space = impl_->buffer.prepare(kReadBytes);
+    const auto [read_ec, n] = co_await impl_->stream.async_read_some(space, kAwait);
+    ec = read_ec;
+    got += n;
+  }
+}
+
+void HttpConnection::close() {
+  impl_->is_closed = true;
+  impl_->stream.close();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,105 @@
+#include "server/api/problem.h"
+
+#include <nlohmann/json.hpp>
+
+namespace centroid::server {
+
+unsigned http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kUnavailable:
+      return 503;
+    case ErrorCode::kDeadlineExceeded:
+      return 504;
+    case ErrorCode::kAborted:
+      return 409;
+    case ErrorCode::kFailedPrecondition:
+      return 409;
+    case ErrorCode::kResourceExhausted:
+      return 429;
+    case ErrorCode::kCancelled:
+      return 503;
+    case ErrorCode::kDataLoss:
+      return 500;
+    case ErrorCode::kInvalidArgument:
+      return 400;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kAlreadyExists:
+      return 409;
+    case ErrorCode::kUnimplemented:
+      return 501;
+    case ErrorCode::kInternal:
+      return 500;
+  }
+  return 500;
+}
+
+std::string_view http_reason(unsigned status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 201:
+      return "Created";
+    case 202:
+      return "Accepted";
+    case 204:
+      return "No Content";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 409:
+      return "Conflict";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 421:
+      return "Misdirected Request";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return "Error";
+  }
+}
+
+HttpResponse make_problem(unsigned status, ErrorCode code, std::string_view detail,
+                          std::string_view instance) {
+  nlohmann::ordered_json problem;
+  problem["type"] = "about:blank";
+  problem["title"] = http_reason(status);
+  problem["status"] = status;
+  problem["detail"] = detail;
+  problem["instance"] = instance.substr(0, 256);
+  problem["code"] = to_string(code);
+  HttpResponse response;
+  response.status = status;
+  response.content_type = "application/problem+json";
+  response.body = problem.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  if (status == 503 || status == 429) response.fields.emplace_back("Retry-After", "1");
+  return response;
+}
+
+HttpResponse make_problem(const Error& error, std::string_view instance) {
+  return make_problem(http_status(error.code()), error.code(), error.message(), instance);
+}
+
+}  // namespace centroid::server

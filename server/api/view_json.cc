@@ -1,0 +1,119 @@
+#include "server/api/view_json.h"
+
+#include <nlohmann/json.hpp>
+
+namespace centroid::server {
+
+// The bindings name every field of a view: a view that grows does not compile until its JSON grows.
+
+nlohmann::ordered_json to_json_object(const ClusterView& view) {
+  const auto& [run_id, state, state_reason, generation, world, round, version, epoch, offset,
+               samples_total, epochs, rounds, train_samples, progress, samples_per_second, loss,
+               train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
+               data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
+               parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions] = view;
+  nlohmann::ordered_json out;
+  out["run_id"] = run_id;
+  out["state"] = state;
+  out["state_reason"] = state_reason;
+  out["generation"] = generation;
+  out["world"] = world;
+  out["round"] = round;
+  out["version"] = version;
+  out["epoch"] = epoch;
+  out["offset"] = offset;
+  out["samples_total"] = samples_total;
+  out["epochs"] = epochs;
+  out["rounds"] = rounds;
+  out["train_samples"] = train_samples;
+  out["progress"] = progress;
+  out["samples_per_second"] = samples_per_second;
+  out["loss"] = loss;
+  out["train_accuracy"] = train_accuracy;
+  out["uptime_seconds"] = uptime_seconds;
+  out["test_accuracy"] = test_accuracy;
+  out["test_loss"] = test_loss;
+  out["test_version"] = test_version;
+  out["data_endpoint"] = data_endpoint;
+  out["api_endpoint"] = api_endpoint;
+  out["policy"] = policy;
+  out["exchange"] = exchange;
+  out["codec"] = codec;
+  out["apply"] = apply;
+  out["optimizer"] = optimizer;
+  out["model"] = model;
+  out["parameters"] = parameters;
+  out["chunks"] = chunks;
+  out["skipped_rounds"] = skipped_rounds;
+  out["aborted_attempts"] = aborted_attempts;
+  out["lost_contributions"] = lost_contributions;
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const WorkerView& view) {
+  const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
+               joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
+               last_loss, reason] = view;
+  nlohmann::ordered_json out;
+  out["member"] = member;
+  out["name"] = name;
+  out["address"] = address;
+  out["state"] = state;
+  out["rank"] = rank;
+  out["devices"] = devices;
+  out["samples"] = samples;
+  out["rounds"] = rounds;
+  out["bytes_in"] = bytes_in;
+  out["bytes_out"] = bytes_out;
+  out["joined_unix_seconds"] = joined_unix_seconds;
+  out["silent_seconds"] = silent_seconds;
+  out["step_seconds"] = step_seconds;
+  out["compute_seconds"] = compute_seconds;
+  out["wait_seconds"] = wait_seconds;
+  out["last_loss"] = last_loss;
+  out["reason"] = reason;
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const RoundView& view) {
+  const auto& [round, attempt, generation, version, samples, state, outcome, opened_unix_seconds,
+               seconds, loss, contributors, missing] = view;
+  nlohmann::ordered_json out;
+  out["round"] = round;
+  out["attempt"] = attempt;
+  out["generation"] = generation;
+  out["version"] = version;
+  out["samples"] = samples;
+  out["state"] = state;
+  out["outcome"] = outcome;
+  out["opened_unix_seconds"] = opened_unix_seconds;
+  out["seconds"] = seconds;
+  out["loss"] = loss;
+  out["contributors"] = contributors;
+  out["missing"] = missing;
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const WaitView& view) {
+  const auto& [who, for_whom, what, seconds] = view;
+  nlohmann::ordered_json out;
+  out["who"] = who;
+  out["for_whom"] = for_whom;
+  out["what"] = what;
+  out["seconds"] = seconds;
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const CheckpointView& view) {
+  const auto& [path, problem, version, round, bytes, created_unix_seconds] = view;
+  nlohmann::ordered_json out;
+  out["path"] = path;
+  out["problem"] = problem;
+  out["version"] = version;
+  out["round"] = round;
+  out["bytes"] = bytes;
+  out["created_unix_seconds"] = created_unix_seconds;
+  return out;
+}
+
+}  // namespace centroid::server

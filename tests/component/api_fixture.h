@@ -1,0 +1,190 @@
+#pragma once
+
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include <boost/asio/this_coro.hpp>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/async/io_thread.h"
+#include "common/base/metrics.h"
+#include "server/api/api_server.h"
+#include "tests/support/http_client.h"
+
+namespace centroid::test {
+
+using server::ApiOptions;
+using server::ApiServer;
+
+/// A cluster of two workers that answers at once, late, never, or with a planned error.
+class SampleControl final : public server::ControlPlane {
+ public:
+  Task<server::ClusterView> cluster() override {
+    co_await answer();
+    server::ClusterView view;
+    view.run_id = "run-1";
+    view.state = "training";
+    view.world = 2;
+    view.loss = std::numeric_limits<double>::quiet_NaN();
+    co_return view;
+  }
+  Task<std::vector<server::WorkerView>> workers() override {
+    co_await answer();
+    server::WorkerView view;
+    view.member = 7;
+    view.name = "alpha";
+    view.state = "active";
+    server::WorkerView other;
+    other.member = 9;
+    other.name = "bad utf-8 \xff";
+    other.state = "dead";
+    std::vector<server::WorkerView> views(1, view);
+    views.push_back(other);
+    co_return views;
+  }
+  Task<std::vector<server::RoundView>> rounds(std::size_t limit) override {
+    co_await answer();
+    last_limit = limit;
+    server::RoundView view;
+    view.round = 3;
+    view.state = "closed";
+    view.outcome = "committed";
+    view.contributors.assign(1, "alpha");
+    co_return std::vector<server::RoundView>(std::min<std::size_t>(limit, 3), view);
+  }
+  Task<std::vector<server::WaitView>> waits() override {
+    co_await answer();
+    co_return std::vector<server::WaitView>(1);
+  }
+  Task<std::vector<server::CheckpointView>> checkpoints() override {
+    co_await answer();
+    co_return std::vector<server::CheckpointView>(1);
+  }
+  Task<Result<server::CheckpointView>> make_checkpoint() override {
+    CENTROID_CO_TRY(co_await act("checkpoint"));
+    server::CheckpointView view;
+    view.path = "ckpt/3";
+    co_return view;
+  }
+  Task<Status> drain(std::uint64_t member) override {
+    co_return co_await act("drain " + std::to_string(member));
+  }
+  Task<Status> pause() override { co_return co_await act("pause"); }
+  Task<Status> resume() override { co_return co_await act("resume"); }
+  Task<Status> stop() override { co_return co_await act("stop"); }
+  Task<bool> is_ready() override {
+    co_await answer();
+    co_return ready.load();
+  }
+  std::string config_json() override {
+    const std::lock_guard lock(mutex);
+    return config;
+  }
+
+  void fail_with(std::optional<Error> error) {
+    const std::lock_guard lock(mutex);
+    planned = std::move(error);
+  }
+  std::string actions() {
+    const std::lock_guard lock(mutex);
+    return done;
+  }
+
+  std::atomic<bool> ready{true};
+  std::atomic<bool> held{false};  ///< calls wait while this is set
+  std::atomic<bool> deaf{false};  ///< held calls do not notice that they are cancelled
+  std::atomic<bool> throws{false};
+  std::atomic<int> waiting{0};    ///< held calls
+  std::atomic<int> cancelled{0};  ///< held calls that gave up
+  std::atomic<std::size_t> last_limit{0};
+  std::mutex mutex;
+  std::string config = "{\"listen\":{\"value\":1}}";
+  std::optional<Error> planned;
+  std::string done;
+
+ private:
+  Task<void> answer() {
+    namespace asio = boost::asio;
+    if (throws) throw std::runtime_error("planned");
+    if (!held) co_return;
+    if (deaf) co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
+    co_await asio::this_coro::throw_if_cancelled(false);
+    ++waiting;
+    bool goes_on = true;
+    while (held && goes_on)
+      goes_on =
+          co_await sleep_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+    --waiting;
+    if (!goes_on) ++cancelled;
+  }
+  Task<Status> act(std::string what) {
+    co_await answer();
+    const std::lock_guard lock(mutex);
+    if (planned) co_return *planned;
+    done += what + ";";
+    co_return Status();
+  }
+};
+
+/// A server on a free port with its own thread.
+class ApiTest : public ::testing::Test {
+ protected:
+  void start() {
+    auto made = ApiServer::start(io.executor(), options, control, registry);
+    ASSERT_TRUE(made.ok()) << made.error().to_string();
+    api = std::move(made).value();
+  }
+  void stop() {
+    control.held = false;
+    if (api) io.wait(api->stop());
+    api.reset();
+  }
+  void TearDown() override { stop(); }
+
+  std::uint16_t port() const { return api->endpoint().port; }
+  /// One request on a connection of its own.
+  HttpReply request(std::string_view method, std::string_view target, std::string_view fields = {},
+                    std::string_view body = {}) {
+    if (!api) start();
+    HttpClient client(port());
+    return client.request(method, target, fields, body);
+  }
+  template <class Condition>
+  static bool eventually(Condition condition) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  SampleControl control;
+  metrics::Registry registry;
+  ApiOptions options;
+  IoThread io{"api"};
+  std::unique_ptr<ApiServer> api;
+};
+
+inline void expect_problem(const HttpReply& reply, int status, const std::string& code,
+                           const std::string& mentions = {}) {
+  EXPECT_EQ(reply.status, status) << reply.body;
+  ASSERT_TRUE(reply.fields.contains("content-type"));
+  EXPECT_EQ(reply.fields.at("content-type"), "application/problem+json");
+  const auto problem = nlohmann::json::parse(reply.body, nullptr, false);
+  ASSERT_TRUE(problem.is_object()) << reply.body;
+  EXPECT_EQ(problem.value("status", 0), status);
+  EXPECT_EQ(problem.value("code", ""), code);
+  EXPECT_EQ(problem.value("type", ""), "about:blank");
+  EXPECT_NE(problem.value("title", ""), "");
+  EXPECT_TRUE(problem.contains("instance"));
+  EXPECT_NE(problem.value("detail", "").find(mentions), std::string::npos) << reply.body;
+}
+
+}  // namespace centroid::test

@@ -1,0 +1,317 @@
+// The REST interface over real sockets: routes, problems, who may call.
+#include <array>
+#include <utility>
+
+#include "server/api/access.h"
+#include "server/api/problem.h"
+#include "server/api/target.h"
+#include "tests/component/api_fixture.h"
+
+namespace centroid::test {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST_F(ApiTest, EveryGetRouteAnswersWithSecurityFields) {
+  for (const char* path : {"/", "/healthz", "/readyz", "/metrics", "/version", "/openapi.json",
+                           "/v1/cluster", "/v1/workers", "/v1/workers/7", "/v1/rounds", "/v1/waits",
+                           "/v1/config", "/v1/checkpoints"}) {
+    SCOPED_TRACE(path);
+    const HttpReply reply = request("GET", path);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    EXPECT_EQ(reply.fields.at("x-content-type-options"), "nosniff");
+    EXPECT_EQ(reply.fields.at("cache-control"), "no-store");
+    EXPECT_TRUE(reply.fields.contains("date"));
+    if (std::string_view(path) == "/metrics") {
+      EXPECT_EQ(reply.fields.at("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+    } else {
+      EXPECT_EQ(reply.fields.at("content-type"), "application/json");
+      EXPECT_TRUE(Json::accept(reply.body)) << reply.body;
+    }
+  }
+}
+
+TEST_F(ApiTest, HeadHasTheFieldsOfGetAndNoBody) {
+  start();
+  const HttpReply get = request("GET", "/v1/workers");
+  HttpClient client(port());
+  const HttpReply head = client.request("HEAD", "/v1/workers");
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.fields.at("content-length"), std::to_string(get.body.size()));
+  EXPECT_EQ(client.request("GET", "/version").status, 200)
+      << "the connection is out of step after HEAD";
+}
+
+TEST_F(ApiTest, ViewsArriveWithTheirValues) {
+  const auto cluster = Json::parse(request("GET", "/v1/cluster").body);
+  EXPECT_EQ(cluster["run_id"], "run-1");
+  EXPECT_EQ(cluster["world"], 2);
+  EXPECT_TRUE(cluster["loss"].is_null()) << "not a number must be null";
+  const auto workers = Json::parse(request("GET", "/v1/workers").body)["workers"];
+  ASSERT_EQ(workers.size(), 2U);
+  EXPECT_EQ(workers[0]["name"], "alpha");
+  EXPECT_EQ(Json::parse(request("GET", "/v1/workers/7").body), workers[0]);
+  EXPECT_EQ(request("GET", "/v1/config").body, "{\"listen\":{\"value\":1}}");
+  EXPECT_EQ(Json::parse(request("GET", "/v1/rounds?limit=2").body)["rounds"].size(), 2U);
+}
+
+TEST_F(ApiTest, ActionsReachTheControlPlane) {
+  EXPECT_EQ(request("POST", "/v1/checkpoints").status, 201);
+  const HttpReply drain = request("POST", "/v1/workers/7:drain");
+  EXPECT_EQ(drain.status, 202);
+  EXPECT_EQ(Json::parse(drain.body), (Json{{"action", "drain"}, {"member", 7}}));
+  EXPECT_EQ(
+      request("POST", "/v1/job:pause", "Content-Type: application/json; charset=utf-8\r\n", "{}")
+          .status,
+      202);
+  EXPECT_EQ(request("POST", "/v1/job:resume").status, 202);
+  EXPECT_EQ(request("POST", "/v1/job:stop").status, 202);
+  EXPECT_EQ(control.actions(), "checkpoint;drain 7;pause;resume;stop;");
+}
+
+TEST_F(ApiTest, ErrorsOfTheControlPlaneBecomeProblems) {
+  const std::array<std::pair<ErrorCode, int>, 12> expected = {
+      {{ErrorCode::kUnavailable, 503},
+       {ErrorCode::kDeadlineExceeded, 504},
+       {ErrorCode::kAborted, 409},
+       {ErrorCode::kFailedPrecondition, 409},
+       {ErrorCode::kResourceExhausted, 429},
+       {ErrorCode::kCancelled, 503},
+       {ErrorCode::kDataLoss, 500},
+       {ErrorCode::kInvalidArgument, 400},
+       {ErrorCode::kNotFound, 404},
+       {ErrorCode::kAlreadyExists, 409},
+       {ErrorCode::kUnimplemented, 501},
+       {ErrorCode::kInternal, 500}}};
+  for (const auto& [code, status] : expected) {
+    control.fail_with(Error(code, "planned: 7 of \"9\""));
+    for (const char* path : {"/v1/checkpoints", "/v1/workers/9:drain", "/v1/job:pause",
+                             "/v1/job:resume", "/v1/job:stop"}) {
+      SCOPED_TRACE(path);
+      const HttpReply reply = request("POST", path);
+      expect_problem(reply, status, std::string(to_string(code)), "planned: 7 of \"9\"");
+      EXPECT_EQ(Json::parse(reply.body)["instance"], path);
+      EXPECT_EQ(reply.fields.contains("retry-after"), status == 503 || status == 429);
+    }
+  }
+}
+
+TEST_F(ApiTest, AThrowingControlPlaneIsAnInternalProblem) {
+  control.throws = true;
+  const HttpReply reply = request("GET", "/v1/cluster");
+  expect_problem(reply, 500, "internal");
+  EXPECT_EQ(reply.body.find("planned"), std::string::npos) << "inner text must not leak";
+}
+
+TEST_F(ApiTest, ReadyzSays503WhenNotReadyAndHealthzStays) {
+  control.ready = false;
+  expect_problem(request("GET", "/readyz"), 503, "unavailable", "not ready");
+  EXPECT_EQ(request("GET", "/healthz").status, 200);
+}
+
+TEST_F(ApiTest, UnknownThingsAreNotFound) {
+  for (const char* path :
+       {"/nothing", "/v1", "/v1/", "/v1/workers/", "/v1/workers/7/", "/v1/workers/7:fly",
+        "/v1/workers/:drain", "/V1/cluster", "//", "/v1/job", "/v1/cluster/x"}) {
+    SCOPED_TRACE(path);
+    expect_problem(request("GET", path), 404, "not_found");
+  }
+  expect_problem(request("GET", "/v1/workers/8"), 404, "not_found", "8");
+}
+
+TEST_F(ApiTest, WorkerNumbersAreChecked) {
+  for (const char* id :
+       {"x", "-1", "+7", "7x", "0x7", "18446744073709551616", "%20", "7%2f", "7%C3%A9"}) {
+    SCOPED_TRACE(id);
+    expect_problem(request("GET", std::string("/v1/workers/") + id), 400, "invalid_argument",
+                   "id: expected");
+    expect_problem(request("POST", std::string("/v1/workers/") + id + ":drain"), 400,
+                   "invalid_argument", "id: expected");
+  }
+  for (const char* id : {"%", "%7", "%zz", "7%00", "7%0a"}) {
+    SCOPED_TRACE(id);
+    expect_problem(request("GET", std::string("/v1/workers/") + id), 400, "invalid_argument");
+  }
+  EXPECT_EQ(request("GET", "/v1/workers/%37").status, 200) << "an encoded digit is a digit";
+  EXPECT_EQ(control.actions(), "");
+}
+
+TEST_F(ApiTest, QueryParametersAreChecked) {
+  EXPECT_EQ(request("GET", "/v1/rounds").status, 200);
+  EXPECT_EQ(control.last_limit, 50U);
+  EXPECT_EQ(request("GET", "/v1/rounds?limit=1000").status, 200);
+  EXPECT_EQ(control.last_limit, 1000U);
+  for (const char* value : {"0", "1001", "-1", "", "x", "5x", "99999999999999999999999"})
+    expect_problem(request("GET", std::string("/v1/rounds?limit=") + value), 400,
+                   "invalid_argument", "'limit'");
+  expect_problem(request("GET", "/v1/rounds?limit=1&limit=2"), 400, "invalid_argument", "twice");
+  expect_problem(request("GET", "/v1/rounds?limit=1&max=2"), 400, "invalid_argument", "'max'");
+  expect_problem(request("GET", "/v1/cluster?limit=1"), 400, "invalid_argument", "'limit'");
+  expect_problem(request("GET", "/healthz?verbose"), 400, "invalid_argument", "'verbose'");
+  expect_problem(request("POST", "/v1/job:stop?force=1"), 400, "invalid_argument", "'force'");
+  EXPECT_EQ(control.actions(), "");
+}
+
+TEST_F(ApiTest, WrongMethodsGet405WithAllow) {
+  const auto allow_of = [this](const char* method, const char* path) {
+    const HttpReply reply = request(method, path);
+    expect_problem(reply, 405, "unimplemented");
+    return reply.fields.at("allow");
+  };
+  EXPECT_EQ(allow_of("POST", "/v1/cluster"), "GET, HEAD, OPTIONS");
+  EXPECT_EQ(allow_of("DELETE", "/v1/checkpoints"), "GET, HEAD, POST, OPTIONS");
+  EXPECT_EQ(allow_of("GET", "/v1/job:stop"), "POST, OPTIONS");
+  EXPECT_EQ(allow_of("PUT", "/v1/workers/7:drain"), "POST, OPTIONS");
+  EXPECT_EQ(allow_of("BREW", "/v1/cluster"), "GET, HEAD, OPTIONS");
+  EXPECT_EQ(control.actions(), "");
+}
+
+TEST_F(ApiTest, OptionsNamesTheMethods) {
+  const HttpReply one = request("OPTIONS", "/v1/checkpoints");
+  EXPECT_EQ(one.status, 204);
+  EXPECT_EQ(one.fields.at("allow"), "GET, HEAD, POST, OPTIONS");
+  EXPECT_FALSE(one.fields.contains("content-length"));
+  EXPECT_EQ(request("OPTIONS", "*").status, 204);
+  expect_problem(request("OPTIONS", "/nothing"), 404, "not_found");
+}
+
+TEST_F(ApiTest, BodiesAreChecked) {
+  const char* json = "Content-Type: application/json\r\n";
+  const char* path = "/v1/job:pause";
+  expect_problem(request("POST", path, "Content-Type: text/plain\r\n", "{}"), 415,
+                 "invalid_argument", "text/plain");
+  EXPECT_EQ(request("POST", path, {}, "{}").fields.at("accept-post"), "application/json");
+  expect_problem(
+      request("POST", path, "Content-Type: application/json\r\nContent-Encoding: gzip\r\n", "{}"),
+      415, "invalid_argument", "encoding");
+  expect_problem(request("POST", path, json, "{"), 400, "invalid_argument", "not JSON");
+  expect_problem(request("POST", path, json, "[]"), 400, "invalid_argument", "array");
+  expect_problem(request("POST", path, json, "{\"when\":1}"), 400, "invalid_argument", "'when'");
+  expect_problem(request("POST", path, json, std::string(60'000, '[')), 400, "invalid_argument");
+  expect_problem(request("GET", "/v1/cluster", json, "{}"), 400, "invalid_argument", "no body");
+  EXPECT_EQ(control.actions(), "");
+}
+
+TEST_F(ApiTest, TheTokenIsAskedForEverythingButProbes) {
+  options.token = "s3cret-token";
+  start();
+  for (const char* path :
+       {"/", "/metrics", "/version", "/openapi.json", "/v1/cluster", "/v1/workers/7", "/nothing"}) {
+    SCOPED_TRACE(path);
+    const HttpReply none = request("GET", path);
+    expect_problem(none, 401, "failed_precondition");
+    EXPECT_EQ(none.fields.at("www-authenticate"), "Bearer realm=\"centroid\"");
+    const HttpReply wrong = request("GET", path, "Authorization: Bearer s3cret-tokem\r\n");
+    expect_problem(wrong, 401, "failed_precondition");
+    EXPECT_NE(wrong.fields.at("www-authenticate").find("invalid_token"), std::string::npos);
+  }
+  expect_problem(request("POST", "/v1/job:stop"), 401, "failed_precondition");
+  expect_problem(request("OPTIONS", "/v1/job:stop"), 401, "failed_precondition");
+  EXPECT_EQ(control.actions(), "");
+  EXPECT_EQ(request("GET", "/healthz").status, 200);
+  EXPECT_EQ(request("GET", "/readyz").status, 200);
+  EXPECT_EQ(request("GET", "/metrics", "Authorization: Bearer s3cret-token\r\n").status, 200);
+  EXPECT_EQ(request("POST", "/v1/job:stop", "authorization: bearer s3cret-token\r\n").status, 202);
+}
+
+TEST(ApiAccess, SecretsAreEqualOnlyWhole) {
+  EXPECT_TRUE(server::is_same_secret("abc", "abc"));
+  for (const char* other : {"", "ab", "abcd", "abd", "xbc"})
+    EXPECT_FALSE(server::is_same_secret("abc", other)) << other;
+}
+
+TEST(ApiAccess, HostNamesLoseTheirPort) {
+  EXPECT_EQ(server::host_name("LocalHost:80"), "localhost");
+  EXPECT_EQ(server::host_name("[::1]:80"), "::1");
+  EXPECT_EQ(server::host_name("[::1]"), "::1");
+  for (const char* bad : {"[::1", "[::1]x", "a:b", "a:123456", "::1"})
+    EXPECT_EQ(server::host_name(bad), "") << bad;
+}
+
+TEST_F(ApiTest, ForeignHostsAreRefusedOnLoopback) {
+  for (const char* host :
+       {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""}) {
+    SCOPED_TRACE(host);
+    const std::string field = std::string("Host: ") + host + "\r\n";
+    const HttpReply reply = request("GET", "/healthz", field);
+    if (*host != '\0') expect_problem(reply, 421, "failed_precondition", host);
+  }
+  for (const char* host : {"localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8080"})
+    EXPECT_EQ(request("GET", "/healthz", std::string("Host: ") + host + "\r\n").status, 200)
+        << host;
+  expect_problem(request("GET", "/healthz", "Host: localhost\r\nHost: localhost\r\n"), 400,
+                 "invalid_argument", "Host");
+  expect_problem(request("GET", "http://evil.example/healthz"), 421, "failed_precondition",
+                 "evil.example");
+  EXPECT_EQ(request("GET", "http://localhost/healthz").status, 200);
+}
+
+TEST_F(ApiTest, PagesOfOtherOriginsCannotAct) {
+  const auto act = [this](const char* origin) {
+    return request("POST", "/v1/job:stop", std::string("Origin: ") + origin + "\r\n");
+  };
+  expect_problem(act("http://evil.example"), 403, "failed_precondition", "evil.example");
+  expect_problem(act("null"), 403, "failed_precondition");
+  EXPECT_EQ(control.actions(), "");
+  EXPECT_EQ(act("http://localhost").status, 202);
+}
+
+TEST_F(ApiTest, TheIndexLinksToWhatAnswers) {
+  const auto links = Json::parse(request("GET", "/").body)["links"];
+  EXPECT_GE(links.size(), 10U);
+  for (const auto& [name, path] : links.items())
+    EXPECT_EQ(request("GET", path.get<std::string>()).status, 200) << name;
+}
+
+TEST_F(ApiTest, RequestsAreCountedByRouteAndClass) {
+  request("GET", "/v1/workers/7");
+  request("GET", "/v1/workers/8");
+  request("GET", "/v1/workers/8");
+  request("GET", "/nothing/at/all");
+  const std::string text = request("GET", "/metrics").body;
+  const auto has = [&text](const char* line) { return text.find(line) != std::string::npos; };
+  EXPECT_TRUE(
+      has("centroid_api_requests_total{code=\"2xx\",method=\"GET\",route=\"/v1/workers/{id}\"} 1"))
+      << text;
+  EXPECT_TRUE(
+      has("centroid_api_requests_total{code=\"4xx\",method=\"GET\",route=\"/v1/workers/{id}\"} 2"));
+  EXPECT_TRUE(has("centroid_api_requests_total{code=\"4xx\",method=\"other\",route=\"other\"} 1"));
+  EXPECT_TRUE(
+      has("centroid_api_request_seconds_count{method=\"GET\",route=\"/v1/workers/{id}\"} 3"));
+  EXPECT_FALSE(has("/nothing")) << "paths of strangers must not become series";
+}
+
+TEST_F(ApiTest, ADangerousEndpointIsRefused) {
+  const auto fails = [this] {
+    const auto made = ApiServer::start(io.executor(), options, control, registry);
+    return made.ok() ? Error(ErrorCode::kInternal, "started") : made.error();
+  };
+  for (const char* host : {"0.0.0.0", "::"}) {
+    options.endpoint.host = host;
+    EXPECT_EQ(fails().code(), ErrorCode::kFailedPrecondition) << host;
+    EXPECT_NE(fails().message().find("token"), std::string::npos);
+  }
+  options.endpoint.host = "127.0.0.1";
+  options.token = "with space";
+  EXPECT_EQ(fails().code(), ErrorCode::kInvalidArgument);
+  options.token.clear();
+  options.endpoint.host = "no such host";
+  EXPECT_EQ(fails().code(), ErrorCode::kInvalidArgument);
+  options.endpoint.host = "127.0.0.1";
+  start();
+  options.endpoint.port = port();
+  EXPECT_EQ(fails().code(), ErrorCode::kAlreadyExists);
+}
+
+TEST_F(ApiTest, WithATokenItListensAnywhereAndTakesAnyHost) {
+  options.endpoint.host = "0.0.0.0";
+  options.token = "t";
+  EXPECT_EQ(request("GET", "/v1/cluster", "Host: node-3.example:80\r\nAuthorization: Bearer t\r\n")
+                .status,
+            200);
+  expect_problem(request("GET", "/v1/cluster", "Host: node-3.example:80\r\n"), 401,
+                 "failed_precondition");
+}
+
+}  // namespace
+}  // namespace centroid::test
