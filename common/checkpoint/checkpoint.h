@@ -13,16 +13,17 @@
 
 namespace centroid {
 
-/// What a checkpoint says of itself: manifest.json, beside model.safetensors and optimizer.safetensors.
+/// What a checkpoint says of itself: manifest.json, beside model.safetensors and
+/// optimizer.safetensors.
 struct CheckpointInfo {
   std::string run_id;
   Version version;
-  Round round;                     ///< rounds committed so far
-  std::uint64_t epoch = 0;         ///< position in the data: epoch and offset of the next sample
+  Round round;              ///< rounds committed so far
+  std::uint64_t epoch = 0;  ///< position in the data: epoch and offset of the next sample
   std::uint64_t offset = 0;
   std::uint64_t optimizer_step = 0;
   std::uint64_t seed = 0;
-  std::string optimizer;           ///< name, "" when there is no optimizer state
+  std::string optimizer;  ///< name, "" when there is no optimizer state
   std::vector<std::string> slot_names;
   double created_unix_seconds = 0;
   std::map<std::string, std::string> extra;  ///< free text, shown to humans
@@ -37,33 +38,52 @@ struct CheckpointEntry {
   CheckpointInfo info;
 };
 
-/// Fill `into` with elements [offset, offset+into.size()) of all tensors laid end to end.
-/// Plane 0 is the parameters, plane 1.. the optimizer's slots, in order.
-using PlaneReader = std::function<Status(std::size_t plane, std::uint64_t offset, std::span<float> into)>;
+/// Fill `into` (at most 1 MiB) with elements [offset, offset+into.size()) of all tensors laid end
+/// to end. Plane 0 is the parameters, plane 1.. the optimizer's slots, in order.
+using PlaneReader =
+    std::function<Status(std::size_t plane, std::uint64_t offset, std::span<float> into)>;
 /// Take elements the same way.
-using PlaneWriter = std::function<Status(std::size_t plane, std::uint64_t offset, std::span<const float> from)>;
+using PlaneWriter =
+    std::function<Status(std::size_t plane, std::uint64_t offset, std::span<const float> from)>;
 
-/// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer at a time.
+/// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer
+/// at a time.
 class CheckpointDirectory {
  public:
-  /// Creates the directory when it is missing and removes temporary leftovers of a crash.
+  /// Creates the directory when it is missing and removes temporary leftovers of a crash (never
+  /// those of a writer that lives: it holds a lock). `keep` 0 keeps all.
   static Result<CheckpointDirectory> open(const std::filesystem::path& root, std::size_t keep);
 
-  /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then delete the oldest beyond `keep`.
-  /// A failure removes the temporary directory and leaves older checkpoints alone.
-  Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest, const PlaneReader& read);
-  /// All, newest first, each with its size; `verify` also reads every file and checks sizes and CRC-32C.
+  /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
+  /// delete the oldest beyond `keep`. A failure removes the temporary directory and leaves older
+  /// checkpoints alone. A damaged checkpoint of the same version is replaced. fails already_exists:
+  /// a sound one of that version is there; resource_exhausted: full disk; invalid_argument: a
+  /// tensor that is not f32, slot names that are empty or double.
+  Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest,
+                                const PlaneReader& read);
+  /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
+  /// CRC-32C.
   std::vector<CheckpointEntry> list(bool verify) const;
-  /// The newest that verifies. Refused ones are reported through `on_refused` (path, reason). not_found when there is none.
-  Result<CheckpointEntry> newest_valid(const std::function<void(const CheckpointEntry&)>& on_refused) const;
-  /// Load a verified checkpoint. fails failed_precondition when its manifest differs from `manifest` (both shapes named).
-  Status read(const CheckpointEntry& entry, const Manifest& manifest, const PlaneWriter& write) const;
+  /// The newest that verifies. Refused ones are reported through `on_refused` (path, reason).
+  /// not_found when there is none.
+  Result<CheckpointEntry> newest_valid(
+      const std::function<void(const CheckpointEntry&)>& on_refused) const;
+  /// Load a verified checkpoint; its checksums are compared again on the way (data_loss: what was
+  /// written is not to be used). fails failed_precondition when its manifest differs from
+  /// `manifest` (both shapes named).
+  Status read(const CheckpointEntry& entry, const Manifest& manifest,
+              const PlaneWriter& write) const;
   /// The tensors a checkpoint holds.
   Result<Manifest> manifest_of(const CheckpointEntry& entry) const;
 
   const std::filesystem::path& root() const { return root_; }
 
  private:
+  Status write_files(const std::filesystem::path& directory, const CheckpointInfo& info,
+                     const Manifest& manifest, const PlaneReader& read) const;
+  Status publish(const std::filesystem::path& temporary, const std::filesystem::path& target) const;
+  void prune() const;
+
   std::filesystem::path root_;
   std::size_t keep_ = 3;
 };

@@ -16,16 +16,20 @@ namespace centroid {
 
 /// Writes one safetensors file tensor by tensor, sequentially, with bounded memory.
 ///
-/// source  https://github.com/huggingface/safetensors (format: u64 header length, JSON header, data)
-/// thread  one; blocking I/O
+/// source  https://github.com/huggingface/safetensors (format: u64 header length, JSON header,
+/// data) thread  one; blocking I/O owns    the file until `finish` succeeded: dropped before, it is
+/// removed
 class SafetensorsWriter {
  public:
-  /// Create `path` (must not exist) and write the header; data must follow in manifest order, every byte of it.
-  static Result<SafetensorsWriter> create(const std::filesystem::path& path, const Manifest& manifest,
+  /// Create `path` (must not exist) and write the header; data must follow in manifest order, every
+  /// byte of it.
+  static Result<SafetensorsWriter> create(const std::filesystem::path& path,
+                                          const Manifest& manifest,
                                           const std::map<std::string, std::string>& metadata);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();
-  /// Append the next bytes of the data section. fails resource_exhausted on a full disk, naming path and free space.
+  /// Append the next bytes of the data section. fails resource_exhausted on a full disk, naming
+  /// path and free space.
   Status append(Bytes bytes);
   /// Check that all bytes came, fsync, close. Returns the file's size and CRC-32C.
   struct Written {
@@ -41,7 +45,8 @@ class SafetensorsWriter {
 };
 
 /// Reads a safetensors file; the header is fully validated before anything is allocated for data:
-/// header <= 100 MB, JSON object, offsets in bounds, no overlap, no hole, sizes match shapes and dtypes.
+/// header <= 100 MB, JSON object, offsets in bounds, no overlap, no hole, sizes match shapes and
+/// dtypes.
 class SafetensorsReader {
  public:
   static Result<SafetensorsReader> open(const std::filesystem::path& path);
@@ -49,7 +54,8 @@ class SafetensorsReader {
   ~SafetensorsReader();
   const Manifest& manifest() const;  ///< in order of their data
   const std::map<std::string, std::string>& metadata() const;
-  /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on). fails not_found, data_loss (short file).
+  /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on). fails not_found, data_loss
+  /// (short file).
   Status read(const std::string& name, std::uint64_t offset_bytes, MutableBytes into) const;
 
  private:

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "common/codec/plain.h"
+#include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
@@ -18,7 +19,7 @@ struct Entry {
 constexpr std::array<Entry, 2> kCodecs{{{"f32", make_f32_codec}, {"bf16", make_bf16_codec}}};
 
 Error bad(const std::string& spec, const std::string& what) {
-  return {ErrorCode::kInvalidArgument, "codec spec \"" + spec.substr(0, 128) + "\": " + what};
+  return {ErrorCode::kInvalidArgument, "codec spec \"" + printable(spec, 128) + "\": " + what};
 }
 
 std::string known_names() {
@@ -35,8 +36,8 @@ std::string first_field_problem(std::string_view name, std::string_view fields) 
   const std::string_view field = fields.substr(0, fields.find(','));
   const std::size_t equals = field.find('=');
   if (equals == std::string_view::npos || equals == 0)
-    return "field \"" + std::string(field) + "\" is not field=value";
-  return "field \"" + std::string(field.substr(0, equals)) + "\" is unknown, " + std::string(name) +
+    return "field \"" + printable(field) + "\" is not field=value";
+  return "field \"" + printable(field.substr(0, equals)) + "\" is unknown, " + std::string(name) +
          " takes none";
 }
 
@@ -55,7 +56,7 @@ Result<std::unique_ptr<Codec>> make_codec(const std::string& spec) {
       return bad(spec, first_field_problem(name, text.substr(colon + 1)));
     return entry.make();
   }
-  return bad(spec, "name \"" + std::string(name) + "\" is unknown; known are " + known_names());
+  return bad(spec, "name \"" + printable(name) + "\" is unknown; known are " + known_names());
 }
 
 }  // namespace centroid

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/tensor/multiversion.h"
+#include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
@@ -199,7 +200,7 @@ Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config)
     return std::unique_ptr<Optimizer>(std::make_unique<Sgd>(config, entry.rule));
   }
   return Error(ErrorCode::kInvalidArgument,
-               "optimizer name: \"" + config.name.substr(0, 64) + "\" is not one of " + known);
+               "optimizer name: \"" + printable(config.name) + "\" is not one of " + known);
 }
 
 }  // namespace centroid

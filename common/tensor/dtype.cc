@@ -3,6 +3,8 @@
 #include <array>
 #include <bit>
 
+#include "common/tensor/text.h"
+
 namespace centroid {
 namespace {
 
@@ -41,7 +43,7 @@ Result<DType> parse_dtype(std::string_view text) {
     known += row.name;
   }
   return Error(ErrorCode::kInvalidArgument,
-               "dtype: \"" + std::string(text.substr(0, 32)) + "\" is not one of " + known);
+               "dtype: \"" + printable(text) + "\" is not one of " + known);
 }
 
 Result<DType> dtype_from_wire(std::uint8_t number) {

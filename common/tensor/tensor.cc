@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "common/base/random.h"
+#include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
@@ -31,7 +32,7 @@ class Hasher {
   std::uint64_t state_ = kHashSeed;
 };
 
-std::string quoted(const std::string& name) { return '"' + name + '"'; }
+std::string quoted(const std::string& name) { return '"' + printable(name, 256) + '"'; }
 
 std::string form(const TensorInfo& tensor) {
   return std::string(to_string(tensor.dtype)) + ' ' + to_string(tensor.shape);
@@ -55,7 +56,7 @@ std::size_t count_missing(const Manifest& manifest, const Names& names) {
 
 Error bad_tensor(std::size_t index, const std::string& name, const std::string& what) {
   return {ErrorCode::kInvalidArgument,
-          "tensor " + std::to_string(index) + " " + quoted(name.substr(0, 64)) + ": " + what};
+          "tensor " + std::to_string(index) + " " + quoted(name) + ": " + what};
 }
 
 }  // namespace
@@ -87,29 +88,6 @@ std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor) {
   return is_empty ? 0 : product;
 }
 
-bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    const std::size_t length = lead < 0x80           ? 1
-                               : (lead >> 5) == 0x6  ? 2
-                               : (lead >> 4) == 0xE  ? 3
-                               : (lead >> 3) == 0x1E ? 4
-                                                     : 0;
-    if (length == 0 || length > text.size() - i) return false;
-    std::uint32_t point = length == 1 ? lead : lead & (0x7Fu >> length);
-    for (std::size_t k = 1; k < length; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      if ((next & 0xC0u) != 0x80u) return false;
-      point = (point << 6) | (next & 0x3Fu);
-    }
-    constexpr std::uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (point < kSmallest[length] || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000))
-      return false;
-    i += length;
-  }
-  return true;
-}
-
 std::uint64_t manifest_hash(const Manifest& manifest) {
   Hasher hasher;
   hasher.put(manifest.size());
@@ -134,7 +112,7 @@ Status validate(const Manifest& manifest) {
       return bad_tensor(i, tensor.name,
                         "name has " + std::to_string(tensor.name.size()) +
                             " bytes, allowed are 1.." + std::to_string(kMaxTensorNameBytes));
-    if (!is_utf8(tensor.name)) return bad_tensor(i, "?", "name is not UTF-8");
+    if (!is_utf8(tensor.name)) return bad_tensor(i, tensor.name, "name is not UTF-8");
     if (tensor.name == "__metadata__")
       return bad_tensor(i, tensor.name, "name is reserved by the safetensors format");
     if (!names.insert(tensor.name).second)

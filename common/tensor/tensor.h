@@ -48,9 +48,6 @@ constexpr std::size_t kMaxTensorRank = 8;
 /// of 0 do not hide an overflow of the others.
 std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
 
-/// True when `text` is well-formed UTF-8 (no overlong forms, no surrogates).
-bool is_utf8(std::string_view text);
-
 /// Check limits (docs/wire.md): names 1..256 bytes of UTF-8 and unique ("__metadata__" is reserved
 /// by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
 Status validate(const Manifest& manifest);

@@ -5,3 +5,7 @@ centroid_test(tensor_test LABEL unit
 centroid_test(codec_optimizer_test LABEL unit
   SOURCES unit/codec_test.cc unit/optimizer_test.cc
   DEPS centroid::codec centroid::optim centroid::tensor)
+
+centroid_test(checkpoint_test LABEL unit
+  SOURCES unit/safetensors_test.cc unit/checkpoint_test.cc
+  DEPS centroid::checkpoint centroid::tensor)

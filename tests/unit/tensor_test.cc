@@ -11,6 +11,7 @@
 #include "common/base/random.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/multiversion.h"
+#include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
@@ -196,6 +197,14 @@ TEST(ManifestValidation, RefusesWithTheTensorAndTheReason) {
     EXPECT_EQ(status.error().code(), ErrorCode::kInvalidArgument);
     EXPECT_THAT(status.error().message(), HasSubstr(reason));
   }
+}
+
+TEST(ForeignText, IsMadePrintable) {
+  EXPECT_EQ(printable("größe"), "größe");
+  EXPECT_EQ(printable("a\x01\n\x7F\xFFz"), "a????z");
+  EXPECT_EQ(printable("a\xC3"), "a?");
+  EXPECT_EQ(printable("abcö", 4), "abc...");  // never half a character
+  EXPECT_EQ(printable("abcö", 5), "abcö");
 }
 
 TEST(ManifestDifference, IsEmptyForEqualAndNamesTheFirstOtherwise) {

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "common/base/result.h"
+#include "common/checkpoint/checkpoint.h"
+
+namespace centroid {
+
+/// What manifest.json promises of one file beside it.
+struct FileRecord {
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
+/// The content of manifest.json.
+struct CheckpointManifest {
+  CheckpointInfo info;
+  std::map<std::string, FileRecord> files;  ///< by file name
+};
+
+/// As JSON text; the last field is a CRC-32C of the rest, so that an altered value is seen.
+/// fails invalid_argument: text that is not UTF-8, a time that is not finite.
+Result<std::string> to_json(const CheckpointManifest& manifest);
+
+/// fails data_loss: not such a text, or altered; unimplemented: written by a later format. The
+/// message names the field.
+Result<CheckpointManifest> parse_checkpoint_manifest(std::string_view text);
+
+}  // namespace centroid
