@@ -1,0 +1,174 @@
+#include "server/store/parameter_store.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/tensor/fingerprint.h"
+
+namespace centroid::server {
+
+ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer)
+    : plan_(std::make_shared<const ChunkPlan>(std::move(plan))),
+      optimizer_(std::move(optimizer)),
+      params_(std::make_shared<Plane>(*plan_, 0)),
+      spare_(std::make_shared<Plane>(*plan_, 1)) {
+  CENTROID_CHECK(optimizer_ != nullptr);
+  for (std::size_t k = 0; k < optimizer_->slots(); ++k)
+    slots_.push_back(std::make_shared<Plane>(*plan_, static_cast<std::uint32_t>(2 + k)));
+}
+
+ParameterStore::~ParameterStore() = default;
+
+std::uint64_t ParameterStore::memory_bytes() const {
+  std::uint64_t bytes = params_->bytes() + spare_->bytes();
+  for (const auto& slot : slots_) bytes += slot->bytes();
+  if (const auto snapshot = snapshot_.lock()) bytes += snapshot->copied_bytes();
+  return bytes;
+}
+
+std::span<const float> ParameterStore::params(const Chunk& chunk) const {
+  return params_->values(chunk);
+}
+
+std::span<float> ParameterStore::spare(const Chunk& chunk) {
+  preserve(*spare_, chunk);
+  return spare_->values(chunk);
+}
+
+std::span<const float> ParameterStore::spare(const Chunk& chunk) const {
+  return spare_->values(chunk);
+}
+
+std::span<const float> ParameterStore::slot(std::size_t k, const Chunk& chunk) const {
+  return slots_[k]->values(chunk);
+}
+
+std::span<float> ParameterStore::initial(const Chunk& chunk) {
+  CENTROID_CHECK(version_ == Version());
+  return params_->values(chunk);
+}
+
+void ParameterStore::initialize() {
+  CENTROID_CHECK(version_ == Version());
+  version_ = Version(1);
+}
+
+void ParameterStore::scale(const Chunk& chunk, double total_weight) {
+  CENTROID_CHECK(total_weight > 0);
+  CENTROID_CHECK(!spare_->is_held(chunk.id));
+  const auto factor = static_cast<float>(1.0 / total_weight);
+  for (float& x : spare(chunk)) x *= factor;
+}
+
+void ParameterStore::apply(const Chunk& chunk) {
+  CENTROID_CHECK(!spare_->is_held(chunk.id));
+  step(chunk, spare(chunk));
+}
+
+void ParameterStore::shadow_apply(const Chunk& chunk) {
+  CENTROID_CHECK(!params_->is_held(chunk.id));
+  preserve(*params_, chunk);
+  step(chunk, params_->values(chunk));
+}
+
+void ParameterStore::step(const Chunk& chunk, std::span<float> out) {
+  is_ahead_ = is_ahead_ || !slots_.empty() || out.data() == params_->values(chunk).data();
+  std::vector<std::span<float>> slots;
+  slots.reserve(slots_.size());
+  for (const auto& slot : slots_) {
+    preserve(*slot, chunk);
+    slots.push_back(slot->values(chunk));
+  }
+  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), spare_->values(chunk), slots, out);
+}
+
+void ParameterStore::commit_swap() {
+  std::swap(params_, spare_);
+  commit_in_place();
+}
+
+void ParameterStore::commit_in_place() {
+  ++optimizer_step_;
+  is_ahead_ = false;
+  commit_unchanged();
+}
+
+void ParameterStore::commit_unchanged() {
+  CENTROID_CHECK(version_ != Version() && !is_ahead_);
+  version_ = version_.next();
+}
+
+ParameterStore::Hold ParameterStore::hold_spare(ChunkId chunk) {
+  spare_->hold(chunk);
+  return {spare_->tag(), chunk};
+}
+
+ParameterStore::Hold ParameterStore::hold_params(ChunkId chunk) {
+  params_->hold(chunk);
+  return {params_->tag(), chunk};
+}
+
+void ParameterStore::release(Hold hold) {
+  (hold.plane_tag == params_->tag() ? params_ : spare_)->release(hold.chunk);
+}
+
+std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget_bytes) {
+  if (version_ == Version() || is_ahead_ || !snapshot_.expired()) return nullptr;
+  std::vector<std::shared_ptr<const Plane>> planes{params_};
+  planes.insert(planes.end(), slots_.begin(), slots_.end());
+  const std::shared_ptr<Snapshot> snapshot(
+      new Snapshot(plan_, std::move(planes), version_, optimizer_step_, copy_budget_bytes));
+  snapshot_ = snapshot;
+  return snapshot;
+}
+
+bool ParameterStore::snapshot_is_full() const {
+  const auto snapshot = snapshot_.lock();
+  return snapshot && snapshot->is_full();
+}
+
+Status ParameterStore::load(std::size_t plane, std::uint64_t offset, std::span<const float> from) {
+  const std::uint64_t total = plan_->total_elements();
+  if (plane > slots_.size())
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "store has planes 0.." + std::to_string(slots_.size()) + ", not " + std::to_string(plane));
+  if (offset > total || from.size() > total - offset)
+    return Error(ErrorCode::kInvalidArgument,
+                 "store has " + std::to_string(total) + " elements per plane; got " +
+                     std::to_string(from.size()) + " from " + std::to_string(offset));
+  const Plane& to = plane == 0 ? *params_ : *slots_[plane - 1];
+  const std::uint64_t end = offset + from.size();
+  const auto chunks = plan_->chunks();
+  const auto first = std::partition_point(chunks.begin(), chunks.end(), [&](const Chunk& chunk) {
+    return chunk.position + chunk.elements <= offset;
+  });
+  const auto last = std::partition_point(first, chunks.end(),
+                                         [&](const Chunk& chunk) { return chunk.position < end; });
+  for (auto chunk = first; chunk != last; ++chunk) {
+    if (to.is_held(chunk->id))
+      return Error(
+          ErrorCode::kFailedPrecondition,
+          "chunk " + to_string(chunk->id) + " is being sent: load when replies have ended");
+  }
+  for (auto chunk = first; chunk != last; ++chunk) preserve(to, *chunk);
+  std::copy(from.begin(), from.end(), to.values().begin() + static_cast<std::ptrdiff_t>(offset));
+  return {};
+}
+
+void ParameterStore::restore(Version version, std::uint64_t optimizer_step) {
+  version_ = version;
+  optimizer_step_ = optimizer_step;
+  is_ahead_ = false;
+}
+
+std::uint64_t ParameterStore::fingerprint() const {
+  return centroid::fingerprint(params_->values());
+}
+
+void ParameterStore::preserve(const Plane& plane, const Chunk& chunk) {
+  if (const auto snapshot = snapshot_.lock()) snapshot->preserve(plane, chunk);
+}
+
+}  // namespace centroid::server

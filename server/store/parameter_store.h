@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/optim/optimizer.h"
+#include "common/tensor/chunk_plan.h"
+#include "server/store/plane.h"
+#include "server/store/snapshot.h"
+
+namespace centroid::server {
+
+/// Committed parameters, optimizer slots and the spare plane in which the next version grows. All
+/// planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
+///
+/// memory  (2 + slots) planes, nothing else that grows with the model (a running snapshot: at most
+///         its copy budget)
+/// thread  one (the service's), except Snapshot, which one other thread reads
+/// rounds  contributions are summed into spare(); `apply` turns a chunk's sum into its result;
+///         `commit_swap` publishes by one swap
+class ParameterStore {
+ public:
+  ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer);
+  ~ParameterStore();
+
+  const ChunkPlan& plan() const { return *plan_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  Version version() const { return version_; }  ///< 0: not initialised
+  std::uint64_t optimizer_step() const { return optimizer_step_; }
+  /// Planes, and what a running snapshot has copied aside.
+  std::uint64_t memory_bytes() const;
+
+  std::span<const float> params(const Chunk& chunk) const;
+  /// To write into, until the next commit: asking is what saves the chunk for a running snapshot,
+  /// so ask anew after each commit_swap and begin_snapshot.
+  std::span<float> spare(const Chunk& chunk);
+  /// To read (a reply): saves nothing.
+  std::span<const float> spare(const Chunk& chunk) const;
+  std::span<const float> slot(std::size_t k, const Chunk& chunk) const;
+  /// Before initialisation only: where initial values are written.
+  std::span<float> initial(const Chunk& chunk);
+
+  /// Publish the initial values as version 1.
+  void initialize();
+
+  /// Sum -> mean: spare *= float32(1 / total_weight), in place; total_weight > 0. Then for
+  /// `apply: server`: the optimizer's step into spare (slots change).
+  void scale(const Chunk& chunk, double total_weight);
+  void apply(const Chunk& chunk);
+  /// For `apply: worker`: the same step as the workers', from the mean in spare into the parameters
+  /// in place.
+  void shadow_apply(const Chunk& chunk);
+
+  /// Spare becomes the parameters (every chunk has been applied). version + 1, optimizer_step + 1.
+  void commit_swap();
+  /// After shadow_apply on every chunk. version + 1, optimizer_step + 1.
+  void commit_in_place();
+  /// A round without effect (all weights 0): version + 1, values unchanged. Not after an apply that
+  /// changed slots or parameters.
+  void commit_unchanged();
+
+  /// Readers of a chunk's memory in flight (replies being sent): while there is one, the plane's
+  /// chunk must not be written. The hold follows the memory through commit_swap.
+  struct Hold {
+    std::uint32_t plane_tag = 0;
+    ChunkId chunk;
+  };
+  Hold hold_spare(ChunkId chunk);
+  Hold hold_params(ChunkId chunk);
+  void release(Hold hold);
+  bool spare_is_held(ChunkId chunk) const { return spare_->is_held(chunk); }
+  bool params_are_held(ChunkId chunk) const { return params_->is_held(chunk); }
+
+  /// Begin a consistent copy-on-write view of the present version for another thread; one at a
+  /// time. Nullptr while one lives, before initialisation, and while slots or parameters are ahead
+  /// of the version (from a round's first apply to its commit).
+  std::shared_ptr<Snapshot> begin_snapshot(std::size_t copy_budget_bytes);
+  /// The changes still to come may exceed the copy budget. While it is so, neither apply,
+  /// shadow_apply nor commit: the snapshot's reader makes room (a change without room fails the
+  /// snapshot, never the round). Once false it stays false until the next begin_snapshot.
+  bool snapshot_is_full() const;
+
+  /// Load values (checkpoint, safetensors file): planes as in PlaneWriter. Then `restore` sets the
+  /// counters.
+  ///
+  /// fails  invalid_argument: no such plane or elements; failed_precondition: a reply still reads
+  ///        there
+  Status load(std::size_t plane, std::uint64_t offset, std::span<const float> from);
+  void restore(Version version, std::uint64_t optimizer_step);
+
+  /// 64-bit hash of the parameters' bits: centroid::fingerprint of the whole plane.
+  std::uint64_t fingerprint() const;
+
+ private:
+  void preserve(const Plane& plane, const Chunk& chunk);
+  void step(const Chunk& chunk, std::span<float> out);
+
+  const std::shared_ptr<const ChunkPlan> plan_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  Version version_;
+  std::uint64_t optimizer_step_ = 0;
+  bool is_ahead_ = false;  // slots or parameters hold part of the next version
+  // Shared with a running snapshot only, which may outlive the store.
+  std::shared_ptr<Plane> params_, spare_;
+  std::vector<std::shared_ptr<Plane>> slots_;
+  std::weak_ptr<Snapshot> snapshot_;
+};
+
+}  // namespace centroid::server

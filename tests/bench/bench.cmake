@@ -1,0 +1,2 @@
+centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
+  DEPS centroid::store centroid::optim centroid::tensor)
