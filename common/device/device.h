@@ -13,7 +13,8 @@ namespace centroid {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
-  virtual std::byte* data() const = 0;  ///< a device address: only the CPU device's may be dereferenced by the host
+  virtual std::byte* data()
+      const = 0;  ///< a device address: only the CPU device's may be dereferenced by the host
   virtual std::size_t size() const = 0;
 };
 
@@ -27,7 +28,8 @@ class Stream {
   virtual Status wait() = 0;
 };
 
-/// One GPU or the CPU. "cpu:0" and "cpu:1" are two replicas on one machine, each driven by its own thread.
+/// One GPU or the CPU. "cpu:0" and "cpu:1" are two replicas on one machine, each driven by its own
+/// thread.
 class Device {
  public:
   virtual ~Device() = default;
@@ -37,7 +39,8 @@ class Device {
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
 };
 
-/// "cpu" or "cpu:N"; "cuda:N" when built with CUDA. fails invalid_argument (names what is known), unimplemented (no CUDA here).
+/// "cpu" or "cpu:N"; "cuda:N" when built with CUDA. fails invalid_argument (names what is known),
+/// unimplemented (no CUDA here).
 Result<std::unique_ptr<Device>> make_device(const std::string& spec);
 
 }  // namespace centroid

@@ -10,21 +10,24 @@
 
 namespace centroid::worker {
 
-/// A labelled data set in memory: features as rows of float32 (already scaled), labels 0..classes-1. Immutable, thread-safe.
+/// A labelled data set in memory: features as rows of float32 (already scaled), labels
+/// 0..classes-1. Immutable, thread-safe.
 struct Dataset {
-  std::string name;          ///< "digits: UCI handwritten digits, 1,797 images of 8x8"
+  std::string name;  ///< "digits: UCI handwritten digits, 1,797 images of 8x8"
   std::uint64_t samples = 0;
   std::uint64_t features = 0;
   std::uint32_t classes = 0;
-  std::vector<float> x;              ///< [samples, features] dense; empty when sparse
-  std::vector<std::uint32_t> y;      ///< [samples]
-  /// Sparse form (text): CSR; row i holds columns cols[row_begin[i] .. row_begin[i+1]) with values vals.
+  std::vector<float> x;          ///< [samples, features] dense; empty when sparse
+  std::vector<std::uint32_t> y;  ///< [samples]
+  /// Sparse form (text): CSR; row i holds columns cols[row_begin[i] .. row_begin[i+1]) with values
+  /// vals.
   std::vector<std::uint64_t> row_begin;
   std::vector<std::uint32_t> cols;
   std::vector<float> vals;
   bool is_sparse() const { return !row_begin.empty(); }
   /// Copy rows `index` into out [index.size(), features] (densified when sparse) and labels.
-  void gather(std::span<const std::uint64_t> index, std::span<float> out, std::span<std::uint32_t> labels) const;
+  void gather(std::span<const std::uint64_t> index, std::span<float> out,
+              std::span<std::uint32_t> labels) const;
   /// Hash over shape and content: workers of one job must agree.
   std::uint64_t fingerprint() const;
 };
@@ -36,19 +39,22 @@ struct DataSplit {
 };
 
 struct DataOptions {
-  std::string spec = "digits";  ///< digits[:FILE.csv.gz] | idx:DIR | packages[:FILE]
-  std::string cache_dir;        ///< where the set-up step put digits.csv.gz
-  std::uint64_t seed = 1;       ///< of the stratified 80/20 split (digits, packages)
+  std::string spec = "digits";         ///< digits[:FILE.csv.gz] | idx:DIR | packages[:FILE]
+  std::string cache_dir;               ///< where the set-up step put digits.csv.gz
+  std::uint64_t seed = 1;              ///< of the stratified 80/20 split (digits, packages)
   std::uint64_t text_features = 4096;  ///< width of hashed n-grams (packages)
 };
 
-/// Load a data set. fails invalid_argument (unknown spec: lists the known), not_found (names the file and how to get it),
-/// data_loss (file damaged: names file, line or offset, what was expected), failed_precondition (no samples).
+/// Load a data set. fails invalid_argument (unknown spec: lists the known), not_found (names the
+/// file and how to get it), data_loss (file damaged: names file, line or offset, what was
+/// expected), failed_precondition (no samples).
 Result<DataSplit> load_data(const DataOptions& options);
 
-/// The order of one epoch: a permutation of 0..samples-1 from (seed, epoch), the same on every rank and machine.
+/// The order of one epoch: a permutation of 0..samples-1 from (seed, epoch), the same on every rank
+/// and machine.
 ///
 /// source  Fisher-Yates with the counter-based generator of common/base/random.h
-std::vector<std::uint64_t> permutation(std::uint64_t samples, std::uint64_t seed, std::uint64_t epoch);
+std::vector<std::uint64_t> permutation(std::uint64_t samples, std::uint64_t seed,
+                                       std::uint64_t epoch);
 
 }  // namespace centroid::worker

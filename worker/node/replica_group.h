@@ -21,28 +21,35 @@ struct GroupStep {
   double compute_seconds = 0;  ///< of the slowest device
 };
 
-/// The devices of one worker: one thread and one full model replica each, one reduced gradient. Equal weights per sample.
+/// The devices of one worker: one thread and one full model replica each, one reduced gradient.
+/// Equal weights per sample.
 ///
-/// The share of the worker is split over the devices by the remainder rule; the reduced gradient of a tensor is the mean over all
-/// samples of the worker: sum over devices in device order of (n_d / n) * g_d. With one device the gradient is used in place.
-/// `on_ready(tensor)` is called exactly once per tensor and step, from some device's thread, as soon as the tensor is reduced;
-/// calls are serialised.
+/// The share of the worker is split over the devices by the remainder rule; the reduced gradient of
+/// a tensor is the mean over all samples of the worker: sum over devices in device order of (n_d /
+/// n) * g_d. With one device the gradient is used in place. `on_ready(tensor)` is called exactly
+/// once per tensor and step, from some device's thread, as soon as the tensor is reduced; calls are
+/// serialised.
 class ReplicaGroup {
  public:
   virtual ~ReplicaGroup() = default;
   virtual std::size_t devices() const = 0;
-  /// Parameters all replicas read: written by the exchange between steps (one copy: replicas share host memory).
+  /// Parameters all replicas read: written by the exchange between steps (one copy: replicas share
+  /// host memory).
   virtual std::span<float> params() = 0;
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
-  /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are done.
+  /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
+  /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) = 0;
   /// Forward over [begin, end) of the data set, split over the devices.
-  virtual Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin, std::uint64_t end) = 0;
+  virtual Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin,
+                                     std::uint64_t end) = 0;
 };
 
-/// Devices as given: "cpu:0,cpu:1". fails as make_device; invalid_argument for a device named twice.
-Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model, const std::string& devices);
+/// Devices as given: "cpu:0,cpu:1". fails as make_device; invalid_argument for a device named
+/// twice.
+Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
+                                                         const std::string& devices);
 
 }  // namespace centroid::worker

@@ -1,0 +1,97 @@
+#include "common/device/device.h"
+
+#include <charconv>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace centroid {
+
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+/// More than any host has; keeps absurd requests away from the allocator.
+constexpr std::size_t kMaxAllocationBytes = std::size_t{1} << 46;
+constexpr unsigned kMaxDeviceNumber = 1023;
+
+class CpuMemory final : public DeviceMemory {
+ public:
+  CpuMemory(std::byte* data, std::size_t size) : data_(data), size_(size) {}
+  ~CpuMemory() override { ::operator delete(data_, kAlignment); }
+  CpuMemory(const CpuMemory&) = delete;
+  CpuMemory& operator=(const CpuMemory&) = delete;
+  std::byte* data() const override { return data_; }
+  std::size_t size() const override { return size_; }
+
+ private:
+  std::byte* data_;
+  std::size_t size_;
+};
+
+/// Copies happen in the call, so the queue is always empty.
+class CpuStream final : public Stream {
+ public:
+  Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    if (bytes > 0) std::memmove(to, from, bytes);
+    return {};
+  }
+  Status wait() override { return {}; }
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(unsigned number) : name_("cpu:" + std::to_string(number)) {}
+  std::string name() const override { return name_; }
+  bool is_host() const override { return true; }
+
+  Result<std::unique_ptr<DeviceMemory>> allocate(std::size_t bytes) override {
+    // At least one byte, so that data() is never null.
+    const std::size_t taken = bytes == 0 ? 1 : bytes;
+    void* raw =
+        taken > kMaxAllocationBytes ? nullptr : ::operator new(taken, kAlignment, std::nothrow);
+    if (raw == nullptr)
+      return Error(ErrorCode::kResourceExhausted,
+                   name_ + ": no memory for " + std::to_string(bytes) + " bytes");
+    std::memset(raw, 0, taken);
+    return std::unique_ptr<DeviceMemory>(new CpuMemory(static_cast<std::byte*>(raw), bytes));
+  }
+
+  Result<std::unique_ptr<Stream>> make_stream() override {
+    return std::unique_ptr<Stream>(new CpuStream);
+  }
+
+ private:
+  std::string name_;
+};
+
+/// The number behind "kind" or "kind:N"; nothing when `spec` is something else.
+std::optional<unsigned> device_number(std::string_view spec, std::string_view kind) {
+  if (!spec.starts_with(kind)) return std::nullopt;
+  spec.remove_prefix(kind.size());
+  if (spec.empty()) return 0;
+  if (spec.front() != ':') return std::nullopt;
+  spec.remove_prefix(1);
+  unsigned number = 0;
+  const auto [end, error] = std::from_chars(spec.data(), spec.data() + spec.size(), number);
+  if (error != std::errc() || end != spec.data() + spec.size() || number > kMaxDeviceNumber)
+    return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> make_device(const std::string& spec) {
+  if (const auto number = device_number(spec, "cpu"))
+    return std::unique_ptr<Device>(new CpuDevice(*number));
+  if (device_number(spec, "cuda"))
+    return Error(ErrorCode::kUnimplemented,
+                 "device '" + spec + "': this build has no CUDA; use cpu:N");
+  return Error(ErrorCode::kInvalidArgument,
+               "device '" + spec +
+                   "' is not known: expected cpu, cpu:N or cuda:N with N from 0 to " +
+                   std::to_string(kMaxDeviceNumber));
+}
+
+}  // namespace centroid

@@ -1,0 +1,292 @@
+#include "worker/node/replica_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+
+namespace centroid::worker {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::uint64_t kFeatures = 12;
+
+std::unique_ptr<Model> small_model() {
+  auto model = make_model("mlp:12-40-5,gelu");
+  CENTROID_CHECK(model.ok());
+  return std::move(model).value();
+}
+
+Dataset random_data(std::uint64_t samples, std::uint64_t seed) {
+  CounterRng rng(seed);
+  Dataset data;
+  data.name = "random";
+  data.samples = samples;
+  data.features = kFeatures;
+  data.classes = 5;
+  for (std::uint64_t i = 0; i < samples * kFeatures; ++i)
+    data.x.push_back(static_cast<float>(rng.normal()));
+  for (std::uint64_t i = 0; i < samples; ++i)
+    data.y.push_back(static_cast<std::uint32_t>(rng.below(5)));
+  return data;
+}
+
+std::string cpus(std::size_t count) {
+  std::string all = "cpu:0";
+  for (std::size_t i = 1; i < count; ++i) all += ",cpu:" + std::to_string(i);
+  return all;
+}
+
+std::unique_ptr<ReplicaGroup> group_of(const Model& model, std::size_t count) {
+  auto group = make_replica_group(model, cpus(count));
+  CENTROID_CHECK(group.ok());
+  model.initialize(7, (*group)->params());
+  return std::move(group).value();
+}
+
+std::vector<std::uint64_t> first(std::uint64_t n) {
+  std::vector<std::uint64_t> index(n);
+  std::iota(index.begin(), index.end(), 0);
+  return index;
+}
+
+std::vector<float> gradient_of(ReplicaGroup& group) {
+  return {group.gradients().begin(), group.gradients().end()};
+}
+
+/// Largest difference relative to the largest element.
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(double{a[i]}));
+    worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
+  }
+  return worst / largest;
+}
+
+TEST(ReplicaGroup, ManyDevicesEqualOneDeviceWithTheWholeBatch) {
+  const auto model = small_model();
+  const Dataset data = random_data(100, 1);
+  // Even, uneven, and fewer samples than devices.
+  for (const std::uint64_t samples : {96, 97, 13, 3, 1}) {
+    const auto single = group_of(*model, 1);
+    const auto expected = single->step(data, first(samples), {});
+    ASSERT_TRUE(expected.ok());
+    for (const std::size_t devices : {2, 3, 8}) {
+      SCOPED_TRACE(std::to_string(samples) + " samples, " + std::to_string(devices) + " devices");
+      const auto group = group_of(*model, devices);
+      const auto result = group->step(data, first(samples), {});
+      ASSERT_TRUE(result.ok());
+      EXPECT_LE(difference(gradient_of(*single), gradient_of(*group)), 1e-5);
+      EXPECT_NEAR(result->loss_sum, expected->loss_sum, 1e-5 * expected->loss_sum);
+      EXPECT_EQ(result->correct, expected->correct);
+      EXPECT_EQ(result->samples, samples);
+      EXPECT_GT(result->compute_seconds, 0.0);
+    }
+  }
+}
+
+TEST(ReplicaGroup, GradientIsTheMeanWeightedBySamplesInDeviceOrder) {
+  const auto model = small_model();
+  const Dataset data = random_data(8, 2);
+  const auto group = group_of(*model, 3);
+  ASSERT_TRUE(group->step(data, first(8), {}).ok());
+  // Shares 3, 3, 2.
+  std::vector<float> expected(group->gradients().size(), 0.0F);
+  const std::vector<std::vector<std::uint64_t>> shares = {{0, 1, 2}, {3, 4, 5}, {6, 7}};
+  for (const auto& share : shares) {
+    const auto single = group_of(*model, 1);
+    ASSERT_TRUE(single->step(data, share, {}).ok());
+    const auto weight = static_cast<float>(static_cast<double>(share.size()) / 8.0);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      expected[i] += weight * single->gradients()[i];
+  }
+  EXPECT_EQ(gradient_of(*group), expected);
+}
+
+TEST(ReplicaGroup, RepeatsBitForBit) {
+  const auto model = small_model();
+  const Dataset data = random_data(64, 3);
+  const auto group = group_of(*model, 4);
+  ASSERT_TRUE(group->step(data, first(61), {}).ok());
+  const auto expected = gradient_of(*group);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    ASSERT_TRUE(group->step(data, first(61), {}).ok());
+    ASSERT_EQ(gradient_of(*group), expected);
+  }
+}
+
+TEST(ReplicaGroup, AnnouncesEveryTensorOnceOneAtATimeWhenItIsFinal) {
+  const auto model = small_model();
+  const Dataset data = random_data(64, 4);
+  for (const std::size_t devices : {1, 2, 5}) {
+    const auto group = group_of(*model, devices);
+    for (const std::uint64_t samples : {64, 3, 0}) {
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        std::vector<std::uint32_t> order;  // without a lock: calls are serialised
+        std::vector<float> seen(group->gradients().size());
+        std::atomic<int> inside = 0;
+        std::size_t end = seen.size();
+        const auto result = group->step(data, first(samples), [&](TensorId tensor) {
+          EXPECT_EQ(inside.fetch_add(1), 0);
+          order.push_back(tensor.value);
+          const std::size_t begin = end - model->manifest()[tensor.value].elements();
+          std::copy_n(group->gradients().begin() + static_cast<std::ptrdiff_t>(begin), end - begin,
+                      seen.begin() + static_cast<std::ptrdiff_t>(begin));
+          end = begin;
+          inside.fetch_sub(1);
+        });
+        ASSERT_TRUE(result.ok());
+        EXPECT_THAT(order, ElementsAre(3, 2, 1, 0));
+        EXPECT_EQ(seen, gradient_of(*group));
+      }
+    }
+    EXPECT_THAT(gradient_of(*group), testing::Each(0.0F)) << "a step without samples";
+  }
+}
+
+TEST(ReplicaGroup, EvaluatesEverySampleOnce) {
+  const auto model = small_model();
+  const Dataset data = random_data(1000, 5);
+  const auto single = group_of(*model, 1);
+  const auto whole = single->evaluate(data, 0, 1000);
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->samples, 1000U);
+  const auto group = group_of(*model, 3);
+  double loss = 0;
+  std::uint64_t correct = 0;
+  std::uint64_t samples = 0;
+  for (const auto& [begin, end] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+           {0, 1}, {1, 900}, {900, 900}, {900, 1000}}) {
+    const auto part = group->evaluate(data, begin, end);
+    ASSERT_TRUE(part.ok());
+    loss += part->loss_sum;
+    correct += part->correct;
+    samples += part->samples;
+  }
+  EXPECT_EQ(samples, 1000U);
+  EXPECT_EQ(correct, whole->correct);
+  EXPECT_NEAR(loss, whole->loss_sum, 1e-5 * whole->loss_sum);
+}
+
+TEST(ReplicaGroup, RefusesWhatDoesNotFit) {
+  const auto model = small_model();
+  const auto group = group_of(*model, 2);
+  const Dataset data = random_data(10, 6);
+  const auto code_of = [](const auto& result) {
+    return result.ok() ? std::string("ok") : std::string(to_string(result.error().code()));
+  };
+  EXPECT_EQ(code_of(group->step(data, std::vector<std::uint64_t>{0, 10}, {})), "invalid_argument");
+  EXPECT_EQ(code_of(group->evaluate(data, 0, 11)), "invalid_argument");
+  EXPECT_EQ(code_of(group->evaluate(data, 6, 5)), "invalid_argument");
+  Dataset wide = data;
+  wide.features = 13;
+  EXPECT_EQ(code_of(group->step(wide, {}, {})), "invalid_argument");
+  Dataset many = data;
+  many.classes = 6;
+  EXPECT_EQ(code_of(group->evaluate(many, 0, 1)), "invalid_argument");
+  EXPECT_EQ(code_of(group->step(data, first(10), {})), "ok");
+}
+
+TEST(MakeReplicaGroup, NamesWhatIsWrongWithTheDevices) {
+  const auto model = small_model();
+  const auto error_of = [&](const std::string& devices) {
+    const auto group = make_replica_group(*model, devices);
+    return group.ok() ? std::string("ok") : group.error().to_string();
+  };
+  EXPECT_EQ(error_of("cpu"), "ok");
+  EXPECT_THAT(error_of("cpu:1,cpu,cpu:0"),
+              AllOf(HasSubstr("invalid_argument"), HasSubstr("cpu:0 twice")));
+  EXPECT_THAT(error_of(""), HasSubstr("invalid_argument"));
+  EXPECT_THAT(error_of("cpu:0,"), HasSubstr("invalid_argument"));
+  EXPECT_THAT(error_of("cpu:0,tpu:1"), HasSubstr("'tpu:1'"));
+  EXPECT_THAT(error_of("cuda:0"), HasSubstr("unimplemented"));
+}
+
+/// Throws in the step of one replica.
+class FailingModel final : public Model {
+ public:
+  FailingModel(std::unique_ptr<Model> inner, std::shared_ptr<std::atomic<int>> clones,
+               std::shared_ptr<std::atomic<bool>> is_on, int number)
+      : inner_(std::move(inner)),
+        clones_(std::move(clones)),
+        is_on_(std::move(is_on)),
+        number_(number) {}
+  const Manifest& manifest() const override { return inner_->manifest(); }
+  std::uint64_t features() const override { return inner_->features(); }
+  std::uint32_t classes() const override { return inner_->classes(); }
+  std::string spec() const override { return inner_->spec(); }
+  void initialize(std::uint64_t seed, std::span<float> params) const override {
+    inner_->initialize(seed, params);
+  }
+  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+                  const std::function<void(TensorId)>& on_ready) override {
+    if (number_ == 1 && *is_on_) throw std::runtime_error("no power");
+    return inner_->step(batch, params, gradients, on_ready);
+  }
+  StepResult evaluate(const Batch& batch, std::span<const float> params) override {
+    if (number_ == 1 && *is_on_) throw std::bad_alloc();
+    return inner_->evaluate(batch, params);
+  }
+  std::unique_ptr<Model> clone() const override {
+    return std::make_unique<FailingModel>(inner_->clone(), clones_, is_on_, (*clones_)++);
+  }
+
+ private:
+  std::unique_ptr<Model> inner_;
+  std::shared_ptr<std::atomic<int>> clones_;
+  std::shared_ptr<std::atomic<bool>> is_on_;
+  int number_;
+};
+
+TEST(ReplicaGroup, AnExceptionOnADeviceIsAnErrorThatNamesItAndTheNextStepWorks) {
+  const auto is_on = std::make_shared<std::atomic<bool>>(true);
+  const FailingModel model(small_model(), std::make_shared<std::atomic<int>>(0), is_on, -1);
+  const auto group = group_of(model, 3);
+  const Dataset data = random_data(10, 7);
+  const auto step = group->step(data, first(10), {});
+  ASSERT_FALSE(step.ok());
+  EXPECT_EQ(step.error().code(), ErrorCode::kInternal);
+  EXPECT_THAT(step.error().message(), AllOf(HasSubstr("cpu:1"), HasSubstr("no power")));
+  const auto evaluated = group->evaluate(data, 0, 10);
+  ASSERT_FALSE(evaluated.ok());
+  EXPECT_THAT(evaluated.error().message(), AllOf(HasSubstr("cpu:1"), HasSubstr("out of memory")));
+  *is_on = false;
+  int calls = 0;
+  ASSERT_TRUE(group->step(data, first(10), [&](TensorId) { ++calls; }).ok());
+  EXPECT_EQ(calls, 4);
+  const auto plain = group_of(*small_model(), 3);
+  ASSERT_TRUE(plain->step(data, first(10), {}).ok());
+  EXPECT_EQ(gradient_of(*group), gradient_of(*plain));
+}
+
+TEST(ReplicaGroup, AnExceptionOfTheCallbackIsAnError) {
+  const auto model = small_model();
+  const auto group = group_of(*model, 2);
+  const Dataset data = random_data(10, 8);
+  const auto step =
+      group->step(data, first(10), [](TensorId) { throw std::runtime_error("callback broke"); });
+  ASSERT_FALSE(step.ok());
+  EXPECT_THAT(step.error().message(), HasSubstr("callback broke"));
+}
+
+}  // namespace
+}  // namespace centroid::worker

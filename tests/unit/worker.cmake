@@ -1,0 +1,12 @@
+centroid_test(device_test LABEL unit SOURCES unit/device_test.cc DEPS centroid::device)
+centroid_test(data_test LABEL unit SOURCES unit/data_test.cc DEPS centroid::data ZLIB::ZLIB)
+centroid_test(mlp_test LABEL unit SOURCES unit/mlp_test.cc DEPS centroid::model)
+centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc DEPS centroid::node)
+
+if(CENTROID_FUZZ)
+  foreach(part idx digits)
+    centroid_program(${part}_fuzz SOURCES fuzz/${part}_fuzz.cc DEPS centroid::data)
+    target_compile_options(${part}_fuzz PRIVATE -fsanitize=fuzzer)
+    target_link_options(${part}_fuzz PRIVATE -fsanitize=fuzzer)
+  endforeach()
+endif()

@@ -1,0 +1,73 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "common/base/random.h"
+#include "worker/data/data_source.h"
+
+namespace centroid::worker {
+
+namespace {
+
+/// Mix the bytes of an array and its length into `hash`.
+template <class T>
+std::uint64_t mix_array(std::uint64_t hash, const std::vector<T>& values) {
+  const std::size_t bytes = values.size() * sizeof(T);
+  const auto* from = reinterpret_cast<const unsigned char*>(values.data());
+  hash = mix64(hash, bytes);
+  std::size_t at = 0;
+  for (; at + sizeof(std::uint64_t) <= bytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, from + at, sizeof(word));
+    hash = mix64(hash ^ word);
+  }
+  if (at < bytes) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + at, bytes - at);
+    hash = mix64(hash ^ word);
+  }
+  return hash;
+}
+
+}  // namespace
+
+void Dataset::gather(std::span<const std::uint64_t> index, std::span<float> out,
+                     std::span<std::uint32_t> labels) const {
+  CENTROID_CHECK(out.size() == index.size() * features && labels.size() == index.size());
+  float* row = out.data();
+  for (std::size_t i = 0; i < index.size(); ++i, row += features) {
+    const std::uint64_t sample = index[i];
+    CENTROID_CHECK(sample < samples);
+    labels[i] = y[sample];
+    if (is_sparse()) {
+      std::fill_n(row, features, 0.0F);
+      for (std::uint64_t k = row_begin[sample]; k < row_begin[sample + 1]; ++k)
+        row[cols[k]] = vals[k];
+    } else if (features > 0) {
+      std::copy_n(x.data() + sample * features, features, row);
+    }
+  }
+}
+
+std::uint64_t Dataset::fingerprint() const {
+  std::uint64_t hash = mix64(samples, features);
+  hash = mix64(hash, classes);
+  hash = mix_array(hash, x);
+  hash = mix_array(hash, y);
+  hash = mix_array(hash, row_begin);
+  hash = mix_array(hash, cols);
+  return mix_array(hash, vals);
+}
+
+std::vector<std::uint64_t> permutation(std::uint64_t samples, std::uint64_t seed,
+                                       std::uint64_t epoch) {
+  std::vector<std::uint64_t> order(samples);
+  std::iota(order.begin(), order.end(), std::uint64_t{0});
+  CounterRng rng(seed, epoch);
+  for (std::uint64_t i = samples; i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
+  return order;
+}
+
+}  // namespace centroid::worker

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/model/activation.h"
+#include "worker/model/model.h"
+
+namespace centroid::worker {
+
+/// Fully connected layers with an activation between them and softmax cross-entropy at the end.
+///
+/// shape   layer i: "layers.i.weight" [out, in] and "layers.i.bias" [out] (PyTorch's layout), out =
+/// in @ weight^T + bias order   on_ready runs through the manifest backwards: bias, then weight, of
+/// the last layer first bits    the same input on the same machine gives the same bits; parameters
+/// from `initialize` are equal on every machine
+class Mlp final : public Model {
+ public:
+  /// `widths` from input to classes: at least two, each at least 1 (make_model checks).
+  Mlp(std::vector<std::uint64_t> widths, Activation activation);
+
+  const Manifest& manifest() const override { return manifest_; }
+  std::uint64_t features() const override { return widths_.front(); }
+  std::uint32_t classes() const override { return static_cast<std::uint32_t>(widths_.back()); }
+  std::string spec() const override;
+  void initialize(std::uint64_t seed, std::span<float> params) const override;
+  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+                  const std::function<void(TensorId)>& on_ready) override;
+  StepResult evaluate(const Batch& batch, std::span<const float> params) override;
+  std::unique_ptr<Model> clone() const override;
+
+ private:
+  std::size_t layers() const { return widths_.size() - 1; }
+  std::size_t weight_at(std::size_t layer) const { return positions_[2 * layer]; }
+  std::size_t bias_at(std::size_t layer) const { return positions_[2 * layer + 1]; }
+  bool needs_slope() const { return activation_ == Activation::kGelu; }
+  void check_sizes(const Batch& batch, std::size_t params) const;
+  void reserve(std::size_t samples, bool with_gradient);
+  /// Input of a layer: the batch, or the output of the layer before.
+  const float* input_of(std::size_t layer, const Batch& batch) const;
+  StepResult forward(const Batch& batch, std::span<const float> params, bool with_gradient);
+  void backward_layer(std::size_t layer, const Batch& batch, std::span<const float> params,
+                      std::span<float> gradients, const std::function<void(TensorId)>& on_ready);
+
+  std::vector<std::uint64_t> widths_;
+  Activation activation_;
+  Manifest manifest_;
+  std::vector<std::size_t> positions_;  // first element of each tensor, plus the end
+  // Work space, grown to the largest batch seen. output_[last] turns from logits into their
+  // gradient.
+  std::vector<std::vector<float>> output_;
+  std::vector<std::vector<float>> slope_;
+  std::vector<float> gradient_;       // of the present layer's output
+  std::vector<float> next_gradient_;  // of the layer's before it
+};
+
+}  // namespace centroid::worker

@@ -1,0 +1,285 @@
+#include "worker/node/replica_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "common/device/device.h"
+#include "common/tensor/chunk_plan.h"
+#include "worker/node/tensor_reducer.h"
+
+namespace centroid::worker {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMaxDevices = 256;
+/// Rows of one forward pass of `evaluate`: bounds the work space, long enough to keep BLAS busy.
+constexpr std::uint64_t kEvaluateRows = 256;
+
+/// What all devices do next; lives on the caller's stack until the last one is done.
+struct Job {
+  const Dataset* data = nullptr;
+  std::span<const std::uint64_t> samples;  // to train on
+  Range rows;                              // to evaluate
+  bool is_training = false;
+};
+
+struct Outcome {
+  GroupStep result;
+  std::optional<Error> error;
+};
+
+std::span<float> floats(const DeviceMemory& memory) {
+  return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
+}
+
+/// One device: its model and memory. Used by the device's thread only, except at construction.
+struct Replica {
+  std::string name;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<DeviceMemory> gradient;  // null when there is one device only
+  std::vector<std::uint64_t> index;
+  std::vector<float> x;
+  std::vector<std::uint32_t> y;
+
+  Batch gather(const Dataset& data, std::span<const std::uint64_t> samples) {
+    x.resize(samples.size() * data.features);
+    y.resize(samples.size());
+    data.gather(samples, x, y);
+    return {x, y, samples.size()};
+  }
+};
+
+class HostReplicaGroup final : public ReplicaGroup {
+ public:
+  HostReplicaGroup(std::vector<Replica> replicas, std::unique_ptr<DeviceMemory> params,
+                   std::unique_ptr<DeviceMemory> gradients)
+      : replicas_(std::move(replicas)),
+        params_(std::move(params)),
+        gradients_(std::move(gradients)),
+        reducer_(replicas_.front().model->manifest(), sources(), floats(*gradients_)),
+        outcomes_(replicas_.size()),
+        shares_(replicas_.size()) {
+    for (std::size_t d = 0; d < replicas_.size(); ++d)
+      threads_.emplace_back([this, d](const std::stop_token& stop) { run(d, stop); });
+  }
+
+  ~HostReplicaGroup() override {
+    for (auto& thread : threads_) thread.request_stop();
+    threads_.clear();  // joins
+  }
+
+  std::size_t devices() const override { return replicas_.size(); }
+  std::span<float> params() override { return floats(*params_); }
+  std::span<float> gradients() override { return floats(*gradients_); }
+
+  Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
+                         const std::function<void(TensorId)>& on_ready) override {
+    CENTROID_TRY(check_fits(data));
+    const auto outside = std::find_if(samples.begin(), samples.end(),
+                                      [&](std::uint64_t i) { return i >= data.samples; });
+    if (outside != samples.end())
+      return Error(ErrorCode::kInvalidArgument, "sample " + std::to_string(*outside) +
+                                                    " of a data set of " +
+                                                    std::to_string(data.samples));
+    for (std::size_t d = 0; d < replicas_.size(); ++d)
+      shares_[d] = part_of(samples.size(), replicas_.size(), d).size();
+    reducer_.begin(shares_, &on_ready);
+    const Job job{&data, samples, {}, true};
+    return run_on_all(job);
+  }
+
+  Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin, std::uint64_t end) override {
+    CENTROID_TRY(check_fits(data));
+    if (begin > end || end > data.samples)
+      return Error(ErrorCode::kInvalidArgument, "samples " + std::to_string(begin) + " to " +
+                                                    std::to_string(end) + " of a data set of " +
+                                                    std::to_string(data.samples));
+    const Job job{&data, {}, {begin, end}, false};
+    return run_on_all(job);
+  }
+
+ private:
+  std::vector<std::span<const float>> sources() const {
+    std::vector<std::span<const float>> all;
+    for (const auto& replica : replicas_)
+      all.push_back(floats(replica.gradient ? *replica.gradient : *gradients_));
+    return all;
+  }
+
+  Status check_fits(const Dataset& data) const {
+    const Model& model = *replicas_.front().model;
+    if (data.features == model.features() && data.classes <= model.classes()) return {};
+    return Error(ErrorCode::kInvalidArgument,
+                 "model " + model.spec() + " takes " + std::to_string(model.features()) +
+                     " features and " + std::to_string(model.classes()) + " classes, data set '" +
+                     data.name + "' has " + std::to_string(data.features) + " and " +
+                     std::to_string(data.classes));
+  }
+
+  Result<GroupStep> run_on_all(const Job& job) {
+    {
+      std::unique_lock lock(mutex_);
+      job_ = &job;
+      running_ = replicas_.size();
+      ++turn_;
+      begun_.notify_all();
+      finished_.wait(lock, [this] { return running_ == 0; });
+      job_ = nullptr;
+    }
+    GroupStep sum;
+    for (auto& outcome : outcomes_) {
+      if (outcome.error) return *std::exchange(outcome.error, std::nullopt);
+      sum.loss_sum += outcome.result.loss_sum;
+      sum.correct += outcome.result.correct;
+      sum.samples += outcome.result.samples;
+      sum.compute_seconds = std::max(sum.compute_seconds, outcome.result.compute_seconds);
+    }
+    return sum;
+  }
+
+  /// The device's thread.
+  void run(std::size_t d, const std::stop_token& stop) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      const Job* job = nullptr;
+      {
+        std::unique_lock lock(mutex_);
+        if (!begun_.wait(lock, stop, [&] { return turn_ != seen; })) return;
+        seen = turn_;
+        job = job_;
+      }
+      Outcome outcome = perform(d, *job);
+      const std::lock_guard lock(mutex_);
+      outcomes_[d] = std::move(outcome);
+      if (--running_ == 0) finished_.notify_one();
+    }
+  }
+
+  Outcome perform(std::size_t d, const Job& job) {
+    Outcome outcome;
+    const auto begin = Clock::now();
+    std::string cause;
+    try {
+      if (job.is_training)
+        train(d, job, outcome.result);
+      else
+        forward(d, job, outcome.result);
+    } catch (const std::bad_alloc&) {
+      cause = "out of memory";
+    } catch (const std::exception& exception) {
+      cause = exception.what();
+    } catch (...) {
+      cause = "unknown exception";
+    }
+    if (!cause.empty())
+      outcome.error = Error(ErrorCode::kInternal, "device " + replicas_[d].name + ": " + cause);
+    outcome.result.compute_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return outcome;
+  }
+
+  void train(std::size_t d, const Job& job, GroupStep& result) {
+    Replica& replica = replicas_[d];
+    const Range share = part_of(job.samples.size(), replicas_.size(), d);
+    const Batch batch = replica.gather(*job.data, job.samples.subspan(share.begin, share.size()));
+    const auto gradient = floats(replica.gradient ? *replica.gradient : *gradients_);
+    const StepResult step = replica.model->step(
+        batch, floats(*params_), gradient, [this](TensorId tensor) { reducer_.ready(tensor); });
+    result.loss_sum = step.loss_sum;
+    result.correct = step.correct;
+    result.samples = batch.samples;
+  }
+
+  void forward(std::size_t d, const Job& job, GroupStep& result) {
+    Replica& replica = replicas_[d];
+    const Range share = part_of(job.rows.size(), replicas_.size(), d);
+    const std::uint64_t last = job.rows.begin + share.end;
+    for (std::uint64_t at = job.rows.begin + share.begin; at < last; at += kEvaluateRows) {
+      replica.index.resize(std::min(kEvaluateRows, last - at));
+      std::iota(replica.index.begin(), replica.index.end(), at);
+      const Batch batch = replica.gather(*job.data, replica.index);
+      const StepResult step = replica.model->evaluate(batch, floats(*params_));
+      result.loss_sum += step.loss_sum;
+      result.correct += step.correct;
+      result.samples += batch.samples;
+    }
+  }
+
+  std::vector<Replica> replicas_;
+  std::unique_ptr<DeviceMemory> params_;
+  std::unique_ptr<DeviceMemory> gradients_;
+  TensorReducer reducer_;
+  std::mutex mutex_;
+  std::condition_variable_any begun_;
+  std::condition_variable finished_;
+  // Under mutex_:
+  const Job* job_ = nullptr;
+  std::uint64_t turn_ = 0;
+  std::size_t running_ = 0;
+  std::vector<Outcome> outcomes_;
+  std::vector<std::uint64_t> shares_;  // the caller's thread only
+  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+};
+
+Result<std::vector<Replica>> make_replicas(const Model& model, const std::string& devices) {
+  std::vector<Replica> replicas;
+  std::string_view left = devices;
+  for (bool is_more = true; is_more;) {
+    const std::string spec(left.substr(0, left.find(',')));
+    is_more = spec.size() < left.size();
+    left.remove_prefix(spec.size() + (is_more ? 1 : 0));
+    Replica replica;
+    CENTROID_ASSIGN(replica.device, make_device(spec));
+    replica.name = replica.device->name();
+    if (!replica.device->is_host())
+      return Error(ErrorCode::kUnimplemented,
+                   "device " + replica.name + ": models run on the CPU only, use cpu:N");
+    const auto is_same = [&](const Replica& other) { return other.name == replica.name; };
+    if (std::any_of(replicas.begin(), replicas.end(), is_same))
+      return Error(ErrorCode::kInvalidArgument,
+                   "devices '" + devices + "' name " + replica.name + " twice");
+    replica.model = model.clone();
+    replicas.push_back(std::move(replica));
+    if (replicas.size() > kMaxDevices)
+      return Error(ErrorCode::kInvalidArgument,
+                   "more than " + std::to_string(kMaxDevices) + " devices");
+  }
+  return replicas;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
+                                                         const std::string& devices) {
+  CENTROID_ASSIGN(auto replicas, make_replicas(model, devices));
+  std::uint64_t bytes = 0;
+  for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
+  Device& first = *replicas.front().device;
+  CENTROID_ASSIGN(auto params, first.allocate(bytes));
+  CENTROID_ASSIGN(auto gradients, first.allocate(bytes));
+  if (replicas.size() > 1) {
+    for (auto& replica : replicas) {
+      CENTROID_ASSIGN(replica.gradient, replica.device->allocate(bytes));
+    }
+  }
+  try {
+    return std::unique_ptr<ReplicaGroup>(
+        new HostReplicaGroup(std::move(replicas), std::move(params), std::move(gradients)));
+  } catch (const std::system_error& failure) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no thread for each of the devices '" + devices + "': " + failure.what());
+  }
+}
+
+}  // namespace centroid::worker
