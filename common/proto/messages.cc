@@ -1,0 +1,122 @@
+#include "common/proto/messages.h"
+
+#include <cmath>
+
+namespace centroid::proto {
+namespace {
+
+struct Encoder {
+  ByteWriter out;
+  template <class T>
+    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
+  void operator()(const T& value) {
+    if constexpr (std::is_same_v<T, bool>)
+      out.put(static_cast<std::uint8_t>(value));
+    else
+      out.put(value);
+  }
+  template <class Tag, class Rep>
+  void operator()(const StrongId<Tag, Rep>& id) {
+    out.put(id.value);
+  }
+  void operator()(const std::string& text, std::size_t limit) {
+    out.put_string(std::string_view(text).substr(0, limit));
+  }
+  void operator()(const Manifest& manifest) {
+    out.put(static_cast<std::uint32_t>(manifest.size()));
+    for (const TensorInfo& tensor : manifest) {
+      out.put_string(tensor.name);
+      out.put(tensor.dtype);
+      out.put(static_cast<std::uint8_t>(tensor.shape.size()));
+      for (const std::uint64_t dim : tensor.shape) out.put(dim);
+    }
+  }
+};
+
+struct Decoder {
+  ByteReader in;
+  bool ok = true;
+  template <class T>
+    requires(std::is_arithmetic_v<T>)
+  void operator()(T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      const auto raw = in.get<std::uint8_t>();
+      ok = ok && raw <= 1;
+      value = raw == 1;
+    } else {
+      value = in.get<T>();
+      if constexpr (std::is_floating_point_v<T>) ok = ok && !std::isnan(value);
+    }
+  }
+  template <class T>
+    requires(std::is_enum_v<T>)
+  void operator()(T& value) {
+    const auto raw = in.get<std::underlying_type_t<T>>();
+    ok = ok && raw <= 3;  // every enumeration of the messages has at most four values, checked in messages_test.cc
+    value = static_cast<T>(raw);
+  }
+  template <class Tag, class Rep>
+  void operator()(StrongId<Tag, Rep>& id) {
+    id.value = in.get<Rep>();
+  }
+  void operator()(std::string& text, std::size_t limit) { text = in.get_string(limit); }
+  void operator()(Manifest& manifest) {
+    const auto count = in.get<std::uint32_t>();
+    constexpr std::size_t kLeastBytes = 4 + 1 + 1 + 1;
+    if (count > kMaxTensors || count * kLeastBytes > in.left()) {
+      ok = false;
+      return;
+    }
+    manifest.resize(count);
+    for (TensorInfo& tensor : manifest) {
+      tensor.name = in.get_string(kMaxNameBytes);
+      const auto dtype = dtype_from_wire(in.get<std::uint8_t>());
+      const auto rank = in.get<std::uint8_t>();
+      if (!dtype.ok() || rank > 8 || !in.ok()) {
+        ok = false;
+        return;
+      }
+      tensor.dtype = dtype.value();
+      tensor.shape.resize(rank);
+      for (std::uint64_t& dim : tensor.shape) dim = in.get<std::uint64_t>();
+    }
+  }
+};
+
+}  // namespace
+
+#define CENTROID_MESSAGE(M)                                                                                    \
+  template <>                                                                                                  \
+  std::vector<std::byte> encode<M>(const M& message) {                                                         \
+    Encoder encoder;                                                                                           \
+    const_cast<M&>(message).fields(encoder); /* the encoder only reads */                                      \
+    return encoder.out.take();                                                                                 \
+  }                                                                                                            \
+  template <>                                                                                                  \
+  Result<M> decode<M>(Bytes head) {                                                                            \
+    Decoder decoder{ByteReader(head)};                                                                         \
+    M message;                                                                                                 \
+    message.fields(decoder);                                                                                   \
+    if (!decoder.ok || !decoder.in.done())                                                                     \
+      return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " + std::to_string(head.size()) + \
+                                                    " bytes (docs/wire.md has its layout)");                   \
+    return message;                                                                                            \
+  }
+
+CENTROID_MESSAGE(Join)
+CENTROID_MESSAGE(JoinReply)
+CENTROID_MESSAGE(InitChunk)
+CENTROID_MESSAGE(Empty)
+CENTROID_MESSAGE(StateChunk)
+CENTROID_MESSAGE(RoundOpen)
+CENTROID_MESSAGE(Push)
+CENTROID_MESSAGE(PushEnd)
+CENTROID_MESSAGE(ResultChunk)
+CENTROID_MESSAGE(RoundClosed)
+CENTROID_MESSAGE(Finish)
+CENTROID_MESSAGE(Leave)
+CENTROID_MESSAGE(Report)
+
+#undef CENTROID_MESSAGE
+
+}  // namespace centroid::proto

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/codec/codec.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+
+namespace centroid::server {
+
+/// Sums the contributions of one attempt, chunk by chunk: sum[i] += weight * x[i].
+///
+/// order   `in_rank_order`: a chunk of rank r is added after those of all lower ranks (others wait in their buffers), so the bits
+///         of the sum do not depend on timing. Otherwise on arrival.
+/// memory  none of its own but the waiting buffers, which the senders' credits bound
+/// thread  one; no I/O, no clock
+class Aggregator {
+ public:
+  struct Hooks {
+    std::function<std::span<float>(const Chunk&)> target;  ///< where a chunk's sum grows
+    std::function<bool(ChunkId)> is_held;                  ///< the target still has readers: wait for `retry_held`
+    std::function<void(ChunkId, double total_weight)> on_complete;  ///< every expected rank's chunk is in the sum
+    std::function<void(std::uint32_t rank, std::size_t bytes)> on_consumed;  ///< a payload has left our memory
+    std::function<void(std::uint32_t rank, Error)> on_bad;  ///< a waiting payload turned out to be malformed
+  };
+  Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks);
+
+  /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank r's payloads.
+  void begin(std::vector<const Codec*> codecs);
+  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, or sent twice), or as the codec says.
+  Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
+  /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
+  void absent(std::uint32_t rank);
+  /// Some held chunks became free.
+  void retry_held();
+
+  bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
+  std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
+  std::size_t waiting() const { return waiting_; }
+
+ private:
+  struct Waiting {
+    std::uint32_t rank;
+    double weight;
+    Buffer payload;
+    std::size_t bytes;
+  };
+  struct ChunkState {
+    std::uint32_t next = 0;    // lowest rank not yet added (rank order)
+    std::uint32_t added = 0;   // ranks in the sum
+    bool complete = false;
+    double weight = 0;
+    std::vector<Waiting> waiting;
+  };
+  struct RankState {
+    const Codec* codec = nullptr;
+    bool absent = false;
+    std::uint64_t received = 0, added = 0;
+    std::vector<bool> seen;
+  };
+  void advance(ChunkId chunk);
+  Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
+
+  const ChunkPlan& plan_;
+  bool in_rank_order_;
+  Hooks hooks_;
+  std::vector<ChunkState> chunks_;
+  std::vector<RankState> ranks_;
+  std::size_t waiting_ = 0;
+};
+
+}  // namespace centroid::server

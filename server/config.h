@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "common/base/config.h"
+#include "common/base/result.h"
+#include "common/optim/optimizer.h"
+
+namespace centroid::server {
+
+/// Settings of one server; every field documents itself in `register_fields` (centroid-server --help).
+struct ServerConfig {
+  std::string listen = "127.0.0.1:7070";
+  std::string advertise;
+  std::string api_listen = "127.0.0.1:7071";
+  std::string token, api_token;
+  std::string endpoints_file;
+  std::string run_id;
+  std::string run_dir = "run";
+  std::string log_level = "info", log_format = "text";
+
+  std::uint64_t min_workers = 1, max_workers = 256;
+  std::uint64_t epochs = 0, rounds = 0;
+  std::uint64_t seed = 1;
+  bool exit_when_finished = false;
+
+  std::string policy = "bsp";
+  std::string apply = "server";
+  std::string sum_order = "rank";
+  std::string nonfinite = "halt";
+  OptimizerConfig optimizer;
+  std::uint64_t chunk_bytes = 1u << 20;
+  std::uint64_t credit_bytes = 0;
+  std::string init = "first-worker";
+
+  std::chrono::milliseconds lease{10'000};
+  std::chrono::milliseconds drain_timeout{30'000};
+  std::chrono::milliseconds stall_timeout{30'000};
+  std::string congestion_control = "auto";
+
+  std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3;
+  std::string checkpoint_dir;
+  bool resume = false;
+};
+
+/// Bind every field to the schema.
+void register_fields(config::Schema& schema, ServerConfig& config);
+/// What single fields cannot see: combinations. Fills defaults that depend on others (run_id, checkpoint_dir).
+Status finish(ServerConfig& config);
+
+}  // namespace centroid::server

@@ -1,0 +1,174 @@
+#include "server/service/cluster.h"
+
+#include <algorithm>
+#include <boost/asio/this_coro.hpp>
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+namespace asio = boost::asio;
+
+std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
+  const auto it = std::find(members.begin(), members.end(), member);
+  if (it == members.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(it - members.begin());
+}
+
+namespace {
+
+RoundPolicy policy_of(const ServerConfig& config) {
+  RoundPolicy policy;
+  policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
+                     : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
+                                                  : NonFinitePolicy::kPropagate;
+  return policy;
+}
+
+}  // namespace
+
+Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock, metrics::Registry& registry)
+    : executor_(executor),
+      blocking_(std::move(blocking)),
+      config_(config),
+      clock_(clock),
+      probe_(registry),
+      run_id_(config.run_id),
+      started_(clock.now()),
+      roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
+      policy_(policy_of(config)),
+      machine_(policy_),
+      changed_(executor),
+      outgoing_(executor),
+      checkpoint_done_(executor),
+      tasks_(executor) {}
+
+Cluster::~Cluster() = default;
+
+std::shared_ptr<Link> Cluster::find(MemberId member) const {
+  const auto it = links_.find(member);
+  return it == links_.end() ? nullptr : it->second;
+}
+
+std::string Cluster::name_of(MemberId member) const {
+  const Member* const m = roster_.find(member);
+  return m == nullptr ? "member " + to_string(member) : m->name;
+}
+
+void Cluster::set_phase(Phase phase, std::string reason) {
+  if (phase == phase_ && reason == phase_reason_) return;
+  phase_ = phase;
+  phase_reason_ = std::move(reason);
+}
+
+transport::Greeting Cluster::greeting() const {
+  transport::Greeting greeting;
+  greeting.role = "server";
+  greeting.name = "server";
+  greeting.run_id = run_id_;
+  greeting.token = config_.token;
+  greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+  greeting.limits.max_payload_bytes = 2 * config_.chunk_bytes;
+  greeting.credit_bytes = config_.credit_bytes;
+  return greeting;
+}
+
+Task<Status> Cluster::run(transport::Listener& listener) {
+  tasks_.spawn(accept_loop(listener));
+  tasks_.spawn(watch_leases());
+  Status result = co_await run_rounds();
+
+  const bool halted = !result.ok();
+  if (halted) log::error("job.halted", {{"error", result.error()}});
+  if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
+    const auto written = co_await write_checkpoint();
+    if (!written.ok()) log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
+  }
+  set_phase(halted ? Phase::kHalted : stop_requested_ ? Phase::kStopping : Phase::kFinished,
+            halted ? result.error().message() : stop_requested_ ? stop_reason_ : "the goal is reached");
+  log::info("job.ended", {{"state", halted ? "halted" : stop_requested_ ? "stopped" : "finished"},
+                          {"round", round_.value - 1},
+                          {"version", store_ ? store_->version().value : 0}});
+  co_await finish_everybody(halted            ? proto::FinishReason::kHalted
+                            : stop_requested_ ? proto::FinishReason::kStopped
+                                              : proto::FinishReason::kFinished,
+                            phase_reason_);
+  while (!stop_requested_ && !config_.exit_when_finished && !halted) co_await changed_.wait(TimePoint::max());
+
+  closing_ = true;
+  listener.close();
+  for (const auto& [id, link] : links_) link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
+  outgoing_.notify_all();
+  tasks_.cancel();
+  co_await tasks_.join();
+  attempt_.reset();
+  co_return result;
+}
+
+void Cluster::request_stop(const std::string& why) {
+  if (!stop_requested_) log::info("server.stop_requested", {{"why", why}});
+  stop_requested_ = true;
+  stop_reason_ = why;
+  changed_.notify_all();
+}
+
+Task<void> Cluster::accept_loop(transport::Listener& listener) {
+  while (!closing_) {
+    auto connection = co_await listener.accept();
+    if (!connection.ok()) {
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      log::warn("connection.accept_failed", {{"error", connection.error()}});
+      co_await sleep_until(clock_.now() + std::chrono::milliseconds(100));
+      continue;
+    }
+    const std::size_t limit = config_.max_workers + 64;
+    if (tasks_.size() > limit) {
+      log::warn("connection.refused", {{"peer", connection.value()->peer()}, {"why", "too many connections"}, {"limit", limit}});
+      connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
+      continue;
+    }
+    tasks_.spawn(serve(std::move(connection).value()));
+  }
+}
+
+Task<void> Cluster::watch_leases() {
+  while (!closing_) {
+    if (!co_await sleep_until(clock_.now() + config_.lease / 8)) co_return;
+    for (const auto& [id, link] : links_) {
+      roster_.heard(id, link->session->connection().last_received());
+      link->traffic = link->session->connection().traffic();
+    }
+    for (const MemberId dead : roster_.tick(clock_.now())) {
+      const std::string reason = roster_.find(dead)->reason;
+      log::warn("member.lease_expired", {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      probe_.member_dead();
+      member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
+    }
+    if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
+    probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0, roster_.generation().value);
+  }
+}
+
+void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
+  const auto link = find(id);
+  if (!link) return;
+  links_.erase(id);
+  link->is_gone = true;
+  link->traffic = link->session->connection().traffic();
+  if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
+  std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
+  if (tell) link->tasks->spawn(link->session->goodbye(*tell));
+
+  if (attempt_ && machine_.expects(id)) {
+    const std::uint32_t rank = *attempt_->rank_of(id);
+    const Progress progress = aggregator_->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
+    ++lost_contributions_;
+    probe_.contribution_lost();
+    if (progress == Progress::kNothing) aggregator_->absent(rank);
+    decide(machine_.gone(id, progress));
+  }
+  changed_.notify_all();
+  outgoing_.notify_all();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,216 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/async/io_thread.h"
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/base/metrics.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/codec/codec.h"
+#include "common/proto/messages.h"
+#include "common/tensor/buffer.h"
+#include "server/aggregate/aggregator.h"
+#include "server/aggregate/round_machine.h"
+#include "server/api/view.h"
+#include "server/config.h"
+#include "server/membership/roster.h"
+#include "server/service/probe.h"
+#include "server/store/parameter_store.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes (which send from it).
+struct Attempt {
+  /// A finished chunk of the result; its memory may not change while the attempt lives.
+  struct Piece {
+    ChunkId chunk;
+    Bytes values;
+    std::uint32_t crc = 0;
+  };
+  Generation generation;
+  Round round;
+  std::uint32_t number = 0;
+  bool resend = false;
+  Version version;                          ///< before the round
+  std::uint64_t optimizer_step = 0;
+  std::vector<MemberId> members;            ///< in rank order
+  std::vector<proto::RoundOpen> opens;      ///< one a rank
+  std::vector<Piece> pieces;                ///< in order of completion
+  std::optional<proto::RoundClosed> closed;
+  std::function<void()> release;            ///< gives the pieces' memory back
+  ~Attempt() {
+    if (release) release();
+  }
+  std::optional<std::uint32_t> rank_of(MemberId member) const;
+};
+
+/// What the service knows of a present member beyond the roster.
+struct Link {
+  MemberId id;
+  proto::Join join;
+  std::unique_ptr<Codec> codec;
+  transport::Session* session = nullptr;
+  TaskGroup* tasks = nullptr;           ///< of its session: joined before the session ends
+  bool is_gone = false;
+  Version version;                      ///< state it holds
+  std::optional<proto::Finish> finish;  ///< to be sent after its attempt
+  bool init_requested = false;
+  // for the operator
+  std::uint64_t samples = 0, rounds = 0;
+  double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
+  transport::TrafficCounters traffic;
+};
+
+/// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on one executor (one thread),
+/// so its state needs no lock. Files: cluster.cc (life, members), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round
+/// loop), state.cc (initial values, checkpoints), view.cc (what REST sees).
+class Cluster final : public ControlPlane {
+ public:
+  Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock, metrics::Registry& registry);
+  ~Cluster() override;
+
+  /// Prepare: open the checkpoint folder, load what `resume` or `init` ask for.
+  Task<Status> prepare();
+  /// Accept and train until the job is over or `request_stop`. The result is the process's: an error when the job halted.
+  Task<Status> run(transport::Listener& listener);
+  /// From the executor: finish the round, checkpoint, tell everybody, end.
+  void request_stop(const std::string& why);
+
+  // ControlPlane; callable from any executor.
+  Task<ClusterView> cluster() override;
+  Task<std::vector<WorkerView>> workers() override;
+  Task<std::vector<RoundView>> rounds(std::size_t limit) override;
+  Task<std::vector<WaitView>> waits() override;
+  Task<std::vector<CheckpointView>> checkpoints() override;
+  Task<Result<CheckpointView>> make_checkpoint() override;
+  Task<Status> drain(std::uint64_t member) override;
+  Task<Status> pause() override;
+  Task<Status> resume() override;
+  Task<Status> stop() override;
+  Task<bool> is_ready() override;
+  std::string config_json() override { return config_json_; }
+  void set_config_json(std::string text) { config_json_ = std::move(text); }
+  void set_endpoints(std::string data, std::string api) { data_endpoint_ = std::move(data), api_endpoint_ = std::move(api); }
+
+ private:
+  class MemberSink;
+  friend class MemberSink;
+  enum class Phase { kWaiting, kInitializing, kTraining, kPaused, kFinished, kHalted, kStopping };
+
+  // cluster.cc
+  Task<void> accept_loop(transport::Listener& listener);
+  Task<void> serve(std::unique_ptr<transport::Connection> connection);
+  Task<void> watch_leases();
+  void member_gone(MemberId member, std::optional<Error> tell);
+  void set_phase(Phase phase, std::string reason);
+
+  // sessions.cc
+  Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
+  Status check_join(const proto::Join& join) const;
+  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link, proto::InitChunk head, std::uint64_t bytes);
+  Status init_done(Link& link);
+  Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head, std::uint64_t bytes);
+  Status take_push_end(Link& link, const proto::PushEnd& end);
+  void take_report(const Link& link, const proto::Report& report);
+
+  // outbox.cc
+  Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
+  Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
+  Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
+
+  // rounds.cc
+  Task<Status> run_rounds();
+  Task<Status> one_round();
+  Task<bool> wait_for_members();
+  void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares, bool resend);
+  std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
+  bool retry(const RoundDecision& decision);
+  Task<Status> merge(RoundDecision decision);
+  Task<void> snapshot_room();
+  void chunk_complete(ChunkId chunk, double total_weight);
+  void emit(const Chunk& chunk);
+  void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors, std::string reason);
+  void round_over();
+  bool goal_reached() const;
+  Task<void> finish_everybody(proto::FinishReason reason, std::string text);
+  void decide(RoundDecision decision);
+
+  // state.cc
+  Status make_store(const Manifest& manifest);
+  Task<bool> initialize();
+  Status load_checkpoint();
+  Status load_initial_file();
+  Task<Result<CheckpointView>> write_checkpoint();
+  Task<void> checkpoint_in_background();
+  CheckpointInfo checkpoint_info() const;
+
+  std::shared_ptr<Link> find(MemberId member) const;
+  WorkerView view_of(const Member& member, const Link* link) const;
+  std::string name_of(MemberId member) const;
+  transport::Greeting greeting() const;
+
+  Executor executor_;
+  Executor blocking_;
+  const ServerConfig& config_;
+  const Clock& clock_;
+  Probe probe_;
+  std::string config_json_ = "{}", data_endpoint_, api_endpoint_, run_id_;
+  TimePoint started_;
+
+  Roster roster_;
+  std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
+  std::optional<proto::Join> agreed_;  ///< model, data and codec of the job: the first worker's
+  RoundPolicy policy_;
+  RoundMachine machine_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<BufferPool> pool_;
+  std::unique_ptr<Aggregator> aggregator_;
+  std::shared_ptr<Attempt> attempt_;
+  std::uint32_t next_attempt_ = 0;
+  std::size_t complete_chunks_ = 0;
+  double chunk_weight_ = 0;
+  std::optional<RoundDecision> decision_;
+  bool early_ = false;  ///< a chunk's result leaves as soon as the chunk is complete
+
+  Phase phase_ = Phase::kWaiting;
+  std::string phase_reason_ = "no worker has joined yet";
+  bool paused_ = false, stop_requested_ = false;
+  std::string stop_reason_;
+  Event changed_;     ///< members, decisions, requests: wakes the round loop
+  Event outgoing_;    ///< wakes the outboxes
+  Event checkpoint_done_;
+
+  // position of the job
+  Round round_{1};
+  std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
+  Version checkpointed_;
+  bool evaluate_next_ = false;
+  std::optional<CheckpointEntry> resumed_from_;
+
+  // for the operator
+  struct Tally {
+    double loss_sum = 0;
+    std::uint64_t samples = 0, correct = 0;
+  };
+  Tally round_tally_, epoch_tally_;
+  TimePoint round_opened_;
+  std::deque<RoundView> history_;
+  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1, test_loss_ = -1;
+  Version test_version_;
+  std::uint64_t skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
+  std::optional<CheckpointDirectory> checkpoints_;
+  bool checkpointing_ = false;
+  std::map<MemberId, WorkerView> gone_;  // last view of absent members
+  std::uint64_t trained_rounds_ = 0;      // by this process
+  TaskGroup tasks_;
+  bool closing_ = false;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,88 @@
+#include "common/base/crc32c.h"
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+using proto::Kind;
+using transport::Session;
+
+namespace {
+
+template <class M>
+Task<Status> send(Session& session, Kind kind, M message) {
+  const auto head = proto::encode(message);
+  co_return co_await session.send(static_cast<std::uint16_t>(kind), head, {}, TimePoint::max());
+}
+
+}  // namespace
+
+Task<void> Cluster::outbox(std::shared_ptr<Link> link, Session& session) {
+  const Status ended = co_await outbox_loop(link, session);
+  if (!ended.ok()) session.close(ended.error());
+}
+
+/// Everything the server says to one member on its own account, in order: state if it lacks it, RoundOpen, the results as they
+/// complete, RoundClosed; at last Finish.
+Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) {
+  std::shared_ptr<Attempt> attempt;
+  std::size_t sent = 0;
+  while (!session.is_closed() && !link->is_gone) {
+    if (!attempt && attempt_ && !attempt_->closed && attempt_->rank_of(link->id)) {
+      attempt = attempt_;
+      sent = 0;
+      if (link->version != attempt->version) CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+      const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
+      CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
+    } else if (attempt && attempt->closed && (attempt->closed->outcome != proto::Outcome::kCommitted || sent == attempt->pieces.size())) {
+      const proto::RoundClosed closed = *attempt->closed;
+      CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
+      if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
+      attempt.reset();
+    } else if (attempt && sent < attempt->pieces.size()) {
+      const Attempt::Piece piece = attempt->pieces[sent++];
+      proto::ResultChunk message;
+      message.round = attempt->round;
+      message.attempt = attempt->number;
+      message.chunk = piece.chunk;
+      const auto head = proto::encode(message);
+      const auto kind = static_cast<std::uint16_t>(Kind::kResult);
+      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values, TimePoint::max(), piece.crc));
+      probe_.payload_sent(piece.values.size());
+    } else if (!attempt && link->init_requested) {
+      link->init_requested = false;
+      const proto::Empty nothing;
+      CENTROID_CO_TRY(co_await send(session, Kind::kInitRequest, nothing));
+    } else if (!attempt && link->finish) {
+      const proto::Finish finish = *link->finish;
+      CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
+      co_return Status();
+    } else {
+      co_await outgoing_.wait(TimePoint::max());
+    }
+  }
+  co_return Status();
+}
+
+Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
+  const std::size_t planes = 1 + (config_.apply == "worker" ? store_->optimizer().slots() : 0);
+  for (std::size_t plane = 0; plane < planes; ++plane) {
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
+      proto::StateChunk message;
+      message.version = version;
+      message.plane = static_cast<std::uint8_t>(plane);
+      message.chunk = chunk.id;
+      const auto head = proto::encode(message);
+      const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);
+      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values), TimePoint::max()));
+      probe_.payload_sent(values.size_bytes());
+      if (link->is_gone) co_return Status();
+    }
+  }
+  link->version = version;
+  log::info("member.state_sent", {{"worker", link->join.name}, {"version", version.value}, {"planes", planes}});
+  co_return Status();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,87 @@
+#include "server/service/probe.h"
+
+namespace centroid::server {
+
+Probe::Probe(metrics::Registry& r) {
+  const auto& latency = metrics::latency_bounds();
+  const auto rounds = [&](const char* outcome) {
+    return r.counter("centroid_server_rounds_total", "Rounds closed, by outcome; aborted counts attempts.", {{"outcome", outcome}});
+  };
+  committed_ = rounds("committed");
+  skipped_ = rounds("skipped");
+  aborted_ = rounds("aborted");
+  const auto ended = [&](const char* cause) {
+    return r.counter("centroid_server_members_ended_total", "Members that are gone, by cause.", {{"cause", cause}});
+  };
+  dead_ = ended("dead");
+  left_ = ended("left");
+  joined_ = r.counter("centroid_server_members_joined_total", "Workers admitted.");
+  lost_ = r.counter("centroid_server_contributions_lost_total", "Contributions of members that went before their end.");
+  nonfinite_ = r.counter("centroid_server_contributions_nonfinite_total", "Contributions with NaN or infinity.");
+  stale_ = r.counter("centroid_server_frames_stale_total", "Chunks of closed attempts or old generations, dropped.");
+  refused_ = r.counter("centroid_server_handshakes_refused_total", "Connections that failed the handshake.");
+  bytes_in_ = r.counter("centroid_server_payload_received_bytes_total", "Contribution bytes received.");
+  bytes_out_ = r.counter("centroid_server_payload_sent_bytes_total", "Result and state bytes sent.");
+  samples_ = r.counter("centroid_server_samples_total", "Samples in committed rounds.");
+  checkpoints_ = r.counter("centroid_server_checkpoints_total", "Checkpoints written.");
+  checkpoint_failures_ = r.counter("centroid_server_checkpoint_failures_total", "Checkpoints that could not be written.");
+  loss_ = r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
+  present_ = r.gauge("centroid_server_members", "Workers present.");
+  world_ = r.gauge("centroid_server_world_members", "Workers in the present generation.");
+  generation_ = r.gauge("centroid_server_generation_number", "Number of the membership.");
+  round_ = r.gauge("centroid_server_round_number", "Round now open.");
+  version_ = r.gauge("centroid_server_version_number", "Version of the committed parameters.");
+  epoch_ = r.gauge("centroid_server_epoch_number", "Epoch now trained, from 0.");
+  buffers_in_use_ = r.gauge("centroid_server_buffers_in_use", "Receive buffers in use.");
+  waiting_ = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for lower ranks.");
+  checkpoint_bytes_ = r.gauge("centroid_server_checkpoint_bytes", "Size of the last checkpoint.");
+  checkpoint_time_ = r.gauge("centroid_server_checkpoint_last_success_timestamp_seconds", "When the last checkpoint was written.");
+  accuracy_ = r.gauge("centroid_server_test_accuracy_ratio", "Accuracy on held-out data, last report.");
+  test_loss_ = r.gauge("centroid_server_test_loss_nats", "Loss on held-out data, last report.");
+  round_seconds_ = r.histogram("centroid_server_round_seconds", "From opening to commit of a round.", latency);
+  const auto stage = [&](const char* name) {
+    return r.histogram("centroid_server_stage_seconds", "Time in one stage of the gradient path.", latency, {{"stage", name}});
+  };
+  contribution_seconds_ = r.histogram("centroid_server_contribution_seconds", "From opening of a round to a worker's last chunk.", latency);
+  aggregate_seconds_ = stage("aggregate");
+  apply_seconds_ = stage("apply");
+  checkpoint_seconds_ = r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
+}
+
+void Probe::round_committed(double seconds, std::uint64_t samples, double loss) const {
+  committed_.add();
+  round_seconds_.observe(seconds);
+  samples_.add(static_cast<double>(samples));
+  loss_.set(loss);
+}
+
+void Probe::checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const {
+  checkpoints_.add();
+  checkpoint_seconds_.observe(seconds);
+  checkpoint_bytes_.set(static_cast<double>(bytes));
+  checkpoint_time_.set(unix_seconds);
+}
+
+void Probe::members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const {
+  present_.set(static_cast<double>(present));
+  world_.set(static_cast<double>(world));
+  generation_.set(static_cast<double>(generation));
+}
+
+void Probe::position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const {
+  round_.set(static_cast<double>(round));
+  version_.set(static_cast<double>(version));
+  epoch_.set(static_cast<double>(epoch));
+}
+
+void Probe::buffers(std::size_t in_use, std::size_t waiting) const {
+  buffers_in_use_.set(static_cast<double>(in_use));
+  waiting_.set(static_cast<double>(waiting));
+}
+
+void Probe::evaluated(double accuracy, double loss) const {
+  accuracy_.set(accuracy);
+  test_loss_.set(loss);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "common/base/metrics.h"
+
+namespace centroid::server {
+
+/// The service's metrics behind verbs. Handles are looked up once.
+class Probe {
+ public:
+  explicit Probe(metrics::Registry& registry);
+
+  void round_committed(double seconds, std::uint64_t samples, double loss) const;
+  void round_skipped() const { skipped_.add(); }
+  void round_aborted() const { aborted_.add(); }
+  void contribution_lost() const { lost_.add(); }
+  void contribution_nonfinite() const { nonfinite_.add(); }
+  void contribution_received(double seconds_since_open) const { contribution_seconds_.observe(seconds_since_open); }
+  void member_joined() const { joined_.add(); }
+  void member_dead() const { dead_.add(); }
+  void member_left() const { left_.add(); }
+  void stale_frame() const { stale_.add(); }
+  void handshake_refused() const { refused_.add(); }
+  void payload_received(std::uint64_t bytes) const { bytes_in_.add(static_cast<double>(bytes)); }
+  void payload_sent(std::uint64_t bytes) const { bytes_out_.add(static_cast<double>(bytes)); }
+  void aggregated(double seconds) const { aggregate_seconds_.observe(seconds); }
+  void applied(double seconds) const { apply_seconds_.observe(seconds); }
+  void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
+  void checkpoint_failed() const { checkpoint_failures_.add(); }
+  void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
+  void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
+  void buffers(std::size_t in_use, std::size_t waiting) const;
+  void evaluated(double accuracy, double loss) const;
+
+ private:
+  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_, refused_, bytes_in_, bytes_out_,
+      samples_, checkpoints_, checkpoint_failures_;
+  metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_, waiting_, checkpoint_bytes_,
+      checkpoint_time_, accuracy_, test_loss_;
+  metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_, checkpoint_seconds_;
+};
+
+}  // namespace centroid::server

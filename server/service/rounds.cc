@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "common/base/crc32c.h"
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+namespace {
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// Let sockets and timers have a turn in the middle of long work.
+Task<void> yield(Executor executor) { co_await boost::asio::post(executor, boost::asio::use_awaitable); }
+
+constexpr std::size_t kChunksPerTurn = 4;
+constexpr std::size_t kHistory = 256;
+
+}  // namespace
+
+bool Cluster::goal_reached() const {
+  return (config_.epochs > 0 && epoch_ >= config_.epochs) || (config_.rounds > 0 && round_.value > config_.rounds);
+}
+
+Task<bool> Cluster::wait_for_members() {
+  const std::uint64_t needed = trained_rounds_ == 0 ? config_.min_workers : 1;
+  std::uint64_t present = 0;
+  for (const auto& [id, link] : links_) present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
+  if (present >= needed) co_return true;
+  set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) + " workers are here (min_workers)");
+  co_await changed_.wait(TimePoint::max());
+  co_return false;
+}
+
+Task<Status> Cluster::run_rounds() {
+  while (!stop_requested_ && !goal_reached()) {
+    if (paused_) {
+      set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
+      co_await changed_.wait(TimePoint::max());
+      continue;
+    }
+    if (!co_await wait_for_members()) continue;
+    if (store_->version().value == 0 && !co_await initialize()) continue;
+    set_phase(Phase::kTraining, "");
+    CENTROID_CO_TRY(co_await one_round());
+  }
+  co_return Status();
+}
+
+std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) const {
+  std::uint64_t wanted = 0;
+  for (const MemberId id : members) wanted += find(id)->join.batch;
+  const std::uint64_t left = agreed_->train_samples - offset_;
+  std::vector<proto::RoundOpen> shares;
+  std::uint64_t position = offset_;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    // The last round of an epoch is smaller: it is split evenly, and a share may be empty.
+    const std::uint64_t size = wanted <= left ? find(members[rank])->join.batch : part_of(left, members.size(), rank).size();
+    proto::RoundOpen open;
+    open.epoch = epoch_;
+    open.begin = position;
+    open.end = position += size;
+    shares.push_back(open);
+  }
+  return shares;
+}
+
+void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares, bool resend) {
+  attempt_ = std::make_shared<Attempt>();
+  attempt_->generation = roster_.generation();
+  attempt_->round = round_;
+  attempt_->number = next_attempt_++;
+  attempt_->resend = resend;
+  attempt_->version = store_->version();
+  attempt_->optimizer_step = store_->optimizer_step();
+  attempt_->members = std::move(members);
+  attempt_->opens = std::move(shares);
+  std::vector<const Codec*> codecs;
+  for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
+    proto::RoundOpen& open = attempt_->opens[rank];
+    open.generation = attempt_->generation;
+    open.round = round_;
+    open.attempt = attempt_->number;
+    open.rank = Rank(static_cast<std::uint32_t>(rank));
+    open.world = static_cast<std::uint32_t>(attempt_->members.size());
+    open.version = attempt_->version;
+    open.optimizer_step = attempt_->optimizer_step;
+    open.resend = resend;
+    open.evaluate = rank == 0 && std::exchange(evaluate_next_, false);
+    codecs.push_back(find(attempt_->members[rank])->codec.get());
+  }
+  complete_chunks_ = 0;
+  round_tally_ = {};
+  decision_.reset();
+  aggregator_->begin(std::move(codecs));
+  machine_.open(round_, attempt_->number, attempt_->members);
+  outgoing_.notify_all();
+}
+
+void Cluster::decide(RoundDecision decision) {
+  if (decision.action == RoundAction::kWait) return;
+  decision_ = std::move(decision);
+  changed_.notify_all();
+}
+
+Task<Status> Cluster::one_round() {
+  co_await snapshot_room();
+  roster_.form(true);
+  for (const auto& [id, link] : links_)
+    if (roster_.find(id)->state == MemberState::kDraining && !link->finish) {
+      link->finish = proto::Finish{.reason = proto::FinishReason::kDrained, .version = store_->version(), .text = "drained by an operator"};
+      outgoing_.notify_all();
+    }
+  auto members = roster_.ranked();
+  if (members.empty()) co_return Status();
+  auto shares = make_shares(members);
+  round_samples_ = shares.back().end - offset_;
+  round_opened_ = clock_.now();
+  probe_.position(round_.value, store_->version().value, epoch_);
+  open_attempt(std::move(members), std::move(shares), false);
+
+  std::optional<TimePoint> give_up;
+  for (;;) {
+    while (!decision_) {
+      if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
+      const bool woken = co_await changed_.wait(give_up.value_or(TimePoint::max()));
+      if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
+        log::warn("round.given_up", {{"round", round_.value}, {"why", "stopping, and contributions are missing past drain_timeout"}});
+        close_attempt(proto::Outcome::kAborted, 0, 0, "the server is stopping");
+        co_return Status();
+      }
+    }
+    RoundDecision decision = std::move(*decision_);
+    decision_.reset();
+    switch (decision.action) {
+      case RoundAction::kWait: break;
+      case RoundAction::kMerge: co_return co_await merge(std::move(decision));
+      case RoundAction::kSkip:
+        ++skipped_;
+        probe_.round_skipped();
+        log::warn("round.skipped", {{"round", round_.value}, {"worker", name_of(decision.culprit)}, {"why", decision.text}});
+        close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
+        round_over();
+        co_return Status();
+      case RoundAction::kHalt: {
+        Error halt(ErrorCode::kFailedPrecondition, "JIDOKA HALT: worker " + std::to_string(*attempt_->rank_of(decision.culprit)) + " (" +
+                                                       name_of(decision.culprit) + "): " + decision.text);
+        close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
+        co_return halt;
+      }
+      case RoundAction::kRetry:
+        if (retry(decision)) break;
+        co_return Status();
+      case RoundAction::kDeserted:
+        close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+        co_return Status();
+    }
+  }
+}
+
+/// Open the next attempt for those of the members that are left. False when nobody is.
+bool Cluster::retry(const RoundDecision& decision) {
+  ++aborted_;
+  probe_.round_aborted();
+  log::warn("round.attempt_aborted", {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
+  const auto old = attempt_;
+  close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+  roster_.form(false);
+  std::vector<MemberId> members;
+  std::vector<proto::RoundOpen> shares;
+  for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
+    if (!find(old->members[rank])) continue;
+    members.push_back(old->members[rank]);
+    shares.push_back(old->opens[rank]);
+  }
+  if (members.empty()) return false;
+  open_attempt(std::move(members), std::move(shares), true);
+  return true;
+}
+
+void Cluster::chunk_complete(ChunkId id, double total_weight) {
+  const Chunk& chunk = store_->plan().chunk(id);
+  chunk_weight_ = total_weight;
+  if (early_) {
+    store_->scale(chunk, total_weight);
+    if (config_.apply == "server") store_->apply(chunk);
+    emit(chunk);
+  }
+  if (++complete_chunks_ == store_->plan().chunks().size()) changed_.notify_all();
+}
+
+/// The chunk's memory in the spare plane is its result: hand it to the outboxes.
+void Cluster::emit(const Chunk& chunk) {
+  const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
+  attempt_->pieces.push_back({chunk.id, values, crc32c(values)});
+  const auto hold = store_->hold_spare(chunk.id);
+  auto release = [this, hold, before = std::move(attempt_->release)] {
+    if (before) before();
+    store_->release(hold);
+  };
+  attempt_->release = std::move(release);
+  outgoing_.notify_all();
+}
+
+Task<void> Cluster::snapshot_room() {
+  // A checkpoint that is still being written keeps copies of what changes; past its budget the round waits for it.
+  while (store_->snapshot_is_full()) co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+}
+
+Task<Status> Cluster::merge(RoundDecision decision) {
+  const std::size_t chunks = store_->plan().chunks().size();
+  while (complete_chunks_ < chunks) co_await changed_.wait(TimePoint::max());
+  const TimePoint begin = clock_.now();
+  const bool on_worker = config_.apply == "worker";
+  const auto outcome = proto::Outcome::kCommitted;
+  const auto contributors = static_cast<std::uint32_t>(decision.contributors.size());
+  if (!early_) {
+    std::size_t turn = 0;
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      store_->scale(chunk, decision.total_weight);
+      store_->apply(chunk);
+      emit(chunk);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+    }
+  }
+  if (on_worker) {
+    close_attempt(outcome, decision.total_weight, contributors, "");
+    std::size_t turn = 0;
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      store_->shadow_apply(chunk);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+    }
+    store_->commit_in_place();
+  } else {
+    store_->commit_swap();
+    close_attempt(outcome, decision.total_weight, contributors, "");
+  }
+  probe_.applied(seconds(clock_.now() - begin));
+
+  const double elapsed = seconds(clock_.now() - round_opened_);
+  if (round_tally_.samples > 0) loss_ = round_tally_.loss_sum / static_cast<double>(round_tally_.samples);
+  const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
+  samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
+  samples_total_ += round_tally_.samples;
+  epoch_tally_.loss_sum += round_tally_.loss_sum;
+  epoch_tally_.samples += round_tally_.samples;
+  epoch_tally_.correct += round_tally_.correct;
+  probe_.round_committed(elapsed, round_tally_.samples, loss_);
+  log::debug("round.committed", {{"round", round_.value}, {"version", store_->version().value}, {"seconds", elapsed}, {"loss", loss_}});
+  round_over();
+  const std::uint64_t every = config_.checkpoint_every_rounds;
+  if (every > 0 && (round_.value - 1) % every == 0 && !checkpointing_ && !goal_reached()) tasks_.spawn(checkpoint_in_background());
+  co_return Status();
+}
+
+void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors, std::string reason) {
+  proto::RoundClosed closed;
+  closed.round = attempt_->round;
+  closed.attempt = attempt_->number;
+  closed.outcome = outcome;
+  const bool pending = outcome == proto::Outcome::kCommitted && config_.apply == "worker";  // committed in place right after
+  closed.version = pending ? store_->version().next() : store_->version();
+  closed.optimizer_step = store_->optimizer_step() + (pending ? 1 : 0);
+  closed.weight = weight;
+  closed.contributors = contributors;
+  closed.reason = reason;
+  attempt_->closed = closed;
+
+  RoundView view;
+  view.round = closed.round.value;
+  view.attempt = closed.attempt;
+  view.generation = attempt_->generation.value;
+  view.version = closed.version.value;
+  view.samples = round_tally_.samples;
+  view.state = "closed";
+  view.outcome = outcome == proto::Outcome::kCommitted ? "committed" : outcome == proto::Outcome::kSkipped ? "skipped" : "aborted";
+  view.seconds = seconds(clock_.now() - round_opened_);
+  view.opened_unix_seconds = clock_.unix_seconds() - view.seconds;
+  view.loss = round_tally_.samples > 0 ? round_tally_.loss_sum / static_cast<double>(round_tally_.samples) : 0;
+  for (const MemberId member : attempt_->members) {
+    const auto done = machine_.contributed();
+    const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
+    (is_in ? view.contributors : view.missing).push_back(name_of(member));
+  }
+  history_.push_front(std::move(view));
+  if (history_.size() > kHistory) history_.pop_back();
+  outgoing_.notify_all();
+}
+
+void Cluster::round_over() {
+  round_ = round_.next();
+  next_attempt_ = 0;
+  ++trained_rounds_;
+  offset_ += round_samples_;
+  if (offset_ < agreed_->train_samples) return;
+  offset_ = 0;
+  ++epoch_;
+  evaluate_next_ = true;
+  if (epoch_tally_.samples > 0) {
+    const double samples = static_cast<double>(epoch_tally_.samples);
+    train_accuracy_ = static_cast<double>(epoch_tally_.correct) / samples;
+    log::info("epoch.ended", {{"epoch", epoch_}, {"loss", epoch_tally_.loss_sum / samples}, {"accuracy", train_accuracy_}});
+  }
+  epoch_tally_ = {};
+}
+
+Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string text) {
+  MemberId evaluator;
+  const auto ranked = roster_.ranked();
+  if (!ranked.empty()) evaluator = ranked.front();
+  for (const auto& [id, link] : links_) {
+    const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted && link->version == store_->version();
+    link->finish = proto::Finish{.reason = reason, .evaluate = evaluate, .version = store_ ? store_->version() : Version(), .text = text};
+  }
+  outgoing_.notify_all();
+  const TimePoint deadline = clock_.now() + config_.drain_timeout;
+  while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);
+  for (const auto& [id, link] : links_) log::warn("member.did_not_leave", {{"worker", link->join.name}});
+}
+
+}  // namespace centroid::server

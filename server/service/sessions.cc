@@ -1,0 +1,259 @@
+#include <boost/asio/this_coro.hpp>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+using proto::Kind;
+using transport::InFrame;
+using transport::Session;
+
+/// Frames of one session, from Join to its end.
+class Cluster::MemberSink final : public transport::FrameSink {
+ public:
+  MemberSink(Cluster& cluster, TaskGroup& tasks) : cluster_(cluster), tasks_(tasks) {}
+
+  Task<Status> on_frame(Session& session, InFrame frame) override {
+    const auto kind = static_cast<Kind>(frame.header.kind);
+    if (!link_) {
+      if (kind != Kind::kJoin)
+        co_return Error(ErrorCode::kFailedPrecondition, "the first message must be Join (16), not " + std::to_string(frame.header.kind));
+      co_return co_await join(session, std::move(frame));
+    }
+    if (link_->is_gone) co_return Error(ErrorCode::kAborted, "fenced: this member is no longer part of the cluster; join again");
+    switch (kind) {
+      case Kind::kPush: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Push>(frame.head));
+        co_return co_await cluster_.take_push(session, link_, head, frame.header.payload_bytes);
+      }
+      case Kind::kPushEnd: {
+        CENTROID_CO_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
+        co_return cluster_.take_push_end(*link_, end);
+      }
+      case Kind::kHeartbeat: {
+        const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
+        co_return co_await session.send(answer, {}, {}, TimePoint::max());
+      }
+      case Kind::kInitChunk: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::InitChunk>(frame.head));
+        co_return co_await cluster_.take_init_chunk(session, link_, head, frame.header.payload_bytes);
+      }
+      case Kind::kInitDone: co_return cluster_.init_done(*link_);
+      case Kind::kReport: {
+        CENTROID_CO_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
+        cluster_.take_report(*link_, report);
+        co_return Status();
+      }
+      case Kind::kLeave: {
+        CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
+        if (cluster_.roster_.leave(link_->id, leave.reason)) {
+          log::info("member.left", {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
+          cluster_.probe_.member_left();
+          cluster_.member_gone(link_->id, std::nullopt);
+        }
+        co_return co_await session.respond(frame.header, {});
+      }
+      default:
+        co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " + std::to_string(frame.header.kind) +
+                                                         " (docs/wire.md lists what a worker may send)");
+    }
+  }
+
+  const std::shared_ptr<Link>& link() const { return link_; }
+
+ private:
+  Task<Status> join(Session& session, InFrame frame) {
+    auto message = proto::decode<proto::Join>(frame.head);
+    if (!message.ok()) co_return std::move(message).error();
+    auto admitted = cluster_.admit(session, std::move(message).value());
+    if (!admitted.ok()) {
+      cluster_.probe_.handshake_refused();
+      log::warn("member.refused", {{"peer", session.peer().address}, {"worker", session.peer().name}, {"why", admitted.error()}});
+      CENTROID_CO_TRY(co_await session.respond_error(frame.header, admitted.error()));
+      co_return std::move(admitted).error();
+    }
+    link_ = cluster_.find(admitted->member);
+    link_->tasks = &tasks_;
+    const auto reply = proto::encode(admitted.value());
+    CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
+    tasks_.spawn(cluster_.outbox(link_, session));
+    co_return Status();
+  }
+
+  Cluster& cluster_;
+  TaskGroup& tasks_;
+  std::shared_ptr<Link> link_;
+};
+
+Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
+  const std::string peer = connection->peer();
+  auto accepted = co_await Session::accept(std::move(connection), greeting(), clock_.now() + std::chrono::seconds(5));
+  if (!accepted.ok()) {
+    probe_.handshake_refused();
+    log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    co_return;
+  }
+  const auto session = std::move(accepted).value();
+  TaskGroup children(executor_);
+  MemberSink sink(*this, children);
+  const Error cause = co_await session->run(sink);
+  // What follows must happen even when this task was cancelled: others hold pointers to the session.
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  session->close(cause);
+  if (const auto& link = sink.link(); link && !link->is_gone) {
+    if (roster_.lost(link->id, cause.to_string())) {
+      log::warn("member.lost", {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
+      probe_.member_dead();
+    }
+    member_gone(link->id, std::nullopt);
+  }
+  outgoing_.notify_all();
+  co_await children.join();
+}
+
+Status Cluster::check_join(const proto::Join& join) const {
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
+  };
+  if (join.name.empty()) return refuse("it has no name (--name)");
+  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted) return refuse("the job is over: " + phase_reason_);
+  if (stop_requested_) return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
+  if (join.batch == 0 || join.train_samples == 0) return refuse("it has no training samples or a batch of 0");
+  if (join.exchange != "star") return refuse("exchange '" + join.exchange + "' is unknown here; expected 'star'");
+  CENTROID_TRY(make_codec(join.codec));
+  CENTROID_TRY(validate(join.manifest));
+  if (store_) {
+    const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
+    if (!difference.empty()) return refuse("its model is not the cluster's: " + difference);
+  }
+  if (agreed_ && (agreed_->train_samples != join.train_samples || agreed_->data_fingerprint != join.data_fingerprint))
+    return refuse("its training data differs from the cluster's (" + std::to_string(join.train_samples) + " samples against " +
+                  std::to_string(agreed_->train_samples) + ", or other content): give every worker the same --data and seed");
+  return {};
+}
+
+Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
+  CENTROID_TRY(check_join(join));
+  if (!store_) CENTROID_TRY(make_store(join.manifest));
+  if (!agreed_) agreed_ = join;
+  CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(), clock_.unix_seconds()));
+  if (joined.fenced) {
+    log::warn("member.fenced", {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
+    member_gone(*joined.fenced, Error(ErrorCode::kFailedPrecondition, "superseded: " + roster_.find(*joined.fenced)->reason));
+  }
+  auto link = std::make_shared<Link>();
+  link->id = joined.member;
+  link->codec = make_codec(join.codec).value();
+  link->session = &session;
+  link->join = std::move(join);
+  links_[link->id] = link;
+  probe_.member_joined();
+  log::info("member.joined", {{"worker", link->join.name},
+                              {"member", link->id.value},
+                              {"address", session.peer().address},
+                              {"devices", link->join.devices},
+                              {"batch", link->join.batch}});
+  changed_.notify_all();
+
+  const OptimizerConfig& optimizer = config_.optimizer;
+  proto::JoinReply reply;
+  reply.member = link->id;
+  reply.run_id = run_id_;
+  reply.seed = config_.seed;
+  reply.chunk_bytes = config_.chunk_bytes;
+  reply.plan_hash = store_->plan().hash();
+  reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
+  reply.apply_on_worker = config_.apply == "worker";
+  reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
+  reply.optimizer = optimizer.name;
+  reply.learning_rate = optimizer.learning_rate;
+  reply.momentum = optimizer.momentum;
+  reply.beta1 = optimizer.beta1;
+  reply.beta2 = optimizer.beta2;
+  reply.epsilon = optimizer.epsilon;
+  reply.weight_decay = optimizer.weight_decay;
+  return reply;
+}
+
+Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head, std::uint64_t bytes) {
+  const auto attempt = attempt_;
+  const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
+  const bool current = rank && head.generation == attempt->generation && head.round == attempt->round &&
+                       head.attempt == attempt->number && machine_.expects(link->id);
+  probe_.payload_received(bytes);
+  if (!current) {
+    probe_.stale_frame();
+    CENTROID_CO_TRY(co_await session.skip_payload());
+    session.release_credit(bytes);
+    co_return Status();
+  }
+  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name + " in round " + to_string(head.round);
+  if (head.chunk.value >= store_->plan().chunks().size() || !(head.weight > 0) || head.weight > 1e15)
+    co_return Error(ErrorCode::kInvalidArgument, where + ": no such chunk, or the weight is not above 0");
+  const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
+  if (bytes > limit)
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) + " bytes, at most " + std::to_string(limit) +
+                                                     " with codec " + link->codec->spec());
+  std::optional<Buffer> buffer;
+  if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes()) buffer = pool_->try_acquire();
+  if (!buffer) buffer.emplace(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
+  if (attempt != attempt_ || !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
+    probe_.stale_frame();
+    session.release_credit(bytes);
+    co_return Status();
+  }
+  const TimePoint begin = clock_.now();
+  const Status added = aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
+  probe_.aggregated(std::chrono::duration<double>(clock_.now() - begin).count());
+  if (!added.ok()) co_return added.error().with_context(where);
+  co_return Status();
+}
+
+Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
+  const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
+  if (!rank || end.generation != attempt_->generation || end.round != attempt_->round || end.attempt != attempt_->number ||
+      !machine_.expects(link.id)) {
+    probe_.stale_frame();
+    return {};
+  }
+  const std::uint64_t chunks = store_->plan().chunks().size();
+  const std::uint64_t received = aggregator_->received(*rank);
+  if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
+    return Error(ErrorCode::kInvalidArgument, "PushEnd of " + link.join.name + " in round " + to_string(end.round) + ": " +
+                                                  std::to_string(received) + " of " + std::to_string(chunks) +
+                                                  " chunks came with weight " + std::to_string(end.weight));
+  link.rounds += 1;
+  link.samples += end.samples;
+  link.compute_seconds += end.compute_seconds;
+  link.wait_seconds += end.wait_seconds;
+  link.step_seconds = end.compute_seconds;
+  if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
+  round_tally_.loss_sum += end.loss_sum;
+  round_tally_.samples += end.samples;
+  round_tally_.correct += end.correct;
+  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
+  if (end.nonfinite) probe_.contribution_nonfinite();
+  if (end.weight == 0 || received < chunks) aggregator_->absent(*rank);
+  Contribution contribution{.weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));
+  decide(std::move(decision));
+  return {};
+}
+
+void Cluster::take_report(const Link& link, const proto::Report& report) {
+  if (report.samples == 0) return;
+  const double samples = static_cast<double>(report.samples);
+  test_accuracy_ = static_cast<double>(report.correct) / samples;
+  test_loss_ = report.loss_sum / samples;
+  test_version_ = report.version;
+  probe_.evaluated(test_accuracy_, test_loss_);
+  log::info("model.evaluated", {{"worker", link.join.name},
+                                {"version", report.version.value},
+                                {"samples", report.samples},
+                                {"accuracy", test_accuracy_},
+                                {"loss", test_loss_}});
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,207 @@
+#include "common/base/log.h"
+#include "common/checkpoint/safetensors.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+namespace {
+constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
+}
+
+Task<Status> Cluster::prepare() {
+  auto opened = CheckpointDirectory::open(config_.checkpoint_dir, config_.checkpoint_keep);
+  if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
+  checkpoints_ = std::move(opened).value();
+  if (config_.resume) CENTROID_CO_TRY(load_checkpoint());
+  if (run_id_.empty()) {
+    ServerConfig fresh;
+    CENTROID_CO_TRY(finish(fresh));
+    run_id_ = fresh.run_id;
+  }
+  if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
+  co_return Status();
+}
+
+Status Cluster::make_store(const Manifest& manifest) {
+  CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
+  early_ = config_.apply == "worker" || optimizer->slots() == 0;
+  store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+  const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
+  const std::uint64_t buffers = std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
+                                std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
+  pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
+  Aggregator::Hooks hooks;
+  hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };
+  hooks.is_held = [this](ChunkId chunk) { return store_->spare_is_held(chunk); };
+  hooks.on_complete = [this](ChunkId chunk, double weight) { chunk_complete(chunk, weight); };
+  hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
+    if (const auto link = attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
+      link->session->release_credit(bytes);
+  };
+  hooks.on_bad = [this](std::uint32_t rank, Error why) {
+    const auto link = find(attempt_->members[rank]);
+    if (link) link->tasks->spawn(link->session->goodbye(std::move(why)));
+  };
+  aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank", std::move(hooks));
+  log::info("store.made", {{"tensors", store_->plan().manifest().size()},
+                           {"parameters", store_->plan().total_elements()},
+                           {"chunks", store_->plan().chunks().size()},
+                           {"optimizer", store_->optimizer().config().name}});
+  return {};
+}
+
+Status Cluster::load_checkpoint() {
+  const auto refused = [](const CheckpointEntry& entry) {
+    log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
+  };
+  auto newest = checkpoints_->newest_valid(refused);
+  if (!newest.ok()) {
+    if (newest.error().code() != ErrorCode::kNotFound) return std::move(newest).error();
+    for (const CheckpointEntry& entry : checkpoints_->list(false))
+      return Error(ErrorCode::kDataLoss, "every checkpoint in " + checkpoints_->root().string() + " is damaged (the newest: " +
+                                             entry.path.string() + "): move them away to start afresh");
+    log::warn("checkpoint.none", {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
+    return {};
+  }
+  const CheckpointEntry& entry = newest.value();
+  const CheckpointInfo& info = entry.info;
+  if (!config_.run_id.empty() && config_.run_id != info.run_id)
+    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() + " belongs to run '" + info.run_id +
+                                                     "', not to '" + config_.run_id + "' (run_id)");
+  CENTROID_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(entry));
+  CENTROID_TRY(make_store(manifest));
+  if (info.optimizer != config_.optimizer.name || info.slot_names != store_->optimizer().slot_names())
+    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() + " was made with optimizer '" + info.optimizer +
+                                                     "', the configuration says '" + config_.optimizer.name + "'");
+  const auto load = [this](std::size_t plane, std::uint64_t offset, std::span<const float> from) { return store_->load(plane, offset, from); };
+  CENTROID_TRY(checkpoints_->read(entry, manifest, load));
+  store_->restore(info.version, info.optimizer_step);
+  run_id_ = info.run_id;
+  round_ = info.round.next();
+  epoch_ = info.epoch;
+  offset_ = info.offset;
+  checkpointed_ = info.version;
+  if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
+    roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
+  resumed_from_ = entry;
+  log::info("checkpoint.loaded", {{"path", entry.path.string()}, {"version", info.version.value}, {"round", info.round.value}, {"epoch", info.epoch}});
+  return {};
+}
+
+Status Cluster::load_initial_file() {
+  const std::string where = "init " + config_.init;
+  auto reader = SafetensorsReader::open(config_.init);
+  if (!reader.ok()) return std::move(reader).error().with_context(where);
+  CENTROID_TRY(make_store(reader->manifest()));
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    const std::string& name = store_->plan().manifest()[chunk.tensor.value].name;
+    const Status read = reader->read(name, chunk.offset * sizeof(float), std::as_writable_bytes(store_->initial(chunk)));
+    if (!read.ok()) return read.error().with_context(where);
+  }
+  store_->initialize();
+  log::info("store.initialised", {{"from", config_.init}});
+  return {};
+}
+
+/// Have rank 0 send its initial values; true when the store is initialised.
+Task<bool> Cluster::initialize() {
+  set_phase(Phase::kInitializing, "the first worker sends the initial parameters");
+  roster_.form(true);
+  const auto ranked = roster_.ranked();
+  if (ranked.empty()) co_return false;
+  const MemberId first = ranked.front();
+  find(first)->init_requested = true;
+  outgoing_.notify_all();
+  while (store_->version().value == 0 && find(first) && !stop_requested_) co_await changed_.wait(TimePoint::max());
+  co_return store_->version().value != 0;
+}
+
+Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link, proto::InitChunk head, std::uint64_t bytes) {
+  const auto ranked = roster_.ranked();
+  const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
+  if (phase_ != Phase::kInitializing || ranked.empty() || ranked.front() != link->id)
+    co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  if (head.chunk.value >= store_->plan().chunks().size())
+    co_return Error(ErrorCode::kInvalidArgument, where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
+  const auto values = store_->initial(store_->plan().chunk(head.chunk));
+  if (bytes != values.size_bytes())
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) + " bytes, expected " + std::to_string(values.size_bytes()));
+  CENTROID_CO_TRY(co_await session.read_payload(std::as_writable_bytes(values)));
+  session.release_credit(bytes);
+  probe_.payload_received(bytes);
+  co_return Status();
+}
+
+Status Cluster::init_done(Link& link) {
+  if (phase_ != Phase::kInitializing || store_->version().value != 0)
+    return Error(ErrorCode::kFailedPrecondition, "InitDone of " + link.join.name + ": nobody asked for it");
+  store_->initialize();
+  link.version = store_->version();
+  log::info("store.initialised", {{"from", link.join.name}});
+  changed_.notify_all();
+  return {};
+}
+
+CheckpointInfo Cluster::checkpoint_info() const {
+  CheckpointInfo info;
+  info.run_id = run_id_;
+  info.version = store_->version();
+  info.round = Round(round_.value - 1);
+  info.epoch = epoch_;
+  info.offset = offset_;
+  info.optimizer_step = store_->optimizer_step();
+  info.seed = config_.seed;
+  info.optimizer = config_.optimizer.name;
+  info.slot_names = store_->optimizer().slot_names();
+  info.created_unix_seconds = clock_.unix_seconds();
+  info.extra["generation"] = to_string(roster_.generation());
+  if (agreed_) info.extra["model"] = agreed_->model;
+  return info;
+}
+
+Task<void> Cluster::checkpoint_in_background() {
+  const auto written = co_await write_checkpoint();
+  if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
+    log::error("checkpoint.failed", {{"error", written.error()}, {"action", "training goes on"}});
+}
+
+Task<Result<CheckpointView>> Cluster::write_checkpoint() {
+  while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
+  if (!store_ || store_->version().value == 0)
+    co_return Error(ErrorCode::kFailedPrecondition, "there are no parameters yet: no worker has sent the initial ones");
+  std::shared_ptr<Snapshot> snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+  if (!snapshot) co_return Error(ErrorCode::kResourceExhausted, "another checkpoint is being written");
+  checkpointing_ = true;
+  const TimePoint begin = clock_.now();
+  const CheckpointInfo info = checkpoint_info();
+  const Manifest manifest = store_->plan().manifest();
+  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot)]() mutable {
+    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) { return snapshot->read(plane, offset, into); };
+    auto written = std::make_optional(directory.write(info, manifest, read));
+    snapshot.reset();
+    return written;
+  };
+  // The blocking thread works on the snapshot to its end, whatever happens to this task.
+  auto outcome = co_await run_on(blocking_, std::move(write));
+  Result<CheckpointEntry>& written = *outcome;
+  checkpointing_ = false;
+  checkpoint_done_.notify_all();
+  if (!written.ok()) {
+    probe_.checkpoint_failed();
+    co_return std::move(written).error();
+  }
+  checkpointed_ = info.version;
+  const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
+  probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
+  log::info("checkpoint.written", {{"path", written->path.string()}, {"version", info.version.value}, {"bytes", written->bytes}, {"seconds", elapsed}});
+  CheckpointView view;
+  view.path = written->path.string();
+  view.version = info.version.value;
+  view.round = info.round.value;
+  view.bytes = written->bytes;
+  view.created_unix_seconds = info.created_unix_seconds;
+  co_return view;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,216 @@
+#include <algorithm>
+
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+namespace {
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+WorkerView Cluster::view_of(const Member& member, const Link* link) const {
+  WorkerView view;
+  view.member = member.id.value;
+  view.name = member.name;
+  view.address = member.address;
+  view.state = to_string(member.state);
+  view.rank = member.rank ? static_cast<std::int64_t>(member.rank->value) : -1;
+  view.joined_unix_seconds = member.joined_unix_seconds;
+  view.silent_seconds = is_present(member.state) ? std::max(0.0, seconds(clock_.now() - member.heard)) : 0;
+  view.reason = member.reason;
+  if (link == nullptr) return view;
+  view.devices = link->join.devices;
+  view.samples = link->samples;
+  view.rounds = link->rounds;
+  const auto traffic = link->is_gone || link->session == nullptr ? link->traffic : link->session->connection().traffic();
+  view.bytes_in = traffic.bytes_in;
+  view.bytes_out = traffic.bytes_out;
+  view.step_seconds = link->step_seconds;
+  view.compute_seconds = link->compute_seconds;
+  view.wait_seconds = link->wait_seconds;
+  view.last_loss = link->last_loss;
+  return view;
+}
+
+Task<ClusterView> Cluster::cluster() {
+  auto read = [this] {
+    static constexpr const char* kPhases[] = {"waiting", "initializing", "training", "paused", "finished", "halted", "stopping"};
+    ClusterView view;
+    view.run_id = run_id_;
+    view.state = kPhases[static_cast<std::size_t>(phase_)];
+    view.state_reason = phase_reason_;
+    view.generation = roster_.generation().value;
+    view.world = roster_.ranked().size();
+    view.round = round_.value;
+    view.epoch = epoch_;
+    view.offset = offset_;
+    view.samples_total = samples_total_;
+    view.epochs = config_.epochs;
+    view.rounds = config_.rounds;
+    view.train_samples = agreed_ ? agreed_->train_samples : 0;
+    if (config_.epochs > 0 && agreed_) {
+      const double position = static_cast<double>(epoch_) + static_cast<double>(offset_) / static_cast<double>(agreed_->train_samples);
+      view.progress = std::min(1.0, position / static_cast<double>(config_.epochs));
+    } else if (config_.rounds > 0) {
+      view.progress = std::min(1.0, static_cast<double>(round_.value - 1) / static_cast<double>(config_.rounds));
+    }
+    view.samples_per_second = samples_per_second_;
+    view.loss = loss_;
+    view.train_accuracy = train_accuracy_;
+    view.test_accuracy = test_accuracy_;
+    view.test_loss = test_loss_;
+    view.test_version = test_version_.value;
+    view.uptime_seconds = seconds(clock_.now() - started_);
+    view.data_endpoint = data_endpoint_;
+    view.api_endpoint = api_endpoint_;
+    view.policy = config_.policy;
+    view.apply = config_.apply;
+    view.optimizer = config_.optimizer.name;
+    if (agreed_) {
+      view.exchange = agreed_->exchange;
+      view.codec = agreed_->codec;
+      view.model = agreed_->model;
+    }
+    if (store_) {
+      view.version = store_->version().value;
+      view.parameters = store_->plan().total_elements();
+      view.chunks = store_->plan().chunks().size();
+    }
+    view.skipped_rounds = skipped_;
+    view.aborted_attempts = aborted_;
+    view.lost_contributions = lost_contributions_;
+    return view;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<WorkerView>> Cluster::workers() {
+  auto read = [this] {
+    std::vector<WorkerView> views;
+    for (const auto& [id, member] : roster_.members()) {
+      const auto link = find(id);
+      if (link)
+        views.push_back(view_of(member, link.get()));
+      else if (const auto gone = gone_.find(id); gone != gone_.end())
+        views.push_back(gone->second);
+      else
+        views.push_back(view_of(member, nullptr));
+    }
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
+  auto read = [this, limit] {
+    std::vector<RoundView> views;
+    if (attempt_ && !attempt_->closed) {
+      RoundView open;
+      open.round = attempt_->round.value;
+      open.attempt = attempt_->number;
+      open.generation = attempt_->generation.value;
+      open.version = attempt_->version.value;
+      open.samples = round_samples_;
+      open.state = machine_.is_open() ? "open" : "merging";
+      open.seconds = seconds(clock_.now() - round_opened_);
+      open.opened_unix_seconds = clock_.unix_seconds() - open.seconds;
+      for (const MemberId member : machine_.contributed()) open.contributors.push_back(name_of(member));
+      for (const MemberId member : machine_.missing()) open.missing.push_back(name_of(member));
+      views.push_back(std::move(open));
+    }
+    for (const RoundView& view : history_) {
+      if (views.size() >= limit) break;
+      views.push_back(view);
+    }
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<WaitView>> Cluster::waits() {
+  auto read = [this] {
+    std::vector<WaitView> views;
+    if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
+      views.push_back({.who = "job", .for_whom = phase_ == Phase::kPaused ? "operator" : "workers", .what = phase_reason_,
+                       .seconds = seconds(clock_.now() - started_)});
+    if (attempt_ && !attempt_->closed)
+      for (const MemberId member : machine_.missing())
+        views.push_back({.who = "round " + to_string(attempt_->round), .for_whom = name_of(member), .what = "contribution",
+                         .seconds = seconds(clock_.now() - round_opened_)});
+    for (const auto& [id, link] : links_)
+      for (const std::string& what : link->session->waits(clock_.now()))
+        views.push_back({.who = "session of " + link->join.name, .for_whom = link->join.name, .what = what, .seconds = 0});
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<CheckpointView>> Cluster::checkpoints() {
+  // Reads the folder, so it runs where blocking is allowed.
+  auto read = [this] {
+    std::vector<CheckpointView> views;
+    if (!checkpoints_) return views;
+    for (const CheckpointEntry& entry : checkpoints_->list(false))
+      views.push_back({.path = entry.path.string(), .problem = entry.problem, .version = entry.version.value,
+                       .round = entry.info.round.value, .bytes = entry.bytes, .created_unix_seconds = entry.info.created_unix_seconds});
+    return views;
+  };
+  co_return co_await run_on(blocking_, std::move(read));
+}
+
+Task<Result<CheckpointView>> Cluster::make_checkpoint() {
+  auto write = [](Cluster* self) -> Task<std::optional<Result<CheckpointView>>> { co_return co_await self->write_checkpoint(); };
+  auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);
+  co_return std::move(*written);
+}
+
+Task<Status> Cluster::drain(std::uint64_t member) {
+  auto act = [this, member]() -> Status {
+    const Member* const found = roster_.find(MemberId(member));
+    if (found == nullptr) return Error(ErrorCode::kNotFound, "there is no worker with member id " + std::to_string(member));
+    if (!is_present(found->state))
+      return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " + std::string(to_string(found->state)));
+    roster_.drain(MemberId(member));
+    changed_.notify_all();
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
+}
+
+Task<Status> Cluster::pause() {
+  auto act = [this]() -> Status {
+    if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_requested_)
+      return Error(ErrorCode::kFailedPrecondition, "the job is over: " + phase_reason_);
+    paused_ = true;
+    changed_.notify_all();
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
+}
+
+Task<Status> Cluster::resume() {
+  auto act = [this]() -> Status {
+    if (!paused_) return Error(ErrorCode::kFailedPrecondition, "the job is not paused");
+    paused_ = false;
+    changed_.notify_all();
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
+}
+
+Task<Status> Cluster::stop() {
+  auto act = [this]() -> Status {
+    request_stop("POST /v1/job:stop");
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
+}
+
+Task<bool> Cluster::is_ready() {
+  auto read = [this] { return checkpoints_.has_value() && !stop_requested_; };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+
+namespace centroid::worker {
+
+/// This worker's part of one round.
+struct Share {
+  Generation generation;
+  Round round;
+  Rank rank;
+  std::uint32_t world = 1;
+  Version version;               ///< of the parameters now in memory
+  std::uint64_t epoch = 0;
+  std::uint64_t seed = 0;        ///< of the data order
+  std::uint64_t begin = 0, end = 0;  ///< positions in the epoch's permutation
+  bool evaluate = false;         ///< evaluate on held-out data first, and report
+  std::uint64_t samples() const { return end - begin; }
+};
+
+/// There is no next round.
+struct Finished {
+  enum class Reason : std::uint8_t { kFinished, kStopped, kDrained, kHalted } reason = Reason::kFinished;
+  bool evaluate = false;
+  Version version;
+  std::string text;
+};
+
+/// What the loop measured in one step.
+struct StepStats {
+  std::uint64_t samples = 0, correct = 0;
+  double loss_sum = 0;
+  double compute_seconds = 0;
+};
+
+struct RoundReport {
+  enum class Outcome : std::uint8_t { kCommitted, kSkipped, kLost } outcome = Outcome::kCommitted;  ///< lost: the cluster moved on without us
+  Version version;
+  double wait_seconds = 0;  ///< blocked in finish()
+  std::string reason;
+};
+
+struct Evaluation {
+  Version version;
+  std::uint64_t samples = 0, correct = 0;
+  double loss_sum = 0;
+};
+
+struct ExchangeTraffic {
+  std::uint64_t bytes_in = 0, bytes_out = 0;
+};
+
+/// What the training loop sees of the cluster. One thread calls next, begin, finish in turn; `ready` may come from device threads
+/// between begin and finish, once per tensor. Parameters and gradients live in the replica group's memory: the exchange reads
+/// gradients of ready tensors until `finish` returns, and writes parameters only inside `next` and `finish`.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  /// Wait for the next round or the end. Errors are final (refused, gave up after the join timeout).
+  virtual Result<std::variant<Share, Finished>> next() = 0;
+  virtual void begin(const Share& share) = 0;
+  virtual void ready(TensorId tensor) = 0;
+  virtual Result<RoundReport> finish(const StepStats& stats) = 0;
+  virtual void report(const Evaluation& evaluation) = 0;
+  /// Say goodbye; best effort, at most a few seconds.
+  virtual void leave(const std::string& reason) = 0;
+  /// From any thread or a signal-driven one: the present or next `next` returns Finished{kStopped}.
+  virtual void request_stop(const std::string& why) = 0;
+  virtual ExchangeTraffic traffic() const = 0;
+};
+
+}  // namespace centroid::worker

@@ -1,0 +1,136 @@
+#include "worker/exchange/local_exchange.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "common/base/log.h"
+
+namespace centroid::worker {
+
+namespace {
+
+class LocalExchange final : public Exchange {
+ public:
+  LocalExchange(LocalOptions options, ExchangeMemory memory, std::unique_ptr<Optimizer> optimizer)
+      : options_(std::move(options)), memory_(std::move(memory)), optimizer_(std::move(optimizer)) {
+    slots_.assign(optimizer_->slots(), std::vector<float>(memory_.params.size()));
+    memory_.initialize(options_.seed);
+  }
+
+  Result<std::variant<Share, Finished>> next() override {
+    const bool is_done = (options_.epochs > 0 && epoch_ >= options_.epochs) || (options_.rounds > 0 && round_.value > options_.rounds);
+    if (stop_ || is_done) {
+      const auto reason = stop_ ? Finished::Reason::kStopped : Finished::Reason::kFinished;
+      return std::variant<Share, Finished>(
+          Finished{.reason = reason, .evaluate = true, .version = version_, .text = stop_ ? "stopped" : "the goal is reached"});
+    }
+    Share share;
+    share.generation = Generation(1);
+    share.round = round_;
+    share.version = version_;
+    share.epoch = epoch_;
+    share.seed = options_.seed;
+    share.begin = offset_;
+    share.end = std::min(offset_ + options_.batch, options_.train_samples);
+    share.evaluate = std::exchange(evaluate_next_, false);
+    return std::variant<Share, Finished>(share);
+  }
+
+  void begin(const Share& share) override { share_ = share; }
+  void ready(TensorId) override {}
+
+  Result<RoundReport> finish(const StepStats&) override {
+    RoundReport report;
+    const std::string bad = options_.propagate_nonfinite ? "" : nonfinite_tensor();
+    if (!bad.empty() && !options_.skip_nonfinite)
+      return Error(ErrorCode::kFailedPrecondition, "JIDOKA HALT: worker 0 (local): the gradient of tensor " + bad +
+                                                       " is not finite in round " + to_string(round_));
+    if (bad.empty()) {
+      std::vector<std::span<float>> slots;
+      for (auto& slot : slots_) slots.emplace_back(slot);
+      optimizer_->step(++steps_, memory_.params, memory_.gradients, slots, memory_.params);
+      version_ = version_.next();
+    } else {
+      report.outcome = RoundReport::Outcome::kSkipped;
+      report.reason = "the gradient of tensor " + bad + " is not finite";
+    }
+    report.version = version_;
+    round_ = round_.next();
+    offset_ = share_.end;
+    if (offset_ >= options_.train_samples) {
+      offset_ = 0;
+      ++epoch_;
+      evaluate_next_ = true;
+    }
+    return report;
+  }
+
+  void report(const Evaluation&) override {}
+
+  void leave(const std::string& reason) override {
+    if (options_.checkpoint_dir.empty()) return;
+    const Status saved = save();
+    if (!saved.ok()) log::error("checkpoint.failed", {{"error", saved.error()}, {"when", reason}});
+  }
+
+  void request_stop(const std::string&) override { stop_ = true; }
+  ExchangeTraffic traffic() const override { return {}; }
+
+ private:
+  std::string nonfinite_tensor() const {
+    std::size_t at = 0;
+    for (const TensorInfo& tensor : options_.manifest)
+      for (std::uint64_t i = 0; i < tensor.elements(); ++i)
+        if (!std::isfinite(memory_.gradients[at++])) return tensor.name;
+    return {};
+  }
+
+  Status save() {
+    CENTROID_ASSIGN(auto directory, CheckpointDirectory::open(options_.checkpoint_dir, options_.checkpoint_keep));
+    CheckpointInfo info;
+    info.run_id = "local";
+    info.version = version_;
+    info.round = Round(round_.value - 1);
+    info.epoch = epoch_;
+    info.offset = offset_;
+    info.optimizer_step = steps_;
+    info.seed = options_.seed;
+    info.optimizer = optimizer_->config().name;
+    info.slot_names = optimizer_->slot_names();
+    info.created_unix_seconds = SystemClock().unix_seconds();
+    info.extra["model"] = options_.model;
+    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) -> Status {
+      const float* const from = plane == 0 ? memory_.params.data() : slots_[plane - 1].data();
+      std::memcpy(into.data(), from + offset, into.size_bytes());
+      return {};
+    };
+    CENTROID_ASSIGN(const auto entry, directory.write(info, options_.manifest, read));
+    log::info("checkpoint.written", {{"path", entry.path.string()}, {"version", version_.value}});
+    return {};
+  }
+
+  LocalOptions options_;
+  ExchangeMemory memory_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<std::vector<float>> slots_;
+  Share share_;
+  Round round_{1};
+  Version version_{1};
+  std::uint64_t epoch_ = 0, offset_ = 0, steps_ = 0;
+  bool evaluate_next_ = false;
+  std::atomic<bool> stop_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, ExchangeMemory memory) {
+  if (options.epochs == 0 && options.rounds == 0)
+    return Error(ErrorCode::kInvalidArgument, "exchange local needs a goal: --epochs or --rounds");
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
+  return std::unique_ptr<Exchange>(std::make_unique<LocalExchange>(std::move(options), std::move(memory), std::move(optimizer)));
+}
+
+}  // namespace centroid::worker

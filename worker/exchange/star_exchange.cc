@@ -1,0 +1,169 @@
+#include "worker/exchange/star_exchange.h"
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
+#include <cstring>
+#include <future>
+
+#include "common/base/log.h"
+#include "worker/exchange/star_link.h"
+
+namespace centroid::worker {
+
+namespace {
+
+/// The loop's half: turns the link's events into the Exchange contract. One thread (`ready`: device threads).
+class StarExchange final : public Exchange {
+ public:
+  StarExchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
+               metrics::Registry& registry)
+      : executor_(executor), memory_(memory), link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
+    wait_seconds_ = registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+                                       metrics::latency_bounds(), {{"stage", "wait"}});
+    running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
+  }
+
+  ~StarExchange() override {
+    if (!left_) leave("the worker is going");
+  }
+
+  Result<std::variant<Share, Finished>> next() override {
+    post([this] { link_.loop_waits(); });
+    for (;;) {
+      auto event = mailbox_.pop(true);
+      if (!event) return std::variant<Share, Finished>(Finished{.reason = Finished::Reason::kStopped, .version = {}, .text = stop_reason_});
+      if (auto* error = std::get_if<Error>(&event->what)) return *error;
+      if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
+        log::warn("server.lost", {{"why", lost->cause}});
+        post([this] { link_.loop_waits(); });
+        continue;
+      }
+      if (auto* finish = std::get_if<proto::Finish>(&event->what))
+        return std::variant<Share, Finished>(Finished{.reason = static_cast<Finished::Reason>(finish->reason),
+                                                      .evaluate = finish->evaluate,
+                                                      .version = finish->version,
+                                                      .text = finish->text});
+      if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {
+        ++serial_;
+        optimizer_step_ = open->optimizer_step;
+        return std::variant<Share, Finished>(Share{.generation = open->generation,
+                                                   .round = open->round,
+                                                   .rank = open->rank,
+                                                   .world = open->world,
+                                                   .version = open->version,
+                                                   .epoch = open->epoch,
+                                                   .seed = link_.terms().seed,
+                                                   .begin = open->begin,
+                                                   .end = open->end,
+                                                   .evaluate = open->evaluate});
+      }
+    }
+  }
+
+  void begin(const Share&) override {}
+
+  void ready(TensorId tensor) override {
+    post([this, serial = serial_, tensor] { link_.ready(serial, tensor); });
+  }
+
+  Result<RoundReport> finish(const StepStats& stats) override {
+    const auto begin = std::chrono::steady_clock::now();
+    post([this, serial = serial_, stats, waited = waited_] { link_.finish(serial, stats, waited); });
+    for (;;) {
+      auto event = mailbox_.pop(false);
+      if (auto* error = std::get_if<Error>(&event->what)) return *error;
+      RoundReport report;
+      waited_ = report.wait_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      wait_seconds_.observe(waited_);
+      if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
+        report.outcome = RoundReport::Outcome::kLost;
+        report.reason = lost->cause.message();
+        return report;
+      }
+      if (auto* closed = std::get_if<proto::RoundClosed>(&event->what)) {
+        report.version = closed->version;
+        report.reason = closed->reason;
+        report.outcome = closed->outcome == proto::Outcome::kCommitted ? RoundReport::Outcome::kCommitted : RoundReport::Outcome::kSkipped;
+        if (closed->outcome == proto::Outcome::kCommitted) CENTROID_TRY(load());
+        return report;
+      }
+      if (auto* finish = std::get_if<proto::Finish>(&event->what)) {  // halted or stopped in the middle of the round
+        mailbox_.push({*finish});
+        report.outcome = RoundReport::Outcome::kLost;
+        report.reason = finish->text;
+        return report;
+      }
+    }
+  }
+
+  void report(const Evaluation& evaluation) override {
+    post([this, evaluation] { link_.report(evaluation); });
+  }
+
+  void leave(const std::string& reason) override {
+    if (std::exchange(left_, true)) return;
+    boost::asio::co_spawn(executor_, link_.end(reason), boost::asio::use_future).get();
+    running_.get();
+  }
+
+  void request_stop(const std::string& why) override {
+    stop_reason_ = why;
+    mailbox_.request_stop();
+  }
+
+  ExchangeTraffic traffic() const override {
+    const auto traffic = link_.traffic();
+    return {.bytes_in = traffic.bytes_in, .bytes_out = traffic.bytes_out};
+  }
+
+ private:
+  template <class F>
+  void post(F f) {
+    boost::asio::post(executor_, std::move(f));
+  }
+
+  /// The committed results become the parameters: as they are, or by the optimizer's step with the mean gradient.
+  Status load() {
+    const auto results = link_.results();
+    if (!link_.terms().apply_on_worker) {
+      std::memcpy(memory_.params.data(), results.data(), results.size_bytes());
+      return {};
+    }
+    if (!optimizer_) {
+      const proto::JoinReply& terms = link_.terms();
+      OptimizerConfig config{.name = terms.optimizer,
+                             .learning_rate = terms.learning_rate,
+                             .momentum = terms.momentum,
+                             .beta1 = terms.beta1,
+                             .beta2 = terms.beta2,
+                             .epsilon = terms.epsilon,
+                             .weight_decay = terms.weight_decay};
+      CENTROID_ASSIGN(optimizer_, make_optimizer(config));
+    }
+    std::vector<std::span<float>> slots;
+    for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
+    optimizer_->step(optimizer_step_ + 1, memory_.params, results, slots, memory_.params);
+    return {};
+  }
+
+  Executor executor_;
+  ExchangeMemory memory_;
+  Mailbox mailbox_;
+  StarLink link_;
+  std::future<void> running_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::uint64_t serial_ = 0, optimizer_step_ = 0;
+  double waited_ = 0;
+  std::string stop_reason_;
+  bool left_ = false;
+  metrics::Histogram wait_seconds_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> make_star_exchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
+                                             ExchangeMemory memory, metrics::Registry& registry) {
+  return std::make_unique<StarExchange>(executor, std::move(transport), std::move(options), std::move(memory), registry);
+}
+
+}  // namespace centroid::worker

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "common/async/task.h"
+#include "common/base/metrics.h"
+#include "common/proto/messages.h"
+#include "transport/transport.h"
+#include "worker/exchange/exchange.h"
+
+namespace centroid::worker {
+
+struct StarOptions {
+  transport::Endpoint server;
+  std::string token;
+  proto::Join join;                                ///< name, codec, model, data
+  std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
+  std::chrono::milliseconds stall_timeout{30'000};
+};
+
+/// Memory that the exchange moves: the replica group's flat parameters and gradients.
+struct ExchangeMemory {
+  std::span<float> params;
+  std::span<const float> gradients;
+  std::function<void(std::uint64_t seed)> initialize;  ///< fill params with initial values; called at most once, while `next` waits
+};
+
+/// Contributions to the parameter server and results back, overlapped with backward: a tensor's chunks leave when it is ready.
+/// Reconnects by itself with jittered back-off; after a loss the round is given up and `next` waits for the cluster again.
+/// `transport` lives on `executor`, an executor of one thread that is not the loop's.
+std::unique_ptr<Exchange> make_star_exchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
+                                             ExchangeMemory memory, metrics::Registry& registry);
+
+}  // namespace centroid::worker

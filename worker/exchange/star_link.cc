@@ -1,0 +1,250 @@
+#include "worker/exchange/star_link.h"
+
+#include <algorithm>
+#include <boost/asio/this_coro.hpp>
+#include <random>
+
+#include "common/base/log.h"
+
+namespace centroid::worker {
+
+using proto::Kind;
+using transport::InFrame;
+using transport::Session;
+
+namespace {
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+/// Errors that another try cannot mend.
+bool is_final(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnimplemented:
+    case ErrorCode::kInternal: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+void Mailbox::push(LinkEvent event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(std::move(event));
+  changed_.notify_all();
+}
+
+std::optional<LinkEvent> Mailbox::pop(bool heed_stop) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !events_.empty() || (heed_stop && stop_); });
+  if (heed_stop && stop_) return std::nullopt;
+  LinkEvent event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Mailbox::request_stop() {
+  const std::lock_guard lock(mutex_);
+  stop_ = true;
+  changed_.notify_all();
+}
+
+StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
+                   Mailbox& mailbox, metrics::Registry& registry)
+    : executor_(executor),
+      transport_(std::move(transport)),
+      options_(std::move(options)),
+      memory_(std::move(memory)),
+      mailbox_(mailbox),
+      wake_(executor),
+      loop_ready_(executor),
+      joined_(executor) {
+  reconnects_ = registry.counter("centroid_worker_reconnects_total", "Times the worker lost the server and tried again.");
+  bytes_out_ = registry.counter("centroid_worker_payload_sent_bytes_total", "Contribution bytes sent.");
+  bytes_in_ = registry.counter("centroid_worker_payload_received_bytes_total", "Result and state bytes received.");
+  send_seconds_ = registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+                                     metrics::latency_bounds(), {{"stage", "send"}});
+}
+
+Task<void> StarLink::run() {
+  std::mt19937_64 jitter(std::random_device{}());
+  auto codec = make_codec(options_.join.codec);
+  if (!codec.ok()) {
+    mailbox_.push({std::move(codec).error()});
+    co_return;
+  }
+  codec_ = std::move(codec).value();
+  TimePoint outside_since = now();
+  std::chrono::milliseconds backoff{100};
+  while (!ending_) {
+    while (!loop_waits_ && !ending_) co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
+    if (ending_) break;
+    const TimePoint give_up = outside_since + options_.join_timeout;
+    Error failure(ErrorCode::kInternal, "");
+    auto session = co_await connect(give_up);
+    if (session.ok()) {
+      failure = co_await serve(*session.value());
+      if (ending_) break;
+      if (is_joined_) {
+        backoff = std::chrono::milliseconds(100);
+        outside_since = now();
+        is_joined_ = loop_waits_ = false;
+        mailbox_.push({LinkEvent::Lost{failure}});
+      }
+    } else {
+      failure = session.error();
+    }
+    if (is_final(failure)) {
+      mailbox_.push({failure});
+      co_return;
+    }
+    if (now() + backoff >= outside_since + options_.join_timeout) {
+      Error gave_up(ErrorCode::kUnavailable, "gave up joining " + options_.server.to_string() + " after " +
+                                                 std::to_string(options_.join_timeout.count()) + " ms (--join-timeout): " + failure.message());
+      mailbox_.push({gave_up});
+      co_return;
+    }
+    const auto pause = backoff / 2 + std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
+    log::warn("server.unreachable", {{"server", options_.server.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
+    reconnects_.add();
+    co_await sleep_until(now() + pause);
+    backoff = std::min(backoff * 2, std::chrono::milliseconds(5000));
+  }
+}
+
+Task<Result<std::unique_ptr<Session>>> StarLink::connect(Deadline deadline) {
+  const TimePoint limit = std::min(deadline, now() + std::chrono::seconds(10));
+  auto connection = co_await transport_->connect(options_.server, limit);
+  if (!connection.ok()) co_return std::move(connection).error();
+  transport::Greeting greeting;
+  greeting.role = "worker";
+  greeting.name = options_.join.name;
+  greeting.run_id = terms_.run_id;  // empty until we have joined: later we insist on the same run
+  greeting.token = options_.token;
+  greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+  greeting.limits.max_payload_bytes = 256u << 20;
+  co_return co_await Session::open(std::move(connection).value(), std::move(greeting), limit);
+}
+
+Status StarLink::accept_terms(proto::JoinReply reply) {
+  CENTROID_ASSIGN(auto plan, ChunkPlan::make(options_.join.manifest, reply.chunk_bytes));
+  if (plan.hash() != reply.plan_hash)
+    return Error(ErrorCode::kFailedPrecondition, "the server cuts the model into other chunks than this program: versions differ");
+  if (!joined_once_) {
+    plan_ = std::move(plan);
+    results_ = Buffer(plan_.total_elements() * sizeof(float));
+    encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
+    if (reply.apply_on_worker) {
+      OptimizerConfig config;
+      config.name = reply.optimizer;
+      CENTROID_ASSIGN(const auto optimizer, make_optimizer(config));
+      slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
+    }
+  } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker) {
+    return Error(ErrorCode::kFailedPrecondition, "the server came back with other settings (chunk_bytes or apply): restart the worker");
+  }
+  terms_ = std::move(reply);
+  joined_once_ = true;
+  have_.assign(plan_.chunks().size(), false);
+  return {};
+}
+
+Task<Status> StarLink::enter(Session& session) {
+  const auto head = proto::encode(options_.join);
+  const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
+  auto reply = co_await session.request(kind, head, {}, now() + std::chrono::seconds(30));
+  if (!reply.ok()) co_return std::move(reply).error();
+  CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
+  CENTROID_CO_TRY(accept_terms(std::move(terms)));
+  log::info("cluster.joined", {{"server", options_.server.to_string()},
+                               {"run_id", terms_.run_id},
+                               {"member", terms_.member.value},
+                               {"apply", terms_.apply_on_worker ? "worker" : "server"}});
+  is_joined_ = true;
+  joined_.notify_all();
+  co_return Status();
+}
+
+Task<Error> StarLink::serve(Session& session) {
+  session_ = &session;
+  TaskGroup children(executor_);
+  auto start = [](StarLink* self, Session* s, TaskGroup* group) -> Task<void> {
+    const Status entered = co_await self->enter(*s);
+    if (!entered.ok()) {
+      s->close(entered.error());
+      co_return;
+    }
+    group->spawn(self->heartbeats(*s));
+    group->spawn(self->sender(*s));
+  };
+  children.spawn(start(this, &session, &children));
+  tasks_ = &children;
+  const Error cause = co_await session.run(*this);
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  session.close(cause);
+  session_ = nullptr;
+  open_.reset();
+  undelivered_.reset();
+  wake_.notify_all();
+  joined_.notify_all();
+  children.cancel();
+  co_await children.join();
+  tasks_ = nullptr;
+  const auto traffic = session.connection().traffic();
+  const std::lock_guard lock(traffic_mutex_);
+  closed_traffic_.bytes_in += traffic.bytes_in;
+  closed_traffic_.bytes_out += traffic.bytes_out;
+  live_traffic_ = {};
+  co_return cause;
+}
+
+Task<void> StarLink::heartbeats(Session& session) {
+  const std::chrono::milliseconds lease(terms_.lease_ms);
+  const auto kind = static_cast<std::uint16_t>(Kind::kHeartbeat);
+  while (!session.is_closed()) {
+    if (!co_await sleep_until(now() + lease / 4)) co_return;
+    {
+      const std::lock_guard lock(traffic_mutex_);
+      live_traffic_ = session.connection().traffic();
+    }
+    const auto silent = now() - session.connection().last_received();
+    if (silent > 3 * lease) {
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
+      session.close(Error(ErrorCode::kUnavailable, "the server was silent for " + std::to_string(ms) + " ms, three leases"));
+      co_return;
+    }
+    (void)co_await session.send(kind, {}, {}, now() + lease);
+  }
+}
+
+transport::TrafficCounters StarLink::traffic() const {
+  const std::lock_guard lock(traffic_mutex_);
+  transport::TrafficCounters sum = closed_traffic_;
+  sum.bytes_in += live_traffic_.bytes_in;
+  sum.bytes_out += live_traffic_.bytes_out;
+  return sum;
+}
+
+void StarLink::loop_waits() {
+  loop_waits_ = true;
+  loop_ready_.notify_all();
+}
+
+Task<void> StarLink::end(std::string reason) {
+  ending_ = true;
+  loop_ready_.notify_all();
+  if (session_ == nullptr || !is_joined_) {
+    if (session_ != nullptr) session_->close(Error(ErrorCode::kCancelled, reason));
+    co_return;
+  }
+  Session& session = *session_;
+  proto::Leave leave;
+  leave.reason = reason;
+  const auto head = proto::encode(leave);
+  const auto kind = static_cast<std::uint16_t>(Kind::kLeave);
+  (void)co_await session.request(kind, head, {}, now() + std::chrono::seconds(2));
+  if (session_ == &session) session.close(Error(ErrorCode::kCancelled, reason));
+}
+
+}  // namespace centroid::worker

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/codec/codec.h"
+#include "common/optim/optimizer.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+#include "transport/session.h"
+#include "worker/exchange/star_exchange.h"
+
+namespace centroid::worker {
+
+/// What the I/O side tells the training loop, in order.
+struct LinkEvent {
+  struct Lost {
+    Error cause;
+  };
+  std::variant<proto::RoundOpen, proto::RoundClosed, proto::Finish, Lost, Error> what;  ///< Error: final
+};
+
+/// Events from the I/O thread to the loop's thread.
+class Mailbox {
+ public:
+  void push(LinkEvent event);
+  /// The next event; nothing when a stop was requested.
+  std::optional<LinkEvent> pop(bool heed_stop);
+  void request_stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<LinkEvent> events_;
+  bool stop_ = false;
+};
+
+/// The I/O half of the star exchange: connects, joins, sends and receives. Everything on one executor.
+class StarLink final : public transport::FrameSink {
+ public:
+  StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
+           Mailbox& mailbox, metrics::Registry& registry);
+
+  /// Life of the link: connect, join, serve, again after a loss; ends after a final error or `end`.
+  Task<void> run();
+  /// Say goodbye and end `run`.
+  Task<void> end(std::string reason);
+
+  // From the loop, posted to the executor; `serial` names the round they belong to, late ones are ignored.
+  void loop_waits();  ///< the loop is in `next`: its memory is ours
+  void begin(std::uint64_t serial);
+  void ready(std::uint64_t serial, TensorId tensor);
+  void finish(std::uint64_t serial, StepStats stats, double wait_seconds);
+  void report(Evaluation evaluation);
+
+  // Fixed after the first join; read by the loop when it has got its first RoundOpen.
+  const proto::JoinReply& terms() const { return terms_; }
+  const ChunkPlan& plan() const { return plan_; }
+  std::span<const float> results() const { return results_.as<float>(); }
+  std::span<const std::vector<float>> slots() const { return slots_; }
+  std::vector<std::vector<float>>& mutable_slots() { return slots_; }
+  transport::TrafficCounters traffic() const;
+
+ private:
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
+  Task<Result<std::unique_ptr<transport::Session>>> connect(Deadline deadline);
+  Task<Status> enter(transport::Session& session);
+  Task<Error> serve(transport::Session& session);
+  Status accept_terms(proto::JoinReply reply);
+  Task<void> heartbeats(transport::Session& session);
+  Task<void> send_initial(transport::Session& session);
+  Task<void> sender(transport::Session& session);
+  Task<Status> send_contribution(transport::Session& session, proto::RoundOpen open);
+  Task<Status> send_chunk(transport::Session& session, const Chunk& chunk, const proto::RoundOpen& open);
+  Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
+  bool is_current(const proto::RoundOpen& open) const;
+  Task<Status> take_result(transport::Session& session, proto::ResultChunk head, std::uint64_t bytes);
+  Task<Status> take_state(transport::Session& session, proto::StateChunk head, std::uint64_t bytes);
+  Status round_opened(proto::RoundOpen open);
+  Status round_closed(proto::RoundClosed closed);
+  void deliver_closed();
+
+  Executor executor_;
+  std::unique_ptr<transport::Transport> transport_;
+  StarOptions options_;
+  ExchangeMemory memory_;
+  Mailbox& mailbox_;
+  std::unique_ptr<Codec> codec_;
+  Event wake_;            // sender
+  Event loop_ready_, joined_;
+  bool loop_waits_ = false, ending_ = false, is_joined_ = false, joined_once_ = false;
+  transport::Session* session_ = nullptr;
+  TaskGroup* tasks_ = nullptr;            // of the session
+
+  proto::JoinReply terms_;
+  ChunkPlan plan_;
+  Buffer results_;
+  std::vector<std::vector<float>> slots_;
+  std::vector<std::byte> encoded_;
+
+  // the open round
+  std::optional<proto::RoundOpen> open_;
+  std::uint64_t serial_ = 0;              // counts rounds handed to the loop
+  std::vector<TensorId> order_;           // tensors in the order they became ready
+  std::optional<StepStats> stats_;
+  double wait_seconds_ = 0;
+  bool sent_end_ = false, is_sending_ = false;
+  std::string nonfinite_tensor_;
+  std::vector<bool> have_;
+  std::size_t have_count_ = 0;
+  std::optional<proto::RoundClosed> undelivered_;
+
+  transport::TrafficCounters closed_traffic_, live_traffic_;
+  mutable std::mutex traffic_mutex_;
+  metrics::Counter reconnects_, bytes_out_, bytes_in_;
+  metrics::Histogram send_seconds_;
+};
+
+}  // namespace centroid::worker

@@ -1,0 +1,262 @@
+#include <bit>
+#include <cmath>
+
+#include "common/base/log.h"
+#include "worker/exchange/star_link.h"
+
+/// The round's traffic of the star exchange: contributions out, state and results in.
+namespace centroid::worker {
+
+using proto::Kind;
+using transport::InFrame;
+using transport::Session;
+
+namespace {
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+bool is_finite(std::span<const float> values) {
+  std::uint32_t bad = 0;
+  for (const float x : values) bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u);
+  return bad == 0;
+}
+
+}  // namespace
+
+Task<Status> StarLink::on_frame(Session& session, InFrame frame) {
+  while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
+  const std::uint64_t bytes = frame.header.payload_bytes;
+  switch (static_cast<Kind>(frame.header.kind)) {
+    case Kind::kHeartbeat: co_return Status();
+    case Kind::kInitRequest:
+      memory_.initialize(terms_.seed);
+      tasks_->spawn(send_initial(session));
+      co_return Status();
+    case Kind::kStateChunk: {
+      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::StateChunk>(frame.head));
+      co_return co_await take_state(session, head, bytes);
+    }
+    case Kind::kRoundOpen: {
+      CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
+      co_return round_opened(open);
+    }
+    case Kind::kResult: {
+      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::ResultChunk>(frame.head));
+      co_return co_await take_result(session, head, bytes);
+    }
+    case Kind::kRoundClosed: {
+      CENTROID_CO_ASSIGN(auto closed, proto::decode<proto::RoundClosed>(frame.head));
+      co_return round_closed(std::move(closed));
+    }
+    case Kind::kFinish: {
+      CENTROID_CO_ASSIGN(auto finish, proto::decode<proto::Finish>(frame.head));
+      mailbox_.push({std::move(finish)});
+      co_return Status();
+    }
+    default:
+      co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " + std::to_string(frame.header.kind) + " from the server");
+  }
+}
+
+Task<void> StarLink::send_initial(Session& session) {
+  const auto kind = static_cast<std::uint16_t>(Kind::kInitChunk);
+  for (const Chunk& chunk : plan_.chunks()) {
+    proto::InitChunk message;
+    message.chunk = chunk.id;
+    const auto head = proto::encode(message);
+    const Bytes values = std::as_bytes(memory_.params.subspan(chunk.position, chunk.elements));
+    const Status sent = co_await session.send(kind, head, values, TimePoint::max());
+    if (!sent.ok()) co_return;
+  }
+  const auto done = static_cast<std::uint16_t>(Kind::kInitDone);
+  (void)co_await session.send(done, {}, {}, TimePoint::max());
+}
+
+Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
+  // The loop waits in `next` (it said so before we joined), so its memory is ours.
+  if (head.chunk.value >= plan_.chunks().size() || head.plane > slots_.size())
+    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " of plane " + std::to_string(head.plane) + " does not exist");
+  const Chunk& chunk = plan_.chunk(head.chunk);
+  const std::span<float> plane = head.plane == 0 ? memory_.params : std::span<float>(slots_[head.plane - 1u]);
+  const auto into = std::as_writable_bytes(plane.subspan(chunk.position, chunk.elements));
+  if (bytes != into.size())
+    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(into.size()));
+  bytes_in_.add(static_cast<double>(bytes));
+  co_return co_await session.read_payload(into);
+}
+
+Status StarLink::round_opened(proto::RoundOpen open) {
+  const bool again = open.resend && open_ && open_->round == open.round;
+  if (!again && open.resend)
+    return Error(ErrorCode::kAborted, "the server wants round " + to_string(open.round) + " again, which we do not have");
+  if (open.end < open.begin || open.end > options_.join.train_samples)
+    return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " + std::to_string(open.end) + ") is outside the data");
+  open_ = open;
+  sent_end_ = false;
+  have_.assign(plan_.chunks().size(), false);
+  have_count_ = 0;
+  if (!again) {
+    ++serial_;
+    order_.clear();
+    stats_.reset();
+    nonfinite_tensor_.clear();
+    mailbox_.push({open});
+  }
+  wake_.notify_all();
+  return {};
+}
+
+Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, std::uint64_t bytes) {
+  if (!open_ || head.round != open_->round || head.attempt != open_->attempt || head.chunk.value >= plan_.chunks().size() ||
+      have_[head.chunk.value])
+    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
+                                                     " was not expected (twice, another round, or no such chunk)");
+  const Chunk& chunk = plan_.chunk(head.chunk);
+  const auto into = std::as_writable_bytes(results_.as<float>().subspan(chunk.position, chunk.elements));
+  if (bytes != into.size())
+    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(into.size()));
+  CENTROID_CO_TRY(co_await session.read_payload(into));
+  bytes_in_.add(static_cast<double>(bytes));
+  have_[head.chunk.value] = true;
+  ++have_count_;
+  co_return Status();
+}
+
+Status StarLink::round_closed(proto::RoundClosed closed) {
+  if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
+    return Error(ErrorCode::kInvalidArgument, "round " + to_string(closed.round) + " was closed, which is not the open one");
+  if (closed.outcome == proto::Outcome::kCommitted && have_count_ != plan_.chunks().size())
+    return Error(ErrorCode::kInvalidArgument, "round " + to_string(closed.round) + " was committed, but only " + std::to_string(have_count_) +
+                                                  " of " + std::to_string(plan_.chunks().size()) + " result chunks came");
+  if (closed.outcome == proto::Outcome::kAborted) {
+    open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
+    return {};
+  }
+  undelivered_ = std::move(closed);
+  open_.reset();
+  deliver_closed();
+  return {};
+}
+
+/// The loop may touch its gradients again once it hears of the end, so it hears of it when nothing is being sent any more.
+void StarLink::deliver_closed() {
+  if (!undelivered_ || is_sending_) return;
+  mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
+}
+
+bool StarLink::is_current(const proto::RoundOpen& open) const {
+  return open_ && open_->round == open.round && open_->attempt == open.attempt && open_->generation == open.generation;
+}
+
+Task<void> StarLink::sender(Session& session) {
+  while (!session.is_closed()) {
+    if (open_ && !sent_end_ && open_->attempt != ~std::uint32_t{0}) {
+      is_sending_ = true;
+      const Status sent = co_await send_contribution(session, *open_);
+      is_sending_ = false;
+      deliver_closed();
+      if (!sent.ok()) {
+        session.close(sent.error());
+        co_return;
+      }
+    } else {
+      co_await wake_.wait(TimePoint::max());
+    }
+  }
+}
+
+/// Send tensors as they become ready, then the end; returns early when the attempt changes.
+Task<Status> StarLink::send_contribution(Session& session, proto::RoundOpen open) {
+  const bool has_share = open.end > open.begin;
+  const std::size_t tensors = plan_.manifest().size();
+  std::size_t next = 0;
+  while (is_current(open) && !session.is_closed()) {
+    if (has_share && next < order_.size() && nonfinite_tensor_.empty()) {
+      for (const Chunk& chunk : plan_.chunks_of(order_[next])) {
+        CENTROID_CO_TRY(co_await send_chunk(session, chunk, open));
+        if (!is_current(open) || !nonfinite_tensor_.empty()) break;
+      }
+      ++next;
+    } else if (stats_ && (!has_share || next == tensors || !nonfinite_tensor_.empty())) {
+      co_return co_await send_end(session, open);
+    } else {
+      co_await wake_.wait(TimePoint::max());
+    }
+  }
+  co_return Status();
+}
+
+Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk, const proto::RoundOpen& open) {
+  const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
+  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate) && !is_finite(values)) {
+    nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
+    co_return Status();
+  }
+  Bytes payload = std::as_bytes(values);
+  if (options_.join.codec != "f32") {
+    CENTROID_CO_ASSIGN(const auto bytes, codec_->encode(values, encoded_));
+    payload = Bytes(encoded_).first(bytes);
+  }
+  proto::Push push;
+  push.generation = open.generation;
+  push.round = open.round;
+  push.attempt = open.attempt;
+  push.chunk = chunk.id;
+  push.weight = static_cast<double>(open.end - open.begin);
+  const auto head = proto::encode(push);
+  const auto kind = static_cast<std::uint16_t>(Kind::kPush);
+  const TimePoint begin = now();
+  const Status sent = co_await session.send(kind, head, payload, TimePoint::max());
+  send_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
+  bytes_out_.add(static_cast<double>(payload.size()));
+  co_return sent;
+}
+
+Task<Status> StarLink::send_end(Session& session, const proto::RoundOpen& open) {
+  proto::PushEnd end;
+  end.generation = open.generation;
+  end.round = open.round;
+  end.attempt = open.attempt;
+  end.weight = static_cast<double>(open.end - open.begin);
+  end.samples = stats_->samples;
+  end.correct = stats_->correct;
+  end.loss_sum = std::isnan(stats_->loss_sum) ? 0 : stats_->loss_sum;
+  end.compute_seconds = stats_->compute_seconds;
+  end.wait_seconds = wait_seconds_;
+  end.nonfinite = !nonfinite_tensor_.empty();
+  end.nonfinite_tensor = nonfinite_tensor_;
+  sent_end_ = true;
+  const auto head = proto::encode(end);
+  const auto kind = static_cast<std::uint16_t>(Kind::kPushEnd);
+  co_return co_await session.send(kind, head, {}, TimePoint::max());
+}
+
+void StarLink::ready(std::uint64_t serial, TensorId tensor) {
+  if (serial != serial_) return;
+  order_.push_back(tensor);
+  wake_.notify_all();
+}
+
+void StarLink::finish(std::uint64_t serial, StepStats stats, double wait_seconds) {
+  if (serial != serial_) return;
+  stats_ = stats;
+  wait_seconds_ = wait_seconds;
+  wake_.notify_all();
+}
+
+void StarLink::report(Evaluation evaluation) {
+  if (session_ == nullptr || tasks_ == nullptr) return;
+  auto send = [](Session* session, Evaluation e) -> Task<void> {
+    proto::Report report;
+    report.version = e.version;
+    report.samples = e.samples;
+    report.correct = e.correct;
+    report.loss_sum = std::isnan(e.loss_sum) ? 0 : e.loss_sum;
+    const auto head = proto::encode(report);
+    const auto kind = static_cast<std::uint16_t>(Kind::kReport);
+    (void)co_await session->send(kind, head, {}, TimePoint::max());
+  };
+  tasks_->spawn(send(session_, evaluation));
+}
+
+}  // namespace centroid::worker

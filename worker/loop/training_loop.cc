@@ -1,0 +1,89 @@
+#include "worker/loop/training_loop.h"
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "common/base/log.h"
+
+namespace centroid::worker {
+
+namespace {
+
+/// The epoch's order, kept while the epoch lasts.
+class EpochOrder {
+ public:
+  std::span<const std::uint64_t> part(const Dataset& data, const Share& share) {
+    if (!key_ || key_->first != share.seed || key_->second != share.epoch) {
+      order_ = permutation(data.samples, share.seed, share.epoch);
+      key_.emplace(share.seed, share.epoch);
+    }
+    return std::span(order_).subspan(share.begin, share.samples());
+  }
+
+ private:
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> key_;
+  std::vector<std::uint64_t> order_;
+};
+
+Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Version version, TrainingSummary& summary) {
+  if (test.samples == 0) return {};
+  CENTROID_ASSIGN(const auto result, group.evaluate(test, 0, test.samples));
+  exchange.report({.version = version, .samples = result.samples, .correct = result.correct, .loss_sum = result.loss_sum});
+  summary.test_accuracy = static_cast<double>(result.correct) / static_cast<double>(result.samples);
+  summary.test_loss = result.loss_sum / static_cast<double>(result.samples);
+  return {};
+}
+
+}  // namespace
+
+Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, TrainingSummary& summary, const RoundObserver& observer) {
+  using Clock = std::chrono::steady_clock;
+  const auto started = Clock::now();
+  const auto tally = [&] {
+    summary.total_seconds = std::chrono::duration<double>(Clock::now() - started).count();
+    summary.traffic = exchange.traffic();
+  };
+  EpochOrder order;
+  for (;;) {
+    auto next = exchange.next();
+    if (!next.ok()) {
+      tally();
+      return std::move(next).error();
+    }
+    if (const auto* finished = std::get_if<Finished>(&next.value())) {
+      if (finished->evaluate) CENTROID_TRY(evaluate(group, data.test, exchange, finished->version, summary));
+      summary.end = finished->text;
+      summary.is_halted = finished->reason == Finished::Reason::kHalted;
+      exchange.leave(finished->text);
+      tally();
+      if (summary.is_halted) return Error(ErrorCode::kFailedPrecondition, finished->text);
+      return {};
+    }
+    const Share share = std::get<Share>(next.value());
+    if (share.end > data.train.samples)
+      return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " + std::to_string(data.train.samples) + " samples");
+    if (share.evaluate) CENTROID_TRY(evaluate(group, data.test, exchange, share.version, summary));
+
+    exchange.begin(share);
+    CENTROID_ASSIGN(const auto step, group.step(data.train, order.part(data.train, share), [&](TensorId tensor) { exchange.ready(tensor); }));
+    StepStats stats{.samples = step.samples, .correct = step.correct, .loss_sum = step.loss_sum, .compute_seconds = step.compute_seconds};
+    auto report = exchange.finish(stats);
+    if (!report.ok()) {
+      tally();
+      return std::move(report).error();
+    }
+    summary.rounds += 1;
+    summary.skipped += report->outcome == RoundReport::Outcome::kSkipped ? 1 : 0;
+    summary.lost += report->outcome == RoundReport::Outcome::kLost ? 1 : 0;
+    summary.samples += stats.samples;
+    summary.compute_seconds += stats.compute_seconds;
+    summary.wait_seconds += report->wait_seconds;
+    if (stats.samples > 0) summary.last_loss = stats.loss_sum / static_cast<double>(stats.samples);
+    if (report->outcome == RoundReport::Outcome::kCommitted) summary.version = report->version;
+    if (report->outcome == RoundReport::Outcome::kSkipped) log::warn("round.skipped", {{"round", share.round.value}, {"why", report->reason}});
+    if (observer) observer(share, stats, *report, summary);
+  }
+}
+
+}  // namespace centroid::worker
