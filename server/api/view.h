@@ -10,26 +10,33 @@
 
 namespace centroid::server {
 
-/// What REST may see and do. Implemented by the server's app; every call may come from the API thread and answers with a copy.
+/// What REST may see and do. Implemented by the server's app; every call may come from the API
+/// thread and answers with a copy.
 struct WorkerView {
   std::uint64_t member = 0;
-  std::string name, address, state;  ///< joining | syncing | active | draining | left | dead | fenced
-  std::int64_t rank = -1;            ///< -1 when not in the present generation
+  std::string name, address,
+      state;               ///< joining | syncing | active | draining | left | dead | fenced
+  std::int64_t rank = -1;  ///< -1 when not in the present generation
   std::uint64_t devices = 0, samples = 0, rounds = 0, bytes_in = 0, bytes_out = 0;
-  double joined_unix_seconds = 0, silent_seconds = 0, step_seconds = 0, compute_seconds = 0, wait_seconds = 0;
+  double joined_unix_seconds = 0, silent_seconds = 0, step_seconds = 0, compute_seconds = 0,
+         wait_seconds = 0;
   double last_loss = 0;
-  std::string reason;                ///< why it left, died or was fenced
+  std::string reason;  ///< why it left, died or was fenced
 };
 
 struct ClusterView {
-  std::string run_id, state, state_reason;  ///< waiting | initializing | training | paused | finished | halted | stopping
-  std::uint64_t generation = 0, world = 0, round = 0, version = 0, epoch = 0, offset = 0, samples_total = 0;
-  std::uint64_t epochs = 0, rounds = 0, train_samples = 0;  ///< the goal (0: none) and the size of the data set
+  std::string run_id, state,
+      state_reason;  ///< waiting | initializing | training | paused | finished | halted | stopping
+  std::uint64_t generation = 0, world = 0, round = 0, version = 0, epoch = 0, offset = 0,
+                samples_total = 0;
+  std::uint64_t epochs = 0, rounds = 0,
+                train_samples = 0;  ///< the goal (0: none) and the size of the data set
   double progress = 0, samples_per_second = 0, loss = 0, train_accuracy = 0, uptime_seconds = 0;
   double test_accuracy = -1, test_loss = -1;  ///< -1 until a worker evaluated
   std::uint64_t test_version = 0;
   std::string data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model;
-  std::uint64_t parameters = 0, chunks = 0, skipped_rounds = 0, aborted_attempts = 0, lost_contributions = 0;
+  std::uint64_t parameters = 0, chunks = 0, skipped_rounds = 0, aborted_attempts = 0,
+                lost_contributions = 0;
 };
 
 struct RoundView {
@@ -58,12 +65,12 @@ class ControlPlane {
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit) = 0;  ///< newest first
   virtual Task<std::vector<WaitView>> waits() = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
-  virtual Task<Result<CheckpointView>> make_checkpoint() = 0;           ///< written before it returns
-  virtual Task<Status> drain(std::uint64_t member) = 0;                 ///< not_found, failed_precondition
+  virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns
+  virtual Task<Status> drain(std::uint64_t member) = 0;        ///< not_found, failed_precondition
   virtual Task<Status> pause() = 0;
   virtual Task<Status> resume() = 0;
-  virtual Task<Status> stop() = 0;                                      ///< finish the round, checkpoint, leave
-  virtual Task<bool> is_ready() = 0;                                    ///< initialised and able to take members
+  virtual Task<Status> stop() = 0;    ///< finish the round, checkpoint, leave
+  virtual Task<bool> is_ready() = 0;  ///< initialised and able to take members
   virtual std::string config_json() = 0;
 };
 
