@@ -1,5 +1,6 @@
 centroid_test(device_test LABEL unit SOURCES unit/device_test.cc DEPS centroid::device)
-centroid_test(data_test LABEL unit SOURCES unit/data_test.cc DEPS centroid::data ZLIB::ZLIB)
+centroid_test(data_test LABEL unit SOURCES unit/data_test.cc unit/data_formats_test.cc
+  DEPS centroid::data ZLIB::ZLIB)
 centroid_test(mlp_test LABEL unit SOURCES unit/mlp_test.cc DEPS centroid::model)
 centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc DEPS centroid::node)
 
