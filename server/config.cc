@@ -8,7 +8,6 @@ namespace centroid::server {
 
 void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("listen", &c.listen, {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
-  s.field("advertise", &c.advertise, {.text = "HOST to tell others instead of the one in `listen`"});
   s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"}, "api");
   s.field("token", &c.token, {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
   s.field("api.token", &c.api_token, {.text = "bearer token of REST; needed beyond loopback", .secret = true});

@@ -13,7 +13,6 @@ namespace centroid::server {
 /// Settings of one server; every field documents itself in `register_fields` (centroid-server --help).
 struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
-  std::string advertise;
   std::string api_listen = "127.0.0.1:7071";
   std::string token, api_token;
   std::string endpoints_file;

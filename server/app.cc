@@ -1,0 +1,119 @@
+#include "server/app.h"
+
+#include <unistd.h>
+
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_future.hpp>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "common/async/io_thread.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/base/version.h"
+#include "server/api/api_server.h"
+#include "server/service/cluster.h"
+#include "transport/transport.h"
+
+namespace centroid::server {
+
+namespace {
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0; }
+
+Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary);
+  out << "{\"data\": \"" << data << "\", \"api\": \"" << api << "\", \"pid\": " << ::getpid() << "}\n";
+  out.close();
+  std::error_code failed;
+  if (out) std::filesystem::rename(temporary, path, failed);
+  if (!out || failed)
+    return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (endpoints_file): " + (failed ? failed.message() : "write failed"));
+  return {};
+}
+
+/// First signal: stop in order. Second: at once.
+Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster) {
+  for (int count = 0;; ++count) {
+    const auto [failed, number] = co_await signals.async_wait(kAwait);
+    if (failed) co_return;
+    const std::string name = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "signal " + std::to_string(number);
+    if (count > 0) {
+      log::warn("server.killed", {{"why", name + " came a second time"}});
+      ::_exit(128 + number);
+    }
+    cluster.request_stop(name);
+  }
+}
+
+/// Everything that lives on the service's thread.
+Task<Status> serve(Cluster& cluster, transport::Listener& listener, boost::asio::signal_set& signals) {
+  TaskGroup group(co_await boost::asio::this_coro::executor);
+  group.spawn(watch_signals(signals, cluster));
+  Status result = co_await cluster.run(listener);
+  signals.cancel();
+  co_await group.join();
+  co_return result;
+}
+
+Status start_and_run(const ServerConfig& config, const std::string& config_json, bool& is_halted) {
+  CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
+  CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
+  if (!is_loopback(data_endpoint.host) && config.token.empty())
+    return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
+                                                  " is reachable from other machines: set `token` (or token_file), or listen on 127.0.0.1");
+  std::error_code failed;
+  std::filesystem::create_directories(config.run_dir, failed);
+  if (failed) return Error(ErrorCode::kInvalidArgument, "run_dir " + config.run_dir + ": " + failed.message());
+
+  const SystemClock clock;
+  metrics::Registry registry;
+  IoThread service("service"), control("control"), blocking("blocking");
+  transport::TransportOptions transport_options;
+  transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  transport_options.limits.max_payload_bytes = 2 * config.chunk_bytes;
+  transport_options.stall_timeout = config.stall_timeout;
+  transport_options.congestion_control = config.congestion_control;
+  const auto transport = transport::make_tcp(service.executor(), transport_options);
+  boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
+
+  Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
+  CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
+  CENTROID_TRY(boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
+  cluster.set_config_json(config_json);
+  ApiOptions api_options;
+  api_options.endpoint = api_endpoint;
+  api_options.token = config.api_token;
+  CENTROID_ASSIGN(const auto api, ApiServer::start(control.executor(), api_options, cluster, registry));
+  cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
+  Status result;
+  if (!config.endpoints_file.empty())
+    result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(), api->endpoint().to_string());
+  if (result.ok()) {
+    log::info("server.started", {{"version", kVersion},
+                                 {"data", listener->endpoint().to_string()},
+                                 {"api", "http://" + api->endpoint().to_string()},
+                                 {"run_dir", config.run_dir}});
+    result = boost::asio::co_spawn(service.context(), serve(cluster, *listener, signals), boost::asio::use_future).get();
+    is_halted = !result.ok();
+  }
+  boost::asio::co_spawn(control.context(), api->stop(), boost::asio::use_future).get();
+  log::info("server.stopped", {});
+  return result;
+}
+
+}  // namespace
+
+int run_server(const ServerConfig& config, const std::string& config_json) {
+  bool is_halted = false;
+  const Status result = start_and_run(config, config_json, is_halted);
+  if (result.ok()) return kExitDone;
+  if (!is_halted) log::error("server.failed", {{"error", result.error()}});
+  if (is_halted) return kExitHalted;
+  return result.error().code() == ErrorCode::kInvalidArgument ? kExitUsage : kExitFailed;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,25 @@
+#include <cstdio>
+
+#include "common/base/log.h"
+#include "server/app.h"
+
+int main(int argc, char** argv) {
+  using namespace centroid;
+  server::ServerConfig config;
+  config::Schema schema("centroid-server", "Parameter server and coordinator of one training cluster.");
+  server::register_fields(schema, config);
+  auto outcome = schema.load(argc, argv);
+  if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return server::kExitDone;
+  const Status ready = outcome.ok() ? server::finish(config) : Status(outcome.error());
+  if (!ready.ok()) {
+    std::fprintf(stderr, "centroid-server: %s\n", ready.error().message().c_str());
+    return server::kExitUsage;
+  }
+  const auto level = log::parse_level(config.log_level);
+  const auto format = log::parse_format(config.log_format);
+  if (const Status set = log::configure(level.value(), format.value()); !set.ok()) {
+    std::fprintf(stderr, "centroid-server: %s\n", set.error().message().c_str());
+    return server::kExitUsage;
+  }
+  return server::run_server(config, schema.effective_json());
+}

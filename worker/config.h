@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "common/base/config.h"
+#include "common/optim/optimizer.h"
+
+namespace centroid::worker {
+
+/// Settings of one worker; every field documents itself in `register_fields` (centroid-worker --help).
+struct WorkerConfig {
+  std::string exchange = "star";
+  std::string server = "127.0.0.1:7070";
+  std::string name;
+  std::string token;
+  std::chrono::milliseconds join_timeout{60'000};
+  std::string data = "digits";
+  std::string data_cache_dir = ".cache/data";
+  std::uint64_t text_features = 4096;
+  std::string model = "mlp:64-512-512-10";
+  std::uint64_t batch = 32;
+  std::string devices = "cpu:0";
+  std::uint64_t blas_threads = 1;
+  std::string codec = "f32";
+  std::string congestion_control = "auto";
+  std::uint64_t seed = 1;
+  std::string summary_file;
+  std::string log_level = "info", log_format = "text";
+  // exchange local
+  std::uint64_t epochs = 0, rounds = 0;
+  OptimizerConfig optimizer;
+  std::string nonfinite = "halt";
+  std::string checkpoint_dir;
+};
+
+void register_fields(config::Schema& schema, WorkerConfig& config);
+/// What single fields cannot see. Draws a name when there is none.
+Status finish(WorkerConfig& config);
+
+}  // namespace centroid::worker

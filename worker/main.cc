@@ -1,0 +1,25 @@
+#include <cstdio>
+
+#include "common/base/log.h"
+#include "worker/app.h"
+
+int main(int argc, char** argv) {
+  using namespace centroid;
+  worker::WorkerConfig config;
+  config::Schema schema("centroid-worker", "Trains a model replica on this machine as part of a cluster, or alone.");
+  worker::register_fields(schema, config);
+  auto outcome = schema.load(argc, argv);
+  if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return worker::kExitDone;
+  const Status ready = outcome.ok() ? worker::finish(config) : Status(outcome.error());
+  if (!ready.ok()) {
+    std::fprintf(stderr, "centroid-worker: %s\n", ready.error().message().c_str());
+    return worker::kExitUsage;
+  }
+  const auto level = log::parse_level(config.log_level);
+  const auto format = log::parse_format(config.log_format);
+  if (const Status set = log::configure(level.value(), format.value()); !set.ok()) {
+    std::fprintf(stderr, "centroid-worker: %s\n", set.error().message().c_str());
+    return worker::kExitUsage;
+  }
+  return worker::run_worker(config);
+}
