@@ -15,16 +15,18 @@
 
 namespace centroid::transport {
 
-/// What both ends must agree on before the first message. Travels in Hello and HelloReply frames (docs/wire.md, "Handshake").
+/// What both ends must agree on before the first message. Travels in Hello and HelloReply frames
+/// (docs/wire.md, "Handshake").
 struct Greeting {
   std::uint16_t min_version = kWireVersion;
   std::uint16_t max_version = kWireVersion;
-  std::string role;            ///< "worker", "client", "peer"
-  std::string name;            ///< for logs and /v1/waits
-  std::string run_id;          ///< empty in a client's greeting: take the server's
-  std::string token;           ///< compared in constant time; empty when the server wants none
-  FrameLimits limits;          ///< largest frame this side accepts
-  std::uint64_t credit_bytes = ~std::uint64_t{0};  ///< payload bytes the other side may have outstanding towards this side
+  std::string role;    ///< "worker", "client", "peer"
+  std::string name;    ///< for logs and /v1/waits
+  std::string run_id;  ///< empty in a client's greeting: take the server's
+  std::string token;   ///< compared in constant time; empty when the server wants none
+  FrameLimits limits;  ///< largest frame this side accepts
+  std::uint64_t credit_bytes =
+      ~std::uint64_t{0};  ///< payload bytes the other side may have outstanding towards this side
 };
 
 /// Who the other side said it is, with limits and credits as agreed.
@@ -43,58 +45,96 @@ struct Reply {
 
 class Session;
 
-/// Takes the frames that are not responses, in order, on the session's executor. While `on_frame` runs nothing more is read.
+/// What a session has seen that is no error.
+struct SessionCounters {
+  std::uint64_t late_replies = 0;  ///< came after the request's deadline or cancellation: dropped
+  std::uint64_t unknown_replies = 0;  ///< answer nothing that was asked: dropped
+  std::uint64_t credit_frames_out = 0;
+};
+
+/// Requests that one side may have without an answer; a late answer still counts as missing.
+inline constexpr std::size_t kMaxOutstandingRequests = 1024;
+
+/// Takes the frames that are not responses, in order, on the session's executor. While `on_frame`
+/// runs nothing more is read: never await a request of the same session in it (its reply could not
+/// be read), and answer in bulk from another task.
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
-  /// Must consume the payload with `session.read_payload` or `skip_payload` when there is one (a rest is skipped).
-  /// An error ends the session: it is sent to the peer as a Goodbye frame with its code and text, then the connection closes.
+  /// Must consume the payload with `session.read_payload` or `skip_payload` when there is one (a
+  /// payload left is skipped). An error ends the session: it is sent to the peer as a Goodbye frame
+  /// with its code and text, then the connection closes.
   virtual Task<Status> on_frame(Session& session, InFrame frame) = 0;
 };
 
-/// Requests, one-way messages, deadlines and credits over one Connection. Lives on the connection's executor; one watchdog timer.
+/// Requests, one-way messages, deadlines and credits over one Connection; one watchdog timer for
+/// all deadlines.
+///
+/// thread    the connection's executor, for every call and for the destructor
+/// ends      every pending call ends exactly once with the cause given to `close`, found by I/O or
+/// sent by the peer lifetime  outlives `run`; other pending calls may end after the session has
+/// gone limits    a frame already handed to the connection is finished before its call returns,
+/// even past the deadline
+///           (bounded by the transport's stall timeout): its bytes are the caller's
 class Session {
  public:
-  /// Client side: send Hello, await HelloReply. fails as the server says (wrong token: failed_precondition "token ...", other
-  /// version: failed_precondition naming both ranges), or deadline_exceeded.
-  static Task<Result<std::unique_ptr<Session>>> open(std::unique_ptr<Connection> connection, Greeting greeting, Deadline deadline);
-  /// Server side: await Hello (<= 4 KiB before it is authenticated), check versions, run id and token, answer.
-  static Task<Result<std::unique_ptr<Session>>> accept(std::unique_ptr<Connection> connection, Greeting greeting, Deadline deadline);
+  /// Client side: send Hello, await HelloReply. fails as the server says (wrong token:
+  /// failed_precondition "token ...", other version: failed_precondition naming both ranges), or
+  /// deadline_exceeded.
+  static Task<Result<std::unique_ptr<Session>>> open(std::unique_ptr<Connection> connection,
+                                                     Greeting greeting, Deadline deadline);
+  /// Server side: await Hello (<= 4 KiB before it is authenticated), check versions, run id and
+  /// token, answer.
+  static Task<Result<std::unique_ptr<Session>>> accept(std::unique_ptr<Connection> connection,
+                                                       Greeting greeting, Deadline deadline);
   ~Session();
 
   const Peer& peer() const;
   Connection& connection();
 
-  /// Read loop: responses go to their requests, credits are booked, everything else to the sink. Returns why the session ended
-  /// (a peer's Goodbye as its error). Call once, in a task of a group.
+  /// Read loop: responses go to their requests, credits are booked, everything else to the sink.
+  /// Returns why the session ended (a peer's Goodbye as its error). Call once, in a task of a
+  /// group.
   Task<Error> run(FrameSink& sink);
 
-  /// Send a request and await its reply; the peer's error comes back as this call's error. Reply payload is bounded by the limits.
+  /// Send a request and await its reply; the peer's error comes back as this call's error. Reply
+  /// payload is bounded by the limits. Uses no credit. fails deadline_exceeded, resource_exhausted
+  /// (kMaxOutstandingRequests), invalid_argument (over a limit).
   Task<Result<Reply>> request(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline);
-  /// Answer a request frame.
+  /// Answer a request frame, once. fails failed_precondition (no such request is open),
+  /// invalid_argument (over a limit).
   Task<Status> respond(const FrameHeader& request, Bytes head, Bytes payload = {});
   Task<Status> respond_error(const FrameHeader& request, Error error);
-  /// One-way. Waits for credit when there is a payload; fails deadline_exceeded naming peer and bytes when none comes.
-  Task<Status> send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline, std::optional<std::uint32_t> payload_crc = {});
+  /// One-way. Waits for credit when there is a payload, first come first served; fails
+  /// deadline_exceeded naming peer and bytes when none comes, invalid_argument when the payload is
+  /// larger than the peer's whole window or a limit.
+  Task<Status> send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
+                    std::optional<std::uint32_t> payload_crc = {});
 
-  /// For FrameSink::on_frame.
+  /// For FrameSink::on_frame, once per frame. A skipped payload gives its credit back by itself.
   Task<Status> read_payload(MutableBytes into);
   Task<Status> skip_payload();
-  /// Give the peer credit for `bytes` of payload that have left our memory. Call from the session's executor; batches frames.
+  /// Give the peer credit for `bytes` of one-way payload that have left our memory; batches frames.
   void release_credit(std::uint64_t bytes);
 
-  /// Tell the peer why (Goodbye, best effort) and close.
+  /// Tell the peer why (Goodbye, best effort, at most a second) and close. Not from `on_frame`:
+  /// return the error there.
   Task<void> goodbye(Error why);
   void close(Error cause) noexcept;
   bool is_closed() const;
   /// What is being waited for, for /v1/waits: "credit from worker-2 for 1048576 bytes, 3.2 s".
   std::vector<std::string> waits(TimePoint now) const;
+  SessionCounters counters() const;
 
  private:
   struct Impl;
-  explicit Session(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Session(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;  ///< shared with the calls that are pending
 };
+
+/// Connect and open. fails as Transport::connect and Session::open.
+Task<Result<std::unique_ptr<Session>>> connect_session(Transport& transport, Endpoint endpoint,
+                                                       Greeting greeting, Deadline deadline);
 
 /// Frame kinds below 16 belong to the session layer.
 enum SessionKind : std::uint16_t { kHello = 1, kHelloReply = 2, kCredit = 3, kGoodbye = 4 };
