@@ -26,7 +26,7 @@ LEAVE_SECONDS = 5.0  # between a worker's leave and the server's word that the j
 EVALUATE_SECONDS = 15.0  # from the last round to its accuracy on held-out data
 STOP_SECONDS = 10.0  # for a clean leave, before SIGTERM
 TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
-ROUND_HISTORY = 1000  # as many rounds as the server tells at once
+ROUND_HISTORY = 256  # as many rounds as the server remembers
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
 
@@ -50,7 +50,7 @@ def die_with_parent():
 
 
 class Process:
-    """A program of the cluster with its log file. In a session of its own: Ctrl-C reaches only this driver, which ends it in order."""
+    """A program of the cluster and its log. It has a session of its own: Ctrl-C reaches this driver only, which ends all in order."""
 
     def __init__(self, name, command, folder):
         self.name = name
@@ -165,7 +165,7 @@ def server_settings(options, folder):
 def training_flags(options, folder, name):
     """Flags of a worker that do not depend on the exchange."""
     return [
-        *("--name", name, "--model", options.model, "--batch", options.batch, "--codec", options.codec),
+        *("--name", name, "--model", options.model, "--codec", options.codec, "--seed", options.seed),
         *("--data", options.data, "--data.cache_dir", options.data_dir),
         *("--summary-file", folder / f"{name}.json"),
     ]
@@ -173,13 +173,15 @@ def training_flags(options, folder, name):
 
 def worker_command(options, folder, endpoint, number):
     name = f"worker-{number}"
-    flags = ["--server", endpoint, "--devices", options.devices, *training_flags(options, folder, name)]
-    return name, [options.bin / "centroid-worker", *flags]
+    flags = ["--server", endpoint, "--devices", options.devices, "--batch", options.batch]
+    return name, [options.bin / "centroid-worker", *flags, *training_flags(options, folder, name)]
 
 
 def local_command(options, folder):
+    """One worker with as many devices, and as many samples a round, as the cluster would have workers."""
     devices = options.devices if "," in options.devices else ",".join(f"cpu:{k}" for k in range(options.workers))
-    flags = ["--exchange", "local", "--epochs", options.epochs, "--seed", options.seed, "--devices", devices]
+    flags = ["--exchange", "local", "--epochs", options.epochs, "--devices", devices]
+    flags += ["--batch", options.batch * options.workers, "--checkpoint.dir", folder / "checkpoints"]
     flags += ["--optimizer", options.optimizer, "--lr", options.lr]
     return "worker-0", [options.bin / "centroid-worker", *flags, *training_flags(options, folder, "worker-0")]
 
@@ -243,7 +245,7 @@ class Cluster:
         raise Failure(f"waited {allowed_seconds:.0f} s for {what}; logs are in {self.folder}")
 
     def check_processes(self):
-        """The server runs and no worker has failed. A worker may leave just before the server tells that the job is finished."""
+        """The server runs and no worker has failed. Workers may leave just before the server says that the job is finished."""
         for process in self.processes:
             if process.status() is None:
                 continue
@@ -294,7 +296,7 @@ class Cluster:
         seconds = self.train()
         self.display.clear()
         view = self.evaluated()
-        workers = self.api.get("/v1/workers")["workers"]
+        workers = self.leave()
         checkpoints = self.api.get("/v1/checkpoints")["checkpoints"]
         return {
             "exchange": "star",
@@ -307,6 +309,12 @@ class Cluster:
             "checkpoint": checkpoints[0]["path"] if checkpoints else "",
             "urls": {"rest": self.api.url + "/v1/cluster", "metrics": self.api.url + "/metrics"},
         }
+
+    def leave(self):
+        """What every worker says it has done, once all have left."""
+        wait_all(self.processes[1:], STOP_SECONDS)
+        self.check_processes()
+        return [read_summary(self.folder, process) for process in self.processes[1:]]
 
     def stop(self):
         """Ask the job to stop, let every process leave, then end what remains."""
@@ -323,6 +331,14 @@ def read_endpoints(path):
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def read_summary(folder, process):
+    """What a worker that has left wrote about its training."""
+    try:
+        return json.loads((folder / f"{process.name}.json").read_text())
+    except (OSError, ValueError) as error:
+        raise Failure(f"{process.name} left no summary ({error}); the end of {process.log}:\n{process.tail()}") from error
 
 
 class LocalTraining:
@@ -343,8 +359,15 @@ class LocalTraining:
         self.show_log(worker, shown)
         if worker.status() != 0:
             raise worker.failure()
-        summary = json.loads((self.folder / f"{name}.json").read_text())
-        return {"exchange": "local", "checkpoint": "", "urls": {}, "workers": [], **summary}
+        summary = read_summary(self.folder, worker)
+        checkpoints = self.folder / "checkpoints"
+        return {
+            "exchange": "local",
+            "workers": [summary],
+            **{key: summary[key] for key in ("seconds", "samples", "test_accuracy", "test_loss")},
+            "checkpoint": str(checkpoints) if checkpoints.is_dir() else "",
+            "urls": {},
+        }
 
     def show_log(self, worker, shown):
         """Pass on the log's lines about epochs; return how many lines have been read."""
@@ -381,7 +404,7 @@ def parse_arguments(arguments):
     add("--model", default="mlp:64-512-512-10", metavar="SPEC", help="layers of a multi-layer perceptron")
     add("--data", default="digits", metavar="SPEC", help="data set")
     add("--codec", default="f32", metavar="SPEC", help="how contributions travel")
-    add("--batch", type=positive, default=32, metavar="N", help="samples of one worker in one round")
+    add("--batch", type=positive, default=32, metavar="N", help="samples of one worker (local: of one device) in one round")
     add("--optimizer", default="adam", metavar="NAME", help="update rule")
     add("--lr", type=float, default=0.001, metavar="X", help="learning rate")
     add("--apply", choices=("server", "worker"), default="server", help="who applies the optimizer")
@@ -427,8 +450,8 @@ def raise_interrupted(number, _frame):
 
 def hold(job, display):
     """Keep the cluster up until a signal comes or a process ends."""
-    display.say("the cluster stays up; Ctrl-C ends it")
     try:
+        display.say("the cluster stays up; Ctrl-C ends it")
         while all(process.status() is None for process in job.processes[:1]):
             time.sleep(POLL_SECONDS)
     except Interrupted:

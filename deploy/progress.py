@@ -118,14 +118,14 @@ def table(header, rows):
 
 
 def worker_table(workers):
-    """Lines that say what every worker did, by name."""
-    header = ("worker", "state", "samples", "mean step", "computing", "waiting", "bytes out", "bytes in")
+    """Lines that say what every worker did, by name, from the workers' summaries."""
+    header = ("worker", "rounds", "samples", "mean step", "computing", "waiting", "bytes out", "bytes in")
     rows = [
         (
             worker["name"],
-            worker["state"],
+            count(worker["rounds"]),
             count(worker["samples"]),
-            seconds(worker["compute_seconds"] / max(1, worker["rounds"])),
+            seconds(worker["step_seconds"]),
             seconds(worker["compute_seconds"]),
             seconds(worker["wait_seconds"]),
             size(worker["bytes_out"]),

@@ -1,6 +1,6 @@
 """A stand-in for centroid-server and centroid-worker that keeps their interface to the local cluster driver and trains nothing.
 
-fake_cluster.py server|worker FLAGS...; the environment says what goes wrong: FAKE_FAULT=worker-dies|server-dies|halted|endless.
+fake_cluster.py server|worker FLAGS...; the environment says what goes wrong: FAKE_FAULT=worker-dies|server-dies|halted|endless|no-summary.
 """
 
 import http.server
@@ -52,15 +52,10 @@ class Job:
             "samples_total": 5748,
         }  # fmt: skip
 
-    def workers(self):
-        one = {"state": "left", "samples": 10, "rounds": 2, "compute_seconds": 0.5, "wait_seconds": 0.1, "bytes_in": 1, "bytes_out": 2}
-        return {"workers": [{"name": f"worker-{k}", **one} for k in range(self.settings["min_workers"])]}
-
     def answers(self):
         return {
             "/readyz": lambda: {"status": "ready"},
             "/v1/cluster": self.cluster,
-            "/v1/workers": self.workers,
             "/v1/rounds": lambda: {"rounds": [{"opened_unix_seconds": 100.0, "seconds": 1.5}]},
             "/v1/checkpoints": lambda: {"checkpoints": [{"path": "checkpoints/4"}]},
         }
@@ -111,12 +106,14 @@ def worker():
         sys.exit(4)
     if "--exchange" in sys.argv:
         print("epoch 1 of", flag("--epochs"), "on", flag("--devices"))
-        summary = {"test_accuracy": 0.5, "test_loss": 1.0, "seconds": 2.0, "samples": 10}
+    else:
+        host, port = flag("--server").rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as connection:
+            connection.recv(1)
+    if FAULT != "no-summary":
+        summary = {"name": flag("--name"), "rounds": 2, "samples": 10, "step_seconds": 0.25, "compute_seconds": 0.5, "wait_seconds": 0.1}
+        summary |= {"bytes_in": 1, "bytes_out": 2, "test_accuracy": 0.5, "test_loss": 1.0, "seconds": 2.0}
         pathlib.Path(flag("--summary-file")).write_text(json.dumps(summary))
-        return
-    host, port = flag("--server").rsplit(":", 1)
-    with socket.create_connection((host, int(port))) as connection:
-        connection.recv(1)
 
 
 if __name__ == "__main__":

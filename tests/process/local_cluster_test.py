@@ -107,6 +107,11 @@ class Driver(unittest.TestCase):
         self.assertIn("worker: planted fault", err)
         self.assert_nothing_left()
 
+    def test_worker_without_a_summary_fails_the_run(self):
+        status, _, err = self.run_driver("--workers", "1", fault="no-summary")
+        self.assertEqual(status, 1)
+        self.assertIn("worker-0 left no summary", err)
+
     def test_dead_server_fails_the_run_with_its_log(self):
         status, _, err = self.run_driver(fault="server-dies")
         self.assertEqual(status, 1)
@@ -157,6 +162,7 @@ class Driver(unittest.TestCase):
         self.assertEqual((status, err), (0, ""), out)
         self.assertIn("epoch 1 of 2 on cpu:0,cpu:1,cpu:2", out)
         self.assertRegex(out, r"test accuracy +50\.00 %")
+        self.assertRegex(out, r"worker-0 +2 +10 +250\.0 ms")
 
 
 class Text(unittest.TestCase):

@@ -1,0 +1,76 @@
+"""The demo with the real programs: it trains, it repeats, and Ctrl-C leaves nothing behind. demo_test.py BIN_DIR DATA_DIR"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+DRIVER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "local_cluster.py"
+DEADLINE_SECONDS = 100
+SKIPPED = 77
+
+
+class Demo(unittest.TestCase):
+    programs = data = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def start(self, *flags):
+        places = ["--bin", self.programs, "--data-dir", self.data, "--runs", self.folder]
+        command = [sys.executable, DRIVER, *places, "--model", "mlp:64-32-10", "--batch", "16", "--json", *flags]
+        driver = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(driver.stdout.close)
+        self.addCleanup(driver.stderr.close)
+        self.addCleanup(driver.kill)
+        return driver
+
+    def train(self, *flags):
+        driver = self.start(*flags)
+        out, err = driver.communicate(timeout=DEADLINE_SECONDS)
+        self.assertEqual(driver.returncode, 0, err)
+        return json.loads(out)
+
+    def test_cluster_learns_and_leaves_a_checkpoint(self):
+        result = self.train("--workers", "2", "--epochs", "4", "--lr", "0.005")
+        self.assertGreater(result["test_accuracy"], 0.9)
+        self.assertEqual([worker["name"] for worker in result["workers"]], ["worker-0", "worker-1"])
+        self.assertEqual(sum(worker["samples"] for worker in result["workers"]), result["samples"])
+        self.assertTrue(pathlib.Path(result["checkpoint"]).exists(), result["checkpoint"])
+
+    def test_same_seed_gives_the_same_parameters_on_every_worker_and_in_every_run(self):
+        runs = [self.train("--workers", "2", "--epochs", "2", "--seed", "5") for _ in range(2)]
+        prints = {worker["fingerprint"] for result in runs for worker in result["workers"]}
+        self.assertEqual(len(prints), 1, prints)
+
+    def test_local_training_learns(self):
+        result = self.train("--exchange", "local", "--workers", "2", "--epochs", "4", "--lr", "0.005")
+        self.assertGreater(result["test_accuracy"], 0.9)
+
+    def test_interrupt_leaves_no_process(self):
+        driver = self.start("--workers", "2", "--epochs", "100000")
+        for line in driver.stderr:
+            if "loss" in line:
+                break
+        driver.send_signal(signal.SIGINT)
+        driver.communicate(timeout=DEADLINE_SECONDS)
+        self.assertEqual(driver.returncode, 130)
+        needle = str(self.folder).encode()
+        for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                self.assertNotIn(needle, entry.read_bytes(), entry)
+            except OSError:
+                continue
+
+
+if __name__ == "__main__":
+    Demo.programs, Demo.data = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
+    if not (Demo.data / "digits.csv.gz").exists():
+        print(f"skipped: no {Demo.data}/digits.csv.gz; ./centroid setup fetches it")
+        sys.exit(SKIPPED)
+    unittest.main()
