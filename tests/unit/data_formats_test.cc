@@ -208,7 +208,7 @@ TEST(Packages, KeepsTheTwentyLargestSectionsAndEachPackageOnce) {
       place << (section % 2 == 0 ? "universe/s" : "s") << section;
       list += stanza(name.str(), place.str(), "text");
     }
-  list += stanza("p24-0", "s0", "a second version");
+  list += stanza("p24-0", "s23", "a second version");
   const auto all = parse_packages(list, "p", 128);
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->classes, 20U);
