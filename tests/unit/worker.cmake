@@ -6,8 +6,9 @@ centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc D
 
 if(CENTROID_FUZZ)
   foreach(part idx digits)
-    centroid_program(${part}_fuzz SOURCES fuzz/${part}_fuzz.cc DEPS centroid::data)
-    target_compile_options(${part}_fuzz PRIVATE -fsanitize=fuzzer)
+    add_executable(${part}_fuzz fuzz/${part}_fuzz.cc)
+    target_link_libraries(${part}_fuzz PRIVATE centroid_flags centroid::data)
     target_link_options(${part}_fuzz PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${part}_fuzz PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
   endforeach()
 endif()
