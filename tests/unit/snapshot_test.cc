@@ -1,11 +1,14 @@
+#include <unistd.h>
+
 #include <atomic>
+#include <filesystem>
 #include <limits>
-#include <numeric>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/checkpoint/checkpoint.h"
 #include "tests/unit/store_fixture.h"
 
 namespace centroid::server {
@@ -171,6 +174,45 @@ TEST(Snapshot, SurvivesALoadAndTheEndOfTheStore) {
   ASSERT_TRUE(store->load(2, 0, other).ok());
   store.reset();
   EXPECT_EQ(read_all(*snapshot, frozen), frozen);
+}
+
+TEST(Snapshot, IsWhatACheckpointWritesAndAStoreLoadsBack) {
+  CounterRng rng(8);
+  const auto store = initialized_store(small_plan(), "adam", rng);
+  run_round(*store, Mode::kSwap, rng);
+  const Planes frozen = planes_of(*store);
+  const auto snapshot = store->begin_snapshot(kUnlimited);
+  run_round(*store, Mode::kInPlace, rng);
+
+  const auto folder = std::filesystem::path(::testing::TempDir()) /
+                      ("centroid-snapshot-test-" + std::to_string(::getpid()));
+  auto checkpoints = CheckpointDirectory::open(folder, 1);
+  ASSERT_TRUE(checkpoints.ok()) << checkpoints.error().to_string();
+  CheckpointInfo info;
+  info.version = snapshot->version();
+  info.optimizer_step = snapshot->optimizer_step();
+  info.optimizer = "adam";
+  info.slot_names = store->optimizer().slot_names();
+  const Manifest& manifest = store->plan().manifest();
+  const auto written = checkpoints->write(
+      info, manifest, [&](std::size_t plane, std::uint64_t offset, std::span<float> into) {
+        return snapshot->read(plane, offset, into);
+      });
+  ASSERT_TRUE(written.ok()) << written.error().to_string();
+  EXPECT_TRUE(snapshot->is_done());
+
+  ParameterStore copy(small_plan(), optimizer_of("adam"));
+  const Status loaded =
+      checkpoints->read(*written, manifest,
+                        [&](std::size_t plane, std::uint64_t offset, std::span<const float> from) {
+                          return copy.load(plane, offset, from);
+                        });
+  ASSERT_TRUE(loaded.ok()) << loaded.error().to_string();
+  copy.restore(written->info.version, written->info.optimizer_step);
+  EXPECT_EQ(planes_of(copy), frozen);
+  EXPECT_EQ(copy.version(), Version(2));
+  EXPECT_EQ(copy.optimizer_step(), 1u);
+  std::filesystem::remove_all(folder);
 }
 
 /// Ranges that cover all planes once, in random order.
