@@ -1,0 +1,164 @@
+#include "server/aggregate/aggregator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+
+#include "common/base/random.h"
+
+namespace centroid::server {
+namespace {
+
+/// An aggregator over one flat sum, with everything it says recorded.
+struct Fixture {
+  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64, bool in_rank_order = true)
+      : plan(ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes).value()), sum(elements, -1.0f) {
+    Aggregator::Hooks hooks;
+    hooks.target = [this](const Chunk& chunk) { return std::span(sum).subspan(chunk.position, chunk.elements); };
+    hooks.is_held = [this](ChunkId chunk) { return held.count(chunk) > 0; };
+    hooks.on_complete = [this](ChunkId chunk, double weight) {
+      EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
+    };
+    hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
+    hooks.on_bad = [this](std::uint32_t rank, Error) { bad.push_back(rank); };
+    aggregator = std::make_unique<Aggregator>(plan, in_rank_order, std::move(hooks));
+  }
+  void begin(std::size_t ranks) {
+    complete.clear();
+    aggregator->begin(std::vector<const Codec*>(ranks, codec.get()));
+  }
+  Status offer(std::uint32_t rank, std::uint32_t chunk, double weight, std::span<const float> all) {
+    const Chunk& c = plan.chunk(ChunkId(chunk));
+    Buffer buffer(c.elements * sizeof(float));
+    std::memcpy(buffer.data(), all.data() + c.position, buffer.size());
+    const std::size_t bytes = buffer.size();
+    return aggregator->offer(rank, c.id, weight, std::move(buffer), bytes);
+  }
+  std::unique_ptr<Codec> codec = make_codec("f32").value();
+  ChunkPlan plan;
+  std::vector<float> sum;
+  std::map<ChunkId, int> held;
+  std::map<ChunkId, double> complete;
+  std::map<std::uint32_t, std::size_t> consumed;
+  std::vector<std::uint32_t> bad;
+  std::unique_ptr<Aggregator> aggregator;
+};
+
+std::vector<std::vector<float>> random_contributions(std::uint64_t seed, std::size_t ranks, std::size_t n) {
+  CounterRng rng(seed);
+  std::vector<std::vector<float>> all(ranks, std::vector<float>(n));
+  for (auto& one : all)
+    for (float& x : one) x = static_cast<float>(rng.normal());
+  return all;
+}
+
+/// Left to right: the bits that every timing must give.
+std::vector<float> expected_sum(const std::vector<std::vector<float>>& all, const std::vector<double>& weights) {
+  std::vector<float> sum(all[0].size());
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const float scaled = static_cast<float>(weights[r]) * all[r][i];
+      sum[i] = r == 0 ? scaled : sum[i] + scaled;
+    }
+  return sum;
+}
+
+TEST(Aggregator, TheBitsOfTheSumDoNotDependOnTheOrderOfArrival) {
+  const std::size_t ranks = 5, n = 200;
+  const auto all = random_contributions(1, ranks, n);
+  const std::vector<double> weights = {3, 1, 7, 2, 5};
+  const auto expected = expected_sum(all, weights);
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Fixture f(n);
+    f.begin(ranks);
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> arrivals;
+    for (std::uint32_t r = 0; r < ranks; ++r)
+      for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c) arrivals.emplace_back(r, c);
+    CounterRng rng(seed);
+    for (std::size_t i = arrivals.size(); i > 1; --i) std::swap(arrivals[i - 1], arrivals[rng.below(i)]);
+    for (const auto& [r, c] : arrivals) ASSERT_TRUE(f.offer(r, c, weights[r], all[r]).ok());
+    EXPECT_EQ(0, std::memcmp(f.sum.data(), expected.data(), n * sizeof(float)));
+    EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
+    for (const auto& [chunk, weight] : f.complete) EXPECT_EQ(weight, 18);
+    for (std::uint32_t r = 0; r < ranks; ++r) EXPECT_EQ(f.consumed[r], n * sizeof(float));
+    EXPECT_EQ(f.aggregator->waiting(), 0u);
+  }
+}
+
+TEST(Aggregator, AHigherRankWaitsForTheLowerAndGivesItsMemoryBackOnlyThen) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(2, 2, 8);
+  f.begin(2);
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  EXPECT_EQ(f.consumed[1], 0u);
+  EXPECT_FALSE(f.aggregator->has_part_of(1));
+  EXPECT_EQ(f.aggregator->received(1), 1u);
+  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
+  EXPECT_EQ(f.consumed[1], 32u);
+  EXPECT_TRUE(f.aggregator->has_part_of(1));
+}
+
+TEST(Aggregator, AnAbsentRankIsNotWaitedForAndWhatItHadWaitingIsDropped) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(3, 3, 8);
+  f.begin(3);
+  ASSERT_TRUE(f.offer(2, 0, 2, all[2]).ok());
+  ASSERT_TRUE(f.offer(1, 0, 5, all[1]).ok());
+  f.aggregator->absent(1);
+  EXPECT_EQ(f.consumed[1], 32u);
+  EXPECT_TRUE(f.complete.empty());
+  f.aggregator->absent(0);
+  ASSERT_EQ(f.complete.size(), 1u);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(f.sum[i], 2.0f * all[2][i]);
+}
+
+TEST(Aggregator, AChunkThatIsStillBeingReadIsWrittenLater) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(4, 2, 8);
+  f.held[ChunkId(0)] = 1;
+  f.begin(2);
+  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  EXPECT_EQ(f.sum[0], -1.0f);
+  f.held.clear();
+  f.aggregator->retry_held();
+  EXPECT_EQ(f.complete.size(), 1u);
+  EXPECT_EQ(f.sum[3], all[0][3] + all[1][3]);
+}
+
+TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(5, 2, 8);
+  f.begin(2);
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  EXPECT_EQ(f.offer(1, 0, 1, all[1]).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(f.aggregator->offer(1, ChunkId(9), 1, Buffer(4), 4).error().code(), ErrorCode::kInvalidArgument);
+}
+
+TEST(Aggregator, AMalformedPayloadThatHadToWaitIsReportedWithItsRank) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(6, 2, 8);
+  f.begin(2);
+  ASSERT_TRUE(f.aggregator->offer(1, ChunkId(0), 1, Buffer(31), 31).ok());
+  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
+  EXPECT_EQ(f.bad, std::vector<std::uint32_t>{1});
+  EXPECT_TRUE(f.complete.empty());
+}
+
+TEST(Aggregator, BeginDropsWhatWaitedAndStartsFromNothing) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(7, 2, 8);
+  f.begin(2);
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  f.begin(1);
+  EXPECT_EQ(f.consumed[1], 32u);
+  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
+  EXPECT_EQ(f.sum[5], all[0][5]);
+}
+
+}  // namespace
+}  // namespace centroid::server

@@ -1,0 +1,113 @@
+#include "common/proto/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "common/base/random.h"
+
+namespace centroid::proto {
+namespace {
+
+Join sample_join() {
+  Join join;
+  join.name = "worker-3";
+  join.exchange = "star";
+  join.codec = "f32";
+  join.devices = 2;
+  join.batch = 32;
+  join.train_samples = 1438;
+  join.data_fingerprint = 0x1122334455667788;
+  join.model = "mlp:64-10,relu";
+  join.manifest = {{.name = "layers.0.weight", .dtype = DType::kF32, .shape = {10, 64}}, {.name = "scale", .dtype = DType::kF32, .shape = {}}};
+  return join;
+}
+
+RoundOpen sample_open() {
+  RoundOpen open;
+  open.generation = Generation(3);
+  open.round = Round(17);
+  open.attempt = 1;
+  open.rank = Rank(2);
+  open.world = 4;
+  open.version = Version(16);
+  open.optimizer_step = 15;
+  open.epoch = 1;
+  open.begin = 64;
+  open.end = 96;
+  open.resend = true;
+  return open;
+}
+
+TEST(Messages, EveryFieldSurvivesTheWire) {
+  const Join join = decode<Join>(encode(sample_join())).value();
+  EXPECT_EQ(join.name, "worker-3");
+  EXPECT_EQ(join.manifest, sample_join().manifest);
+  EXPECT_EQ(join.data_fingerprint, 0x1122334455667788u);
+  EXPECT_EQ(join.train_samples, 1438u);
+  const RoundOpen open = decode<RoundOpen>(encode(sample_open())).value();
+  EXPECT_EQ(open.rank, Rank(2));
+  EXPECT_EQ(open.end, 96u);
+  EXPECT_TRUE(open.resend);
+  EXPECT_FALSE(open.evaluate);
+  PushEnd end;
+  end.weight = 32;
+  end.loss_sum = 1.5;
+  end.nonfinite = true;
+  end.nonfinite_tensor = "layers.0.bias";
+  const PushEnd back = decode<PushEnd>(encode(end)).value();
+  EXPECT_EQ(back.loss_sum, 1.5);
+  EXPECT_EQ(back.nonfinite_tensor, "layers.0.bias");
+}
+
+template <class M>
+void expect_every_cut_refused(const M& message) {
+  const auto bytes = encode(message);
+  for (std::size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(decode<M>(Bytes(bytes).first(n)).ok()) << n;
+  auto longer = bytes;
+  longer.push_back(std::byte{0});
+  EXPECT_FALSE(decode<M>(longer).ok());
+}
+
+TEST(Messages, ShortAndLongHeadsAreRefused) {
+  expect_every_cut_refused(sample_join());
+  expect_every_cut_refused(sample_open());
+  expect_every_cut_refused(RoundClosed{});
+  expect_every_cut_refused(PushEnd{});
+}
+
+TEST(Messages, ACountThatCannotFitIsRefusedBeforeMemoryIsTaken) {
+  auto bytes = encode(sample_join());
+  const std::size_t manifest_at = bytes.size() - (4 + 15 + 1 + 1 + 16) - (4 + 5 + 1 + 1) - 4;
+  for (const std::uint32_t count : {0xFFFFFFFFu, 100'000u, 50u}) {
+    std::memcpy(bytes.data() + manifest_at, &count, 4);
+    EXPECT_FALSE(decode<Join>(bytes).ok()) << count;
+  }
+}
+
+TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
+  auto open = encode(sample_open());
+  open.back() = std::byte{2};
+  EXPECT_FALSE(decode<RoundOpen>(open).ok());
+  auto closed = encode(RoundClosed{});
+  closed[12] = std::byte{4};
+  EXPECT_FALSE(decode<RoundClosed>(closed).ok());
+  Push push;
+  push.weight = std::nan("");
+  EXPECT_FALSE(decode<Push>(encode(push)).ok());
+}
+
+TEST(Messages, RandomBytesNeverCrash) {
+  CounterRng rng(99);
+  for (int i = 0; i < 20000; ++i) {
+    std::vector<std::byte> bytes(rng.below(120));
+    for (auto& b : bytes) b = static_cast<std::byte>(rng.next());
+    (void)decode<Join>(bytes);
+    (void)decode<JoinReply>(bytes);
+    (void)decode<RoundClosed>(bytes);
+  }
+}
+
+}  // namespace
+}  // namespace centroid::proto
