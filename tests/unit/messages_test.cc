@@ -4,11 +4,15 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 
 #include "common/base/random.h"
 
 namespace centroid::proto {
 namespace {
+
+constexpr const char* kPage = "docs/wire-messages.md";
 
 Join sample_join() {
   Join join;
@@ -38,6 +42,41 @@ RoundOpen sample_open() {
   open.end = 96;
   open.resend = true;
   return open;
+}
+
+/// The bytes of "```hex NAME" blocks of the contract: hex pairs, comments behind '#'.
+std::vector<std::byte> documented(const std::string& name) {
+  std::ifstream page(kPage);
+  std::vector<std::byte> bytes;
+  std::string line;
+  while (std::getline(page, line) && line != "```hex " + name) {
+  }
+  while (std::getline(page, line) && line != "```") {
+    std::istringstream pairs(line.substr(0, line.find('#')));
+    for (std::string pair; pairs >> pair;) bytes.push_back(static_cast<std::byte>(std::stoi(pair, nullptr, 16)));
+  }
+  return bytes;
+}
+
+TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
+  Join join;
+  join.name = "w0";
+  join.exchange = "star";
+  join.codec = "f32";
+  join.batch = 32;
+  join.train_samples = 1438;
+  join.data_fingerprint = 0x0102030405060708;
+  join.model = "m";
+  join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {10, 64}}};
+  EXPECT_EQ(encode(join), documented("join"));
+  EXPECT_EQ(encode(sample_open()), documented("round-open"));
+  Push push;
+  push.generation = Generation(3);
+  push.round = Round(17);
+  push.attempt = 1;
+  push.chunk = ChunkId(5);
+  push.weight = 32;
+  EXPECT_EQ(encode(push), documented("push"));
 }
 
 TEST(Messages, EveryFieldSurvivesTheWire) {
