@@ -20,7 +20,8 @@ enum FrameFlags : std::uint32_t {
   kFlagError = 1u << 2,     ///< with kFlagResponse: the head is an encoded Error
 };
 
-/// First 48 bytes of every frame (docs/wire.md): then `head_bytes` of head (small, structured), then `payload_bytes` of bulk.
+/// First 48 bytes of every frame (docs/wire.md): then `head_bytes` of head (small, structured),
+/// then `payload_bytes` of bulk.
 struct FrameHeader {
   std::uint16_t version = kWireVersion;
   std::uint16_t kind = 0;
@@ -32,18 +33,20 @@ struct FrameHeader {
   std::uint32_t payload_crc = 0;  ///< CRC-32C of the payload
 };
 
-/// What this side accepts; agreed in the handshake (the smaller wins), checked before memory is taken.
+/// What this side accepts; agreed in the handshake (the smaller wins), checked before memory is
+/// taken.
 struct FrameLimits {
   std::uint32_t max_head_bytes = 64u << 10;
   std::uint64_t max_payload_bytes = 64u << 20;
 };
 
-/// Layout: u32 magic, u16 version, u16 kind, u32 flags, u32 head_bytes, u64 id, u64 payload_bytes, u32 head_crc,
-/// u32 payload_crc, u32 zero, u32 header_crc (CRC-32C of the first 44 bytes).
+/// Layout: u32 magic, u16 version, u16 kind, u32 flags, u32 head_bytes, u64 id, u64 payload_bytes,
+/// u32 head_crc, u32 payload_crc, u32 zero, u32 header_crc (CRC-32C of the first 44 bytes).
 std::array<std::byte, kFrameHeaderBytes> encode_header(const FrameHeader& header);
 
-/// fails data_loss (magic, header CRC, reserved bits), failed_precondition (other version), resource_exhausted (over a limit;
-/// the message gives length and limit). Never trusts a length before the CRC matched.
+/// fails data_loss (magic, header CRC, reserved bits), failed_precondition (other version),
+/// resource_exhausted (over a limit; the message gives length and limit). Never trusts a length
+/// before the CRC matched.
 Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits);
 
 }  // namespace centroid::transport

@@ -44,10 +44,16 @@ class FramedConnection final : public Connection {
   Executor executor() const override { return stream_->executor(); }
 
  private:
+  // What one connection may move without a wait before others on its executor get their turn: so
+  // many operations, each counted once more per kStreakBytes.
+  static constexpr std::size_t kStreak = 64;
+  static constexpr std::size_t kStreakBytes = 16 << 10;
+
   enum class Reading : std::uint8_t { kNothing, kHeader, kPayload };
   class ReadGuard;
 
   Error fail(Error cause);
+  Error cancelled(std::string_view doing) const;
   Error read_error(const boost::system::error_code& error);
   Error write_error(const boost::system::error_code& error, std::size_t sent, std::size_t size);
   Result<Reading> begin_read(Reading wanted, std::size_t size);

@@ -170,7 +170,7 @@ class InProcessListener final : public Listener {
   }
   Endpoint endpoint() const override { return endpoint_; }
   void close() noexcept override {
-    if (!backlog_) return;
+    if (!hub_) return;
     hub_->remove(endpoint_);
     backlog_->close();
     hub_.reset();

@@ -16,7 +16,7 @@ bool Pipe::is_blocked(Side side) const {
 
 Moved Pipe::try_read(MutableBytes into) {
   Moved moved;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (reads_ended_) {
     moved.error = asio::error::operation_aborted;
   } else if (size_ == 0) {
@@ -32,13 +32,16 @@ Moved Pipe::try_read(MutableBytes into) {
   // An empty ring begins at the front again: small frames stay in the same cache lines.
   head_ = size_ == 0 ? 0 : (head_ + moved.bytes) & (capacity_ - 1);
   // The writer wakes for half a ring, not for every few bytes.
-  if (writer_.is_taken() && size_ <= kMaxBytes / 2) writer_.resume(true);
+  if (!writer_.is_taken() || size_ > kMaxBytes / 2) return moved;
+  auto writer = writer_.take();
+  lock.unlock();
+  Parking::resume(std::move(writer), true);
   return moved;
 }
 
 Moved Pipe::try_write(std::span<const Bytes> parts) {
   Moved moved;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (writes_ended_) {
     moved.error = asio::error::operation_aborted;
   } else if (reads_ended_) {
@@ -60,7 +63,9 @@ Moved Pipe::try_write(std::span<const Bytes> parts) {
     size_ += part.size();
     moved.bytes += part.size();
   }
-  reader_.resume(true);
+  auto reader = reader_.take();
+  lock.unlock();
+  Parking::resume(std::move(reader), true);
   return moved;
 }
 

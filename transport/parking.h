@@ -26,15 +26,15 @@ class Parking {
   void put(Handler handler) { handler_.emplace(std::move(handler)); }
 
   /// Resume with `value` as the result of the await; nothing when nobody is parked.
-  void resume(bool value) {
-    if (!handler_) return;
-    Handler handler = std::move(*handler_);
-    handler_.reset();
-    resume(std::move(handler), value);
-  }
-  static void resume(Handler handler, bool value) {
-    auto executor = boost::asio::get_associated_executor(handler);
-    boost::asio::post(executor, [h = std::move(handler), value]() mutable { h(value); });
+  void resume(bool value) { resume(take(), value); }
+
+  /// For an owner with a mutex: take the coroutine under it and resume it outside, so that the
+  /// woken thread does not run into the lock.
+  std::optional<Handler> take() { return std::exchange(handler_, std::nullopt); }
+  static void resume(std::optional<Handler> taken, bool value) {
+    if (!taken) return;
+    auto executor = boost::asio::get_associated_executor(*taken);
+    boost::asio::post(executor, [h = std::move(*taken), value]() mutable { h(value); });
   }
 
  private:

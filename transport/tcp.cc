@@ -91,6 +91,10 @@ class TcpTransport final : public Transport {
 
   Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
     co_await asio::this_coro::throw_if_cancelled(false);
+    std::string doing = "connect to " + endpoint.to_string();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      co_return Error(ErrorCode::kDeadlineExceeded, doing + ": the deadline has passed");
+    }
     const auto attempt = std::make_shared<Attempt>(executor_);
     attempt->timer.expires_at(deadline);
     attempt->timer.async_wait([attempt](const error_code& error) {
@@ -101,7 +105,6 @@ class TcpTransport final : public Transport {
       attempt->socket.close(ignored);
     });
     error_code error;
-    std::string doing = "connect to " + endpoint.to_string();
     std::vector<tcp::endpoint> found;
     if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
       found.emplace_back(address, endpoint.port);

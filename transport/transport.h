@@ -1,7 +1,7 @@
 #pragma once
 
-#include <cstdint>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,16 +16,19 @@
 
 namespace centroid::transport {
 
-/// "host:port" for TCP (IPv6 hosts in brackets), any name for in-process. Port 0 asks for a free one.
+/// "host:port" for TCP (IPv6 hosts in brackets), any name for in-process. Port 0 asks for a free
+/// one.
 struct Endpoint {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   std::string to_string() const;
-  static Result<Endpoint> parse(std::string_view text);  ///< invalid_argument says what was expected
+  static Result<Endpoint> parse(
+      std::string_view text);  ///< invalid_argument says what was expected
   bool operator==(const Endpoint&) const = default;
 };
 
-/// A frame to send. The payload CRC is computed unless given (one buffer sent to many peers is summed once).
+/// A frame to send. The payload CRC is computed unless given (one buffer sent to many peers is
+/// summed once).
 struct OutFrame {
   std::uint16_t kind = 0;
   std::uint32_t flags = 0;
@@ -45,30 +48,37 @@ struct TrafficCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0, frames_in = 0, frames_out = 0;
 };
 
-/// One peer. Moves frames and knows no meaning. All calls on the connection's executor (one thread or strand).
+/// One peer. Moves frames and knows no meaning. All calls on the connection's executor (one thread
+/// or strand).
 ///
 /// order     frames arrive in the order of the `write` calls; concurrent writers never interleave
-/// ends      pending and later calls end exactly once with the cause given to `close` or found by I/O; a second close is silent
-/// inline    no completion runs inside the initiating call
-/// fails     unavailable (peer gone, stalled), data_loss (bad magic or CRC), failed_precondition (other wire version),
-///           resource_exhausted (over the limit), cancelled; after any failure but a bad argument the connection is closed
+/// ends      pending and later calls end exactly once with the cause given to `close` or found by
+/// I/O; a second close is silent inline    no completion runs inside the initiating call fails
+/// unavailable (peer gone, stalled), data_loss (bad magic or CRC), failed_precondition (other wire
+/// version),
+///           resource_exhausted (over the limit), cancelled; after any failure but a bad argument
+///           the connection is closed
 class Connection {
  public:
   virtual ~Connection() = default;
-  /// Wait for the next frame's header and head (CRC checked). Waits without limit: idleness is legal, leases decide.
+  /// Wait for the next frame's header and head (CRC checked). Waits without limit: idleness is
+  /// legal, leases decide.
   virtual Task<Result<InFrame>> read_header() = 0;
-  /// Read exactly the current frame's payload into `into` (same size) and check its CRC. Call once per frame with payload.
-  /// A peer that sends nothing for `stall_timeout` in mid-frame ends the connection.
+  /// Read exactly the current frame's payload into `into` (same size) and check its CRC. Call once
+  /// per frame with payload. A peer that sends nothing for `stall_timeout` in mid-frame ends the
+  /// connection.
   virtual Task<Status> read_payload(MutableBytes into) = 0;
   /// Read and drop the current frame's payload (CRC still checked), with bounded memory.
   virtual Task<Status> skip_payload() = 0;
-  /// Queue and send one frame; returns when the bytes have been handed to the peer's system. Head and payload must stay valid.
-  /// A peer that takes nothing for `stall_timeout` ends the connection.
+  /// Queue and send one frame; returns when the bytes have been handed to the peer's system. Head
+  /// and payload must stay valid. A peer that takes nothing for `stall_timeout` ends the
+  /// connection.
   virtual Task<Status> write(const OutFrame& frame) = 0;
   virtual void close(Error cause) noexcept = 0;
   virtual void set_limits(const FrameLimits& limits) = 0;
-  virtual std::string peer() const = 0;              ///< "127.0.0.1:40312"
-  virtual TimePoint last_received() const = 0;       ///< when bytes last came in: renews leases in mid-frame too
+  virtual std::string peer() const = 0;  ///< "127.0.0.1:40312"
+  virtual TimePoint last_received()
+      const = 0;  ///< when bytes last came in: renews leases in mid-frame too
   virtual TrafficCounters traffic() const = 0;
   virtual Executor executor() const = 0;
 };
@@ -84,16 +94,20 @@ class Listener {
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// fails unavailable (refused, unreachable, name unknown), deadline_exceeded; the message names the endpoint.
-  virtual Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) = 0;
+  /// fails unavailable (refused, unreachable, name unknown), deadline_exceeded; the message names
+  /// the endpoint.
+  virtual Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint,
+                                                            Deadline deadline) = 0;
   /// fails already_exists (port in use: names it), invalid_argument.
   virtual Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) = 0;
 };
 
 struct TransportOptions {
   FrameLimits limits;
-  std::chrono::milliseconds stall_timeout{30'000};  ///< no byte of a begun frame for so long: the connection ends
-  std::string congestion_control;  ///< per-socket TCP_CONGESTION; empty: the system's; "auto": cubic on loopback, else the system's
+  std::chrono::milliseconds stall_timeout{
+      30'000};                     ///< no byte of a begun frame for so long: the connection ends
+  std::string congestion_control;  ///< per-socket TCP_CONGESTION; empty: the system's; "auto":
+                                   ///< cubic on loopback, else the system's
   std::size_t socket_buffer_bytes = 0;  ///< SO_SNDBUF/SO_RCVBUF; 0: the system's autotuning
 };
 
@@ -104,18 +118,21 @@ std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options 
 class InProcessHub;
 std::shared_ptr<InProcessHub> make_inprocess_hub();
 /// The same rules within one process; both ends may live on different executors.
-std::unique_ptr<Transport> make_inprocess(Executor executor, std::shared_ptr<InProcessHub> hub, TransportOptions options = {});
+std::unique_ptr<Transport> make_inprocess(Executor executor, std::shared_ptr<InProcessHub> hub,
+                                          TransportOptions options = {});
 
 /// What `make_faulty` does to the operations of all its connections, counted in order from 0.
 struct FaultPlan {
   enum class Action { kNone, kFail, kCut, kCorrupt, kTruncate, kDelay };
   Action action = Action::kNone;
-  std::uint64_t at_operation = ~std::uint64_t{0};     ///< the N-th connect/read/write
-  std::chrono::milliseconds delay{0};                 ///< for kDelay
-  std::shared_ptr<std::uint64_t> operations = std::make_shared<std::uint64_t>(0);  ///< counts; read it after a run
+  std::uint64_t at_operation = ~std::uint64_t{0};  ///< the N-th connect/read/write
+  std::chrono::milliseconds delay{0};              ///< for kDelay
+  std::shared_ptr<std::uint64_t> operations =
+      std::make_shared<std::uint64_t>(0);  ///< counts; read it after a run
 };
-/// Decorator: at the planned operation it fails the call (kFail), closes the connection when the call is done (kCut), flips a bit of the payload or
-/// head (kCorrupt), sends a part and closes (kTruncate) or waits (kDelay).
+/// Decorator: at the planned operation it fails the call (kFail), closes the connection when the
+/// call is done (kCut), flips a bit of the payload or head (kCorrupt), sends a part and closes
+/// (kTruncate) or waits (kDelay).
 std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, FaultPlan plan);
 
 }  // namespace centroid::transport

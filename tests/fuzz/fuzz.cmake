@@ -13,6 +13,7 @@ endif()
 set(fuzzers
   safetensors centroid::checkpoint
   checkpoint_manifest centroid::checkpoint
+  frame centroid::transport
 )
 
 while(fuzzers)
