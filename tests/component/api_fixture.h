@@ -155,6 +155,10 @@ class ApiTest : public ::testing::Test {
     HttpClient client(port());
     return client.request(method, target, fields, body);
   }
+  bool is_counted_slow() const {
+    const std::string line = "centroid_api_dropped_connections_total{reason=\"slow\"} 1";
+    return registry.serialize().find(line) != std::string::npos;
+  }
   template <class Condition>
   static bool eventually(Condition condition) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);

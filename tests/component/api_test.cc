@@ -228,6 +228,24 @@ TEST(ApiAccess, HostNamesLoseTheirPort) {
     EXPECT_EQ(server::host_name(bad), "") << bad;
 }
 
+TEST(ApiTarget, PercentEncodingIsDecodedOrRefused) {
+  EXPECT_EQ(server::percent_decode("a%2Fb%C3%a9+").value(), "a/b\xC3\xA9+");
+  for (const char* bad : {"%", "%4", "%g0", "x%0g", "%00", "a%0Ab", "%1f", "%7F", "\n"})
+    EXPECT_FALSE(server::percent_decode(bad).ok()) << bad;
+}
+
+TEST(ApiTarget, FormsOfTargetsAreTakenApart) {
+  const auto target = server::Target::parse("HTTP://Host:80/v1/a%20b?x=%31&y&&z=a=b").value();
+  EXPECT_EQ(target.authority, "Host:80");
+  EXPECT_EQ(target.path, "/v1/a%20b");
+  EXPECT_EQ(target.segments, (std::vector<std::string>{"v1", "a b"}));
+  using Query = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(target.query, (Query{{"x", "1"}, {"y", ""}, {"z", "a=b"}}));
+  EXPECT_EQ(server::Target::parse("http://h").value().path, "/");
+  for (const char* bad : {"", "v1", "http://", "http:///x", "/a#b", "/a b", "/\xC3\xA9", "/%"})
+    EXPECT_FALSE(server::Target::parse(bad).ok()) << bad;
+}
+
 TEST_F(ApiTest, ForeignHostsAreRefusedOnLoopback) {
   for (const char* host :
        {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""}) {
