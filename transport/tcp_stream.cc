@@ -63,7 +63,12 @@ TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)
 
 Moved TcpStream::try_read(MutableBytes into) {
   Moved moved;
+  if (std::exchange(is_drained_, false)) {
+    moved.error = asio::error::would_block;
+    return moved;
+  }
   moved.bytes = socket_.read_some(asio::buffer(into.data(), into.size()), moved.error);
+  is_drained_ = !moved.error && moved.bytes < into.size();
   return moved;
 }
 
@@ -76,6 +81,7 @@ Moved TcpStream::try_write(std::span<const Bytes> parts) {
 Task<Moved> TcpStream::read_some(MutableBytes into) {
   const auto buffer = asio::buffer(into.data(), into.size());
   const auto [error, bytes] = co_await socket_.async_read_some(buffer, kAwait);
+  is_drained_ = !error && bytes < into.size();
   Moved moved;
   moved.bytes = bytes;
   moved.error = error;

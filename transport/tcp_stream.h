@@ -25,6 +25,7 @@ class TcpStream final : public ByteStream {
   const Executor executor_;
   boost::asio::ip::tcp::socket socket_;
   std::string peer_;
+  bool is_drained_ = false;  ///< the last read was short: the next waits without a try of its own
 };
 
 /// "127.0.0.1:40312", IPv6 in brackets.
