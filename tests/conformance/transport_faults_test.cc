@@ -172,6 +172,50 @@ TEST_P(TransportFaults, ManyConnectionsLeakNoFiles) {
   wait(here_, connect_and_close(GetParam(), 10'000));
 }
 
+// ---- two executors
+
+Task<int> serve_connections(Listener& listener, int count) {
+  int whole = 0;
+  for (int i = 0; i < count; ++i) {
+    auto server = co_await listener.accept();
+    if (!server.ok()) co_return -1;
+    while ((co_await receive(**server)).ok()) ++whole;
+  }
+  co_return whole;
+}
+
+Task<void> send_and_part(Transport& transport, Endpoint endpoint, int count) {
+  for (int i = 0; i < count; ++i) {
+    auto client = co_await transport.connect(endpoint, soon());
+    CO_ASSERT(client.ok());
+    for (std::uint64_t id = 0; id < 3; ++id)
+      EXPECT_TRUE((co_await send(**client, id, 10, 3000)).ok());
+    auto cut = start((*client)->executor(), send(**client, 9, 0, 5u << 20));
+    co_await sleep_until(now());
+    (*client)->close(stop());
+    CO_ASSERT(co_await ended(cut));
+  }
+}
+
+TEST_P(TransportFaults, EndsMayLiveOnTwoExecutors) {
+  constexpr int kConnections = 30;
+  IoThread there("there");
+  const auto hub = make_inprocess_hub();
+  const auto near = GetParam().make(here_.executor(), hub, TransportOptions());
+  const auto far = GetParam().make(there.executor(), hub, TransportOptions());
+  Endpoint any;
+  any.host = GetParam().host;
+  const auto listener = far->listen(any);
+  ASSERT_TRUE(listener.ok());
+  auto whole = boost::asio::co_spawn(there.executor(), serve_connections(**listener, kConnections),
+                                     boost::asio::use_future);
+  wait(here_, send_and_part(*near, (*listener)->endpoint(), kConnections));
+  ASSERT_EQ(whole.wait_for(20s), std::future_status::ready) << "the peer learns of every end";
+  const int got = whole.get();
+  EXPECT_GE(got, 3 * kConnections) << "what was handed over before the close arrives";
+  EXPECT_LE(got, 4 * kConnections);
+}
+
 std::vector<Kind> plain_kinds() {
   auto all = kinds();
   std::erase_if(all, [](const Kind& kind) { return !kind.is_plain; });
