@@ -113,7 +113,13 @@ int run_server(const ServerConfig& config, const std::string& config_json) {
   if (result.ok()) return kExitDone;
   if (!is_halted) log::error("server.failed", {{"error", result.error()}});
   if (is_halted) return kExitHalted;
-  return result.error().code() == ErrorCode::kInvalidArgument ? kExitUsage : kExitFailed;
+  switch (result.error().code()) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kDataLoss:
+    case ErrorCode::kNotFound: return kExitUsage;
+    default: return kExitFailed;
+  }
 }
 
 }  // namespace centroid::server

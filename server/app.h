@@ -10,7 +10,7 @@ namespace centroid::server {
 enum ExitStatus : int {
   kExitDone = 0,     ///< finished, or stopped in order
   kExitFailed = 1,   ///< could not start or go on: the log says why; another try may succeed
-  kExitUsage = 2,    ///< wrong configuration: do not try again unchanged
+  kExitUsage = 2,    ///< wrong configuration or files: do not try again unchanged
   kExitHalted = 3,   ///< the job halted itself (non-finite gradients): do not try again unchanged
 };
 

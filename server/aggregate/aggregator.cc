@@ -8,7 +8,7 @@ namespace centroid::server {
 Aggregator::Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks)
     : plan_(plan), in_rank_order_(in_rank_order), hooks_(std::move(hooks)) {}
 
-void Aggregator::begin(std::vector<const Codec*> codecs) {
+void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   for (ChunkState& state : chunks_)
     for (const Waiting& w : state.waiting) hooks_.on_consumed(w.rank, w.bytes);
   waiting_ = 0;
@@ -17,7 +17,7 @@ void Aggregator::begin(std::vector<const Codec*> codecs) {
   ranks_.clear();
   ranks_.resize(codecs.size());
   for (std::size_t r = 0; r < codecs.size(); ++r) {
-    ranks_[r].codec = codecs[r];
+    ranks_[r].codec = std::move(codecs[r]);
     ranks_[r].seen.resize(plan_.chunks().size());
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -31,7 +32,7 @@ class Aggregator {
   Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks);
 
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank r's payloads.
-  void begin(std::vector<const Codec*> codecs);
+  void begin(std::vector<std::shared_ptr<const Codec>> codecs);
   /// Take a chunk of `rank`. fails invalid_argument (no such chunk, or sent twice), or as the codec says.
   Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
@@ -58,7 +59,7 @@ class Aggregator {
     std::vector<Waiting> waiting;
   };
   struct RankState {
-    const Codec* codec = nullptr;
+    std::shared_ptr<const Codec> codec;  // shared: chunks may wait here longer than their sender lives
     bool absent = false;
     std::uint64_t received = 0, added = 0;
     std::vector<bool> seen;

@@ -55,7 +55,7 @@ struct Attempt {
 struct Link {
   MemberId id;
   proto::Join join;
-  std::unique_ptr<Codec> codec;
+  std::shared_ptr<const Codec> codec;
   transport::Session* session = nullptr;
   TaskGroup* tasks = nullptr;           ///< of its session: joined before the session ends
   bool is_gone = false;
@@ -123,12 +123,14 @@ class Cluster final : public ControlPlane {
   // outbox.cc
   Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
   Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
+  void results_taken();
   Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
 
   // rounds.cc
   Task<Status> run_rounds();
   Task<Status> one_round();
   Task<bool> wait_for_members();
+  void dismiss_drained();
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares, bool resend);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);

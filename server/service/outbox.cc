@@ -19,7 +19,13 @@ Task<Status> send(Session& session, Kind kind, M message) {
 
 Task<void> Cluster::outbox(std::shared_ptr<Link> link, Session& session) {
   const Status ended = co_await outbox_loop(link, session);
+  results_taken();
   if (!ended.ok()) session.close(ended.error());
+}
+
+/// A member has its results, or is gone: contributions that waited for their memory go in now.
+void Cluster::results_taken() {
+  if (attempt_ && !attempt_->closed) aggregator_->retry_held();
 }
 
 /// Everything the server says to one member on its own account, in order: state if it lacks it, RoundOpen, the results as they
@@ -39,6 +45,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
       attempt.reset();
+      results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
       const Attempt::Piece piece = attempt->pieces[sent++];
       proto::ResultChunk message;

@@ -34,8 +34,18 @@ Task<bool> Cluster::wait_for_members() {
   co_return false;
 }
 
+/// Tell drained members that no round follows for them, whether or not the others go on.
+void Cluster::dismiss_drained() {
+  for (const auto& [id, link] : links_) {
+    if (roster_.find(id)->state != MemberState::kDraining || link->finish) continue;
+    link->finish = proto::Finish{.reason = proto::FinishReason::kDrained, .version = store_->version(), .text = "drained by an operator"};
+    outgoing_.notify_all();
+  }
+}
+
 Task<Status> Cluster::run_rounds() {
   while (!stop_requested_ && !goal_reached()) {
+    dismiss_drained();
     if (paused_) {
       set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
       co_await changed_.wait(TimePoint::max());
@@ -77,7 +87,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   attempt_->optimizer_step = store_->optimizer_step();
   attempt_->members = std::move(members);
   attempt_->opens = std::move(shares);
-  std::vector<const Codec*> codecs;
+  std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
     proto::RoundOpen& open = attempt_->opens[rank];
     open.generation = attempt_->generation;
@@ -89,7 +99,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.optimizer_step = attempt_->optimizer_step;
     open.resend = resend;
     open.evaluate = rank == 0 && std::exchange(evaluate_next_, false);
-    codecs.push_back(find(attempt_->members[rank])->codec.get());
+    codecs.push_back(find(attempt_->members[rank])->codec);
   }
   complete_chunks_ = 0;
   round_tally_ = {};
@@ -108,11 +118,6 @@ void Cluster::decide(RoundDecision decision) {
 Task<Status> Cluster::one_round() {
   co_await snapshot_room();
   roster_.form(true);
-  for (const auto& [id, link] : links_)
-    if (roster_.find(id)->state == MemberState::kDraining && !link->finish) {
-      link->finish = proto::Finish{.reason = proto::FinishReason::kDrained, .version = store_->version(), .text = "drained by an operator"};
-      outgoing_.notify_all();
-    }
   auto members = roster_.ranked();
   if (members.empty()) co_return Status();
   auto shares = make_shares(members);

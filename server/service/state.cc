@@ -170,9 +170,17 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint() {
   while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
   if (!store_ || store_->version().value == 0)
     co_return Error(ErrorCode::kFailedPrecondition, "there are no parameters yet: no worker has sent the initial ones");
-  std::shared_ptr<Snapshot> snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
-  if (!snapshot) co_return Error(ErrorCode::kResourceExhausted, "another checkpoint is being written");
   checkpointing_ = true;
+  // Between the first chunk of a round's update and its commit there is no consistent state to freeze.
+  std::shared_ptr<Snapshot> snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+  while (!snapshot) {
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) {
+      checkpointing_ = false;
+      checkpoint_done_.notify_all();
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
+    snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+  }
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
   const Manifest manifest = store_->plan().manifest();

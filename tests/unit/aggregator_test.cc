@@ -28,7 +28,7 @@ struct Fixture {
   }
   void begin(std::size_t ranks) {
     complete.clear();
-    aggregator->begin(std::vector<const Codec*>(ranks, codec.get()));
+    aggregator->begin(std::vector<std::shared_ptr<const Codec>>(ranks, codec));
   }
   Status offer(std::uint32_t rank, std::uint32_t chunk, double weight, std::span<const float> all) {
     const Chunk& c = plan.chunk(ChunkId(chunk));
@@ -37,7 +37,7 @@ struct Fixture {
     const std::size_t bytes = buffer.size();
     return aggregator->offer(rank, c.id, weight, std::move(buffer), bytes);
   }
-  std::unique_ptr<Codec> codec = make_codec("f32").value();
+  std::shared_ptr<const Codec> codec = make_codec("f32").value();
   ChunkPlan plan;
   std::vector<float> sum;
   std::map<ChunkId, int> held;
@@ -128,6 +128,17 @@ TEST(Aggregator, AChunkThatIsStillBeingReadIsWrittenLater) {
   f.aggregator->retry_held();
   EXPECT_EQ(f.complete.size(), 1u);
   EXPECT_EQ(f.sum[3], all[0][3] + all[1][3]);
+}
+
+TEST(Aggregator, AChunkThatWaitsOutlivesItsSender) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(8, 2, 8);
+  f.begin(2);
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  EXPECT_EQ(f.codec.use_count(), 3);  // the fixture and both ranks
+  f.codec.reset();
+  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
+  EXPECT_EQ(f.sum[1], all[0][1] + all[1][1]);
 }
 
 TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {

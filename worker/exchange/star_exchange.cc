@@ -102,7 +102,7 @@ class StarExchange final : public Exchange {
 
   void leave(const std::string& reason) override {
     if (std::exchange(left_, true)) return;
-    boost::asio::co_spawn(executor_, link_.end(reason), boost::asio::use_future).get();
+    post([this, reason] { link_.end(reason); });
     running_.get();
   }
 

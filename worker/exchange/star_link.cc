@@ -83,6 +83,10 @@ Task<void> StarLink::run() {
     const TimePoint give_up = outside_since + options_.join_timeout;
     Error failure(ErrorCode::kInternal, "");
     auto session = co_await connect(give_up);
+    if (session.ok() && ending_) {  // asked to end during the handshake: not to join any more
+      session.value()->close(Error(ErrorCode::kCancelled, "the worker is stopping"));
+      break;
+    }
     if (session.ok()) {
       failure = co_await serve(*session.value());
       if (ending_) break;
@@ -108,7 +112,8 @@ Task<void> StarLink::run() {
     const auto pause = backoff / 2 + std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
     log::warn("server.unreachable", {{"server", options_.server.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
     reconnects_.add();
-    co_await sleep_until(now() + pause);
+    const TimePoint again = now() + pause;
+    while (!ending_ && now() < again) co_await loop_ready_.wait(again);
     backoff = std::min(backoff * 2, std::chrono::milliseconds(5000));
   }
 }
@@ -231,20 +236,23 @@ void StarLink::loop_waits() {
   loop_ready_.notify_all();
 }
 
-Task<void> StarLink::end(std::string reason) {
+void StarLink::end(std::string reason) {
   ending_ = true;
   loop_ready_.notify_all();
-  if (session_ == nullptr || !is_joined_) {
-    if (session_ != nullptr) session_->close(Error(ErrorCode::kCancelled, reason));
-    co_return;
-  }
-  Session& session = *session_;
+  if (session_ == nullptr) return;
+  if (is_joined_)
+    tasks_->spawn(say_goodbye(*session_, std::move(reason)));  // a child of the session, so that it does not outlive it
+  else
+    session_->close(Error(ErrorCode::kCancelled, std::move(reason)));
+}
+
+Task<void> StarLink::say_goodbye(Session& session, std::string reason) {
   proto::Leave leave;
   leave.reason = reason;
   const auto head = proto::encode(leave);
   const auto kind = static_cast<std::uint16_t>(Kind::kLeave);
   (void)co_await session.request(kind, head, {}, now() + std::chrono::seconds(2));
-  if (session_ == &session) session.close(Error(ErrorCode::kCancelled, reason));
+  session.close(Error(ErrorCode::kCancelled, reason));
 }
 
 }  // namespace centroid::worker

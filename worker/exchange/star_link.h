@@ -48,10 +48,9 @@ class StarLink final : public transport::FrameSink {
 
   /// Life of the link: connect, join, serve, again after a loss; ends after a final error or `end`.
   Task<void> run();
-  /// Say goodbye and end `run`.
-  Task<void> end(std::string reason);
 
   // From the loop, posted to the executor; `serial` names the round they belong to, late ones are ignored.
+  void end(std::string reason);  ///< say goodbye; then `run` ends
   void loop_waits();  ///< the loop is in `next`: its memory is ours
   void begin(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
@@ -70,6 +69,7 @@ class StarLink final : public transport::FrameSink {
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
   Task<Result<std::unique_ptr<transport::Session>>> connect(Deadline deadline);
   Task<Status> enter(transport::Session& session);
+  Task<void> say_goodbye(transport::Session& session, std::string reason);
   Task<Error> serve(transport::Session& session);
   Status accept_terms(proto::JoinReply reply);
   Task<void> heartbeats(transport::Session& session);

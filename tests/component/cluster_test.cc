@@ -1,0 +1,280 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+
+enum class Wire { kInProcess, kTcp };
+
+/// Every test of a cluster runs over both transports.
+class ClusterTest : public ::testing::TestWithParam<Wire> {
+ protected:
+  TestServer::TransportFactory transports() {
+    if (GetParam() == Wire::kTcp) return [](Executor executor) { return transport::make_tcp(executor); };
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+
+  ServerConfig config() {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.exit_when_finished = true;
+    c.chunk_bytes = 256;  // many chunks even in a small model
+    c.lease = std::chrono::seconds(20);
+    c.optimizer = {.name = "momentum", .learning_rate = 0.05};
+    c.epochs = 3;
+    return c;
+  }
+
+  std::vector<WorkerSpec> workers(std::size_t n, std::uint64_t batch = 8) {
+    std::vector<WorkerSpec> specs(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      specs[i].name = "worker-" + std::to_string(i);
+      specs[i].batch = batch;
+    }
+    return specs;
+  }
+
+  std::vector<WorkerOutcome> train(ServerConfig c, const std::vector<WorkerSpec>& specs, const worker::DataSplit& data) {
+    c.min_workers = specs.size();
+    TestServer server(c, transports());
+    auto outcomes = run_workers(specs, data, server.endpoint(), transports());
+    const Status ended = server.join();
+    EXPECT_TRUE(ended.ok()) << ended.error().to_string();
+    for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+    return outcomes;
+  }
+
+  static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+
+  /// Largest difference relative to the largest parameter.
+  static double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, scale = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      difference = std::max(difference, std::abs(static_cast<double>(a[i]) - b[i]));
+      scale = std::max(scale, std::abs(static_cast<double>(b[i])));
+    }
+    return difference / scale;
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, ClusterTest, ::testing::Values(Wire::kInProcess, Wire::kTcp),
+                         [](const auto& wire) { return wire.param == Wire::kTcp ? "tcp" : "inprocess"; });
+
+TEST_P(ClusterTest, ManyWorkersGiveWhatOneGivesWithTheSumOfTheirBatches) {
+  const auto data = make_blobs(400, 8, 4, 1);
+  for (const char* optimizer : {"sgd", "momentum", "adam"}) {
+    SCOPED_TRACE(optimizer);
+    ServerConfig c = config();
+    c.epochs = 0;
+    c.rounds = 50;
+    c.optimizer.name = optimizer;
+    c.optimizer.learning_rate = 0.01;
+    const auto outcomes = train(c, workers(4), data);
+    const auto alone = run_local("mlp:8-16-4", data, c, 4 * 8);
+    ASSERT_TRUE(alone.status.ok());
+    EXPECT_LT(distance(outcomes[0].params, alone.params), 1e-5);
+    EXPECT_GT(distance(outcomes[0].params, std::vector<float>(alone.params.size(), 0.01f)), 0.1);
+  }
+}
+
+TEST_P(ClusterTest, EveryWorkerHoldsTheSameBitsAndAnotherRunGivesThemAgain) {
+  const auto data = make_blobs(203, 8, 4, 2);  // the last round of an epoch is uneven
+  std::vector<float> first;
+  for (const char* apply : {"server", "worker"}) {
+    for (const char* optimizer : {"sgd", "adam"}) {
+      for (const int repetition : {0, 1}) {
+        SCOPED_TRACE(std::string(apply) + " " + optimizer + " run " + std::to_string(repetition));
+        ServerConfig c = config();
+        c.apply = apply;
+        c.optimizer.name = optimizer;
+        const auto outcomes = train(c, workers(3), data);
+        for (const auto& outcome : outcomes) EXPECT_TRUE(same_bits(outcome.params, outcomes[0].params));
+        if (repetition == 0 && std::string(apply) == "server" && std::string(optimizer) == "sgd") first = outcomes[0].params;
+        if (std::string(optimizer) == "sgd") {
+          EXPECT_TRUE(same_bits(outcomes[0].params, first));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ClusterTest, AnEpochUsesEverySampleOnceAlsoWithEmptyShares) {
+  const auto data = make_blobs(50, 8, 4, 3);  // 6 workers of 8: one full round of 48, then 2 samples for 6 workers
+  ServerConfig c = config();
+  const auto outcomes = train(c, workers(6), data);
+  std::uint64_t samples = 0;
+  for (const auto& outcome : outcomes) {
+    samples += outcome.summary.samples;
+    EXPECT_EQ(outcome.summary.rounds, 6u);
+  }
+  EXPECT_EQ(samples, 3 * 50u);
+}
+
+TEST_P(ClusterTest, SeveralDevicesAndUnevenBatchesAreWeightedBySamples) {
+  const auto data = make_blobs(240, 8, 4, 4);
+  ServerConfig c = config();
+  auto specs = workers(3);
+  specs[0].batch = 4;
+  specs[1].batch = 12;
+  specs[1].devices = "cpu:0,cpu:1";
+  specs[2].batch = 8;
+  const auto outcomes = train(c, specs, data);
+  const auto alone = run_local("mlp:8-16-4", data, c, 24);
+  EXPECT_LT(distance(outcomes[0].params, alone.params), 1e-5);
+}
+
+TEST_P(ClusterTest, HalfPrecisionContributionsTrainAlmostTheSame) {
+  const auto data = make_blobs(240, 8, 4, 5);
+  ServerConfig c = config();
+  auto specs = workers(2);
+  for (auto& spec : specs) spec.codec = "bf16";
+  const auto outcomes = train(c, specs, data);
+  const auto alone = run_local("mlp:8-16-4", data, c, 16);
+  const double d = distance(outcomes[0].params, alone.params);
+  EXPECT_LT(d, 1e-2);
+  EXPECT_GT(d, 1e-7);
+}
+
+TEST_P(ClusterTest, ANonFiniteGradientHaltsTheJobEverywhereAndSaysWhere) {
+  const auto data = make_blobs(64, 8, 4, 6, 17);
+  ServerConfig c = config();
+  c.min_workers = 2;
+  TestServer server(c, transports());
+  const auto outcomes = run_workers(workers(2), data, server.endpoint(), transports());
+  const Status ended = server.join();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().message().rfind("JIDOKA HALT: worker ", 0), 0u) << ended.error().message();
+  EXPECT_NE(ended.error().message().find("layers."), std::string::npos);
+  EXPECT_NE(ended.error().message().find("round "), std::string::npos);
+  for (const auto& outcome : outcomes) {
+    ASSERT_FALSE(outcome.status.ok());
+    EXPECT_EQ(outcome.status.error().message(), ended.error().message());
+    EXPECT_TRUE(outcome.summary.is_halted);
+  }
+}
+
+TEST_P(ClusterTest, ASkippedRoundHasNoEffectOnAnyWorker) {
+  const auto data = make_blobs(64, 8, 4, 6, 17);
+  ServerConfig c = config();
+  c.nonfinite = "skip";
+  const auto outcomes = train(c, workers(2), data);
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.summary.skipped, 3u);  // the bad sample comes once an epoch
+    EXPECT_EQ(outcome.summary.rounds, 12u);
+    EXPECT_TRUE(same_bits(outcome.params, outcomes[0].params));
+    for (const float x : outcome.params) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
+  const auto data = make_blobs(64, 8, 4, 7);
+  ServerConfig c = config();
+  c.min_workers = 2;
+  TestServer server(c, transports());
+  WorkerOutcome stranger;
+  std::vector<WorkerOutcome> outcomes;
+  std::thread first([&] { outcomes = run_workers(workers(1), data, server.endpoint(), transports()); });
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.parameters > 0; }));
+  WorkerSpec other{.name = "other", .model = "mlp:8-12-4", .token = {}};
+  stranger = run_worker(other, data, server.endpoint(), transports());
+  ASSERT_FALSE(stranger.status.ok());
+  EXPECT_EQ(stranger.status.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_NE(stranger.status.error().message().find("[16, 8]"), std::string::npos) << stranger.status.error().message();
+  EXPECT_NE(stranger.status.error().message().find("[12, 8]"), std::string::npos);
+  auto second = workers(2)[1];
+  const auto outcome = run_worker(second, data, server.endpoint(), transports());
+  first.join();
+  EXPECT_TRUE(outcome.status.ok());
+  EXPECT_TRUE(server.join().ok());
+}
+
+TEST_P(ClusterTest, ALateWorkerGetsTheStateAndEndsWithTheSameBits) {
+  const auto data = make_blobs(400, 8, 4, 8);
+  for (const char* apply : {"server", "worker"}) {
+    SCOPED_TRACE(apply);
+    ServerConfig c = config();
+    c.apply = apply;
+    c.optimizer.name = "adam";
+    c.epochs = 30;
+    TestServer server(c, transports());
+    std::vector<WorkerOutcome> outcomes(2);
+    std::thread first([&] { outcomes[0] = run_worker(workers(1)[0], data, server.endpoint(), transports()); });
+    ASSERT_TRUE(server.wait_until([](const auto& view) { return view.version > 5; }));
+    outcomes[1] = run_worker(workers(2)[1], data, server.endpoint(), transports());
+    first.join();
+    ASSERT_TRUE(server.join().ok());
+    ASSERT_TRUE(outcomes[1].status.ok());
+    EXPECT_GT(outcomes[1].summary.rounds, 0u);
+    EXPECT_TRUE(same_bits(outcomes[0].params, outcomes[1].params));
+  }
+}
+
+TEST_P(ClusterTest, AResumedJobEndsWithTheBitsOfOneThatWasNeverStopped) {
+  const auto data = make_blobs(203, 8, 4, 9);
+  ServerConfig whole = config();
+  whole.optimizer.name = "adam";
+  whole.epochs = 6;
+  const auto expected = train(whole, workers(2), data);
+  ServerConfig c = whole;
+  c.run_dir = directory_.path() / "resumed";
+  c.epochs = 0;
+  c.rounds = 20;
+  train(c, workers(2), data);
+  c.rounds = 0;
+  c.epochs = 6;
+  c.resume = true;
+  const auto resumed = train(c, workers(2), data);
+  EXPECT_TRUE(same_bits(resumed[0].params, expected[0].params));
+}
+
+/// The link of one of two workers breaks at its N-th operation, for every N: nothing hangs, the job ends, and the survivors agree.
+TEST_P(ClusterTest, ABreakAtEveryOperationOfAWorkerEndsWell) {
+  const auto data = make_blobs(48, 8, 4, 10);
+  using Action = transport::FaultPlan::Action;
+  std::uint64_t operations = 40;
+  for (const Action action : {Action::kCut, Action::kFail, Action::kCorrupt, Action::kTruncate}) {
+    for (std::uint64_t n = 0; n < operations; n += action == Action::kCut ? 1 : 5) {
+      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " + std::to_string(n));
+      ServerConfig c = config();
+      c.min_workers = 2;
+      c.epochs = 2;
+      c.chunk_bytes = 1024;
+      TestServer server(c, transports());
+      const auto faulty = [&, plain = transports()](Executor executor) {
+        transport::FaultPlan plan;
+        plan.action = action;
+        plan.at_operation = n;
+        return transport::make_faulty(plain(executor), plan);
+      };
+      WorkerOutcome steady, shaky;
+      std::thread first([&] { steady = run_worker(workers(1)[0], data, server.endpoint(), transports()); });
+      auto spec = workers(2)[1];
+      spec.join_timeout = std::chrono::milliseconds(150);  // one more try, also when the job is over by then
+      std::thread second([&] { shaky = run_worker(spec, data, server.endpoint(), faulty); });
+      first.join();
+      ASSERT_TRUE(steady.status.ok()) << steady.status.error().to_string();
+      ASSERT_TRUE(server.join().ok());
+      second.join();
+      if (shaky.status.ok() && shaky.summary.version == steady.summary.version) {
+        EXPECT_TRUE(same_bits(shaky.params, steady.params));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace centroid::test

@@ -1,0 +1,144 @@
+#include "tests/support/cluster.h"
+
+#include <boost/asio/use_future.hpp>
+#include <limits>
+
+#include "common/base/random.h"
+#include "worker/exchange/local_exchange.h"
+#include "worker/node/replica_group.h"
+
+namespace centroid::test {
+
+namespace asio = boost::asio;
+
+worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes, std::uint64_t seed,
+                             std::uint64_t bad_sample) {
+  CounterRng rng(seed);
+  std::vector<float> centres(classes * features);
+  for (float& x : centres) x = static_cast<float>(rng.normal());
+  const auto fill = [&](worker::Dataset& set, std::uint64_t n) {
+    set.name = "blobs";
+    set.samples = n;
+    set.features = features;
+    set.classes = classes;
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const auto label = static_cast<std::uint32_t>(rng.below(classes));
+      set.y.push_back(label);
+      for (std::uint64_t f = 0; f < features; ++f)
+        set.x.push_back(centres[label * features + f] + 0.3f * static_cast<float>(rng.normal()));
+    }
+  };
+  worker::DataSplit split;
+  fill(split.train, samples);
+  fill(split.test, samples / 4);
+  if (bad_sample < samples) split.train.x[bad_sample * features] = std::numeric_limits<float>::quiet_NaN();
+  return split;
+}
+
+TestServer::TestServer(server::ServerConfig config, const TransportFactory& make_transport) : config_(std::move(config)) {
+  CENTROID_CHECK(server::finish(config_).ok());
+  transport_ = make_transport(service_.executor());
+  cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_, clock_, registry_);
+  const Status prepared = asio::co_spawn(service_.context(), cluster_->prepare(), asio::use_future).get();
+  CENTROID_CHECK(prepared.ok());
+  auto listener = transport_->listen(transport::Endpoint{});
+  CENTROID_CHECK(listener.ok());
+  listener_ = std::move(listener).value();
+  auto run = [](server::Cluster* cluster, transport::Listener* l) -> Task<std::optional<Status>> { co_return co_await cluster->run(*l); };
+  auto running = asio::co_spawn(service_.context(), run(cluster_.get(), listener_.get()), asio::use_future);
+  running_ = std::async(std::launch::deferred, [future = std::make_shared<std::future<std::optional<Status>>>(std::move(running))] {
+    return *future->get();
+  });
+}
+
+TestServer::~TestServer() {
+  if (running_.valid()) {
+    stop();
+    (void)running_.get();
+  }
+}
+
+void TestServer::stop() {
+  (void)asio::co_spawn(service_.context(), to_optional(cluster_->stop()), asio::use_future).get();
+}
+
+Status TestServer::join() { return running_.get(); }
+
+server::ClusterView TestServer::view() { return asio::co_spawn(service_.context(), cluster_->cluster(), asio::use_future).get(); }
+
+std::vector<server::WorkerView> TestServer::workers() {
+  return asio::co_spawn(service_.context(), cluster_->workers(), asio::use_future).get();
+}
+
+bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (std::chrono::steady_clock::now() < deadline) {
+    if (condition(view())) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data, transport::Endpoint server,
+                         const TestServer::TransportFactory& make_transport, const worker::RoundObserver& observer) {
+  WorkerOutcome outcome;
+  const auto model = worker::make_model(spec.model).value();
+  const auto group = worker::make_replica_group(*model, spec.devices).value();
+  metrics::Registry registry;
+  IoThread io("test-worker");
+  worker::StarOptions options;
+  options.server = server;
+  options.token = spec.token;
+  options.join_timeout = spec.join_timeout;
+  options.join.name = spec.name;
+  options.join.exchange = "star";
+  options.join.codec = spec.codec;
+  options.join.batch = spec.batch;
+  options.join.train_samples = data.train.samples;
+  options.join.data_fingerprint = data.train.fingerprint();
+  options.join.model = model->spec();
+  options.join.manifest = model->manifest();
+  worker::ExchangeMemory memory;
+  memory.params = group->params();
+  memory.gradients = group->gradients();
+  memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
+  const auto exchange = worker::make_star_exchange(io.executor(), make_transport(io.executor()), options, memory, registry);
+  outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer);
+  exchange->leave("test over");
+  outcome.params.assign(group->params().begin(), group->params().end());
+  return outcome;
+}
+
+std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs, const worker::DataSplit& data, transport::Endpoint server,
+                                       const TestServer::TransportFactory& make_transport) {
+  std::vector<WorkerOutcome> outcomes(specs.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    threads.emplace_back([&, i] { outcomes[i] = run_worker(specs[i], data, server, make_transport); });
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data, const server::ServerConfig& config, std::uint64_t batch) {
+  WorkerOutcome outcome;
+  const auto model = worker::make_model(spec).value();
+  const auto group = worker::make_replica_group(*model, "cpu:0").value();
+  worker::LocalOptions options;
+  options.optimizer = config.optimizer;
+  options.seed = config.seed;
+  options.batch = batch;
+  options.train_samples = data.train.samples;
+  options.epochs = config.epochs;
+  options.rounds = config.rounds;
+  options.manifest = model->manifest();
+  worker::ExchangeMemory memory;
+  memory.params = group->params();
+  memory.gradients = group->gradients();
+  memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
+  const auto exchange = worker::make_local_exchange(options, memory).value();
+  outcome.status = worker::train(*group, data, *exchange, outcome.summary);
+  outcome.params.assign(group->params().begin(), group->params().end());
+  return outcome;
+}
+
+}  // namespace centroid::test

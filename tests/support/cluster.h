@@ -1,0 +1,78 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/async/io_thread.h"
+#include "common/base/metrics.h"
+#include "server/config.h"
+#include "server/service/cluster.h"
+#include "transport/transport.h"
+#include "worker/data/data_source.h"
+#include "worker/exchange/star_exchange.h"
+#include "worker/loop/training_loop.h"
+#include "worker/model/model.h"
+
+namespace centroid::test {
+
+/// A learnable data set: class = nearest of random centres. `bad_sample` < samples gets a NaN feature.
+worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes, std::uint64_t seed,
+                             std::uint64_t bad_sample = ~std::uint64_t{0});
+
+/// A server on threads of its own, over in-process or TCP transport.
+class TestServer {
+ public:
+  using TransportFactory = std::function<std::unique_ptr<transport::Transport>(Executor)>;
+  TestServer(server::ServerConfig config, const TransportFactory& make_transport);
+  ~TestServer();
+  transport::Endpoint endpoint() const { return listener_->endpoint(); }
+  server::Cluster& cluster() { return *cluster_; }
+  metrics::Registry& registry() { return registry_; }
+  /// Block until the view satisfies `condition`; false past 30 s.
+  bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
+  server::ClusterView view();
+  std::vector<server::WorkerView> workers();
+  /// Wait for the end of the job (a config that exits by itself, or after `stop`).
+  Status join();
+  void stop();
+
+ private:
+  server::ServerConfig config_;
+  SystemClock clock_;
+  metrics::Registry registry_;
+  IoThread service_{"test-service"}, blocking_{"test-blocking"};
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<server::Cluster> cluster_;
+  std::unique_ptr<transport::Listener> listener_;
+  std::future<Status> running_;
+};
+
+struct WorkerOutcome {
+  Status status;
+  worker::TrainingSummary summary;
+  std::vector<float> params;
+};
+
+struct WorkerSpec {
+  std::string name;
+  std::string model = "mlp:8-16-4";
+  std::string codec = "f32", devices = "cpu:0", token;
+  std::uint64_t batch = 8;
+  std::chrono::milliseconds join_timeout{20'000};
+};
+
+/// Train as one worker in this thread until the exchange ends.
+WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data, transport::Endpoint server,
+                         const TestServer::TransportFactory& make_transport, const worker::RoundObserver& observer = {});
+
+/// All workers at once, a thread each, in the order of the specs.
+std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs, const worker::DataSplit& data, transport::Endpoint server,
+                                       const TestServer::TransportFactory& make_transport);
+
+/// The same training without a network, with batch `batch` and the server's settings.
+WorkerOutcome run_local(const std::string& model, const worker::DataSplit& data, const server::ServerConfig& config, std::uint64_t batch);
+
+}  // namespace centroid::test
