@@ -319,6 +319,11 @@ Task<bool> use(Node& node) {
   co_return is_good;
 }
 
+Task<bool> until_ended_if_started(Node& node) {
+  if (!node.session) co_return true;
+  co_return co_await until_ended(node);
+}
+
 struct Outcome {
   bool is_good = false;
   std::uint64_t operations = 0;
@@ -345,9 +350,7 @@ Outcome run_with(const World& kind, FaultPlan plan) {
     }
     // The client's end is certain; what the server sees depends on the fault, but it sees an end.
     within(*world.client.thread, stop(world.client));
-    if (world.server.session) {
-      EXPECT_TRUE(within(*world.server.thread, until_ended(world.server)));
-    }
+    EXPECT_TRUE(within(*world.server.thread, until_ended_if_started(world.server)));
   }
   out.operations = *plan.operations;
   return out;

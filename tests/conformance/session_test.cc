@@ -210,6 +210,7 @@ TEST_P(SessionTest, credit_bounds_the_receivers_memory) {
   on_client([&] { world.client.group.spawn(push(session(), kCount, kSize, sent)); });
   EXPECT_TRUE(within(*world.server.thread, until_frames(world.server, kWindow / kSize)));
   EXPECT_TRUE(within(*world.server.thread, drain(world.server, kCount * kSize)));
+  client_does(stop(world.client));  // `push` writes to this frame
   on_server([&] {
     EXPECT_EQ(world.server.sink.got, kCount * kSize);
     EXPECT_LE(world.server.sink.max_held, kWindow);
@@ -249,6 +250,7 @@ TEST_P(SessionTest, goodbye_arrives_while_the_peer_sends_in_bulk) {
   Error why(ErrorCode::kAborted, "enough");
   within(*world.server.thread, world.server.session->goodbye(std::move(why)));
   ASSERT_TRUE(client_does(until_ended(world.client)));
+  client_does(stop(world.client));  // `push` writes to this frame
   EXPECT_EQ(world.client.ended->code(), ErrorCode::kAborted) << world.client.ended->to_string();
 }
 
