@@ -2,12 +2,13 @@
 
 #include <unistd.h>
 
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/use_future.hpp>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_future.hpp>
 
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
@@ -21,17 +22,21 @@ namespace centroid::server {
 
 namespace {
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0; }
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
 
 Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary);
-  out << "{\"data\": \"" << data << "\", \"api\": \"" << api << "\", \"pid\": " << ::getpid() << "}\n";
+  out << "{\"data\": \"" << data << "\", \"api\": \"" << api << "\", \"pid\": " << ::getpid()
+      << "}\n";
   out.close();
   std::error_code failed;
   if (out) std::filesystem::rename(temporary, path, failed);
   if (!out || failed)
-    return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (endpoints_file): " + (failed ? failed.message() : "write failed"));
+    return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (endpoints_file): " +
+                                                     (failed ? failed.message() : "write failed"));
   return {};
 }
 
@@ -40,7 +45,9 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
     if (failed) co_return;
-    const std::string name = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "signal " + std::to_string(number);
+    const std::string name = number == SIGTERM  ? "SIGTERM"
+                             : number == SIGINT ? "SIGINT"
+                                                : "signal " + std::to_string(number);
     if (count > 0) {
       log::warn("server.killed", {{"why", name + " came a second time"}});
       ::_exit(128 + number);
@@ -50,7 +57,8 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster) {
 }
 
 /// Everything that lives on the service's thread.
-Task<Status> serve(Cluster& cluster, transport::Listener& listener, boost::asio::signal_set& signals) {
+Task<Status> serve(Cluster& cluster, transport::Listener& listener,
+                   boost::asio::signal_set& signals) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
   group.spawn(watch_signals(signals, cluster));
   Status result = co_await cluster.run(listener);
@@ -64,10 +72,13 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
   if (!is_loopback(data_endpoint.host) && config.token.empty())
     return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
-                                                  " is reachable from other machines: set `token` (or token_file), or listen on 127.0.0.1");
+                                                  " is reachable from other machines: set `token` "
+                                                  "(or token_file), or listen on 127.0.0.1");
   std::error_code failed;
   std::filesystem::create_directories(config.run_dir, failed);
-  if (failed) return Error(ErrorCode::kInvalidArgument, "run_dir " + config.run_dir + ": " + failed.message());
+  if (failed)
+    return Error(ErrorCode::kInvalidArgument,
+                 "run_dir " + config.run_dir + ": " + failed.message());
 
   const SystemClock clock;
   metrics::Registry registry;
@@ -82,23 +93,28 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
 
   Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
   CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
-  CENTROID_TRY(boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
+  CENTROID_TRY(
+      boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
   cluster.set_config_json(config_json);
   ApiOptions api_options;
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
-  CENTROID_ASSIGN(const auto api, ApiServer::start(control.executor(), api_options, cluster, registry));
+  CENTROID_ASSIGN(const auto api,
+                  ApiServer::start(control.executor(), api_options, cluster, registry));
   cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   Status result;
   if (!config.endpoints_file.empty())
-    result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(), api->endpoint().to_string());
+    result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
+                             api->endpoint().to_string());
   if (result.ok()) {
     log::info("server.started", {{"version", kVersion},
                                  {"data", listener->endpoint().to_string()},
                                  {"api", "http://" + api->endpoint().to_string()},
                                  {"run_dir", config.run_dir}});
-    result = boost::asio::co_spawn(service.context(), serve(cluster, *listener, signals), boost::asio::use_future).get();
-    is_halted = !result.ok();
+    result = boost::asio::co_spawn(service.context(), serve(cluster, *listener, signals),
+                                   boost::asio::use_future)
+                 .get();
+    is_halted = cluster.is_halted();
   }
   boost::asio::co_spawn(control.context(), api->stop(), boost::asio::use_future).get();
   log::info("server.stopped", {});
@@ -117,8 +133,10 @@ int run_server(const ServerConfig& config, const std::string& config_json) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kFailedPrecondition:
     case ErrorCode::kDataLoss:
-    case ErrorCode::kNotFound: return kExitUsage;
-    default: return kExitFailed;
+    case ErrorCode::kNotFound:
+      return kExitUsage;
+    default:
+      return kExitFailed;
   }
 }
 

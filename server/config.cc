@@ -7,55 +7,119 @@
 namespace centroid::server {
 
 void register_fields(config::Schema& s, ServerConfig& c) {
-  s.field("listen", &c.listen, {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
-  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"}, "api");
-  s.field("token", &c.token, {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
-  s.field("api.token", &c.api_token, {.text = "bearer token of REST; needed beyond loopback", .secret = true});
-  s.field("endpoints_file", &c.endpoints_file, {.text = "write the real endpoints to this JSON file once both listen"}, "endpoints-file");
-  s.field("run_id", &c.run_id, {.text = "name of this training; drawn when empty, taken from the checkpoint with `resume`"}, "run-id");
+  s.field("listen", &c.listen,
+          {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
+  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
+          "api");
+  s.field("token", &c.token,
+          {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
+  s.field("api.token", &c.api_token,
+          {.text = "bearer token of REST; needed beyond loopback", .secret = true});
+  s.field("endpoints_file", &c.endpoints_file,
+          {.text = "write the real endpoints to this JSON file once both listen"},
+          "endpoints-file");
+  s.field(
+      "run_id", &c.run_id,
+      {.text = "name of this training; drawn when empty, taken from the checkpoint with `resume`"},
+      "run-id");
   s.field("run_dir", &c.run_dir, {.text = "folder of this training's files"}, "run-dir");
-  s.field("log.level", &c.log_level, {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}}, "log-level");
-  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}}, "log-format");
+  s.field(
+      "log.level", &c.log_level,
+      {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}},
+      "log-level");
+  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
+          "log-format");
 
-  s.field("min_workers", &c.min_workers, {.text = "workers to wait for before the first round", .unit = "workers", .min = 1}, "min-workers");
-  s.field("max_workers", &c.max_workers, {.text = "workers the cluster takes at most", .unit = "workers", .min = 1, .max = 4096}, "max-workers");
-  s.field("epochs", &c.epochs, {.text = "passes over the data to train for; 0: no limit", .unit = "epochs"});
+  s.field("min_workers", &c.min_workers,
+          {.text = "workers to wait for before the first round", .unit = "workers", .min = 1},
+          "min-workers");
+  s.field("max_workers", &c.max_workers,
+          {.text = "workers the cluster takes at most", .unit = "workers", .min = 1, .max = 4096},
+          "max-workers");
+  s.field("epochs", &c.epochs,
+          {.text = "passes over the data to train for; 0: no limit", .unit = "epochs"});
   s.field("rounds", &c.rounds, {.text = "rounds to train for; 0: no limit", .unit = "rounds"});
   s.field("seed", &c.seed, {.text = "seed of initial parameters, data order and data split"});
-  s.field("exit_when_finished", &c.exit_when_finished, {.text = "leave when the goal is reached; otherwise REST stays up"}, "exit-when-finished");
+  s.field("exit_when_finished", &c.exit_when_finished,
+          {.text = "leave when the goal is reached; otherwise REST stays up"},
+          "exit-when-finished");
 
-  s.field("policy", &c.policy, {.text = "when a round closes: bsp = when every worker has contributed", .choices = {"bsp"}});
-  s.field("apply", &c.apply, {.text = "who applies the optimizer: the server (results are parameters) or every worker (results are mean gradients)",
-                              .choices = {"server", "worker"}});
-  s.field("sum_order", &c.sum_order, {.text = "order of additions: by rank (bits repeat from run to run) or on arrival", .choices = {"rank", "arrival"}}, "sum-order");
-  s.field("nonfinite", &c.nonfinite, {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",
-                                      .choices = {"halt", "skip", "propagate"}});
-  s.field("optimizer.name", &c.optimizer.name, {.text = "update rule", .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}}, "optimizer");
-  s.field("optimizer.learning_rate", &c.optimizer.learning_rate, {.text = "step size", .min = 0.0}, "lr");
-  s.field("optimizer.momentum", &c.optimizer.momentum, {.text = "momentum, nesterov", .min = 0.0, .max = 1.0});
-  s.field("optimizer.beta1", &c.optimizer.beta1, {.text = "adam, adamw: decay of the first moment", .min = 0.0, .max = 1.0});
-  s.field("optimizer.beta2", &c.optimizer.beta2, {.text = "adam, adamw: decay of the second moment", .min = 0.0, .max = 1.0});
-  s.field("optimizer.epsilon", &c.optimizer.epsilon, {.text = "adam, adamw: added to the root", .min = 0.0});
-  s.field("optimizer.weight_decay", &c.optimizer.weight_decay, {.text = "L2 added to the gradient; decoupled for adamw", .min = 0.0});
-  s.field("chunk_bytes", &c.chunk_bytes, {.text = "largest chunk", .unit = "bytes", .min = 64, .max = 64u << 20}, "chunk-bytes");
-  s.field("credit_bytes", &c.credit_bytes, {.text = "contribution bytes one worker may have waiting here; 0: 16 MiB, less with many workers", .unit = "bytes"});
-  s.field("init", &c.init, {.text = "first-worker, or a safetensors file with the initial parameters"});
+  s.field(
+      "policy", &c.policy,
+      {.text = "when a round closes: bsp = when every worker has contributed", .choices = {"bsp"}});
+  s.field("apply", &c.apply,
+          {.text = "who applies the optimizer: the server (results are parameters) or every worker "
+                   "(results are mean gradients)",
+           .choices = {"server", "worker"}});
+  s.field("sum_order", &c.sum_order,
+          {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
+           .choices = {"rank", "arrival"}},
+          "sum-order");
+  s.field(
+      "nonfinite", &c.nonfinite,
+      {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",
+       .choices = {"halt", "skip", "propagate"}});
+  s.field("optimizer.name", &c.optimizer.name,
+          {.text = "update rule", .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}},
+          "optimizer");
+  s.field("optimizer.learning_rate", &c.optimizer.learning_rate, {.text = "step size", .min = 0.0},
+          "lr");
+  s.field("optimizer.momentum", &c.optimizer.momentum,
+          {.text = "momentum, nesterov", .min = 0.0, .max = 1.0});
+  s.field("optimizer.beta1", &c.optimizer.beta1,
+          {.text = "adam, adamw: decay of the first moment", .min = 0.0, .max = 1.0});
+  s.field("optimizer.beta2", &c.optimizer.beta2,
+          {.text = "adam, adamw: decay of the second moment", .min = 0.0, .max = 1.0});
+  s.field("optimizer.epsilon", &c.optimizer.epsilon,
+          {.text = "adam, adamw: added to the root", .min = 0.0});
+  s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
+          {.text = "L2 added to the gradient; decoupled for adamw", .min = 0.0});
+  s.field("chunk_bytes", &c.chunk_bytes,
+          {.text = "largest chunk", .unit = "bytes", .min = 64, .max = 64u << 20}, "chunk-bytes");
+  s.field(
+      "credit_bytes", &c.credit_bytes,
+      {.text =
+           "contribution bytes one worker may have waiting here; 0: 16 MiB, less with many workers",
+       .unit = "bytes"});
+  s.field("max_model_bytes", &c.max_model_bytes,
+          {.text = "largest model a worker may bring; the server needs 2 planes of it and one per "
+                   "optimizer slot",
+           .unit = "bytes",
+           .min = 64},
+          "max-model-bytes");
+  s.field("init", &c.init,
+          {.text = "first-worker, or a safetensors file with the initial parameters"});
 
-  s.field("lease", &c.lease, {.text = "silence after which a worker is dead", .unit = "ms", .min = 100, .max = 3'600'000});
-  s.field("drain_timeout", &c.drain_timeout, {.text = "how long a stop waits for the open round and for workers to leave", .unit = "ms", .min = 0});
-  s.field("stall_timeout", &c.stall_timeout, {.text = "a connection that moves no byte of a begun frame for so long ends", .unit = "ms", .min = 100});
-  s.field("congestion_control", &c.congestion_control, {.text = "TCP congestion control of data connections: auto (cubic on loopback), a name, or empty for the system's"});
+  s.field(
+      "lease", &c.lease,
+      {.text = "silence after which a worker is dead", .unit = "ms", .min = 100, .max = 3'600'000});
+  s.field("drain_timeout", &c.drain_timeout,
+          {.text = "how long a stop waits for the open round and for workers to leave",
+           .unit = "ms",
+           .min = 0});
+  s.field("stall_timeout", &c.stall_timeout,
+          {.text = "a connection that moves no byte of a begun frame for so long ends",
+           .unit = "ms",
+           .min = 100});
+  s.field("congestion_control", &c.congestion_control,
+          {.text = "TCP congestion control of data connections: auto (cubic on loopback), a name, "
+                   "or empty for the system's"});
 
-  s.field("checkpoint.every_rounds", &c.checkpoint_every_rounds, {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds"}, "checkpoint-every");
-  s.field("checkpoint.keep", &c.checkpoint_keep, {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1}, "checkpoint-keep");
-  s.field("checkpoint.dir", &c.checkpoint_dir, {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
+  s.field("checkpoint.every_rounds", &c.checkpoint_every_rounds,
+          {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds"},
+          "checkpoint-every");
+  s.field("checkpoint.keep", &c.checkpoint_keep,
+          {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1}, "checkpoint-keep");
+  s.field("checkpoint.dir", &c.checkpoint_dir,
+          {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
   s.field("resume", &c.resume, {.text = "go on from the newest valid checkpoint"});
 }
 
 Status finish(ServerConfig& c) {
   if (c.min_workers > c.max_workers)
-    return Error(ErrorCode::kInvalidArgument, "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
-                                                  std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
+    return Error(ErrorCode::kInvalidArgument,
+                 "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
+                     std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
   if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
     std::random_device entropy;
@@ -69,7 +133,8 @@ Status finish(ServerConfig& c) {
   }
   if (c.credit_bytes < c.chunk_bytes)
     return Error(ErrorCode::kInvalidArgument, "credit_bytes (" + std::to_string(c.credit_bytes) +
-                                                  ") must hold at least one chunk (chunk_bytes " + std::to_string(c.chunk_bytes) + ")");
+                                                  ") must hold at least one chunk (chunk_bytes " +
+                                                  std::to_string(c.chunk_bytes) + ")");
   return {};
 }
 

@@ -10,7 +10,8 @@
 
 namespace centroid::server {
 
-/// Settings of one server; every field documents itself in `register_fields` (centroid-server --help).
+/// Settings of one server; every field documents itself in `register_fields` (centroid-server
+/// --help).
 struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
   std::string api_listen = "127.0.0.1:7071";
@@ -32,6 +33,7 @@ struct ServerConfig {
   OptimizerConfig optimizer;
   std::uint64_t chunk_bytes = 1u << 20;
   std::uint64_t credit_bytes = 0;
+  std::uint64_t max_model_bytes = 16ull << 30;
   std::string init = "first-worker";
 
   std::chrono::milliseconds lease{10'000};
@@ -46,7 +48,8 @@ struct ServerConfig {
 
 /// Bind every field to the schema.
 void register_fields(config::Schema& schema, ServerConfig& config);
-/// What single fields cannot see: combinations. Fills defaults that depend on others (run_id, checkpoint_dir).
+/// What single fields cannot see: combinations. Fills defaults that depend on others (run_id,
+/// checkpoint_dir).
 Status finish(ServerConfig& config);
 
 }  // namespace centroid::server

@@ -6,7 +6,8 @@
 int main(int argc, char** argv) {
   using namespace centroid;
   server::ServerConfig config;
-  config::Schema schema("centroid-server", "Parameter server and coordinator of one training cluster.");
+  config::Schema schema("centroid-server",
+                        "Parameter server and coordinator of one training cluster.");
   server::register_fields(schema, config);
   auto outcome = schema.load(argc, argv);
   if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return server::kExitDone;

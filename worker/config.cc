@@ -7,32 +7,69 @@
 namespace centroid::worker {
 
 void register_fields(config::Schema& s, WorkerConfig& c) {
-  s.field("exchange", &c.exchange, {.text = "star: through the server; local: alone, without a server", .choices = {"star", "local"}});
+  s.field("exchange", &c.exchange,
+          {.text = "star: through the server; local: alone, without a server",
+           .choices = {"star", "local"}});
   s.field("server", &c.server, {.text = "the server's data endpoint, HOST:PORT"});
-  s.field("name", &c.name, {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
+  s.field("name", &c.name,
+          {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
   s.field("token", &c.token, {.text = "shared secret of the cluster", .secret = true});
-  s.field("join_timeout", &c.join_timeout, {.text = "give up after so long without the server", .unit = "ms", .min = 0}, "join-timeout");
+  s.field("join_timeout", &c.join_timeout,
+          {.text = "give up after so long without the server", .unit = "ms", .min = 0},
+          "join-timeout");
   s.field("data", &c.data, {.text = "data set: digits, idx:DIR (MNIST files), packages"});
-  s.field("data.cache_dir", &c.data_cache_dir, {.text = "folder where ./centroid build puts digits.csv.gz"}, "data-cache-dir");
-  s.field("data.text_features", &c.text_features, {.text = "width of hashed n-grams (packages)", .unit = "features", .min = 16, .max = 1u << 20});
+  s.field("data.cache_dir", &c.data_cache_dir,
+          {.text = "folder where ./centroid build puts digits.csv.gz"}, "data-cache-dir");
+  s.field("data.text_features", &c.text_features,
+          {.text = "width of hashed n-grams (packages)",
+           .unit = "features",
+           .min = 16,
+           .max = 1u << 20});
   s.field("model", &c.model, {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu]"});
-  s.field("batch", &c.batch, {.text = "samples this worker takes a round, over all its devices", .unit = "samples", .min = 1});
-  s.field("devices", &c.devices, {.text = "devices of this worker, e.g. cpu:0,cpu:1: one thread and one replica each"});
-  s.field("blas_threads", &c.blas_threads, {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024}, "blas-threads");
+  s.field("batch", &c.batch,
+          {.text = "samples this worker takes a round, over all its devices",
+           .unit = "samples",
+           .min = 1});
+  s.field("devices", &c.devices,
+          {.text = "devices of this worker, e.g. cpu:0,cpu:1: one thread and one replica each"});
+  s.field("blas_threads", &c.blas_threads,
+          {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024},
+          "blas-threads");
   s.field("codec", &c.codec, {.text = "form of the contributions on the wire: f32, bf16"});
-  s.field("congestion_control", &c.congestion_control, {.text = "TCP congestion control: auto (cubic on loopback), a name, or empty for the system's"});
-  s.field("seed", &c.seed, {.text = "seed of the held-out split (the same on every worker); with exchange local of everything"});
-  s.field("summary_file", &c.summary_file, {.text = "write what was done to this JSON file at the end"}, "summary-file");
-  s.field("log.level", &c.log_level, {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}}, "log-level");
-  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}}, "log-format");
-  s.field("epochs", &c.epochs, {.text = "exchange local: passes over the data; 0: no limit", .unit = "epochs"});
+  s.field(
+      "congestion_control", &c.congestion_control,
+      {.text =
+           "TCP congestion control: auto (cubic on loopback), a name, or empty for the system's"});
+  s.field("seed", &c.seed,
+          {.text = "seed of the held-out split (the same on every worker); with exchange local of "
+                   "everything"});
+  s.field("summary_file", &c.summary_file,
+          {.text = "write what was done to this JSON file at the end"}, "summary-file");
+  s.field(
+      "log.level", &c.log_level,
+      {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}},
+      "log-level");
+  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
+          "log-format");
+  s.field("epochs", &c.epochs,
+          {.text = "exchange local: passes over the data; 0: no limit", .unit = "epochs"});
   s.field("rounds", &c.rounds, {.text = "exchange local: rounds; 0: no limit", .unit = "rounds"});
-  s.field("optimizer.name", &c.optimizer.name, {.text = "exchange local: update rule", .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}}, "optimizer");
-  s.field("optimizer.learning_rate", &c.optimizer.learning_rate, {.text = "exchange local: step size", .min = 0.0}, "lr");
-  s.field("optimizer.momentum", &c.optimizer.momentum, {.text = "exchange local", .min = 0.0, .max = 1.0});
-  s.field("optimizer.weight_decay", &c.optimizer.weight_decay, {.text = "exchange local", .min = 0.0});
-  s.field("nonfinite", &c.nonfinite, {.text = "exchange local: what NaN or infinity does", .choices = {"halt", "skip", "propagate"}});
-  s.field("checkpoint.dir", &c.checkpoint_dir, {.text = "exchange local: folder of the final checkpoint; empty: none"}, "checkpoint-dir");
+  s.field("optimizer.name", &c.optimizer.name,
+          {.text = "exchange local: update rule",
+           .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}},
+          "optimizer");
+  s.field("optimizer.learning_rate", &c.optimizer.learning_rate,
+          {.text = "exchange local: step size", .min = 0.0}, "lr");
+  s.field("optimizer.momentum", &c.optimizer.momentum,
+          {.text = "exchange local", .min = 0.0, .max = 1.0});
+  s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
+          {.text = "exchange local", .min = 0.0});
+  s.field("nonfinite", &c.nonfinite,
+          {.text = "exchange local: what NaN or infinity does",
+           .choices = {"halt", "skip", "propagate"}});
+  s.field("checkpoint.dir", &c.checkpoint_dir,
+          {.text = "exchange local: folder of the final checkpoint; empty: none"},
+          "checkpoint-dir");
 }
 
 Status finish(WorkerConfig& c) {
@@ -41,9 +78,12 @@ Status finish(WorkerConfig& c) {
     ::gethostname(host.data(), host.size() - 1);
     c.name = std::string(host.data()) + "-" + std::to_string(::getpid());
   }
-  if (c.name.size() > 256) return Error(ErrorCode::kInvalidArgument, "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
+  if (c.name.size() > 256)
+    return Error(ErrorCode::kInvalidArgument,
+                 "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
   if (c.exchange == "local" && c.epochs == 0 && c.rounds == 0)
-    return Error(ErrorCode::kInvalidArgument, "exchange local needs a goal: --epochs N or --rounds N");
+    return Error(ErrorCode::kInvalidArgument,
+                 "exchange local needs a goal: --epochs N or --rounds N");
   return {};
 }
 

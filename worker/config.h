@@ -9,7 +9,8 @@
 
 namespace centroid::worker {
 
-/// Settings of one worker; every field documents itself in `register_fields` (centroid-worker --help).
+/// Settings of one worker; every field documents itself in `register_fields` (centroid-worker
+/// --help).
 struct WorkerConfig {
   std::string exchange = "star";
   std::string server = "127.0.0.1:7070";

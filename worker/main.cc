@@ -6,7 +6,8 @@
 int main(int argc, char** argv) {
   using namespace centroid;
   worker::WorkerConfig config;
-  config::Schema schema("centroid-worker", "Trains a model replica on this machine as part of a cluster, or alone.");
+  config::Schema schema("centroid-worker",
+                        "Trains a model replica on this machine as part of a cluster, or alone.");
   worker::register_fields(schema, config);
   auto outcome = schema.load(argc, argv);
   if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return worker::kExitDone;

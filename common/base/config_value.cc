@@ -90,7 +90,7 @@ Result<Value> refused(const Rule& rule, std::string_view got) {
                    expected(rule));
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (out.size() >= 80) return out + "...\"";
@@ -151,7 +151,7 @@ std::string scalar_text(const Scalar& scalar) {
         else if constexpr (std::is_same_v<T, bool>)
           return value ? "true" : "false";
         else if constexpr (std::is_same_v<T, std::string>)
-          return quoted(value);
+          return in_quotes(value);
         else if constexpr (std::is_same_v<T, Compound>)
           return value.is_array ? "an array" : "an object";
         else
@@ -184,8 +184,8 @@ std::string expected(const Rule& rule) {
 
 Result<Value> from_text(const Rule& rule, std::string_view text) {
   const auto value = parse(rule, text);
-  if (!value) return refused(rule, quoted(text));
-  return checked(rule, *value, quoted(text));
+  if (!value) return refused(rule, in_quotes(text));
+  return checked(rule, *value, in_quotes(text));
 }
 
 Result<Value> from_scalar(const Rule& rule, const Scalar& scalar) {

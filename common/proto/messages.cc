@@ -52,7 +52,8 @@ struct Decoder {
     requires(std::is_enum_v<T>)
   void operator()(T& value) {
     const auto raw = in.get<std::underlying_type_t<T>>();
-    ok = ok && raw <= 3;  // every enumeration of the messages has at most four values, checked in messages_test.cc
+    ok = ok && raw <= 3;  // every enumeration of the messages has at most four values, checked in
+                          // messages_test.cc
     value = static_cast<T>(raw);
   }
   template <class Tag, class Rep>
@@ -85,22 +86,23 @@ struct Decoder {
 
 }  // namespace
 
-#define CENTROID_MESSAGE(M)                                                                                    \
-  template <>                                                                                                  \
-  std::vector<std::byte> encode<M>(const M& message) {                                                         \
-    Encoder encoder;                                                                                           \
-    const_cast<M&>(message).fields(encoder); /* the encoder only reads */                                      \
-    return encoder.out.take();                                                                                 \
-  }                                                                                                            \
-  template <>                                                                                                  \
-  Result<M> decode<M>(Bytes head) {                                                                            \
-    Decoder decoder{ByteReader(head)};                                                                         \
-    M message;                                                                                                 \
-    message.fields(decoder);                                                                                   \
-    if (!decoder.ok || !decoder.in.done())                                                                     \
-      return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " + std::to_string(head.size()) + \
-                                                    " bytes (docs/wire.md has its layout)");                   \
-    return message;                                                                                            \
+#define CENTROID_MESSAGE(M)                                                                  \
+  template <>                                                                                \
+  std::vector<std::byte> encode<M>(const M& message) {                                       \
+    Encoder encoder;                                                                         \
+    const_cast<M&>(message).fields(encoder); /* the encoder only reads */                    \
+    return encoder.out.take();                                                               \
+  }                                                                                          \
+  template <>                                                                                \
+  Result<M> decode<M>(Bytes head) {                                                          \
+    Decoder decoder{ByteReader(head)};                                                       \
+    M message;                                                                               \
+    message.fields(decoder);                                                                 \
+    if (!decoder.ok || !decoder.in.done())                                                   \
+      return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " +             \
+                                                    std::to_string(head.size()) +            \
+                                                    " bytes (docs/wire.md has its layout)"); \
+    return message;                                                                          \
   }
 
 CENTROID_MESSAGE(Join)

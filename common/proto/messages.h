@@ -9,8 +9,8 @@
 #include "common/base/result.h"
 #include "common/tensor/tensor.h"
 
-/// Messages between worker and server: heads of frames, as structs. docs/wire.md is the contract; the order of `fields` is the
-/// order on the wire. A change here is a new wire version.
+/// Messages between worker and server: heads of frames, as structs. docs/wire.md is the contract;
+/// the order of `fields` is the order on the wire. A change here is a new wire version.
 namespace centroid::proto {
 
 /// Frame kinds (transport's own are below 16).
@@ -19,7 +19,8 @@ enum class Kind : std::uint16_t {
   kInitRequest = 17,  ///< server -> worker: send your initial parameters
   kInitChunk = 18,    ///< worker -> server, payload: one chunk, float32
   kInitDone = 19,     ///< worker -> server
-  kStateChunk = 20,   ///< server -> worker, payload: one chunk of a plane of the committed state, float32
+  kStateChunk =
+      20,  ///< server -> worker, payload: one chunk of a plane of the committed state, float32
   kRoundOpen = 21,    ///< server -> worker: your part of a round
   kPush = 22,         ///< worker -> server, payload: one encoded chunk of the contribution
   kPushEnd = 23,      ///< worker -> server: the contribution is complete
@@ -36,18 +37,19 @@ inline constexpr std::size_t kMaxTextBytes = 4096;
 inline constexpr std::size_t kMaxTensors = 100'000;
 
 struct Join {
-  std::string name;              ///< unique in the cluster; ranks follow the order of names
-  std::string exchange;          ///< "star"
-  std::string codec;             ///< of the contributions, e.g. "f32"
+  std::string name;      ///< unique in the cluster; ranks follow the order of names
+  std::string exchange;  ///< "star"
+  std::string codec;     ///< of the contributions, e.g. "f32"
   std::uint32_t devices = 1;
-  std::uint64_t batch = 0;       ///< samples this worker takes a round
+  std::uint64_t batch = 0;  ///< samples this worker takes a round
   std::uint64_t train_samples = 0;
   std::uint64_t data_fingerprint = 0;
-  std::string model;             ///< spec, for humans
+  std::string model;  ///< spec, for humans
   Manifest manifest;
   template <class F>
   void fields(F& f) {
-    f(name, kMaxNameBytes), f(exchange, kMaxNameBytes), f(codec, kMaxNameBytes), f(devices), f(batch), f(train_samples);
+    f(name, kMaxNameBytes), f(exchange, kMaxNameBytes), f(codec, kMaxNameBytes), f(devices),
+        f(batch), f(train_samples);
     f(data_fingerprint), f(model, kMaxNameBytes), f(manifest);
   }
 };
@@ -56,17 +58,20 @@ struct JoinReply {
   MemberId member;
   std::string run_id;
   std::uint64_t seed = 0;
-  std::uint64_t chunk_bytes = 0;     ///< cut of the chunk plan
+  std::uint64_t chunk_bytes = 0;  ///< cut of the chunk plan
   std::uint64_t plan_hash = 0;
-  std::uint32_t lease_ms = 0;        ///< silence after which the member is dead; send a heartbeat every third of it
-  bool apply_on_worker = false;      ///< results are mean gradients (true) or new parameters (false)
-  std::uint8_t nonfinite = 0;        ///< NonFinite
-  std::string optimizer;             ///< name; the settings follow (used with apply_on_worker)
+  std::uint32_t lease_ms =
+      0;  ///< silence after which the member is dead; send a heartbeat every third of it
+  bool apply_on_worker = false;  ///< results are mean gradients (true) or new parameters (false)
+  std::uint8_t nonfinite = 0;    ///< NonFinite
+  std::string optimizer;         ///< name; the settings follow (used with apply_on_worker)
   double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   template <class F>
   void fields(F& f) {
-    f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms), f(apply_on_worker), f(nonfinite);
-    f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon), f(weight_decay);
+    f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
+        f(apply_on_worker), f(nonfinite);
+    f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
+        f(weight_decay);
   }
 };
 
@@ -76,7 +81,9 @@ enum class NonFinite : std::uint8_t { kHalt = 0, kSkip = 1, kPropagate = 2 };
 struct InitChunk {
   ChunkId chunk;
   template <class F>
-  void fields(F& f) { f(chunk); }
+  void fields(F& f) {
+    f(chunk);
+  }
 };
 
 struct Empty {
@@ -89,24 +96,28 @@ struct StateChunk {
   std::uint8_t plane = 0;  ///< 0: parameters; 1..: optimizer slots (only with apply_on_worker)
   ChunkId chunk;
   template <class F>
-  void fields(F& f) { f(version), f(plane), f(chunk); }
+  void fields(F& f) {
+    f(version), f(plane), f(chunk);
+  }
 };
 
 struct RoundOpen {
   Generation generation;
   Round round;
-  std::uint32_t attempt = 0;       ///< > 0 with `resend`: send the gradients you have again
+  std::uint32_t attempt = 0;  ///< > 0 with `resend`: send the gradients you have again
   Rank rank;
   std::uint32_t world = 0;
-  Version version;                 ///< parameters the gradients are to be computed from
+  Version version;  ///< parameters the gradients are to be computed from
   std::uint64_t optimizer_step = 0;
   std::uint64_t epoch = 0;
   std::uint64_t begin = 0, end = 0;  ///< your samples: positions in the epoch's permutation
   bool resend = false;
-  bool evaluate = false;           ///< first evaluate these parameters on the held-out data and send a Report
+  bool evaluate =
+      false;  ///< first evaluate these parameters on the held-out data and send a Report
   template <class F>
   void fields(F& f) {
-    f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch), f(begin), f(end), f(resend);
+    f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch),
+        f(begin), f(end), f(resend);
     f(evaluate);
   }
 };
@@ -118,14 +129,16 @@ struct Push {
   ChunkId chunk;
   double weight = 0;  ///< samples; the same in every Push of a contribution
   template <class F>
-  void fields(F& f) { f(generation), f(round), f(attempt), f(chunk), f(weight); }
+  void fields(F& f) {
+    f(generation), f(round), f(attempt), f(chunk), f(weight);
+  }
 };
 
 struct PushEnd {
   Generation generation;
   Round round;
   std::uint32_t attempt = 0;
-  double weight = 0;           ///< 0: no chunk was sent, the worker takes part without a share
+  double weight = 0;  ///< 0: no chunk was sent, the worker takes part without a share
   std::uint64_t samples = 0, correct = 0;
   double loss_sum = 0;
   double compute_seconds = 0;  ///< forward and backward of this round
@@ -134,7 +147,8 @@ struct PushEnd {
   std::string nonfinite_tensor;
   template <class F>
   void fields(F& f) {
-    f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum), f(compute_seconds), f(wait_seconds);
+    f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
+        f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes);
   }
 };
@@ -144,7 +158,9 @@ struct ResultChunk {
   std::uint32_t attempt = 0;
   ChunkId chunk;
   template <class F>
-  void fields(F& f) { f(round), f(attempt), f(chunk); }
+  void fields(F& f) {
+    f(round), f(attempt), f(chunk);
+  }
 };
 
 enum class Outcome : std::uint8_t {
@@ -157,14 +173,15 @@ struct RoundClosed {
   Round round;
   std::uint32_t attempt = 0;
   Outcome outcome = Outcome::kCommitted;
-  Version version;              ///< after the round
+  Version version;  ///< after the round
   std::uint64_t optimizer_step = 0;
-  double weight = 0;            ///< sum over the contributors
+  double weight = 0;  ///< sum over the contributors
   std::uint32_t contributors = 0;
   std::string reason;
   template <class F>
   void fields(F& f) {
-    f(round), f(attempt), f(outcome), f(version), f(optimizer_step), f(weight), f(contributors), f(reason, kMaxTextBytes);
+    f(round), f(attempt), f(outcome), f(version), f(optimizer_step), f(weight), f(contributors),
+        f(reason, kMaxTextBytes);
   }
 };
 
@@ -176,13 +193,17 @@ struct Finish {
   Version version;
   std::string text;
   template <class F>
-  void fields(F& f) { f(reason), f(evaluate), f(version), f(text, kMaxTextBytes); }
+  void fields(F& f) {
+    f(reason), f(evaluate), f(version), f(text, kMaxTextBytes);
+  }
 };
 
 struct Leave {
   std::string reason;
   template <class F>
-  void fields(F& f) { f(reason, kMaxTextBytes); }
+  void fields(F& f) {
+    f(reason, kMaxTextBytes);
+  }
 };
 
 struct Report {
@@ -190,11 +211,13 @@ struct Report {
   std::uint64_t samples = 0, correct = 0;
   double loss_sum = 0;
   template <class F>
-  void fields(F& f) { f(version), f(samples), f(correct), f(loss_sum); }
+  void fields(F& f) {
+    f(version), f(samples), f(correct), f(loss_sum);
+  }
 };
 
-/// Message <-> head bytes. decode fails invalid_argument (short, long, a number out of range, a string over its limit),
-/// naming the message; it allocates no more than the input's length.
+/// Message <-> head bytes. decode fails invalid_argument (short, long, a number out of range, a
+/// string over its limit), naming the message; it allocates no more than the input's length.
 template <class M>
 std::vector<std::byte> encode(const M& message);
 template <class M>

@@ -22,14 +22,17 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   }
 }
 
-Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes) {
+Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload,
+                         std::size_t bytes) {
   if (chunk.value >= chunks_.size())
-    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " does not exist; the plan has " +
+    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) +
+                                                  " does not exist; the plan has " +
                                                   std::to_string(chunks_.size()));
   RankState& source = ranks_[rank];
   if (source.absent || source.seen[chunk.value])
-    return Error(ErrorCode::kInvalidArgument,
-                 "chunk " + to_string(chunk) + " of rank " + std::to_string(rank) + " came twice or after its end");
+    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " of rank " +
+                                                  std::to_string(rank) +
+                                                  " came twice or after its end");
   source.seen[chunk.value] = true;
   ++source.received;
   ChunkState& state = chunks_[chunk.value];
@@ -50,7 +53,8 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
 Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload) {
   ChunkState& state = chunks_[chunk.value];
   const auto sum = hooks_.target(plan_.chunk(chunk));
-  CENTROID_TRY(ranks_[rank].codec->decode_add(payload, static_cast<float>(weight), state.added == 0, sum));
+  CENTROID_TRY(
+      ranks_[rank].codec->decode_add(payload, static_cast<float>(weight), state.added == 0, sum));
   ++state.added;
   ++ranks_[rank].added;
   state.weight += weight;
@@ -65,14 +69,16 @@ void Aggregator::advance(ChunkId chunk) {
   for (;;) {
     if (in_rank_order_)
       while (state.next < ranks_.size() && ranks_[state.next].absent) ++state.next;
-    const auto turn = std::find_if(state.waiting.begin(), state.waiting.end(),
-                                   [&](const Waiting& w) { return !in_rank_order_ || w.rank == state.next; });
+    const auto turn =
+        std::find_if(state.waiting.begin(), state.waiting.end(),
+                     [&](const Waiting& w) { return !in_rank_order_ || w.rank == state.next; });
     if (turn == state.waiting.end()) break;
     if (hooks_.is_held(chunk)) return;
     Waiting waiting = std::move(*turn);
     state.waiting.erase(turn);
     --waiting_;
-    const Status added = add(chunk, waiting.rank, waiting.weight, waiting.payload.bytes().first(waiting.bytes));
+    const Status added =
+        add(chunk, waiting.rank, waiting.weight, waiting.payload.bytes().first(waiting.bytes));
     waiting.payload = Buffer();
     hooks_.on_consumed(waiting.rank, waiting.bytes);
     if (!added.ok()) {
@@ -80,7 +86,8 @@ void Aggregator::advance(ChunkId chunk) {
       return;
     }
   }
-  for (const RankState& rank : ranks_) missing = missing || (!rank.absent && !rank.seen[chunk.value]);
+  for (const RankState& rank : ranks_)
+    missing = missing || (!rank.absent && !rank.seen[chunk.value]);
   if (missing || !state.waiting.empty() || state.added == 0) return;
   state.complete = true;
   hooks_.on_complete(chunk, state.weight);

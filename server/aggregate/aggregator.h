@@ -16,7 +16,8 @@ namespace centroid::server {
 
 /// Sums the contributions of one attempt, chunk by chunk: sum[i] += weight * x[i].
 ///
-/// order   `in_rank_order`: a chunk of rank r is added after those of all lower ranks (others wait in their buffers), so the bits
+/// order   `in_rank_order`: a chunk of rank r is added after those of all lower ranks (others wait
+/// in their buffers), so the bits
 ///         of the sum do not depend on timing. Otherwise on arrival.
 /// memory  none of its own but the waiting buffers, which the senders' credits bound
 /// thread  one; no I/O, no clock
@@ -24,16 +25,21 @@ class Aggregator {
  public:
   struct Hooks {
     std::function<std::span<float>(const Chunk&)> target;  ///< where a chunk's sum grows
-    std::function<bool(ChunkId)> is_held;                  ///< the target still has readers: wait for `retry_held`
-    std::function<void(ChunkId, double total_weight)> on_complete;  ///< every expected rank's chunk is in the sum
-    std::function<void(std::uint32_t rank, std::size_t bytes)> on_consumed;  ///< a payload has left our memory
-    std::function<void(std::uint32_t rank, Error)> on_bad;  ///< a waiting payload turned out to be malformed
+    std::function<bool(ChunkId)> is_held;  ///< the target still has readers: wait for `retry_held`
+    std::function<void(ChunkId, double total_weight)>
+        on_complete;  ///< every expected rank's chunk is in the sum
+    std::function<void(std::uint32_t rank, std::size_t bytes)>
+        on_consumed;  ///< a payload has left our memory
+    std::function<void(std::uint32_t rank, Error)>
+        on_bad;  ///< a waiting payload turned out to be malformed
   };
   Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks);
 
-  /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank r's payloads.
+  /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
+  /// r's payloads.
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
-  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, or sent twice), or as the codec says.
+  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, or sent twice), or as the codec
+  /// says.
   Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
   void absent(std::uint32_t rank);
@@ -52,14 +58,15 @@ class Aggregator {
     std::size_t bytes;
   };
   struct ChunkState {
-    std::uint32_t next = 0;    // lowest rank not yet added (rank order)
-    std::uint32_t added = 0;   // ranks in the sum
+    std::uint32_t next = 0;   // lowest rank not yet added (rank order)
+    std::uint32_t added = 0;  // ranks in the sum
     bool complete = false;
     double weight = 0;
     std::vector<Waiting> waiting;
   };
   struct RankState {
-    std::shared_ptr<const Codec> codec;  // shared: chunks may wait here longer than their sender lives
+    std::shared_ptr<const Codec>
+        codec;  // shared: chunks may wait here longer than their sender lives
     bool absent = false;
     std::uint64_t received = 0, added = 0;
     std::vector<bool> seen;

@@ -10,25 +10,31 @@ void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<Me
   attempt_ = attempt;
   open_ = true;
   seats_.clear();
-  for (const MemberId member : members) seats_.push_back(Seat{.member = member, .contribution = {}});
+  for (const MemberId member : members)
+    seats_.push_back(Seat{.member = member, .contribution = {}});
 }
 
 RoundMachine::Seat* RoundMachine::seat(MemberId member) {
-  const auto it = std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.member == member; });
+  const auto it =
+      std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.member == member; });
   return it == seats_.end() ? nullptr : &*it;
 }
 
 bool RoundMachine::expects(MemberId member) const {
-  return open_ && std::any_of(seats_.begin(), seats_.end(),
-                              [&](const Seat& s) { return s.member == member && s.present && !s.done; });
+  return open_ && std::any_of(seats_.begin(), seats_.end(), [&](const Seat& s) {
+           return s.member == member && s.present && !s.done;
+         });
 }
 
 Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution contribution) {
   Seat* const s = seat(member);
   if (!open_ || s == nullptr || !s->present)
-    return Error(ErrorCode::kAborted, "round " + to_string(round_) + " is closed or was opened without member " + to_string(member));
+    return Error(ErrorCode::kAborted, "round " + to_string(round_) +
+                                          " is closed or was opened without member " +
+                                          to_string(member));
   if (s->done)
-    return Error(ErrorCode::kAborted, "member " + to_string(member) + " has already contributed to round " + to_string(round_));
+    return Error(ErrorCode::kAborted, "member " + to_string(member) +
+                                          " has already contributed to round " + to_string(round_));
   s->done = true;
   s->contribution = std::move(contribution);
   return decide();
@@ -38,10 +44,14 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
   Seat* const s = seat(member);
   if (!open_ || s == nullptr || !s->present || s->done) return {};
   s->present = false;
-  const bool anybody = std::any_of(seats_.begin(), seats_.end(), [](const Seat& other) { return other.present || other.done; });
+  const bool anybody = std::any_of(seats_.begin(), seats_.end(),
+                                   [](const Seat& other) { return other.present || other.done; });
   if (!anybody) {
     open_ = false;
-    return {.action = RoundAction::kDeserted, .contributors = {}, .text = "every member of the round is gone", .culprit = {}};
+    return {.action = RoundAction::kDeserted,
+            .contributors = {},
+            .text = "every member of the round is gone",
+            .culprit = {}};
   }
   if (progress == Progress::kPart) {
     open_ = false;
@@ -81,7 +91,8 @@ RoundDecision RoundMachine::decide() {
   }
   if (refuses && decision.action != RoundAction::kWait) {
     decision.culprit = nonfinite->member;
-    decision.text = "the gradient of tensor " + nonfinite->contribution.nonfinite_tensor + " is not finite in round " + to_string(round_);
+    decision.text = "the gradient of tensor " + nonfinite->contribution.nonfinite_tensor +
+                    " is not finite in round " + to_string(round_);
   }
   if (decision.action != RoundAction::kWait) open_ = false;
   return decision;

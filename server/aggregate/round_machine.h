@@ -33,11 +33,12 @@ struct Contribution {
 enum class Progress : std::uint8_t { kNothing, kPart };
 
 enum class RoundAction : std::uint8_t {
-  kWait,      ///< somebody is missing
-  kMerge,     ///< apply the sum of `contributors`
-  kSkip,      ///< close without effect
-  kHalt,      ///< stop the job; `text` says why
-  kRetry,     ///< the sum holds a part of a lost contribution: start the attempt again with those who are left
+  kWait,   ///< somebody is missing
+  kMerge,  ///< apply the sum of `contributors`
+  kSkip,   ///< close without effect
+  kHalt,   ///< stop the job; `text` says why
+  kRetry,  ///< the sum holds a part of a lost contribution: start the attempt again with those who
+           ///< are left
   kDeserted,  ///< nobody is left
 };
 
@@ -46,13 +47,13 @@ struct RoundDecision {
   double total_weight = 0;
   std::vector<MemberId> contributors;  ///< in rank order
   std::string text;
-  MemberId culprit;                    ///< of a halt or a skip: the first whose contribution is not finite
+  MemberId culprit;  ///< of a halt or a skip: the first whose contribution is not finite
 };
 
 /// When a round closes and how. Pure: no clock, no I/O; all policies are settings of it.
 ///
-/// life    open -> (contribute | gone)* -> one decision other than kWait -> closed; a closed round takes nothing more
-/// counts  a contribution counts wholly or not at all, and once
+/// life    open -> (contribute | gone)* -> one decision other than kWait -> closed; a closed round
+/// takes nothing more counts  a contribution counts wholly or not at all, and once
 class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}

@@ -6,26 +6,36 @@ namespace centroid::server {
 
 std::string_view to_string(MemberState state) {
   switch (state) {
-    case MemberState::kJoining: return "joining";
-    case MemberState::kActive: return "active";
-    case MemberState::kDraining: return "draining";
-    case MemberState::kLeft: return "left";
-    case MemberState::kDead: return "dead";
-    case MemberState::kFenced: return "fenced";
+    case MemberState::kJoining:
+      return "joining";
+    case MemberState::kActive:
+      return "active";
+    case MemberState::kDraining:
+      return "draining";
+    case MemberState::kLeft:
+      return "left";
+    case MemberState::kDead:
+      return "dead";
+    case MemberState::kFenced:
+      return "fenced";
   }
   return "unknown";
 }
 
 bool is_present(MemberState state) { return state <= MemberState::kDraining; }
 
-Result<Roster::Joined> Roster::join(const std::string& name, const std::string& address, TimePoint now, double unix_seconds) {
+Result<Roster::Joined> Roster::join(const std::string& name, const std::string& address,
+                                    TimePoint now, double unix_seconds) {
   Joined joined;
   for (auto& [id, member] : members_)
     if (is_present(member.state) && member.name == name) joined.fenced = id;
   if (!joined.fenced && present() >= options_.max_members)
-    return Error(ErrorCode::kResourceExhausted,
-                 "the cluster is full: " + std::to_string(options_.max_members) + " members (max_members)");
-  if (joined.fenced) end(*joined.fenced, MemberState::kFenced, "a newer worker named '" + name + "' joined from " + address);
+    return Error(
+        ErrorCode::kResourceExhausted,
+        "the cluster is full: " + std::to_string(options_.max_members) + " members (max_members)");
+  if (joined.fenced)
+    end(*joined.fenced, MemberState::kFenced,
+        "a newer worker named '" + name + "' joined from " + address);
   joined.member = next_;
   next_ = next_.next();
   Member member;
@@ -64,8 +74,12 @@ bool Roster::end(MemberId id, MemberState state, const std::string& reason) {
   return true;
 }
 
-bool Roster::leave(MemberId member, const std::string& reason) { return end(member, MemberState::kLeft, reason); }
-bool Roster::lost(MemberId member, const std::string& reason) { return end(member, MemberState::kDead, reason); }
+bool Roster::leave(MemberId member, const std::string& reason) {
+  return end(member, MemberState::kLeft, reason);
+}
+bool Roster::lost(MemberId member, const std::string& reason) {
+  return end(member, MemberState::kDead, reason);
+}
 
 bool Roster::drain(MemberId member) {
   const auto it = members_.find(member);
@@ -86,7 +100,8 @@ std::vector<MemberId> Roster::tick(TimePoint now) {
   }
   using Milliseconds = std::chrono::duration<double, std::milli>;
   for (const MemberId id : dead) {
-    const auto silent = std::chrono::duration_cast<std::chrono::milliseconds>(Milliseconds(now - members_.at(id).heard));
+    const auto silent = std::chrono::duration_cast<std::chrono::milliseconds>(
+        Milliseconds(now - members_.at(id).heard));
     lost(id, "silent for " + std::to_string(silent.count()) + " ms, longer than its lease");
   }
   return dead;
@@ -96,7 +111,8 @@ Generation Roster::form(bool admit_joining) {
   std::vector<Member*> ranked;
   bool left_out = false;
   for (auto& [id, member] : members_) {
-    if (member.state == MemberState::kActive || (member.state == MemberState::kDraining && !admit_joining && member.rank) ||
+    if (member.state == MemberState::kActive ||
+        (member.state == MemberState::kDraining && !admit_joining && member.rank) ||
         (member.state == MemberState::kJoining && admit_joining))
       ranked.push_back(&member);
     else if (is_present(member.state)) {
@@ -122,7 +138,8 @@ std::vector<MemberId> Roster::ranked() const {
   std::vector<const Member*> ranked;
   for (const auto& [id, member] : members_)
     if (is_present(member.state) && member.rank) ranked.push_back(&member);
-  std::sort(ranked.begin(), ranked.end(), [](const Member* a, const Member* b) { return a->rank < b->rank; });
+  std::sort(ranked.begin(), ranked.end(),
+            [](const Member* a, const Member* b) { return a->rank < b->rank; });
   std::vector<MemberId> out;
   out.reserve(ranked.size());
   for (const Member* member : ranked) out.push_back(member->id);
@@ -135,8 +152,8 @@ const Member* Roster::find(MemberId member) const {
 }
 
 std::size_t Roster::present() const {
-  return static_cast<std::size_t>(
-      std::count_if(members_.begin(), members_.end(), [](const auto& m) { return is_present(m.second.state); }));
+  return static_cast<std::size_t>(std::count_if(
+      members_.begin(), members_.end(), [](const auto& m) { return is_present(m.second.state); }));
 }
 
 }  // namespace centroid::server

@@ -33,14 +33,15 @@ struct Member {
   std::optional<Rank> rank;  ///< in the present generation
   TimePoint heard;           ///< when it last gave a sign of life
   double joined_unix_seconds = 0;
-  std::string reason;        ///< of leaving, death or fencing
+  std::string reason;  ///< of leaving, death or fencing
 };
 
 /// Who belongs to the cluster. Pure: no socket, no timer, no clock; time comes with the events.
 ///
-/// fence    every admission gets a new MemberId; a name has at most one present member, the newest wins
-/// ranks    by name (shorter names first, then alphabetical: worker-2 before worker-10), so that they repeat from run to run
-/// bounds   absent members are remembered for the operator, at most `max_absent`, oldest forgotten first
+/// fence    every admission gets a new MemberId; a name has at most one present member, the newest
+/// wins ranks    by name (shorter names first, then alphabetical: worker-2 before worker-10), so
+/// that they repeat from run to run bounds   absent members are remembered for the operator, at
+/// most `max_absent`, oldest forgotten first
 class Roster {
  public:
   struct Options {
@@ -55,21 +56,23 @@ class Roster {
     std::optional<MemberId> fenced;  ///< the older member of the same name
   };
   /// fails resource_exhausted when the cluster is full.
-  Result<Joined> join(const std::string& name, const std::string& address, TimePoint now, double unix_seconds);
+  Result<Joined> join(const std::string& name, const std::string& address, TimePoint now,
+                      double unix_seconds);
   void heard(MemberId member, TimePoint when);
   /// False when the member is not present (then nothing changed).
   bool leave(MemberId member, const std::string& reason);
   bool lost(MemberId member, const std::string& reason);
   bool drain(MemberId member);
 
-  /// Members silent beyond the lease become dead and are returned. A tick that comes late by more than half a lease means that we
-  /// ourselves were stopped: then every lease starts anew and nobody dies.
+  /// Members silent beyond the lease become dead and are returned. A tick that comes late by more
+  /// than half a lease means that we ourselves were stopped: then every lease starts anew and
+  /// nobody dies.
   std::vector<MemberId> tick(TimePoint now);
 
   /// Membership differs from what the present generation was formed of.
   bool is_changed() const { return changed_; }
-  /// Give every joining and active member a rank, in a new generation if anything changed. `admit_joining` false keeps newcomers out
-  /// (in the middle of a round).
+  /// Give every joining and active member a rank, in a new generation if anything changed.
+  /// `admit_joining` false keeps newcomers out (in the middle of a round).
   Generation form(bool admit_joining);
 
   Generation generation() const { return generation_; }

@@ -1,6 +1,7 @@
 #include "server/service/cluster.h"
 
 #include <algorithm>
+
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
@@ -27,7 +28,8 @@ RoundPolicy policy_of(const ServerConfig& config) {
 
 }  // namespace
 
-Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock, metrics::Registry& registry)
+Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config,
+                 const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
       blocking_(std::move(blocking)),
       config_(config),
@@ -82,22 +84,36 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (halted) log::error("job.halted", {{"error", result.error()}});
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
     const auto written = co_await write_checkpoint();
-    if (!written.ok()) log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
+    if (!written.ok())
+      log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
   }
-  set_phase(halted ? Phase::kHalted : stop_requested_ ? Phase::kStopping : Phase::kFinished,
-            halted ? result.error().message() : stop_requested_ ? stop_reason_ : "the goal is reached");
-  log::info("job.ended", {{"state", halted ? "halted" : stop_requested_ ? "stopped" : "finished"},
+  set_phase(halted            ? Phase::kHalted
+            : stop_requested_ ? Phase::kStopping
+                              : Phase::kFinished,
+            halted            ? result.error().message()
+            : stop_requested_ ? stop_reason_
+                              : "the goal is reached");
+  log::info("job.ended", {{"state", halted            ? "halted"
+                                    : stop_requested_ ? "stopped"
+                                                      : "finished"},
                           {"round", round_.value - 1},
                           {"version", store_ ? store_->version().value : 0}});
   co_await finish_everybody(halted            ? proto::FinishReason::kHalted
                             : stop_requested_ ? proto::FinishReason::kStopped
                                               : proto::FinishReason::kFinished,
                             phase_reason_);
-  while (!stop_requested_ && !config_.exit_when_finished && !halted) co_await changed_.wait(TimePoint::max());
+  while (!stop_requested_ && !config_.exit_when_finished && !halted)
+    co_await changed_.wait(TimePoint::max());
 
+  // A checkpoint asked for in the meantime may have kept it after all.
+  if (result.ok() && store_ && store_->version().value > 0 && store_->version() != checkpointed_)
+    result = Error(ErrorCode::kResourceExhausted, "the final state, version " +
+                                                      to_string(store_->version()) +
+                                                      ", is in no checkpoint: the log says why");
   closing_ = true;
   listener.close();
-  for (const auto& [id, link] : links_) link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
+  for (const auto& [id, link] : links_)
+    link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
   outgoing_.notify_all();
   tasks_.cancel();
   co_await tasks_.join();
@@ -123,7 +139,9 @@ Task<void> Cluster::accept_loop(transport::Listener& listener) {
     }
     const std::size_t limit = config_.max_workers + 64;
     if (tasks_.size() > limit) {
-      log::warn("connection.refused", {{"peer", connection.value()->peer()}, {"why", "too many connections"}, {"limit", limit}});
+      log::warn("connection.refused", {{"peer", connection.value()->peer()},
+                                       {"why", "too many connections"},
+                                       {"limit", limit}});
       connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
       continue;
     }
@@ -140,12 +158,14 @@ Task<void> Cluster::watch_leases() {
     }
     for (const MemberId dead : roster_.tick(clock_.now())) {
       const std::string reason = roster_.find(dead)->reason;
-      log::warn("member.lease_expired", {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      log::warn("member.lease_expired",
+                {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
       probe_.member_dead();
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
-    probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0, roster_.generation().value);
+    probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0,
+                   roster_.generation().value);
   }
 }
 

@@ -26,7 +26,8 @@
 
 namespace centroid::server {
 
-/// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes (which send from it).
+/// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes
+/// (which send from it).
 struct Attempt {
   /// A finished chunk of the result; its memory may not change while the attempt lives.
   struct Piece {
@@ -38,13 +39,13 @@ struct Attempt {
   Round round;
   std::uint32_t number = 0;
   bool resend = false;
-  Version version;                          ///< before the round
+  Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
-  std::vector<MemberId> members;            ///< in rank order
-  std::vector<proto::RoundOpen> opens;      ///< one a rank
-  std::vector<Piece> pieces;                ///< in order of completion
+  std::vector<MemberId> members;        ///< in rank order
+  std::vector<proto::RoundOpen> opens;  ///< one a rank
+  std::vector<Piece> pieces;            ///< in order of completion
   std::optional<proto::RoundClosed> closed;
-  std::function<void()> release;            ///< gives the pieces' memory back
+  std::function<void()> release;  ///< gives the pieces' memory back
   ~Attempt() {
     if (release) release();
   }
@@ -57,7 +58,7 @@ struct Link {
   proto::Join join;
   std::shared_ptr<const Codec> codec;
   transport::Session* session = nullptr;
-  TaskGroup* tasks = nullptr;           ///< of its session: joined before the session ends
+  TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
   bool is_gone = false;
   Version version;                      ///< state it holds
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
@@ -68,20 +69,25 @@ struct Link {
   transport::TrafficCounters traffic;
 };
 
-/// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on one executor (one thread),
-/// so its state needs no lock. Files: cluster.cc (life, members), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round
-/// loop), state.cc (initial values, checkpoints), view.cc (what REST sees).
+/// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
+/// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
+/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), state.cc (initial values,
+/// checkpoints), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
-  Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock, metrics::Registry& registry);
+  Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
+          metrics::Registry& registry);
   ~Cluster() override;
 
   /// Prepare: open the checkpoint folder, load what `resume` or `init` ask for.
   Task<Status> prepare();
-  /// Accept and train until the job is over or `request_stop`. The result is the process's: an error when the job halted.
+  /// Accept and train until the job is over or `request_stop`. The result is the process's: an
+  /// error when the job halted.
   Task<Status> run(transport::Listener& listener);
   /// From the executor: finish the round, checkpoint, tell everybody, end.
   void request_stop(const std::string& why);
+  /// Whether the job halted itself; asked when `run` has ended.
+  bool is_halted() const { return phase_ == Phase::kHalted; }
 
   // ControlPlane; callable from any executor.
   Task<ClusterView> cluster() override;
@@ -97,7 +103,9 @@ class Cluster final : public ControlPlane {
   Task<bool> is_ready() override;
   std::string config_json() override { return config_json_; }
   void set_config_json(std::string text) { config_json_ = std::move(text); }
-  void set_endpoints(std::string data, std::string api) { data_endpoint_ = std::move(data), api_endpoint_ = std::move(api); }
+  void set_endpoints(std::string data, std::string api) {
+    data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
+  }
 
  private:
   class MemberSink;
@@ -114,9 +122,11 @@ class Cluster final : public ControlPlane {
   // sessions.cc
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
   Status check_join(const proto::Join& join) const;
-  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link, proto::InitChunk head, std::uint64_t bytes);
+  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                               proto::InitChunk head, std::uint64_t bytes);
   Status init_done(Link& link);
-  Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head, std::uint64_t bytes);
+  Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
+                         std::uint64_t bytes);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   void take_report(const Link& link, const proto::Report& report);
 
@@ -131,14 +141,16 @@ class Cluster final : public ControlPlane {
   Task<Status> one_round();
   Task<bool> wait_for_members();
   void dismiss_drained();
-  void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares, bool resend);
+  void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
+                    bool resend);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
-  void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors, std::string reason);
+  void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
+                     std::string reason);
   void round_over();
   bool goal_reached() const;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
@@ -152,6 +164,10 @@ class Cluster final : public ControlPlane {
   Task<Result<CheckpointView>> write_checkpoint();
   Task<void> checkpoint_in_background();
   CheckpointInfo checkpoint_info() const;
+  struct DataIdentity {
+    std::uint64_t samples = 0, fingerprint = 0;
+  };
+  std::optional<DataIdentity> agreed_data() const;
 
   std::shared_ptr<Link> find(MemberId member) const;
   WorkerView view_of(const Member& member, const Link* link) const;
@@ -185,8 +201,8 @@ class Cluster final : public ControlPlane {
   std::string phase_reason_ = "no worker has joined yet";
   bool paused_ = false, stop_requested_ = false;
   std::string stop_reason_;
-  Event changed_;     ///< members, decisions, requests: wakes the round loop
-  Event outgoing_;    ///< wakes the outboxes
+  Event changed_;   ///< members, decisions, requests: wakes the round loop
+  Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
 
   // position of the job
@@ -204,13 +220,14 @@ class Cluster final : public ControlPlane {
   Tally round_tally_, epoch_tally_;
   TimePoint round_opened_;
   std::deque<RoundView> history_;
-  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1, test_loss_ = -1;
+  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1,
+         test_loss_ = -1;
   Version test_version_;
   std::uint64_t skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   bool checkpointing_ = false;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
-  std::uint64_t trained_rounds_ = 0;      // by this process
+  std::uint64_t trained_rounds_ = 0;     // by this process
   TaskGroup tasks_;
   bool closing_ = false;
 };

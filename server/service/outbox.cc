@@ -12,7 +12,8 @@ namespace {
 template <class M>
 Task<Status> send(Session& session, Kind kind, M message) {
   const auto head = proto::encode(message);
-  co_return co_await session.send(static_cast<std::uint16_t>(kind), head, {}, TimePoint::max());
+  co_return co_await session.send(static_cast<std::uint16_t>(kind), head, Bytes(),
+                                  TimePoint::max());
 }
 
 }  // namespace
@@ -28,8 +29,8 @@ void Cluster::results_taken() {
   if (attempt_ && !attempt_->closed) aggregator_->retry_held();
 }
 
-/// Everything the server says to one member on its own account, in order: state if it lacks it, RoundOpen, the results as they
-/// complete, RoundClosed; at last Finish.
+/// Everything the server says to one member on its own account, in order: state if it lacks it,
+/// RoundOpen, the results as they complete, RoundClosed; at last Finish.
 Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
   std::size_t sent = 0;
@@ -37,10 +38,13 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
     if (!attempt && attempt_ && !attempt_->closed && attempt_->rank_of(link->id)) {
       attempt = attempt_;
       sent = 0;
-      if (link->version != attempt->version) CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+      if (link->version != attempt->version)
+        CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
-    } else if (attempt && attempt->closed && (attempt->closed->outcome != proto::Outcome::kCommitted || sent == attempt->pieces.size())) {
+    } else if (attempt && attempt->closed &&
+               (attempt->closed->outcome != proto::Outcome::kCommitted ||
+                sent == attempt->pieces.size())) {
       const proto::RoundClosed closed = *attempt->closed;
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
@@ -88,7 +92,8 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
     }
   }
   link->version = version;
-  log::info("member.state_sent", {{"worker", link->join.name}, {"version", version.value}, {"planes", planes}});
+  log::info("member.state_sent",
+            {{"worker", link->join.name}, {"version", version.value}, {"planes", planes}});
   co_return Status();
 }
 

@@ -5,27 +5,37 @@ namespace centroid::server {
 Probe::Probe(metrics::Registry& r) {
   const auto& latency = metrics::latency_bounds();
   const auto rounds = [&](const char* outcome) {
-    return r.counter("centroid_server_rounds_total", "Rounds closed, by outcome; aborted counts attempts.", {{"outcome", outcome}});
+    return r.counter("centroid_server_rounds_total",
+                     "Rounds closed, by outcome; aborted counts attempts.", {{"outcome", outcome}});
   };
   committed_ = rounds("committed");
   skipped_ = rounds("skipped");
   aborted_ = rounds("aborted");
   const auto ended = [&](const char* cause) {
-    return r.counter("centroid_server_members_ended_total", "Members that are gone, by cause.", {{"cause", cause}});
+    return r.counter("centroid_server_members_ended_total", "Members that are gone, by cause.",
+                     {{"cause", cause}});
   };
   dead_ = ended("dead");
   left_ = ended("left");
   joined_ = r.counter("centroid_server_members_joined_total", "Workers admitted.");
-  lost_ = r.counter("centroid_server_contributions_lost_total", "Contributions of members that went before their end.");
-  nonfinite_ = r.counter("centroid_server_contributions_nonfinite_total", "Contributions with NaN or infinity.");
-  stale_ = r.counter("centroid_server_frames_stale_total", "Chunks of closed attempts or old generations, dropped.");
-  refused_ = r.counter("centroid_server_handshakes_refused_total", "Connections that failed the handshake.");
-  bytes_in_ = r.counter("centroid_server_payload_received_bytes_total", "Contribution bytes received.");
-  bytes_out_ = r.counter("centroid_server_payload_sent_bytes_total", "Result and state bytes sent.");
+  lost_ = r.counter("centroid_server_contributions_lost_total",
+                    "Contributions of members that went before their end.");
+  nonfinite_ = r.counter("centroid_server_contributions_nonfinite_total",
+                         "Contributions with NaN or infinity.");
+  stale_ = r.counter("centroid_server_frames_stale_total",
+                     "Chunks of closed attempts or old generations, dropped.");
+  refused_ = r.counter("centroid_server_handshakes_refused_total",
+                       "Connections that failed the handshake.");
+  bytes_in_ =
+      r.counter("centroid_server_payload_received_bytes_total", "Contribution bytes received.");
+  bytes_out_ =
+      r.counter("centroid_server_payload_sent_bytes_total", "Result and state bytes sent.");
   samples_ = r.counter("centroid_server_samples_total", "Samples in committed rounds.");
   checkpoints_ = r.counter("centroid_server_checkpoints_total", "Checkpoints written.");
-  checkpoint_failures_ = r.counter("centroid_server_checkpoint_failures_total", "Checkpoints that could not be written.");
-  loss_ = r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
+  checkpoint_failures_ = r.counter("centroid_server_checkpoint_failures_total",
+                                   "Checkpoints that could not be written.");
+  loss_ =
+      r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   present_ = r.gauge("centroid_server_members", "Workers present.");
   world_ = r.gauge("centroid_server_world_members", "Workers in the present generation.");
   generation_ = r.gauge("centroid_server_generation_number", "Number of the membership.");
@@ -35,17 +45,23 @@ Probe::Probe(metrics::Registry& r) {
   buffers_in_use_ = r.gauge("centroid_server_buffers_in_use", "Receive buffers in use.");
   waiting_ = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for lower ranks.");
   checkpoint_bytes_ = r.gauge("centroid_server_checkpoint_bytes", "Size of the last checkpoint.");
-  checkpoint_time_ = r.gauge("centroid_server_checkpoint_last_success_timestamp_seconds", "When the last checkpoint was written.");
-  accuracy_ = r.gauge("centroid_server_test_accuracy_ratio", "Accuracy on held-out data, last report.");
+  checkpoint_time_ = r.gauge("centroid_server_checkpoint_last_success_timestamp_seconds",
+                             "When the last checkpoint was written.");
+  accuracy_ =
+      r.gauge("centroid_server_test_accuracy_ratio", "Accuracy on held-out data, last report.");
   test_loss_ = r.gauge("centroid_server_test_loss_nats", "Loss on held-out data, last report.");
-  round_seconds_ = r.histogram("centroid_server_round_seconds", "From opening to commit of a round.", latency);
+  round_seconds_ =
+      r.histogram("centroid_server_round_seconds", "From opening to commit of a round.", latency);
   const auto stage = [&](const char* name) {
-    return r.histogram("centroid_server_stage_seconds", "Time in one stage of the gradient path.", latency, {{"stage", name}});
+    return r.histogram("centroid_server_stage_seconds", "Time in one stage of the gradient path.",
+                       latency, {{"stage", name}});
   };
-  contribution_seconds_ = r.histogram("centroid_server_contribution_seconds", "From opening of a round to a worker's last chunk.", latency);
+  contribution_seconds_ = r.histogram("centroid_server_contribution_seconds",
+                                      "From opening of a round to a worker's last chunk.", latency);
   aggregate_seconds_ = stage("aggregate");
   apply_seconds_ = stage("apply");
-  checkpoint_seconds_ = r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
+  checkpoint_seconds_ =
+      r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
 }
 
 void Probe::round_committed(double seconds, std::uint64_t samples, double loss) const {

@@ -14,7 +14,9 @@ class Probe {
   void round_aborted() const { aborted_.add(); }
   void contribution_lost() const { lost_.add(); }
   void contribution_nonfinite() const { nonfinite_.add(); }
-  void contribution_received(double seconds_since_open) const { contribution_seconds_.observe(seconds_since_open); }
+  void contribution_received(double seconds_since_open) const {
+    contribution_seconds_.observe(seconds_since_open);
+  }
   void member_joined() const { joined_.add(); }
   void member_dead() const { dead_.add(); }
   void member_left() const { left_.add(); }
@@ -32,11 +34,12 @@ class Probe {
   void evaluated(double accuracy, double loss) const;
 
  private:
-  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_, refused_, bytes_in_, bytes_out_,
-      samples_, checkpoints_, checkpoint_failures_;
-  metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_, waiting_, checkpoint_bytes_,
-      checkpoint_time_, accuracy_, test_loss_;
-  metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_, checkpoint_seconds_;
+  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
+      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_;
+  metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
+      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_;
+  metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_,
+      checkpoint_seconds_;
 };
 
 }  // namespace centroid::server

@@ -1,6 +1,7 @@
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <utility>
+
+#include <boost/asio/post.hpp>
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
@@ -13,7 +14,9 @@ namespace {
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 /// Let sockets and timers have a turn in the middle of long work.
-Task<void> yield(Executor executor) { co_await boost::asio::post(executor, boost::asio::use_awaitable); }
+Task<void> yield(Executor executor) {
+  co_await boost::asio::post(executor, boost::asio::use_awaitable);
+}
 
 constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::size_t kHistory = 256;
@@ -21,15 +24,18 @@ constexpr std::size_t kHistory = 256;
 }  // namespace
 
 bool Cluster::goal_reached() const {
-  return (config_.epochs > 0 && epoch_ >= config_.epochs) || (config_.rounds > 0 && round_.value > config_.rounds);
+  return (config_.epochs > 0 && epoch_ >= config_.epochs) ||
+         (config_.rounds > 0 && round_.value > config_.rounds);
 }
 
 Task<bool> Cluster::wait_for_members() {
   const std::uint64_t needed = trained_rounds_ == 0 ? config_.min_workers : 1;
   std::uint64_t present = 0;
-  for (const auto& [id, link] : links_) present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
+  for (const auto& [id, link] : links_)
+    present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
   if (present >= needed) co_return true;
-  set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) + " workers are here (min_workers)");
+  set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) +
+                                 " workers are here (min_workers)");
   co_await changed_.wait(TimePoint::max());
   co_return false;
 }
@@ -38,7 +44,9 @@ Task<bool> Cluster::wait_for_members() {
 void Cluster::dismiss_drained() {
   for (const auto& [id, link] : links_) {
     if (roster_.find(id)->state != MemberState::kDraining || link->finish) continue;
-    link->finish = proto::Finish{.reason = proto::FinishReason::kDrained, .version = store_->version(), .text = "drained by an operator"};
+    link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
+                                 .version = store_->version(),
+                                 .text = "drained by an operator"};
     outgoing_.notify_all();
   }
 }
@@ -67,7 +75,8 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
   std::uint64_t position = offset_;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     // The last round of an epoch is smaller: it is split evenly, and a share may be empty.
-    const std::uint64_t size = wanted <= left ? find(members[rank])->join.batch : part_of(left, members.size(), rank).size();
+    const std::uint64_t size = wanted <= left ? find(members[rank])->join.batch
+                                              : part_of(left, members.size(), rank).size();
     proto::RoundOpen open;
     open.epoch = epoch_;
     open.begin = position;
@@ -77,7 +86,8 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
   return shares;
 }
 
-void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares, bool resend) {
+void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
+                           bool resend) {
   attempt_ = std::make_shared<Attempt>();
   attempt_->generation = roster_.generation();
   attempt_->round = round_;
@@ -132,7 +142,9 @@ Task<Status> Cluster::one_round() {
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
       const bool woken = co_await changed_.wait(give_up.value_or(TimePoint::max()));
       if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
-        log::warn("round.given_up", {{"round", round_.value}, {"why", "stopping, and contributions are missing past drain_timeout"}});
+        log::warn("round.given_up",
+                  {{"round", round_.value},
+                   {"why", "stopping, and contributions are missing past drain_timeout"}});
         close_attempt(proto::Outcome::kAborted, 0, 0, "the server is stopping");
         co_return Status();
       }
@@ -140,18 +152,23 @@ Task<Status> Cluster::one_round() {
     RoundDecision decision = std::move(*decision_);
     decision_.reset();
     switch (decision.action) {
-      case RoundAction::kWait: break;
-      case RoundAction::kMerge: co_return co_await merge(std::move(decision));
+      case RoundAction::kWait:
+        break;
+      case RoundAction::kMerge:
+        co_return co_await merge(std::move(decision));
       case RoundAction::kSkip:
         ++skipped_;
         probe_.round_skipped();
-        log::warn("round.skipped", {{"round", round_.value}, {"worker", name_of(decision.culprit)}, {"why", decision.text}});
+        log::warn("round.skipped", {{"round", round_.value},
+                                    {"worker", name_of(decision.culprit)},
+                                    {"why", decision.text}});
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         co_return Status();
       case RoundAction::kHalt: {
-        Error halt(ErrorCode::kFailedPrecondition, "JIDOKA HALT: worker " + std::to_string(*attempt_->rank_of(decision.culprit)) + " (" +
-                                                       name_of(decision.culprit) + "): " + decision.text);
+        Error halt(ErrorCode::kFailedPrecondition,
+                   "JIDOKA HALT: worker " + std::to_string(*attempt_->rank_of(decision.culprit)) +
+                       " (" + name_of(decision.culprit) + "): " + decision.text);
         close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
@@ -169,7 +186,8 @@ Task<Status> Cluster::one_round() {
 bool Cluster::retry(const RoundDecision& decision) {
   ++aborted_;
   probe_.round_aborted();
-  log::warn("round.attempt_aborted", {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
+  log::warn("round.attempt_aborted",
+            {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
   const auto old = attempt_;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
   roster_.form(false);
@@ -210,8 +228,10 @@ void Cluster::emit(const Chunk& chunk) {
 }
 
 Task<void> Cluster::snapshot_room() {
-  // A checkpoint that is still being written keeps copies of what changes; past its budget the round waits for it.
-  while (store_->snapshot_is_full()) co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+  // A checkpoint that is still being written keeps copies of what changes; past its budget the
+  // round waits for it.
+  while (store_->snapshot_is_full())
+    co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
@@ -245,7 +265,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   probe_.applied(seconds(clock_.now() - begin));
 
   const double elapsed = seconds(clock_.now() - round_opened_);
-  if (round_tally_.samples > 0) loss_ = round_tally_.loss_sum / static_cast<double>(round_tally_.samples);
+  if (round_tally_.samples > 0)
+    loss_ = round_tally_.loss_sum / static_cast<double>(round_tally_.samples);
   const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
   samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
   samples_total_ += round_tally_.samples;
@@ -253,19 +274,25 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   epoch_tally_.samples += round_tally_.samples;
   epoch_tally_.correct += round_tally_.correct;
   probe_.round_committed(elapsed, round_tally_.samples, loss_);
-  log::debug("round.committed", {{"round", round_.value}, {"version", store_->version().value}, {"seconds", elapsed}, {"loss", loss_}});
+  log::debug("round.committed", {{"round", round_.value},
+                                 {"version", store_->version().value},
+                                 {"seconds", elapsed},
+                                 {"loss", loss_}});
   round_over();
   const std::uint64_t every = config_.checkpoint_every_rounds;
-  if (every > 0 && (round_.value - 1) % every == 0 && !checkpointing_ && !goal_reached()) tasks_.spawn(checkpoint_in_background());
+  if (every > 0 && (round_.value - 1) % every == 0 && !checkpointing_ && !goal_reached())
+    tasks_.spawn(checkpoint_in_background());
   co_return Status();
 }
 
-void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors, std::string reason) {
+void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
+                            std::string reason) {
   proto::RoundClosed closed;
   closed.round = attempt_->round;
   closed.attempt = attempt_->number;
   closed.outcome = outcome;
-  const bool pending = outcome == proto::Outcome::kCommitted && config_.apply == "worker";  // committed in place right after
+  const bool pending = outcome == proto::Outcome::kCommitted &&
+                       config_.apply == "worker";  // committed in place right after
   closed.version = pending ? store_->version().next() : store_->version();
   closed.optimizer_step = store_->optimizer_step() + (pending ? 1 : 0);
   closed.weight = weight;
@@ -280,10 +307,14 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   view.version = closed.version.value;
   view.samples = round_tally_.samples;
   view.state = "closed";
-  view.outcome = outcome == proto::Outcome::kCommitted ? "committed" : outcome == proto::Outcome::kSkipped ? "skipped" : "aborted";
+  view.outcome = outcome == proto::Outcome::kCommitted ? "committed"
+                 : outcome == proto::Outcome::kSkipped ? "skipped"
+                                                       : "aborted";
   view.seconds = seconds(clock_.now() - round_opened_);
   view.opened_unix_seconds = clock_.unix_seconds() - view.seconds;
-  view.loss = round_tally_.samples > 0 ? round_tally_.loss_sum / static_cast<double>(round_tally_.samples) : 0;
+  view.loss = round_tally_.samples > 0
+                  ? round_tally_.loss_sum / static_cast<double>(round_tally_.samples)
+                  : 0;
   for (const MemberId member : attempt_->members) {
     const auto done = machine_.contributed();
     const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
@@ -306,7 +337,9 @@ void Cluster::round_over() {
   if (epoch_tally_.samples > 0) {
     const double samples = static_cast<double>(epoch_tally_.samples);
     train_accuracy_ = static_cast<double>(epoch_tally_.correct) / samples;
-    log::info("epoch.ended", {{"epoch", epoch_}, {"loss", epoch_tally_.loss_sum / samples}, {"accuracy", train_accuracy_}});
+    log::info("epoch.ended", {{"epoch", epoch_},
+                              {"loss", epoch_tally_.loss_sum / samples},
+                              {"accuracy", train_accuracy_}});
   }
   epoch_tally_ = {};
 }
@@ -316,13 +349,18 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   const auto ranked = roster_.ranked();
   if (!ranked.empty()) evaluator = ranked.front();
   for (const auto& [id, link] : links_) {
-    const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted && link->version == store_->version();
-    link->finish = proto::Finish{.reason = reason, .evaluate = evaluate, .version = store_ ? store_->version() : Version(), .text = text};
+    const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted &&
+                          link->version == store_->version();
+    link->finish = proto::Finish{.reason = reason,
+                                 .evaluate = evaluate,
+                                 .version = store_ ? store_->version() : Version(),
+                                 .text = text};
   }
   outgoing_.notify_all();
   const TimePoint deadline = clock_.now() + config_.drain_timeout;
   while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);
-  for (const auto& [id, link] : links_) log::warn("member.did_not_leave", {{"worker", link->join.name}});
+  for (const auto& [id, link] : links_)
+    log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }
 
 }  // namespace centroid::server

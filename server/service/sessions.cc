@@ -18,10 +18,14 @@ class Cluster::MemberSink final : public transport::FrameSink {
     const auto kind = static_cast<Kind>(frame.header.kind);
     if (!link_) {
       if (kind != Kind::kJoin)
-        co_return Error(ErrorCode::kFailedPrecondition, "the first message must be Join (16), not " + std::to_string(frame.header.kind));
+        co_return Error(
+            ErrorCode::kFailedPrecondition,
+            "the first message must be Join (16), not " + std::to_string(frame.header.kind));
       co_return co_await join(session, std::move(frame));
     }
-    if (link_->is_gone) co_return Error(ErrorCode::kAborted, "fenced: this member is no longer part of the cluster; join again");
+    if (link_->is_gone)
+      co_return Error(ErrorCode::kAborted,
+                      "fenced: this member is no longer part of the cluster; join again");
     switch (kind) {
       case Kind::kPush: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Push>(frame.head));
@@ -33,13 +37,15 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kHeartbeat: {
         const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
-        co_return co_await session.send(answer, {}, {}, TimePoint::max());
+        co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
       }
       case Kind::kInitChunk: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::InitChunk>(frame.head));
-        co_return co_await cluster_.take_init_chunk(session, link_, head, frame.header.payload_bytes);
+        co_return co_await cluster_.take_init_chunk(session, link_, head,
+                                                    frame.header.payload_bytes);
       }
-      case Kind::kInitDone: co_return cluster_.init_done(*link_);
+      case Kind::kInitDone:
+        co_return cluster_.init_done(*link_);
       case Kind::kReport: {
         CENTROID_CO_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
         cluster_.take_report(*link_, report);
@@ -48,15 +54,18 @@ class Cluster::MemberSink final : public transport::FrameSink {
       case Kind::kLeave: {
         CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
         if (cluster_.roster_.leave(link_->id, leave.reason)) {
-          log::info("member.left", {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
+          log::info(
+              "member.left",
+              {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
           cluster_.probe_.member_left();
           cluster_.member_gone(link_->id, std::nullopt);
         }
-        co_return co_await session.respond(frame.header, {});
+        co_return co_await session.respond(frame.header, Bytes());
       }
       default:
-        co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " + std::to_string(frame.header.kind) +
-                                                         " (docs/wire.md lists what a worker may send)");
+        co_return Error(ErrorCode::kInvalidArgument,
+                        "unexpected message kind " + std::to_string(frame.header.kind) +
+                            " (docs/wire.md lists what a worker may send)");
     }
   }
 
@@ -69,7 +78,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
     auto admitted = cluster_.admit(session, std::move(message).value());
     if (!admitted.ok()) {
       cluster_.probe_.handshake_refused();
-      log::warn("member.refused", {{"peer", session.peer().address}, {"worker", session.peer().name}, {"why", admitted.error()}});
+      log::warn("member.refused", {{"peer", session.peer().address},
+                                   {"worker", session.peer().name},
+                                   {"why", admitted.error()}});
       CENTROID_CO_TRY(co_await session.respond_error(frame.header, admitted.error()));
       co_return std::move(admitted).error();
     }
@@ -88,7 +99,8 @@ class Cluster::MemberSink final : public transport::FrameSink {
 
 Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   const std::string peer = connection->peer();
-  auto accepted = co_await Session::accept(std::move(connection), greeting(), clock_.now() + std::chrono::seconds(5));
+  auto accepted = co_await Session::accept(std::move(connection), greeting(),
+                                           clock_.now() + std::chrono::seconds(5));
   if (!accepted.ok()) {
     probe_.handshake_refused();
     log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
@@ -98,12 +110,14 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   TaskGroup children(executor_);
   MemberSink sink(*this, children);
   const Error cause = co_await session->run(sink);
-  // What follows must happen even when this task was cancelled: others hold pointers to the session.
+  // What follows must happen even when this task was cancelled: others hold pointers to the
+  // session.
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session->close(cause);
   if (const auto& link = sink.link(); link && !link->is_gone) {
     if (roster_.lost(link->id, cause.to_string())) {
-      log::warn("member.lost", {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
+      log::warn("member.lost",
+                {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
       probe_.member_dead();
     }
     member_gone(link->id, std::nullopt);
@@ -117,19 +131,26 @@ Status Cluster::check_join(const proto::Join& join) const {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
   if (join.name.empty()) return refuse("it has no name (--name)");
-  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted) return refuse("the job is over: " + phase_reason_);
-  if (stop_requested_) return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
-  if (join.batch == 0 || join.train_samples == 0) return refuse("it has no training samples or a batch of 0");
-  if (join.exchange != "star") return refuse("exchange '" + join.exchange + "' is unknown here; expected 'star'");
+  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted)
+    return refuse("the job is over: " + phase_reason_);
+  if (stop_requested_)
+    return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
+  if (join.batch == 0 || join.train_samples == 0)
+    return refuse("it has no training samples or a batch of 0");
+  if (join.exchange != "star")
+    return refuse("exchange '" + join.exchange + "' is unknown here; expected 'star'");
   CENTROID_TRY(make_codec(join.codec));
   CENTROID_TRY(validate(join.manifest));
   if (store_) {
     const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
     if (!difference.empty()) return refuse("its model is not the cluster's: " + difference);
   }
-  if (agreed_ && (agreed_->train_samples != join.train_samples || agreed_->data_fingerprint != join.data_fingerprint))
-    return refuse("its training data differs from the cluster's (" + std::to_string(join.train_samples) + " samples against " +
-                  std::to_string(agreed_->train_samples) + ", or other content): give every worker the same --data and seed");
+  if (const auto data = agreed_data();
+      data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
+    return refuse("its training data differs from the cluster's (" +
+                  std::to_string(join.train_samples) + " samples against " +
+                  std::to_string(data->samples) +
+                  ", or other content): give every worker the same --data and seed");
   return {};
 }
 
@@ -137,10 +158,14 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   CENTROID_TRY(check_join(join));
   if (!store_) CENTROID_TRY(make_store(join.manifest));
   if (!agreed_) agreed_ = join;
-  CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(), clock_.unix_seconds()));
+  CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
+                                                  clock_.unix_seconds()));
   if (joined.fenced) {
-    log::warn("member.fenced", {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
-    member_gone(*joined.fenced, Error(ErrorCode::kFailedPrecondition, "superseded: " + roster_.find(*joined.fenced)->reason));
+    log::warn(
+        "member.fenced",
+        {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
+    member_gone(*joined.fenced, Error(ErrorCode::kFailedPrecondition,
+                                      "superseded: " + roster_.find(*joined.fenced)->reason));
   }
   auto link = std::make_shared<Link>();
   link->id = joined.member;
@@ -176,11 +201,13 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   return reply;
 }
 
-Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head, std::uint64_t bytes) {
+Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head,
+                                std::uint64_t bytes) {
   const auto attempt = attempt_;
   const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
-  const bool current = rank && head.generation == attempt->generation && head.round == attempt->round &&
-                       head.attempt == attempt->number && machine_.expects(link->id);
+  const bool current = rank && head.generation == attempt->generation &&
+                       head.round == attempt->round && head.attempt == attempt->number &&
+                       machine_.expects(link->id);
   probe_.payload_received(bytes);
   if (!current) {
     probe_.stale_frame();
@@ -188,24 +215,31 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     session.release_credit(bytes);
     co_return Status();
   }
-  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name + " in round " + to_string(head.round);
-  if (head.chunk.value >= store_->plan().chunks().size() || !(head.weight > 0) || head.weight > 1e15)
-    co_return Error(ErrorCode::kInvalidArgument, where + ": no such chunk, or the weight is not above 0");
+  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
+                            " in round " + to_string(head.round);
+  if (head.chunk.value >= store_->plan().chunks().size() || !(head.weight > 0) ||
+      head.weight > 1e15)
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": no such chunk, or the weight is not above 0");
   const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
   if (bytes > limit)
-    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) + " bytes, at most " + std::to_string(limit) +
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                     " bytes, at most " + std::to_string(limit) +
                                                      " with codec " + link->codec->spec());
   std::optional<Buffer> buffer;
-  if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes()) buffer = pool_->try_acquire();
+  if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes())
+    buffer = pool_->try_acquire();
   if (!buffer) buffer.emplace(bytes);
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
-  if (attempt != attempt_ || !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
+  if (attempt != attempt_ ||
+      !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
     probe_.stale_frame();
     session.release_credit(bytes);
     co_return Status();
   }
   const TimePoint begin = clock_.now();
-  const Status added = aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
+  const Status added =
+      aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
   probe_.aggregated(std::chrono::duration<double>(clock_.now() - begin).count());
   if (!added.ok()) co_return added.error().with_context(where);
   co_return Status();
@@ -213,17 +247,18 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
-  if (!rank || end.generation != attempt_->generation || end.round != attempt_->round || end.attempt != attempt_->number ||
-      !machine_.expects(link.id)) {
+  if (!rank || end.generation != attempt_->generation || end.round != attempt_->round ||
+      end.attempt != attempt_->number || !machine_.expects(link.id)) {
     probe_.stale_frame();
     return {};
   }
   const std::uint64_t chunks = store_->plan().chunks().size();
   const std::uint64_t received = aggregator_->received(*rank);
   if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
-    return Error(ErrorCode::kInvalidArgument, "PushEnd of " + link.join.name + " in round " + to_string(end.round) + ": " +
-                                                  std::to_string(received) + " of " + std::to_string(chunks) +
-                                                  " chunks came with weight " + std::to_string(end.weight));
+    return Error(ErrorCode::kInvalidArgument,
+                 "PushEnd of " + link.join.name + " in round " + to_string(end.round) + ": " +
+                     std::to_string(received) + " of " + std::to_string(chunks) +
+                     " chunks came with weight " + std::to_string(end.weight));
   link.rounds += 1;
   link.samples += end.samples;
   link.compute_seconds += end.compute_seconds;
@@ -236,7 +271,8 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
   if (end.weight == 0 || received < chunks) aggregator_->absent(*rank);
-  Contribution contribution{.weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  Contribution contribution{
+      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));
   decide(std::move(decision));
   return {};

@@ -12,7 +12,15 @@ Task<Status> Cluster::prepare() {
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, config_.checkpoint_keep);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
-  if (config_.resume) CENTROID_CO_TRY(load_checkpoint());
+  if (config_.resume) {
+    CENTROID_CO_TRY(load_checkpoint());
+  } else if (const auto found = checkpoints_->list(false); !found.empty()) {
+    // Their versions would hide this job's, and the newest are kept.
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are checkpoints of an earlier run in " + checkpoints_->root().string() +
+                        " (run '" + found.front().info.run_id +
+                        "'): go on from them with `resume`, or choose another `run_dir`");
+  }
   if (run_id_.empty()) {
     ServerConfig fresh;
     CENTROID_CO_TRY(finish(fresh));
@@ -23,27 +31,44 @@ Task<Status> Cluster::prepare() {
 }
 
 Status Cluster::make_store(const Manifest& manifest) {
+  CENTROID_TRY(validate(manifest));
+  std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
+  for (const TensorInfo& tensor : manifest) model_bytes += tensor.bytes();
+  if (model_bytes > config_.max_model_bytes)
+    return Error(ErrorCode::kResourceExhausted,
+                 "the model has " + std::to_string(model_bytes) +
+                     " bytes of parameters, the server takes at most " +
+                     std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   early_ = config_.apply == "worker" || optimizer->slots() == 0;
-  store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+  try {
+    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
+                                                    std::to_string(model_bytes) +
+                                                    " bytes and its optimizer slots");
+  }
   const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
-  const std::uint64_t buffers = std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
-                                std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
+  const std::uint64_t buffers =
+      std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
+      std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
   pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };
   hooks.is_held = [this](ChunkId chunk) { return store_->spare_is_held(chunk); };
   hooks.on_complete = [this](ChunkId chunk, double weight) { chunk_complete(chunk, weight); };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
-    if (const auto link = attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
+    if (const auto link =
+            attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
       link->session->release_credit(bytes);
   };
   hooks.on_bad = [this](std::uint32_t rank, Error why) {
     const auto link = find(attempt_->members[rank]);
     if (link) link->tasks->spawn(link->session->goodbye(std::move(why)));
   };
-  aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank", std::move(hooks));
+  aggregator_ =
+      std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank", std::move(hooks));
   log::info("store.made", {{"tensors", store_->plan().manifest().size()},
                            {"parameters", store_->plan().total_elements()},
                            {"chunks", store_->plan().chunks().size()},
@@ -59,22 +84,34 @@ Status Cluster::load_checkpoint() {
   if (!newest.ok()) {
     if (newest.error().code() != ErrorCode::kNotFound) return std::move(newest).error();
     for (const CheckpointEntry& entry : checkpoints_->list(false))
-      return Error(ErrorCode::kDataLoss, "every checkpoint in " + checkpoints_->root().string() + " is damaged (the newest: " +
-                                             entry.path.string() + "): move them away to start afresh");
-    log::warn("checkpoint.none", {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
+      return Error(ErrorCode::kDataLoss, "every checkpoint in " + checkpoints_->root().string() +
+                                             " is damaged (the newest: " + entry.path.string() +
+                                             "): move them away to start afresh");
+    log::warn("checkpoint.none",
+              {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
     return {};
   }
   const CheckpointEntry& entry = newest.value();
   const CheckpointInfo& info = entry.info;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
-    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() + " belongs to run '" + info.run_id +
+    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
+                                                     " belongs to run '" + info.run_id +
                                                      "', not to '" + config_.run_id + "' (run_id)");
   CENTROID_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(entry));
   CENTROID_TRY(make_store(manifest));
-  if (info.optimizer != config_.optimizer.name || info.slot_names != store_->optimizer().slot_names())
-    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() + " was made with optimizer '" + info.optimizer +
-                                                     "', the configuration says '" + config_.optimizer.name + "'");
-  const auto load = [this](std::size_t plane, std::uint64_t offset, std::span<const float> from) { return store_->load(plane, offset, from); };
+  if (info.optimizer != config_.optimizer.name ||
+      info.slot_names != store_->optimizer().slot_names())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with optimizer '" +
+                     info.optimizer + "', the configuration says '" + config_.optimizer.name + "'");
+  if (info.seed != config_.seed)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with seed " +
+                     std::to_string(info.seed) + ", the configuration says " +
+                     std::to_string(config_.seed) + ": the order of the data follows it");
+  const auto load = [this](std::size_t plane, std::uint64_t offset, std::span<const float> from) {
+    return store_->load(plane, offset, from);
+  };
   CENTROID_TRY(checkpoints_->read(entry, manifest, load));
   store_->restore(info.version, info.optimizer_step);
   run_id_ = info.run_id;
@@ -85,7 +122,10 @@ Status Cluster::load_checkpoint() {
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
     roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
   resumed_from_ = entry;
-  log::info("checkpoint.loaded", {{"path", entry.path.string()}, {"version", info.version.value}, {"round", info.round.value}, {"epoch", info.epoch}});
+  log::info("checkpoint.loaded", {{"path", entry.path.string()},
+                                  {"version", info.version.value},
+                                  {"round", info.round.value},
+                                  {"epoch", info.epoch}});
   return {};
 }
 
@@ -96,7 +136,8 @@ Status Cluster::load_initial_file() {
   CENTROID_TRY(make_store(reader->manifest()));
   for (const Chunk& chunk : store_->plan().chunks()) {
     const std::string& name = store_->plan().manifest()[chunk.tensor.value].name;
-    const Status read = reader->read(name, chunk.offset * sizeof(float), std::as_writable_bytes(store_->initial(chunk)));
+    const Status read = reader->read(name, chunk.offset * sizeof(float),
+                                     std::as_writable_bytes(store_->initial(chunk)));
     if (!read.ok()) return read.error().with_context(where);
   }
   store_->initialize();
@@ -113,20 +154,26 @@ Task<bool> Cluster::initialize() {
   const MemberId first = ranked.front();
   find(first)->init_requested = true;
   outgoing_.notify_all();
-  while (store_->version().value == 0 && find(first) && !stop_requested_) co_await changed_.wait(TimePoint::max());
+  while (store_->version().value == 0 && find(first) && !stop_requested_)
+    co_await changed_.wait(TimePoint::max());
   co_return store_->version().value != 0;
 }
 
-Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link, proto::InitChunk head, std::uint64_t bytes) {
+Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                      proto::InitChunk head, std::uint64_t bytes) {
   const auto ranked = roster_.ranked();
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
   if (phase_ != Phase::kInitializing || ranked.empty() || ranked.front() != link->id)
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (head.chunk.value >= store_->plan().chunks().size())
-    co_return Error(ErrorCode::kInvalidArgument, where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
+    co_return Error(
+        ErrorCode::kInvalidArgument,
+        where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
   const auto values = store_->initial(store_->plan().chunk(head.chunk));
   if (bytes != values.size_bytes())
-    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) + " bytes, expected " + std::to_string(values.size_bytes()));
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                     " bytes, expected " +
+                                                     std::to_string(values.size_bytes()));
   CENTROID_CO_TRY(co_await session.read_payload(std::as_writable_bytes(values)));
   session.release_credit(bytes);
   probe_.payload_received(bytes);
@@ -135,12 +182,25 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
 
 Status Cluster::init_done(Link& link) {
   if (phase_ != Phase::kInitializing || store_->version().value != 0)
-    return Error(ErrorCode::kFailedPrecondition, "InitDone of " + link.join.name + ": nobody asked for it");
+    return Error(ErrorCode::kFailedPrecondition,
+                 "InitDone of " + link.join.name + ": nobody asked for it");
   store_->initialize();
   link.version = store_->version();
   log::info("store.initialised", {{"from", link.join.name}});
   changed_.notify_all();
   return {};
+}
+
+/// The job's training data, as its first worker or the checkpoint it goes on from has it.
+std::optional<Cluster::DataIdentity> Cluster::agreed_data() const {
+  if (agreed_) return DataIdentity{agreed_->train_samples, agreed_->data_fingerprint};
+  if (!resumed_from_) return std::nullopt;
+  const auto& extra = resumed_from_->info.extra;
+  const auto samples = extra.find("train_samples");
+  const auto fingerprint = extra.find("data_fingerprint");
+  if (samples == extra.end() || fingerprint == extra.end()) return std::nullopt;
+  return DataIdentity{std::strtoull(samples->second.c_str(), nullptr, 10),
+                      std::strtoull(fingerprint->second.c_str(), nullptr, 10)};
 }
 
 CheckpointInfo Cluster::checkpoint_info() const {
@@ -157,6 +217,10 @@ CheckpointInfo Cluster::checkpoint_info() const {
   info.created_unix_seconds = clock_.unix_seconds();
   info.extra["generation"] = to_string(roster_.generation());
   if (agreed_) info.extra["model"] = agreed_->model;
+  if (const auto data = agreed_data()) {
+    info.extra["train_samples"] = std::to_string(data->samples);
+    info.extra["data_fingerprint"] = std::to_string(data->fingerprint);
+  }
   return info;
 }
 
@@ -169,9 +233,11 @@ Task<void> Cluster::checkpoint_in_background() {
 Task<Result<CheckpointView>> Cluster::write_checkpoint() {
   while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
   if (!store_ || store_->version().value == 0)
-    co_return Error(ErrorCode::kFailedPrecondition, "there are no parameters yet: no worker has sent the initial ones");
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are no parameters yet: no worker has sent the initial ones");
   checkpointing_ = true;
-  // Between the first chunk of a round's update and its commit there is no consistent state to freeze.
+  // Between the first chunk of a round's update and its commit there is no consistent state to
+  // freeze.
   std::shared_ptr<Snapshot> snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
   while (!snapshot) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) {
@@ -184,8 +250,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint() {
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
   const Manifest manifest = store_->plan().manifest();
-  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot)]() mutable {
-    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) { return snapshot->read(plane, offset, into); };
+  auto write = [&directory = *checkpoints_, info, manifest,
+                snapshot = std::move(snapshot)]() mutable {
+    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) {
+      return snapshot->read(plane, offset, into);
+    };
     auto written = std::make_optional(directory.write(info, manifest, read));
     snapshot.reset();
     return written;
@@ -202,7 +271,10 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint() {
   checkpointed_ = info.version;
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
   probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
-  log::info("checkpoint.written", {{"path", written->path.string()}, {"version", info.version.value}, {"bytes", written->bytes}, {"seconds", elapsed}});
+  log::info("checkpoint.written", {{"path", written->path.string()},
+                                   {"version", info.version.value},
+                                   {"bytes", written->bytes},
+                                   {"seconds", elapsed}});
   CheckpointView view;
   view.path = written->path.string();
   view.version = info.version.value;

@@ -18,13 +18,16 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.state = to_string(member.state);
   view.rank = member.rank ? static_cast<std::int64_t>(member.rank->value) : -1;
   view.joined_unix_seconds = member.joined_unix_seconds;
-  view.silent_seconds = is_present(member.state) ? std::max(0.0, seconds(clock_.now() - member.heard)) : 0;
+  view.silent_seconds =
+      is_present(member.state) ? std::max(0.0, seconds(clock_.now() - member.heard)) : 0;
   view.reason = member.reason;
   if (link == nullptr) return view;
   view.devices = link->join.devices;
   view.samples = link->samples;
   view.rounds = link->rounds;
-  const auto traffic = link->is_gone || link->session == nullptr ? link->traffic : link->session->connection().traffic();
+  const auto traffic = link->is_gone || link->session == nullptr
+                           ? link->traffic
+                           : link->session->connection().traffic();
   view.bytes_in = traffic.bytes_in;
   view.bytes_out = traffic.bytes_out;
   view.step_seconds = link->step_seconds;
@@ -36,7 +39,8 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
 
 Task<ClusterView> Cluster::cluster() {
   auto read = [this] {
-    static constexpr const char* kPhases[] = {"waiting", "initializing", "training", "paused", "finished", "halted", "stopping"};
+    static constexpr const char* kPhases[] = {"waiting",  "initializing", "training", "paused",
+                                              "finished", "halted",       "stopping"};
     ClusterView view;
     view.run_id = run_id_;
     view.state = kPhases[static_cast<std::size_t>(phase_)];
@@ -51,10 +55,13 @@ Task<ClusterView> Cluster::cluster() {
     view.rounds = config_.rounds;
     view.train_samples = agreed_ ? agreed_->train_samples : 0;
     if (config_.epochs > 0 && agreed_) {
-      const double position = static_cast<double>(epoch_) + static_cast<double>(offset_) / static_cast<double>(agreed_->train_samples);
+      const double position =
+          static_cast<double>(epoch_) +
+          static_cast<double>(offset_) / static_cast<double>(agreed_->train_samples);
       view.progress = std::min(1.0, position / static_cast<double>(config_.epochs));
     } else if (config_.rounds > 0) {
-      view.progress = std::min(1.0, static_cast<double>(round_.value - 1) / static_cast<double>(config_.rounds));
+      view.progress = std::min(
+          1.0, static_cast<double>(round_.value - 1) / static_cast<double>(config_.rounds));
     }
     view.samples_per_second = samples_per_second_;
     view.loss = loss_;
@@ -116,7 +123,8 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
       open.state = machine_.is_open() ? "open" : "merging";
       open.seconds = seconds(clock_.now() - round_opened_);
       open.opened_unix_seconds = clock_.unix_seconds() - open.seconds;
-      for (const MemberId member : machine_.contributed()) open.contributors.push_back(name_of(member));
+      for (const MemberId member : machine_.contributed())
+        open.contributors.push_back(name_of(member));
       for (const MemberId member : machine_.missing()) open.missing.push_back(name_of(member));
       views.push_back(std::move(open));
     }
@@ -133,15 +141,22 @@ Task<std::vector<WaitView>> Cluster::waits() {
   auto read = [this] {
     std::vector<WaitView> views;
     if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
-      views.push_back({.who = "job", .for_whom = phase_ == Phase::kPaused ? "operator" : "workers", .what = phase_reason_,
+      views.push_back({.who = "job",
+                       .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
+                       .what = phase_reason_,
                        .seconds = seconds(clock_.now() - started_)});
     if (attempt_ && !attempt_->closed)
       for (const MemberId member : machine_.missing())
-        views.push_back({.who = "round " + to_string(attempt_->round), .for_whom = name_of(member), .what = "contribution",
+        views.push_back({.who = "round " + to_string(attempt_->round),
+                         .for_whom = name_of(member),
+                         .what = "contribution",
                          .seconds = seconds(clock_.now() - round_opened_)});
     for (const auto& [id, link] : links_)
       for (const std::string& what : link->session->waits(clock_.now()))
-        views.push_back({.who = "session of " + link->join.name, .for_whom = link->join.name, .what = what, .seconds = 0});
+        views.push_back({.who = "session of " + link->join.name,
+                         .for_whom = link->join.name,
+                         .what = what,
+                         .seconds = 0});
     return views;
   };
   co_return co_await run_on(executor_, std::move(read));
@@ -153,15 +168,21 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
     std::vector<CheckpointView> views;
     if (!checkpoints_) return views;
     for (const CheckpointEntry& entry : checkpoints_->list(false))
-      views.push_back({.path = entry.path.string(), .problem = entry.problem, .version = entry.version.value,
-                       .round = entry.info.round.value, .bytes = entry.bytes, .created_unix_seconds = entry.info.created_unix_seconds});
+      views.push_back({.path = entry.path.string(),
+                       .problem = entry.problem,
+                       .version = entry.version.value,
+                       .round = entry.info.round.value,
+                       .bytes = entry.bytes,
+                       .created_unix_seconds = entry.info.created_unix_seconds});
     return views;
   };
   co_return co_await run_on(blocking_, std::move(read));
 }
 
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {
-  auto write = [](Cluster* self) -> Task<std::optional<Result<CheckpointView>>> { co_return co_await self->write_checkpoint(); };
+  auto write = [](Cluster* self) -> Task<std::optional<Result<CheckpointView>>> {
+    co_return co_await self->write_checkpoint();
+  };
   auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);
   co_return std::move(*written);
 }
@@ -169,9 +190,12 @@ Task<Result<CheckpointView>> Cluster::make_checkpoint() {
 Task<Status> Cluster::drain(std::uint64_t member) {
   auto act = [this, member]() -> Status {
     const Member* const found = roster_.find(MemberId(member));
-    if (found == nullptr) return Error(ErrorCode::kNotFound, "there is no worker with member id " + std::to_string(member));
+    if (found == nullptr)
+      return Error(ErrorCode::kNotFound,
+                   "there is no worker with member id " + std::to_string(member));
     if (!is_present(found->state))
-      return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " + std::string(to_string(found->state)));
+      return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " +
+                                                       std::string(to_string(found->state)));
     roster_.drain(MemberId(member));
     changed_.notify_all();
     return {};

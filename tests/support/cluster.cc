@@ -1,7 +1,8 @@
 #include "tests/support/cluster.h"
 
-#include <boost/asio/use_future.hpp>
 #include <limits>
+
+#include <boost/asio/use_future.hpp>
 
 #include "common/base/random.h"
 #include "worker/exchange/local_exchange.h"
@@ -11,8 +12,8 @@ namespace centroid::test {
 
 namespace asio = boost::asio;
 
-worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes, std::uint64_t seed,
-                             std::uint64_t bad_sample) {
+worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes,
+                             std::uint64_t seed, std::uint64_t bad_sample) {
   CounterRng rng(seed);
   std::vector<float> centres(classes * features);
   for (float& x : centres) x = static_cast<float>(rng.normal());
@@ -31,24 +32,31 @@ worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std:
   worker::DataSplit split;
   fill(split.train, samples);
   fill(split.test, samples / 4);
-  if (bad_sample < samples) split.train.x[bad_sample * features] = std::numeric_limits<float>::quiet_NaN();
+  if (bad_sample < samples)
+    split.train.x[bad_sample * features] = std::numeric_limits<float>::quiet_NaN();
   return split;
 }
 
-TestServer::TestServer(server::ServerConfig config, const TransportFactory& make_transport) : config_(std::move(config)) {
+TestServer::TestServer(server::ServerConfig config, const TransportFactory& make_transport)
+    : config_(std::move(config)) {
   CENTROID_CHECK(server::finish(config_).ok());
   transport_ = make_transport(service_.executor());
-  cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_, clock_, registry_);
-  const Status prepared = asio::co_spawn(service_.context(), cluster_->prepare(), asio::use_future).get();
+  cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_,
+                                               clock_, registry_);
+  const Status prepared =
+      asio::co_spawn(service_.context(), cluster_->prepare(), asio::use_future).get();
   CENTROID_CHECK(prepared.ok());
   auto listener = transport_->listen(transport::Endpoint{});
   CENTROID_CHECK(listener.ok());
   listener_ = std::move(listener).value();
-  auto run = [](server::Cluster* cluster, transport::Listener* l) -> Task<std::optional<Status>> { co_return co_await cluster->run(*l); };
-  auto running = asio::co_spawn(service_.context(), run(cluster_.get(), listener_.get()), asio::use_future);
-  running_ = std::async(std::launch::deferred, [future = std::make_shared<std::future<std::optional<Status>>>(std::move(running))] {
-    return *future->get();
-  });
+  auto run = [](server::Cluster* cluster, transport::Listener* l) -> Task<std::optional<Status>> {
+    co_return co_await cluster->run(*l);
+  };
+  auto running =
+      asio::co_spawn(service_.context(), run(cluster_.get(), listener_.get()), asio::use_future);
+  running_ = std::async(std::launch::deferred,
+                        [future = std::make_shared<std::future<std::optional<Status>>>(
+                             std::move(running))] { return *future->get(); });
 }
 
 TestServer::~TestServer() {
@@ -64,7 +72,9 @@ void TestServer::stop() {
 
 Status TestServer::join() { return running_.get(); }
 
-server::ClusterView TestServer::view() { return asio::co_spawn(service_.context(), cluster_->cluster(), asio::use_future).get(); }
+server::ClusterView TestServer::view() {
+  return asio::co_spawn(service_.context(), cluster_->cluster(), asio::use_future).get();
+}
 
 std::vector<server::WorkerView> TestServer::workers() {
   return asio::co_spawn(service_.context(), cluster_->workers(), asio::use_future).get();
@@ -79,8 +89,10 @@ bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)
   return false;
 }
 
-WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data, transport::Endpoint server,
-                         const TestServer::TransportFactory& make_transport, const worker::RoundObserver& observer) {
+WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
+                         transport::Endpoint server,
+                         const TestServer::TransportFactory& make_transport,
+                         const worker::RoundObserver& observer) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec.model).value();
   const auto group = worker::make_replica_group(*model, spec.devices).value();
@@ -102,24 +114,28 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data, 
   memory.params = group->params();
   memory.gradients = group->gradients();
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
-  const auto exchange = worker::make_star_exchange(io.executor(), make_transport(io.executor()), options, memory, registry);
+  const auto exchange = worker::make_star_exchange(io.executor(), make_transport(io.executor()),
+                                                   options, memory, registry);
   outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer);
   exchange->leave("test over");
   outcome.params.assign(group->params().begin(), group->params().end());
   return outcome;
 }
 
-std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs, const worker::DataSplit& data, transport::Endpoint server,
+std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs,
+                                       const worker::DataSplit& data, transport::Endpoint server,
                                        const TestServer::TransportFactory& make_transport) {
   std::vector<WorkerOutcome> outcomes(specs.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < specs.size(); ++i)
-    threads.emplace_back([&, i] { outcomes[i] = run_worker(specs[i], data, server, make_transport); });
+    threads.emplace_back(
+        [&, i] { outcomes[i] = run_worker(specs[i], data, server, make_transport); });
   for (std::thread& thread : threads) thread.join();
   return outcomes;
 }
 
-WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data, const server::ServerConfig& config, std::uint64_t batch) {
+WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data,
+                        const server::ServerConfig& config, std::uint64_t batch) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec).value();
   const auto group = worker::make_replica_group(*model, "cpu:0").value();

@@ -18,9 +18,10 @@
 
 namespace centroid::test {
 
-/// A learnable data set: class = nearest of random centres. `bad_sample` < samples gets a NaN feature.
-worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes, std::uint64_t seed,
-                             std::uint64_t bad_sample = ~std::uint64_t{0});
+/// A learnable data set: class = nearest of random centres. `bad_sample` < samples gets a NaN
+/// feature.
+worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes,
+                             std::uint64_t seed, std::uint64_t bad_sample = ~std::uint64_t{0});
 
 /// A server on threads of its own, over in-process or TCP transport.
 class TestServer {
@@ -65,14 +66,18 @@ struct WorkerSpec {
 };
 
 /// Train as one worker in this thread until the exchange ends.
-WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data, transport::Endpoint server,
-                         const TestServer::TransportFactory& make_transport, const worker::RoundObserver& observer = {});
+WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
+                         transport::Endpoint server,
+                         const TestServer::TransportFactory& make_transport,
+                         const worker::RoundObserver& observer = {});
 
 /// All workers at once, a thread each, in the order of the specs.
-std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs, const worker::DataSplit& data, transport::Endpoint server,
+std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs,
+                                       const worker::DataSplit& data, transport::Endpoint server,
                                        const TestServer::TransportFactory& make_transport);
 
 /// The same training without a network, with batch `batch` and the server's settings.
-WorkerOutcome run_local(const std::string& model, const worker::DataSplit& data, const server::ServerConfig& config, std::uint64_t batch);
+WorkerOutcome run_local(const std::string& model, const worker::DataSplit& data,
+                        const server::ServerConfig& config, std::uint64_t batch);
 
 }  // namespace centroid::test

@@ -1,11 +1,11 @@
 #include "server/aggregate/aggregator.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <numeric>
+
+#include <gtest/gtest.h>
 
 #include "common/base/random.h"
 
@@ -14,10 +14,16 @@ namespace {
 
 /// An aggregator over one flat sum, with everything it says recorded.
 struct Fixture {
-  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64, bool in_rank_order = true)
-      : plan(ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes).value()), sum(elements, -1.0f) {
+  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64,
+                   bool in_rank_order = true)
+      : plan(
+            ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes)
+                .value()),
+        sum(elements, -1.0f) {
     Aggregator::Hooks hooks;
-    hooks.target = [this](const Chunk& chunk) { return std::span(sum).subspan(chunk.position, chunk.elements); };
+    hooks.target = [this](const Chunk& chunk) {
+      return std::span(sum).subspan(chunk.position, chunk.elements);
+    };
     hooks.is_held = [this](ChunkId chunk) { return held.count(chunk) > 0; };
     hooks.on_complete = [this](ChunkId chunk, double weight) {
       EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
@@ -47,7 +53,8 @@ struct Fixture {
   std::unique_ptr<Aggregator> aggregator;
 };
 
-std::vector<std::vector<float>> random_contributions(std::uint64_t seed, std::size_t ranks, std::size_t n) {
+std::vector<std::vector<float>> random_contributions(std::uint64_t seed, std::size_t ranks,
+                                                     std::size_t n) {
   CounterRng rng(seed);
   std::vector<std::vector<float>> all(ranks, std::vector<float>(n));
   for (auto& one : all)
@@ -56,7 +63,8 @@ std::vector<std::vector<float>> random_contributions(std::uint64_t seed, std::si
 }
 
 /// Left to right: the bits that every timing must give.
-std::vector<float> expected_sum(const std::vector<std::vector<float>>& all, const std::vector<double>& weights) {
+std::vector<float> expected_sum(const std::vector<std::vector<float>>& all,
+                                const std::vector<double>& weights) {
   std::vector<float> sum(all[0].size());
   for (std::size_t r = 0; r < all.size(); ++r)
     for (std::size_t i = 0; i < sum.size(); ++i) {
@@ -79,7 +87,8 @@ TEST(Aggregator, TheBitsOfTheSumDoNotDependOnTheOrderOfArrival) {
     for (std::uint32_t r = 0; r < ranks; ++r)
       for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c) arrivals.emplace_back(r, c);
     CounterRng rng(seed);
-    for (std::size_t i = arrivals.size(); i > 1; --i) std::swap(arrivals[i - 1], arrivals[rng.below(i)]);
+    for (std::size_t i = arrivals.size(); i > 1; --i)
+      std::swap(arrivals[i - 1], arrivals[rng.below(i)]);
     for (const auto& [r, c] : arrivals) ASSERT_TRUE(f.offer(r, c, weights[r], all[r]).ok());
     EXPECT_EQ(0, std::memcmp(f.sum.data(), expected.data(), n * sizeof(float)));
     EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
@@ -147,7 +156,8 @@ TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {
   f.begin(2);
   ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
   EXPECT_EQ(f.offer(1, 0, 1, all[1]).error().code(), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(f.aggregator->offer(1, ChunkId(9), 1, Buffer(4), 4).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(f.aggregator->offer(1, ChunkId(9), 1, Buffer(4), 4).error().code(),
+            ErrorCode::kInvalidArgument);
 }
 
 TEST(Aggregator, AMalformedPayloadThatHadToWaitIsReportedWithItsRank) {

@@ -1,11 +1,11 @@
 #include "common/proto/messages.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+
+#include <gtest/gtest.h>
 
 #include "common/base/random.h"
 
@@ -24,7 +24,8 @@ Join sample_join() {
   join.train_samples = 1438;
   join.data_fingerprint = 0x1122334455667788;
   join.model = "mlp:64-10,relu";
-  join.manifest = {{.name = "layers.0.weight", .dtype = DType::kF32, .shape = {10, 64}}, {.name = "scale", .dtype = DType::kF32, .shape = {}}};
+  join.manifest = {{.name = "layers.0.weight", .dtype = DType::kF32, .shape = {10, 64}},
+                   {.name = "scale", .dtype = DType::kF32, .shape = {}}};
   return join;
 }
 
@@ -53,7 +54,8 @@ std::vector<std::byte> documented(const std::string& name) {
   }
   while (std::getline(page, line) && line != "```") {
     std::istringstream pairs(line.substr(0, line.find('#')));
-    for (std::string pair; pairs >> pair;) bytes.push_back(static_cast<std::byte>(std::stoi(pair, nullptr, 16)));
+    for (std::string pair; pairs >> pair;)
+      bytes.push_back(static_cast<std::byte>(std::stoi(pair, nullptr, 16)));
   }
   return bytes;
 }
@@ -103,7 +105,8 @@ TEST(Messages, EveryFieldSurvivesTheWire) {
 template <class M>
 void expect_every_cut_refused(const M& message) {
   const auto bytes = encode(message);
-  for (std::size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(decode<M>(Bytes(bytes).first(n)).ok()) << n;
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_FALSE(decode<M>(Bytes(bytes).first(n)).ok()) << n;
   auto longer = bytes;
   longer.push_back(std::byte{0});
   EXPECT_FALSE(decode<M>(longer).ok());

@@ -1,9 +1,9 @@
 #include "server/membership/roster.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <set>
+
+#include <gtest/gtest.h>
 
 #include "common/base/random.h"
 
@@ -25,7 +25,8 @@ MemberId join(Roster& roster, const std::string& name, TimePoint now = kStart) {
 
 TEST(Roster, RanksFollowNamesNotTheOrderOfArrival) {
   Roster roster = make_roster();
-  const MemberId ten = join(roster, "worker-10"), two = join(roster, "worker-2"), one = join(roster, "worker-1");
+  const MemberId ten = join(roster, "worker-10"), two = join(roster, "worker-2"),
+                 one = join(roster, "worker-1");
   roster.form(true);
   EXPECT_EQ(roster.ranked(), (std::vector<MemberId>{one, two, ten}));
   EXPECT_EQ(roster.find(ten)->rank, Rank(2));
@@ -85,7 +86,8 @@ TEST(Roster, NobodyDiesBecauseWeOurselvesWereStopped) {
   roster.tick(kStart);
   EXPECT_TRUE(roster.tick(kStart + 100 * kLease).empty());
   EXPECT_TRUE(is_present(roster.find(a)->state));
-  for (int ms = 100; ms <= 1000; ms += 100) EXPECT_TRUE(roster.tick(kStart + 100 * kLease + milliseconds(ms)).empty());
+  for (int ms = 100; ms <= 1000; ms += 100)
+    EXPECT_TRUE(roster.tick(kStart + 100 * kLease + milliseconds(ms)).empty());
   EXPECT_EQ(roster.tick(kStart + 101 * kLease + milliseconds(1)).size(), 1u);
 }
 
@@ -130,10 +132,18 @@ TEST(Roster, RandomEventsKeepTheInvariants) {
           EXPECT_TRUE(ever.insert(joined->member).second);
         }
         break;
-      case 1: roster.leave(some, "left"); break;
-      case 2: roster.lost(some, "lost"); break;
-      case 3: roster.heard(some, now); break;
-      case 4: roster.drain(some); break;
+      case 1:
+        roster.leave(some, "left");
+        break;
+      case 2:
+        roster.lost(some, "lost");
+        break;
+      case 3:
+        roster.heard(some, now);
+        break;
+      case 4:
+        roster.drain(some);
+        break;
       default:
         now += milliseconds(rng.below(300));
         roster.tick(now);
@@ -148,7 +158,8 @@ TEST(Roster, RandomEventsKeepTheInvariants) {
     std::size_t absent = 0;
     for (const auto& [id, member] : roster.members()) {
       if (is_present(member.state)) {
-        EXPECT_TRUE(names.insert(member.name).second) << "two present members named " << member.name;
+        EXPECT_TRUE(names.insert(member.name).second)
+            << "two present members named " << member.name;
       }
       absent += is_present(member.state) ? 0 : 1;
       EXPECT_TRUE(is_present(member.state) || !member.rank);

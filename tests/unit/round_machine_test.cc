@@ -1,9 +1,9 @@
 #include "server/aggregate/round_machine.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <set>
+
+#include <gtest/gtest.h>
 
 namespace centroid::server {
 namespace {
@@ -110,7 +110,8 @@ TEST(RoundMachine, NonFiniteHaltsAtOnceOrSkipsForAllOrGoesIn) {
   EXPECT_EQ(act(through.contribute(kB, bad)), RoundAction::kMerge);
 }
 
-/// Every sequence of events of three members, to its end: exactly one decision, and it counts whole contributions once.
+/// Every sequence of events of three members, to its end: exactly one decision, and it counts whole
+/// contributions once.
 TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
   struct Event {
     int member;
@@ -126,10 +127,12 @@ TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
     for (const Event& event : events) {
       ASSERT_TRUE(machine.is_open());
       if (event.what == 0) {
-        last = machine.contribute(members[event.member], of(static_cast<double>(1 << event.member))).value();
+        last = machine.contribute(members[event.member], of(static_cast<double>(1 << event.member)))
+                   .value();
         done.insert(event.member);
       } else {
-        last = machine.gone(members[event.member], event.what == 1 ? Progress::kNothing : Progress::kPart);
+        last = machine.gone(members[event.member],
+                            event.what == 1 ? Progress::kNothing : Progress::kPart);
         gone.insert(event.member);
       }
     }
@@ -143,7 +146,8 @@ TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
       ++sequences;
       const bool is_complete = done.size() + gone.size() == 3;
       EXPECT_TRUE(is_complete || last.action == RoundAction::kRetry);
-      EXPECT_TRUE(!done.empty() || last.action == RoundAction::kDeserted || last.action == RoundAction::kRetry);
+      EXPECT_TRUE(!done.empty() || last.action == RoundAction::kDeserted ||
+                  last.action == RoundAction::kRetry);
       for (const MemberId member : members) {
         EXPECT_FALSE(machine.contribute(member, of(1)).ok());
         EXPECT_EQ(machine.gone(member, Progress::kPart).action, RoundAction::kWait);

@@ -15,17 +15,22 @@ struct Share {
   Round round;
   Rank rank;
   std::uint32_t world = 1;
-  Version version;               ///< of the parameters now in memory
+  Version version;  ///< of the parameters now in memory
   std::uint64_t epoch = 0;
-  std::uint64_t seed = 0;        ///< of the data order
+  std::uint64_t seed = 0;            ///< of the data order
   std::uint64_t begin = 0, end = 0;  ///< positions in the epoch's permutation
-  bool evaluate = false;         ///< evaluate on held-out data first, and report
+  bool evaluate = false;             ///< evaluate on held-out data first, and report
   std::uint64_t samples() const { return end - begin; }
 };
 
 /// There is no next round.
 struct Finished {
-  enum class Reason : std::uint8_t { kFinished, kStopped, kDrained, kHalted } reason = Reason::kFinished;
+  enum class Reason : std::uint8_t {
+    kFinished,
+    kStopped,
+    kDrained,
+    kHalted
+  } reason = Reason::kFinished;
   bool evaluate = false;
   Version version;
   std::string text;
@@ -39,7 +44,11 @@ struct StepStats {
 };
 
 struct RoundReport {
-  enum class Outcome : std::uint8_t { kCommitted, kSkipped, kLost } outcome = Outcome::kCommitted;  ///< lost: the cluster moved on without us
+  enum class Outcome : std::uint8_t {
+    kCommitted,
+    kSkipped,
+    kLost
+  } outcome = Outcome::kCommitted;  ///< lost: the cluster moved on without us
   Version version;
   double wait_seconds = 0;  ///< blocked in finish()
   std::string reason;
@@ -55,13 +64,15 @@ struct ExchangeTraffic {
   std::uint64_t bytes_in = 0, bytes_out = 0;
 };
 
-/// What the training loop sees of the cluster. One thread calls next, begin, finish in turn; `ready` may come from device threads
-/// between begin and finish, once per tensor. Parameters and gradients live in the replica group's memory: the exchange reads
-/// gradients of ready tensors until `finish` returns, and writes parameters only inside `next` and `finish`.
+/// What the training loop sees of the cluster. One thread calls next, begin, finish in turn;
+/// `ready` may come from device threads between begin and finish, once per tensor. Parameters and
+/// gradients live in the replica group's memory: the exchange reads gradients of ready tensors
+/// until `finish` returns, and writes parameters only inside `next` and `finish`.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  /// Wait for the next round or the end. Errors are final (refused, gave up after the join timeout).
+  /// Wait for the next round or the end. Errors are final (refused, gave up after the join
+  /// timeout).
   virtual Result<std::variant<Share, Finished>> next() = 0;
   virtual void begin(const Share& share) = 0;
   virtual void ready(TensorId tensor) = 0;

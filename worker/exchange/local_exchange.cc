@@ -21,11 +21,15 @@ class LocalExchange final : public Exchange {
   }
 
   Result<std::variant<Share, Finished>> next() override {
-    const bool is_done = (options_.epochs > 0 && epoch_ >= options_.epochs) || (options_.rounds > 0 && round_.value > options_.rounds);
+    const bool is_done = (options_.epochs > 0 && epoch_ >= options_.epochs) ||
+                         (options_.rounds > 0 && round_.value > options_.rounds);
     if (stop_ || is_done) {
       const auto reason = stop_ ? Finished::Reason::kStopped : Finished::Reason::kFinished;
       return std::variant<Share, Finished>(
-          Finished{.reason = reason, .evaluate = true, .version = version_, .text = stop_ ? "stopped" : "the goal is reached"});
+          Finished{.reason = reason,
+                   .evaluate = true,
+                   .version = version_,
+                   .text = stop_ ? "stopped" : "the goal is reached"});
     }
     Share share;
     share.generation = Generation(1);
@@ -46,8 +50,9 @@ class LocalExchange final : public Exchange {
     RoundReport report;
     const std::string bad = options_.propagate_nonfinite ? "" : nonfinite_tensor();
     if (!bad.empty() && !options_.skip_nonfinite)
-      return Error(ErrorCode::kFailedPrecondition, "JIDOKA HALT: worker 0 (local): the gradient of tensor " + bad +
-                                                       " is not finite in round " + to_string(round_));
+      return Error(ErrorCode::kFailedPrecondition,
+                   "JIDOKA HALT: worker 0 (local): the gradient of tensor " + bad +
+                       " is not finite in round " + to_string(round_));
     if (bad.empty()) {
       std::vector<std::span<float>> slots;
       for (auto& slot : slots_) slots.emplace_back(slot);
@@ -89,7 +94,8 @@ class LocalExchange final : public Exchange {
   }
 
   Status save() {
-    CENTROID_ASSIGN(auto directory, CheckpointDirectory::open(options_.checkpoint_dir, options_.checkpoint_keep));
+    CENTROID_ASSIGN(auto directory,
+                    CheckpointDirectory::open(options_.checkpoint_dir, options_.checkpoint_keep));
     CheckpointInfo info;
     info.run_id = "local";
     info.version = version_;
@@ -102,7 +108,8 @@ class LocalExchange final : public Exchange {
     info.slot_names = optimizer_->slot_names();
     info.created_unix_seconds = SystemClock().unix_seconds();
     info.extra["model"] = options_.model;
-    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) -> Status {
+    const auto read = [&](std::size_t plane, std::uint64_t offset,
+                          std::span<float> into) -> Status {
       const float* const from = plane == 0 ? memory_.params.data() : slots_[plane - 1].data();
       std::memcpy(into.data(), from + offset, into.size_bytes());
       return {};
@@ -130,7 +137,8 @@ Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, Exch
   if (options.epochs == 0 && options.rounds == 0)
     return Error(ErrorCode::kInvalidArgument, "exchange local needs a goal: --epochs or --rounds");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
-  return std::unique_ptr<Exchange>(std::make_unique<LocalExchange>(std::move(options), std::move(memory), std::move(optimizer)));
+  return std::unique_ptr<Exchange>(
+      std::make_unique<LocalExchange>(std::move(options), std::move(memory), std::move(optimizer)));
 }
 
 }  // namespace centroid::worker

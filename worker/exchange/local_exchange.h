@@ -14,17 +14,18 @@ namespace centroid::worker {
 struct LocalOptions {
   OptimizerConfig optimizer;
   std::uint64_t seed = 1;
-  std::uint64_t batch = 32;          ///< samples a round
+  std::uint64_t batch = 32;  ///< samples a round
   std::uint64_t train_samples = 0;
   std::uint64_t epochs = 1, rounds = 0;  ///< 0: no limit; at least one of the two
   bool skip_nonfinite = false, propagate_nonfinite = false;
   Manifest manifest;
-  std::string checkpoint_dir;        ///< write the final state here; empty: nowhere
+  std::string checkpoint_dir;  ///< write the final state here; empty: nowhere
   std::uint64_t checkpoint_keep = 3;
   std::string model;
 };
 
-/// The same contract without a network: one worker is the cluster. The oracle of the distributed exchanges.
+/// The same contract without a network: one worker is the cluster. The oracle of the distributed
+/// exchanges.
 Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, ExchangeMemory memory);
 
 }  // namespace centroid::worker

@@ -1,9 +1,10 @@
 #include "worker/exchange/star_exchange.h"
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/use_future.hpp>
 #include <cstring>
 #include <future>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
 #include "worker/exchange/star_link.h"
@@ -12,13 +13,17 @@ namespace centroid::worker {
 
 namespace {
 
-/// The loop's half: turns the link's events into the Exchange contract. One thread (`ready`: device threads).
+/// The loop's half: turns the link's events into the Exchange contract. One thread (`ready`: device
+/// threads).
 class StarExchange final : public Exchange {
  public:
-  StarExchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
-               metrics::Registry& registry)
-      : executor_(executor), memory_(memory), link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
-    wait_seconds_ = registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+  StarExchange(Executor executor, std::unique_ptr<transport::Transport> transport,
+               StarOptions options, ExchangeMemory memory, metrics::Registry& registry)
+      : executor_(executor),
+        memory_(memory),
+        link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
+    wait_seconds_ = registry.histogram("centroid_worker_stage_seconds",
+                                       "Time in one stage of the gradient path.",
                                        metrics::latency_bounds(), {{"stage", "wait"}});
     running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
   }
@@ -31,7 +36,9 @@ class StarExchange final : public Exchange {
     post([this] { link_.loop_waits(); });
     for (;;) {
       auto event = mailbox_.pop(true);
-      if (!event) return std::variant<Share, Finished>(Finished{.reason = Finished::Reason::kStopped, .version = {}, .text = stop_reason_});
+      if (!event)
+        return std::variant<Share, Finished>(
+            Finished{.reason = Finished::Reason::kStopped, .version = {}, .text = stop_reason_});
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         log::warn("server.lost", {{"why", lost->cause}});
@@ -39,10 +46,11 @@ class StarExchange final : public Exchange {
         continue;
       }
       if (auto* finish = std::get_if<proto::Finish>(&event->what))
-        return std::variant<Share, Finished>(Finished{.reason = static_cast<Finished::Reason>(finish->reason),
-                                                      .evaluate = finish->evaluate,
-                                                      .version = finish->version,
-                                                      .text = finish->text});
+        return std::variant<Share, Finished>(
+            Finished{.reason = static_cast<Finished::Reason>(finish->reason),
+                     .evaluate = finish->evaluate,
+                     .version = finish->version,
+                     .text = finish->text});
       if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {
         ++serial_;
         optimizer_step_ = open->optimizer_step;
@@ -68,12 +76,14 @@ class StarExchange final : public Exchange {
 
   Result<RoundReport> finish(const StepStats& stats) override {
     const auto begin = std::chrono::steady_clock::now();
-    post([this, serial = serial_, stats, waited = waited_] { link_.finish(serial, stats, waited); });
+    post(
+        [this, serial = serial_, stats, waited = waited_] { link_.finish(serial, stats, waited); });
     for (;;) {
       auto event = mailbox_.pop(false);
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
       RoundReport report;
-      waited_ = report.wait_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      waited_ = report.wait_seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       wait_seconds_.observe(waited_);
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         report.outcome = RoundReport::Outcome::kLost;
@@ -83,11 +93,14 @@ class StarExchange final : public Exchange {
       if (auto* closed = std::get_if<proto::RoundClosed>(&event->what)) {
         report.version = closed->version;
         report.reason = closed->reason;
-        report.outcome = closed->outcome == proto::Outcome::kCommitted ? RoundReport::Outcome::kCommitted : RoundReport::Outcome::kSkipped;
+        report.outcome = closed->outcome == proto::Outcome::kCommitted
+                             ? RoundReport::Outcome::kCommitted
+                             : RoundReport::Outcome::kSkipped;
         if (closed->outcome == proto::Outcome::kCommitted) CENTROID_TRY(load());
         return report;
       }
-      if (auto* finish = std::get_if<proto::Finish>(&event->what)) {  // halted or stopped in the middle of the round
+      if (auto* finish = std::get_if<proto::Finish>(
+              &event->what)) {  // halted or stopped in the middle of the round
         mailbox_.push({*finish});
         report.outcome = RoundReport::Outcome::kLost;
         report.reason = finish->text;
@@ -122,7 +135,8 @@ class StarExchange final : public Exchange {
     boost::asio::post(executor_, std::move(f));
   }
 
-  /// The committed results become the parameters: as they are, or by the optimizer's step with the mean gradient.
+  /// The committed results become the parameters: as they are, or by the optimizer's step with the
+  /// mean gradient.
   Status load() {
     const auto results = link_.results();
     if (!link_.terms().apply_on_worker) {
@@ -161,9 +175,12 @@ class StarExchange final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> make_star_exchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
-                                             ExchangeMemory memory, metrics::Registry& registry) {
-  return std::make_unique<StarExchange>(executor, std::move(transport), std::move(options), std::move(memory), registry);
+std::unique_ptr<Exchange> make_star_exchange(Executor executor,
+                                             std::unique_ptr<transport::Transport> transport,
+                                             StarOptions options, ExchangeMemory memory,
+                                             metrics::Registry& registry) {
+  return std::make_unique<StarExchange>(executor, std::move(transport), std::move(options),
+                                        std::move(memory), registry);
 }
 
 }  // namespace centroid::worker

@@ -26,13 +26,17 @@ struct StarOptions {
 struct ExchangeMemory {
   std::span<float> params;
   std::span<const float> gradients;
-  std::function<void(std::uint64_t seed)> initialize;  ///< fill params with initial values; called at most once, while `next` waits
+  std::function<void(std::uint64_t seed)>
+      initialize;  ///< fill params with initial values; called at most once, while `next` waits
 };
 
-/// Contributions to the parameter server and results back, overlapped with backward: a tensor's chunks leave when it is ready.
-/// Reconnects by itself with jittered back-off; after a loss the round is given up and `next` waits for the cluster again.
-/// `transport` lives on `executor`, an executor of one thread that is not the loop's.
-std::unique_ptr<Exchange> make_star_exchange(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
-                                             ExchangeMemory memory, metrics::Registry& registry);
+/// Contributions to the parameter server and results back, overlapped with backward: a tensor's
+/// chunks leave when it is ready. Reconnects by itself with jittered back-off; after a loss the
+/// round is given up and `next` waits for the cluster again. `transport` lives on `executor`, an
+/// executor of one thread that is not the loop's.
+std::unique_ptr<Exchange> make_star_exchange(Executor executor,
+                                             std::unique_ptr<transport::Transport> transport,
+                                             StarOptions options, ExchangeMemory memory,
+                                             metrics::Registry& registry);
 
 }  // namespace centroid::worker

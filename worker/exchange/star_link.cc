@@ -1,8 +1,9 @@
 #include "worker/exchange/star_link.h"
 
 #include <algorithm>
-#include <boost/asio/this_coro.hpp>
 #include <random>
+
+#include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
 
@@ -22,8 +23,10 @@ bool is_final(const Error& error) {
     case ErrorCode::kFailedPrecondition:
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kUnimplemented:
-    case ErrorCode::kInternal: return true;
-    default: return false;
+    case ErrorCode::kInternal:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -50,8 +53,9 @@ void Mailbox::request_stop() {
   changed_.notify_all();
 }
 
-StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
-                   Mailbox& mailbox, metrics::Registry& registry)
+StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> transport,
+                   StarOptions options, ExchangeMemory memory, Mailbox& mailbox,
+                   metrics::Registry& registry)
     : executor_(executor),
       transport_(std::move(transport)),
       options_(std::move(options)),
@@ -60,11 +64,15 @@ StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> tran
       wake_(executor),
       loop_ready_(executor),
       joined_(executor) {
-  reconnects_ = registry.counter("centroid_worker_reconnects_total", "Times the worker lost the server and tried again.");
-  bytes_out_ = registry.counter("centroid_worker_payload_sent_bytes_total", "Contribution bytes sent.");
-  bytes_in_ = registry.counter("centroid_worker_payload_received_bytes_total", "Result and state bytes received.");
-  send_seconds_ = registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
-                                     metrics::latency_bounds(), {{"stage", "send"}});
+  reconnects_ = registry.counter("centroid_worker_reconnects_total",
+                                 "Times the worker lost the server and tried again.");
+  bytes_out_ =
+      registry.counter("centroid_worker_payload_sent_bytes_total", "Contribution bytes sent.");
+  bytes_in_ = registry.counter("centroid_worker_payload_received_bytes_total",
+                               "Result and state bytes received.");
+  send_seconds_ =
+      registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+                         metrics::latency_bounds(), {{"stage", "send"}});
 }
 
 Task<void> StarLink::run() {
@@ -78,7 +86,8 @@ Task<void> StarLink::run() {
   TimePoint outside_since = now();
   std::chrono::milliseconds backoff{100};
   while (!ending_) {
-    while (!loop_waits_ && !ending_) co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
+    while (!loop_waits_ && !ending_)
+      co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
     if (ending_) break;
     const TimePoint give_up = outside_since + options_.join_timeout;
     Error failure(ErrorCode::kInternal, "");
@@ -104,13 +113,19 @@ Task<void> StarLink::run() {
       co_return;
     }
     if (now() + backoff >= outside_since + options_.join_timeout) {
-      Error gave_up(ErrorCode::kUnavailable, "gave up joining " + options_.server.to_string() + " after " +
-                                                 std::to_string(options_.join_timeout.count()) + " ms (--join-timeout): " + failure.message());
+      Error gave_up(ErrorCode::kUnavailable, "gave up joining " + options_.server.to_string() +
+                                                 " after " +
+                                                 std::to_string(options_.join_timeout.count()) +
+                                                 " ms (--join-timeout): " + failure.message());
       mailbox_.push({gave_up});
       co_return;
     }
-    const auto pause = backoff / 2 + std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
-    log::warn("server.unreachable", {{"server", options_.server.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
+    const auto pause =
+        backoff / 2 +
+        std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
+    log::warn(
+        "server.unreachable",
+        {{"server", options_.server.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
     reconnects_.add();
     const TimePoint again = now() + pause;
     while (!ending_ && now() < again) co_await loop_ready_.wait(again);
@@ -135,7 +150,8 @@ Task<Result<std::unique_ptr<Session>>> StarLink::connect(Deadline deadline) {
 Status StarLink::accept_terms(proto::JoinReply reply) {
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(options_.join.manifest, reply.chunk_bytes));
   if (plan.hash() != reply.plan_hash)
-    return Error(ErrorCode::kFailedPrecondition, "the server cuts the model into other chunks than this program: versions differ");
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the server cuts the model into other chunks than this program: versions differ");
   if (!joined_once_) {
     plan_ = std::move(plan);
     results_ = Buffer(plan_.total_elements() * sizeof(float));
@@ -147,7 +163,9 @@ Status StarLink::accept_terms(proto::JoinReply reply) {
       slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
     }
   } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker) {
-    return Error(ErrorCode::kFailedPrecondition, "the server came back with other settings (chunk_bytes or apply): restart the worker");
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        "the server came back with other settings (chunk_bytes or apply): restart the worker");
   }
   terms_ = std::move(reply);
   joined_once_ = true;
@@ -158,7 +176,7 @@ Status StarLink::accept_terms(proto::JoinReply reply) {
 Task<Status> StarLink::enter(Session& session) {
   const auto head = proto::encode(options_.join);
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
-  auto reply = co_await session.request(kind, head, {}, now() + std::chrono::seconds(30));
+  auto reply = co_await session.request(kind, head, Bytes(), now() + std::chrono::seconds(30));
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
   CENTROID_CO_TRY(accept_terms(std::move(terms)));
@@ -216,10 +234,11 @@ Task<void> StarLink::heartbeats(Session& session) {
     const auto silent = now() - session.connection().last_received();
     if (silent > 3 * lease) {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
-      session.close(Error(ErrorCode::kUnavailable, "the server was silent for " + std::to_string(ms) + " ms, three leases"));
+      session.close(Error(ErrorCode::kUnavailable,
+                          "the server was silent for " + std::to_string(ms) + " ms, three leases"));
       co_return;
     }
-    (void)co_await session.send(kind, {}, {}, now() + lease);
+    (void)co_await session.send(kind, Bytes(), Bytes(), now() + lease);
   }
 }
 
@@ -241,7 +260,8 @@ void StarLink::end(std::string reason) {
   loop_ready_.notify_all();
   if (session_ == nullptr) return;
   if (is_joined_)
-    tasks_->spawn(say_goodbye(*session_, std::move(reason)));  // a child of the session, so that it does not outlive it
+    tasks_->spawn(say_goodbye(
+        *session_, std::move(reason)));  // a child of the session, so that it does not outlive it
   else
     session_->close(Error(ErrorCode::kCancelled, std::move(reason)));
 }
@@ -251,7 +271,7 @@ Task<void> StarLink::say_goodbye(Session& session, std::string reason) {
   leave.reason = reason;
   const auto head = proto::encode(leave);
   const auto kind = static_cast<std::uint16_t>(Kind::kLeave);
-  (void)co_await session.request(kind, head, {}, now() + std::chrono::seconds(2));
+  (void)co_await session.request(kind, head, Bytes(), now() + std::chrono::seconds(2));
   session.close(Error(ErrorCode::kCancelled, reason));
 }
 

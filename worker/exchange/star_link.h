@@ -22,7 +22,8 @@ struct LinkEvent {
   struct Lost {
     Error cause;
   };
-  std::variant<proto::RoundOpen, proto::RoundClosed, proto::Finish, Lost, Error> what;  ///< Error: final
+  std::variant<proto::RoundOpen, proto::RoundClosed, proto::Finish, Lost, Error>
+      what;  ///< Error: final
 };
 
 /// Events from the I/O thread to the loop's thread.
@@ -40,18 +41,20 @@ class Mailbox {
   bool stop_ = false;
 };
 
-/// The I/O half of the star exchange: connects, joins, sends and receives. Everything on one executor.
+/// The I/O half of the star exchange: connects, joins, sends and receives. Everything on one
+/// executor.
 class StarLink final : public transport::FrameSink {
  public:
-  StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options, ExchangeMemory memory,
-           Mailbox& mailbox, metrics::Registry& registry);
+  StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
+           ExchangeMemory memory, Mailbox& mailbox, metrics::Registry& registry);
 
   /// Life of the link: connect, join, serve, again after a loss; ends after a final error or `end`.
   Task<void> run();
 
-  // From the loop, posted to the executor; `serial` names the round they belong to, late ones are ignored.
+  // From the loop, posted to the executor; `serial` names the round they belong to, late ones are
+  // ignored.
   void end(std::string reason);  ///< say goodbye; then `run` ends
-  void loop_waits();  ///< the loop is in `next`: its memory is ours
+  void loop_waits();             ///< the loop is in `next`: its memory is ours
   void begin(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
   void finish(std::uint64_t serial, StepStats stats, double wait_seconds);
@@ -76,10 +79,12 @@ class StarLink final : public transport::FrameSink {
   Task<void> send_initial(transport::Session& session);
   Task<void> sender(transport::Session& session);
   Task<Status> send_contribution(transport::Session& session, proto::RoundOpen open);
-  Task<Status> send_chunk(transport::Session& session, const Chunk& chunk, const proto::RoundOpen& open);
+  Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
+                          const proto::RoundOpen& open);
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
-  Task<Status> take_result(transport::Session& session, proto::ResultChunk head, std::uint64_t bytes);
+  Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
+                           std::uint64_t bytes);
   Task<Status> take_state(transport::Session& session, proto::StateChunk head, std::uint64_t bytes);
   Status round_opened(proto::RoundOpen open);
   Status round_closed(proto::RoundClosed closed);
@@ -91,11 +96,11 @@ class StarLink final : public transport::FrameSink {
   ExchangeMemory memory_;
   Mailbox& mailbox_;
   std::unique_ptr<Codec> codec_;
-  Event wake_;            // sender
+  Event wake_;  // sender
   Event loop_ready_, joined_;
   bool loop_waits_ = false, ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;
-  TaskGroup* tasks_ = nullptr;            // of the session
+  TaskGroup* tasks_ = nullptr;  // of the session
 
   proto::JoinReply terms_;
   ChunkPlan plan_;
@@ -105,8 +110,8 @@ class StarLink final : public transport::FrameSink {
 
   // the open round
   std::optional<proto::RoundOpen> open_;
-  std::uint64_t serial_ = 0;              // counts rounds handed to the loop
-  std::vector<TensorId> order_;           // tensors in the order they became ready
+  std::uint64_t serial_ = 0;     // counts rounds handed to the loop
+  std::vector<TensorId> order_;  // tensors in the order they became ready
   std::optional<StepStats> stats_;
   double wait_seconds_ = 0;
   bool sent_end_ = false, is_sending_ = false;

@@ -17,7 +17,9 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 bool is_finite(std::span<const float> values) {
   std::uint32_t bad = 0;
-  for (const float x : values) bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u);
+  for (const float x : values)
+    bad |=
+        static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u);
   return bad == 0;
 }
 
@@ -27,7 +29,8 @@ Task<Status> StarLink::on_frame(Session& session, InFrame frame) {
   while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
   const std::uint64_t bytes = frame.header.payload_bytes;
   switch (static_cast<Kind>(frame.header.kind)) {
-    case Kind::kHeartbeat: co_return Status();
+    case Kind::kHeartbeat:
+      co_return Status();
     case Kind::kInitRequest:
       memory_.initialize(terms_.seed);
       tasks_->spawn(send_initial(session));
@@ -54,7 +57,9 @@ Task<Status> StarLink::on_frame(Session& session, InFrame frame) {
       co_return Status();
     }
     default:
-      co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " + std::to_string(frame.header.kind) + " from the server");
+      co_return Error(
+          ErrorCode::kInvalidArgument,
+          "unexpected message kind " + std::to_string(frame.header.kind) + " from the server");
   }
 }
 
@@ -69,18 +74,23 @@ Task<void> StarLink::send_initial(Session& session) {
     if (!sent.ok()) co_return;
   }
   const auto done = static_cast<std::uint16_t>(Kind::kInitDone);
-  (void)co_await session.send(done, {}, {}, TimePoint::max());
+  (void)co_await session.send(done, Bytes(), Bytes(), TimePoint::max());
 }
 
 Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
   // The loop waits in `next` (it said so before we joined), so its memory is ours.
   if (head.chunk.value >= plan_.chunks().size() || head.plane > slots_.size())
-    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " of plane " + std::to_string(head.plane) + " does not exist");
+    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) +
+                                                     " of plane " + std::to_string(head.plane) +
+                                                     " does not exist");
   const Chunk& chunk = plan_.chunk(head.chunk);
-  const std::span<float> plane = head.plane == 0 ? memory_.params : std::span<float>(slots_[head.plane - 1u]);
+  const std::span<float> plane =
+      head.plane == 0 ? memory_.params : std::span<float>(slots_[head.plane - 1u]);
   const auto into = std::as_writable_bytes(plane.subspan(chunk.position, chunk.elements));
   if (bytes != into.size())
-    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(into.size()));
+    co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " has " +
+                                                     std::to_string(bytes) + " bytes, expected " +
+                                                     std::to_string(into.size()));
   bytes_in_.add(static_cast<double>(bytes));
   co_return co_await session.read_payload(into);
 }
@@ -88,9 +98,12 @@ Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std:
 Status StarLink::round_opened(proto::RoundOpen open) {
   const bool again = open.resend && open_ && open_->round == open.round;
   if (!again && open.resend)
-    return Error(ErrorCode::kAborted, "the server wants round " + to_string(open.round) + " again, which we do not have");
+    return Error(ErrorCode::kAborted, "the server wants round " + to_string(open.round) +
+                                          " again, which we do not have");
   if (open.end < open.begin || open.end > options_.join.train_samples)
-    return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " + std::to_string(open.end) + ") is outside the data");
+    return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " +
+                                                  std::to_string(open.end) +
+                                                  ") is outside the data");
   open_ = open;
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
@@ -107,14 +120,18 @@ Status StarLink::round_opened(proto::RoundOpen open) {
 }
 
 Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, std::uint64_t bytes) {
-  if (!open_ || head.round != open_->round || head.attempt != open_->attempt || head.chunk.value >= plan_.chunks().size() ||
-      have_[head.chunk.value])
-    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
-                                                     " was not expected (twice, another round, or no such chunk)");
+  if (!open_ || head.round != open_->round || head.attempt != open_->attempt ||
+      head.chunk.value >= plan_.chunks().size() || have_[head.chunk.value])
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
+                        " was not expected (twice, another round, or no such chunk)");
   const Chunk& chunk = plan_.chunk(head.chunk);
-  const auto into = std::as_writable_bytes(results_.as<float>().subspan(chunk.position, chunk.elements));
+  const auto into =
+      std::as_writable_bytes(results_.as<float>().subspan(chunk.position, chunk.elements));
   if (bytes != into.size())
-    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " has " + std::to_string(bytes) + " bytes, expected " + std::to_string(into.size()));
+    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " has " +
+                                                     std::to_string(bytes) + " bytes, expected " +
+                                                     std::to_string(into.size()));
   CENTROID_CO_TRY(co_await session.read_payload(into));
   bytes_in_.add(static_cast<double>(bytes));
   have_[head.chunk.value] = true;
@@ -124,10 +141,13 @@ Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, st
 
 Status StarLink::round_closed(proto::RoundClosed closed) {
   if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
-    return Error(ErrorCode::kInvalidArgument, "round " + to_string(closed.round) + " was closed, which is not the open one");
+    return Error(ErrorCode::kInvalidArgument,
+                 "round " + to_string(closed.round) + " was closed, which is not the open one");
   if (closed.outcome == proto::Outcome::kCommitted && have_count_ != plan_.chunks().size())
-    return Error(ErrorCode::kInvalidArgument, "round " + to_string(closed.round) + " was committed, but only " + std::to_string(have_count_) +
-                                                  " of " + std::to_string(plan_.chunks().size()) + " result chunks came");
+    return Error(ErrorCode::kInvalidArgument,
+                 "round " + to_string(closed.round) + " was committed, but only " +
+                     std::to_string(have_count_) + " of " + std::to_string(plan_.chunks().size()) +
+                     " result chunks came");
   if (closed.outcome == proto::Outcome::kAborted) {
     open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
     return {};
@@ -138,14 +158,16 @@ Status StarLink::round_closed(proto::RoundClosed closed) {
   return {};
 }
 
-/// The loop may touch its gradients again once it hears of the end, so it hears of it when nothing is being sent any more.
+/// The loop may touch its gradients again once it hears of the end, so it hears of it when nothing
+/// is being sent any more.
 void StarLink::deliver_closed() {
   if (!undelivered_ || is_sending_) return;
   mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
 }
 
 bool StarLink::is_current(const proto::RoundOpen& open) const {
-  return open_ && open_->round == open.round && open_->attempt == open.attempt && open_->generation == open.generation;
+  return open_ && open_->round == open.round && open_->attempt == open.attempt &&
+         open_->generation == open.generation;
 }
 
 Task<void> StarLink::sender(Session& session) {
@@ -186,9 +208,11 @@ Task<Status> StarLink::send_contribution(Session& session, proto::RoundOpen open
   co_return Status();
 }
 
-Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk, const proto::RoundOpen& open) {
+Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk,
+                                  const proto::RoundOpen& open) {
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
-  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate) && !is_finite(values)) {
+  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate) &&
+      !is_finite(values)) {
     nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
     co_return Status();
   }
@@ -228,7 +252,7 @@ Task<Status> StarLink::send_end(Session& session, const proto::RoundOpen& open) 
   sent_end_ = true;
   const auto head = proto::encode(end);
   const auto kind = static_cast<std::uint16_t>(Kind::kPushEnd);
-  co_return co_await session.send(kind, head, {}, TimePoint::max());
+  co_return co_await session.send(kind, head, Bytes(), TimePoint::max());
 }
 
 void StarLink::ready(std::uint64_t serial, TensorId tensor) {
@@ -254,7 +278,7 @@ void StarLink::report(Evaluation evaluation) {
     report.loss_sum = std::isnan(e.loss_sum) ? 0 : e.loss_sum;
     const auto head = proto::encode(report);
     const auto kind = static_cast<std::uint16_t>(Kind::kReport);
-    (void)co_await session->send(kind, head, {}, TimePoint::max());
+    (void)co_await session->send(kind, head, Bytes(), TimePoint::max());
   };
   tasks_->spawn(send(session_, evaluation));
 }

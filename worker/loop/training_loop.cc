@@ -26,10 +26,14 @@ class EpochOrder {
   std::vector<std::uint64_t> order_;
 };
 
-Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Version version, TrainingSummary& summary) {
+Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Version version,
+                TrainingSummary& summary) {
   if (test.samples == 0) return {};
   CENTROID_ASSIGN(const auto result, group.evaluate(test, 0, test.samples));
-  exchange.report({.version = version, .samples = result.samples, .correct = result.correct, .loss_sum = result.loss_sum});
+  exchange.report({.version = version,
+                   .samples = result.samples,
+                   .correct = result.correct,
+                   .loss_sum = result.loss_sum});
   summary.test_accuracy = static_cast<double>(result.correct) / static_cast<double>(result.samples);
   summary.test_loss = result.loss_sum / static_cast<double>(result.samples);
   return {};
@@ -37,7 +41,8 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
 
 }  // namespace
 
-Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, TrainingSummary& summary, const RoundObserver& observer) {
+Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
+             TrainingSummary& summary, const RoundObserver& observer) {
   using Clock = std::chrono::steady_clock;
   const auto started = Clock::now();
   const auto tally = [&] {
@@ -52,7 +57,8 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, Tra
       return std::move(next).error();
     }
     if (const auto* finished = std::get_if<Finished>(&next.value())) {
-      if (finished->evaluate) CENTROID_TRY(evaluate(group, data.test, exchange, finished->version, summary));
+      if (finished->evaluate)
+        CENTROID_TRY(evaluate(group, data.test, exchange, finished->version, summary));
       summary.end = finished->text;
       summary.is_halted = finished->reason == Finished::Reason::kHalted;
       exchange.leave(finished->text);
@@ -62,12 +68,17 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, Tra
     }
     const Share share = std::get<Share>(next.value());
     if (share.end > data.train.samples)
-      return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " + std::to_string(data.train.samples) + " samples");
+      return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " +
+                                             std::to_string(data.train.samples) + " samples");
     if (share.evaluate) CENTROID_TRY(evaluate(group, data.test, exchange, share.version, summary));
 
     exchange.begin(share);
-    CENTROID_ASSIGN(const auto step, group.step(data.train, order.part(data.train, share), [&](TensorId tensor) { exchange.ready(tensor); }));
-    StepStats stats{.samples = step.samples, .correct = step.correct, .loss_sum = step.loss_sum, .compute_seconds = step.compute_seconds};
+    CENTROID_ASSIGN(const auto step, group.step(data.train, order.part(data.train, share),
+                                                [&](TensorId tensor) { exchange.ready(tensor); }));
+    StepStats stats{.samples = step.samples,
+                    .correct = step.correct,
+                    .loss_sum = step.loss_sum,
+                    .compute_seconds = step.compute_seconds};
     auto report = exchange.finish(stats);
     if (!report.ok()) {
       tally();
@@ -81,7 +92,8 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, Tra
     summary.wait_seconds += report->wait_seconds;
     if (stats.samples > 0) summary.last_loss = stats.loss_sum / static_cast<double>(stats.samples);
     if (report->outcome == RoundReport::Outcome::kCommitted) summary.version = report->version;
-    if (report->outcome == RoundReport::Outcome::kSkipped) log::warn("round.skipped", {{"round", share.round.value}, {"why", report->reason}});
+    if (report->outcome == RoundReport::Outcome::kSkipped)
+      log::warn("round.skipped", {{"round", share.round.value}, {"why", report->reason}});
     if (observer) observer(share, stats, *report, summary);
   }
 }

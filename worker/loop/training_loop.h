@@ -12,19 +12,21 @@ namespace centroid::worker {
 struct TrainingSummary {
   std::uint64_t rounds = 0, skipped = 0, lost = 0, samples = 0;
   double compute_seconds = 0, wait_seconds = 0, total_seconds = 0;
-  double last_loss = 0;              ///< mean over this worker's last share
+  double last_loss = 0;                       ///< mean over this worker's last share
   double test_accuracy = -1, test_loss = -1;  ///< of the last evaluation here; -1: none
   Version version;
-  std::string end;                   ///< why the loop ended
+  std::string end;  ///< why the loop ended
   bool is_halted = false;
   ExchangeTraffic traffic;
 };
 
 /// Called after every round, on the loop's thread.
-using RoundObserver = std::function<void(const Share&, const StepStats&, const RoundReport&, const TrainingSummary&)>;
+using RoundObserver =
+    std::function<void(const Share&, const StepStats&, const RoundReport&, const TrainingSummary&)>;
 
-/// One worker's training: share, forward and backward, exchange, until the exchange says it is over. Blocks this thread.
-/// The summary tells what was done also when it ends with an error.
-Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange, TrainingSummary& summary, const RoundObserver& observer = {});
+/// One worker's training: share, forward and backward, exchange, until the exchange says it is
+/// over. Blocks this thread. The summary tells what was done also when it ends with an error.
+Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
+             TrainingSummary& summary, const RoundObserver& observer = {});
 
 }  // namespace centroid::worker
