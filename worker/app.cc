@@ -173,6 +173,7 @@ int run_worker(const WorkerConfig& config) {
   switch (result.error().code()) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kDataLoss:
     case ErrorCode::kNotFound: return kExitUsage;
     default: return kExitFailed;
   }
