@@ -1,0 +1,302 @@
+"""A cluster of the real programs on loopback, for process tests.
+
+Ports are always free ones, files live in a folder of the test, conditions are waited for through REST or the logs under
+a deadline. Only processes that the test started are ended. A failed test shows its logs.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gzip
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+DEADLINE_SECONDS = 40
+POLL_SECONDS = 0.02
+LOG_TAIL_LINES = 40
+SAMPLES = 2000  # one in five is held out
+DONE, FAILED, USAGE, HALTED = 0, 1, 2, 3  # server/app.h, worker/app.h
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent():
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def wait_for(condition, what, seconds=DEADLINE_SECONDS):
+    """The first true value of `condition()`; `what` names it when the deadline passes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(POLL_SECONDS)  # lint-ok: the step of a poll under a deadline
+
+
+@functools.lru_cache(maxsize=1)
+def digits():
+    """A data set in the form of digits.csv.gz that a small model can learn: a pattern a class, and noise."""
+    noise = random.Random(3)
+    patterns = [[noise.randrange(13) for _ in range(64)] for _ in range(10)]
+    lines = []
+    for i in range(SAMPLES):
+        lines.append(",".join(str(pixel + noise.randrange(4)) for pixel in patterns[i % 10]) + f",{i % 10}\n")
+    return gzip.compress("".join(lines).encode())
+
+
+def free_port():
+    """A port that was free a moment ago."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return taken.getsockname()[1]
+
+
+class Process:
+    """One started program with its log."""
+
+    def __init__(self, program, arguments, log, environment):
+        self.name = log.stem
+        self.log = log
+        command = [str(program)] + [str(word) for word in arguments]
+        with log.open("ab") as out:
+            self.child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent, env=environment
+            )
+
+    @property
+    def pid(self):
+        return self.child.pid
+
+    def is_running(self):
+        return self.child.poll() is None
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def events(self, name):
+        """Lines of the JSON log with this event."""
+        lines = [line for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
+        return [entry for entry in map(json.loads, lines) if entry["event"] == name]
+
+    def wait_event(self, name, seconds=DEADLINE_SECONDS, **fields):
+        """The first event of this name whose fields contain the given texts."""
+
+        def find():
+            is_running = self.is_running()
+            for event in self.events(name):
+                if all(str(text) in str(event.get(field)) for field, text in fields.items()):
+                    return event
+            if not is_running:
+                raise AssertionError(f"{self.name} ended with {self.child.returncode} before {name} {fields}:\n{self.text()}")
+            return None
+
+        return wait_for(find, f"{name} {fields} in the log of {self.name}", seconds)
+
+    def exit_status(self, seconds=DEADLINE_SECONDS):
+        try:
+            return self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.text()}") from None
+
+    def send(self, number):
+        self.child.send_signal(number)
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait()
+
+    def memory_bytes(self):
+        """The most memory it ever held."""
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"{self.name} has no VmHWM")
+
+
+class Server(Process):
+    """A running server and its REST interface."""
+
+    def __init__(self, program, arguments, log, environment, endpoints_file):
+        super().__init__(program, arguments, log, environment)
+        self.endpoints_file = endpoints_file
+        self.data = self.api = None
+
+    def wait_ready(self):
+        def read():
+            if not self.is_running():
+                raise AssertionError(f"the server ended with {self.child.returncode}:\n{self.text()}")
+            return self.endpoints_file.exists() and json.loads(self.endpoints_file.read_text())
+
+        endpoints = wait_for(read, "the server's endpoints")
+        self.data, self.api = endpoints["data"], endpoints["api"]
+        return self
+
+    def call(self, method, path):
+        """Status and body of one REST call."""
+        request = urllib.request.Request(f"http://{self.api}{path}", method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=DEADLINE_SECONDS) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def get(self, path):
+        status, body = self.call("GET", path)
+        if status != 200:
+            raise AssertionError(f"GET {path}: {status} {body}")
+        return json.loads(body)
+
+    def post(self, path):
+        status, body = self.call("POST", path)
+        return status, json.loads(body) if body else {}
+
+    def cluster(self):
+        return self.get("/v1/cluster")
+
+    def workers(self, name=None):
+        """Every admission, oldest first."""
+        workers = sorted(self.get("/v1/workers")["workers"], key=lambda worker: worker["member"])
+        return [worker for worker in workers if name in (None, worker["name"])]
+
+    def wait_cluster(self, what, condition, seconds=DEADLINE_SECONDS):
+        return wait_for(lambda: next(filter(condition, [self.cluster()]), None), what, seconds)
+
+    def wait_round(self, number):
+        return self.wait_cluster(f"round {number}", lambda cluster: cluster["round"] >= number)
+
+    def wait_more_rounds(self, count=3):
+        return self.wait_round(self.cluster()["round"] + count)
+
+    def wait_worker(self, name, state, index=-1):
+        """The admission `index` of the worker `name`, once it is in `state`."""
+
+        def find():
+            admissions = self.workers(name)
+            is_there = -len(admissions) <= index < len(admissions)
+            return admissions[index] if is_there and admissions[index]["state"] == state else None
+
+        return wait_for(find, f"worker {name} (admission {index}) {state}")
+
+    def wait_missing(self, *names):
+        """The open round, once it waits for exactly these workers."""
+
+        def find():
+            rounds = self.get("/v1/rounds?limit=1")["rounds"]
+            return next((r for r in rounds if r["state"] == "open" and sorted(r["missing"]) == sorted(names)), None)
+
+        return wait_for(find, f"an open round that waits for {names}")
+
+    def metric(self, name, **labels):
+        """Value of one series of /metrics."""
+        _, text = self.call("GET", "/metrics")
+        wanted = name + ("{" + ",".join(f'{key}="{labels[key]}"' for key in sorted(labels)) + "}" if labels else "")
+        for line in text.splitlines():
+            series, _, value = line.rpartition(" ")
+            if series == wanted:
+                return float(value)
+        raise AssertionError(f"no series {wanted} in /metrics")
+
+
+class ClusterTest(unittest.TestCase):
+    """Base of the tests: a folder, data, and starters for both programs."""
+
+    programs = None
+
+    def run(self, result=None):
+        result = self.defaultTestResult() if result is None else result
+        self.processes = []
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="centroid-test-"))
+        bad = len(result.failures) + len(result.errors)
+        try:
+            return super().run(result)
+        finally:
+            self.end_all()
+            if len(result.failures) + len(result.errors) > bad:
+                self.show_logs()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_all(self):
+        for process in self.processes:
+            if process.is_running():
+                process.kill()
+
+    def show_logs(self):
+        for process in self.processes:
+            tail = "\n".join(process.text().splitlines()[-LOG_TAIL_LINES:])
+            print(f"--- {self.id()}: {process.name}, status {process.child.returncode}\n{tail}", file=sys.stderr)
+
+    def data_dir(self):
+        """The folder of this test's data; a test may change what is in it."""
+        folder = self.folder / "data"
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "digits.csv.gz").write_bytes(digits())
+        return folder
+
+    def _start(self, kind, program, name, arguments, environment, *more):
+        log = self.folder / f"{name}.log"
+        arguments = ["--log-format", "json", *arguments]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("CENTROID_")}
+        place = pathlib.Path(self.programs) / program
+        process = kind(place, arguments, log, {**inherited, "OPENBLAS_NUM_THREADS": "1", **(environment or {})}, *more)
+        self.processes.append(process)
+        return process
+
+    def launch_server(self, *arguments, name="server", environment=None, listen="127.0.0.1:0", api="127.0.0.1:0", run="run"):
+        """A server that may fail to start."""
+        endpoints = self.folder / f"{name}.{len(self.processes)}.json"
+        places = ["--listen", listen, "--api", api, "--run-dir", self.folder / run, "--endpoints-file", endpoints]
+        return self._start(Server, "centroid-server", name, [*places, *arguments], environment, endpoints)
+
+    def server(self, *arguments, **places):
+        """A server that listens. It trains with plain SGD unless told otherwise."""
+        return self.launch_server("--optimizer", "sgd", "--lr", "0.05", *arguments, **places).wait_ready()
+
+    def worker(self, server, name, *arguments, model="mlp:64-16-10", batch=16, environment=None):
+        """A worker of the server (or of an endpoint)."""
+        endpoint = server if isinstance(server, str) else server.data
+        places = ["--server", endpoint, "--name", name, "--data-cache-dir", self.data_dir()]
+        places += ["--summary-file", self.summary_file(name), "--model", model, "--batch", batch]
+        return self._start(Process, "centroid-worker", name, [*places, *arguments], environment)
+
+    def summary_file(self, name):
+        return self.folder / f"{name}.summary.json"
+
+    def summary(self, name):
+        return json.loads(self.summary_file(name).read_text())
+
+    def checkpoints(self, run="run"):
+        """Folders of the checkpoints on disk, oldest first."""
+        return sorted((self.folder / run / "checkpoints").glob("checkpoint-*"))
+
+    def assert_status(self, process, status, *texts):
+        """It exits with this status, and its log says each of the texts."""
+        self.assertEqual(process.exit_status(), status, process.text())
+        for text in texts:
+            self.assertIn(text, process.text())
+
+    def assert_exit(self, status, *processes):
+        for process in processes:
+            self.assert_status(process, status)
+
+
+def main():
+    """Entry of a test file: FILE_test.py BIN_DIR [unittest's arguments]."""
+    ClusterTest.programs = pathlib.Path(sys.argv.pop(1)).resolve()
+    unittest.main(verbosity=2)

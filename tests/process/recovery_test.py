@@ -1,0 +1,312 @@
+"""Checkpoints, resume, and how a server ends: in order, killed, with a full disk. recovery_test.py BIN_DIR"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+
+from cluster import DONE, FAILED, USAGE, ClusterTest, main, wait_for
+
+WIDE = "mlp:64-512-512-10"
+NO_SPACE = "No space left on device"
+
+
+def model_bytes(checkpoint):
+    return (checkpoint / "model.safetensors").read_bytes()
+
+
+class RecoveryTest(ClusterTest):
+    def train(self, rounds, *arguments, run="run", workers=2, model="mlp:64-16-10", suffix=""):
+        """One whole job; the log names tell runs apart."""
+        goal = ["--rounds", rounds, "--min-workers", workers, "--exit-when-finished"]
+        optimizer = ["--optimizer", "momentum"]
+        server = self.server(*optimizer, *goal, *arguments, run=run, name=f"server-{run}-{rounds}{suffix}")
+        started = [self.worker(server, f"w{i}-{run}-{rounds}{suffix}", model=model) for i in range(workers)]
+        self.assert_exit(DONE, *started, server)
+        return server
+
+    def make_checkpoints(self, *rounds, run="run"):
+        """A folder with one checkpoint for each of these rounds."""
+        for number in rounds:
+            self.train(number, "--resume", run=run, workers=1)
+        self.assertEqual(len(self.checkpoints(run)), len(rounds))
+        return self.checkpoints(run)
+
+
+class Crash(RecoveryTest):
+    def test_killed_server_resumes_and_its_workers_come_back_by_themselves(self):
+        goal = 4000
+        self.train(goal, run="whole")
+        common = ["--optimizer", "momentum", "--rounds", goal, "--min-workers", 2, "--checkpoint-every", 20]
+        server = self.server(*common, name="before")
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_event("checkpoint.written")
+        server.wait_more_rounds(50)
+        server.kill()
+        newest = self.checkpoints()[-1]
+        for worker in workers:
+            worker.wait_event("server.unreachable")
+        again = self.server(*common, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
+        self.assertEqual(again.wait_event("checkpoint.loaded")["path"], str(newest))
+        self.assert_exit(DONE, *workers, again)
+        self.assertEqual(again.events("job.ended")[0]["round"], goal)
+        for worker in workers:
+            self.assertGreater(len(worker.events("cluster.joined")), 1)
+        self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
+
+    def test_run_of_another_name_is_not_joined(self):
+        server = self.server("--run-id", "first")
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        server.kill()
+        self.server("--run-id", "second", name="other", run="other", listen=server.data)
+        self.assert_status(worker, USAGE, "first", "second")
+
+    def test_leftover_of_a_broken_write_is_removed(self):
+        server = self.server("--checkpoint-every", 1)
+        self.worker(server, "w0")
+        server.wait_event("checkpoint.written")
+        server.kill()
+        folder = self.folder / "run" / "checkpoints"
+        leftover = folder / ".tmp-checkpoint-000000000099-1-0"
+        leftover.mkdir()
+        (leftover / "model.safetensors").write_bytes(b"half")
+        again = self.server("--resume", name="again")
+        again.wait_event("checkpoint.leftover_removed", path=leftover)
+        self.assertEqual([path for path in folder.iterdir() if not path.name.startswith("checkpoint-")], [])
+
+
+class Damage(RecoveryTest):
+    def damages(self):
+        """Names and ways to harm a checkpoint."""
+
+        def cut(path, count):
+            os.truncate(path, path.stat().st_size - count)
+
+        def flip(path, position):
+            data = bytearray(path.read_bytes())
+            data[position] ^= 1
+            path.write_bytes(data)
+
+        return {
+            "model cut": (lambda c: cut(c / "model.safetensors", 1), "model.safetensors"),
+            "model empty": (lambda c: os.truncate(c / "model.safetensors", 0), "model.safetensors"),
+            "model altered": (lambda c: flip(c / "model.safetensors", -100), "CRC-32C"),
+            "model header altered": (lambda c: flip(c / "model.safetensors", 20), "CRC-32C"),
+            "model gone": (lambda c: (c / "model.safetensors").unlink(), "model.safetensors"),
+            "optimizer altered": (lambda c: flip(c / "optimizer.safetensors", -1), "optimizer.safetensors"),
+            "optimizer gone": (lambda c: (c / "optimizer.safetensors").unlink(), "optimizer.safetensors"),
+            "manifest cut": (lambda c: cut(c / "manifest.json", 40), "manifest.json"),
+            "manifest altered": (lambda c: self.edit_manifest(c), "manifest.json"),
+            "manifest gone": (lambda c: (c / "manifest.json").unlink(), "manifest.json"),
+        }
+
+    def edit_manifest(self, checkpoint):
+        file = checkpoint / "manifest.json"
+        text = file.read_text()
+        changed = text.replace('"version": 11', '"version": 12')
+        self.assertNotEqual(text, changed, text)
+        file.write_text(changed)
+
+    def test_damaged_checkpoint_is_refused_and_the_older_taken(self):
+        self.make_checkpoints(5, 10)
+        for number, (name, (harm, text)) in enumerate(self.damages().items()):
+            with self.subTest(name):
+                run = f"copy-{number}"
+                shutil.copytree(self.folder / "run", self.folder / run)
+                older, newest = self.checkpoints(run)
+                harm(newest)
+                server = self.server("--optimizer", "momentum", "--resume", run=run, name=run)
+                refused = server.wait_event("checkpoint.refused", path=newest)
+                self.assertIn(text, refused["why"])
+                self.assertEqual(server.wait_event("checkpoint.loaded")["path"], str(older))
+                self.assertEqual(server.cluster()["version"], 6)
+                server.kill()
+
+    def test_training_goes_on_from_the_older_one(self):
+        older, newest = self.make_checkpoints(5, 10)
+        expected = model_bytes(newest)
+        with newest.joinpath("model.safetensors").open("r+b") as file:
+            file.truncate(1000)
+        self.train(10, "--resume", workers=1, suffix="-again")
+        self.assertEqual(model_bytes(newest), expected)
+
+    def test_all_damaged_does_not_start_afresh(self):
+        for checkpoint in self.make_checkpoints(5, 10):
+            os.truncate(checkpoint / "model.safetensors", 100)
+        server = self.launch_server("--optimizer", "momentum", "--resume")
+        self.assert_status(server, USAGE, "every checkpoint in", "is damaged", "move them away")
+        self.assertEqual(len(self.checkpoints()), 2)
+
+    def test_nothing_to_resume_starts_afresh_and_says_so(self):
+        server = self.train(3, "--resume", workers=1)
+        server.wait_event("checkpoint.none", action="starting afresh")
+
+
+class Mismatch(RecoveryTest):
+    def assert_refused(self, *texts, arguments=()):
+        server = self.launch_server("--rounds", 20, *arguments, name="again")
+        self.assert_status(server, USAGE, *texts)
+
+    def test_checkpoint_of_another_run(self):
+        self.make_checkpoints(5)
+        arguments = ["--optimizer", "momentum", "--resume", "--run-id", "other"]
+        self.assert_refused("belongs to run", "'other'", arguments=arguments)
+
+    def test_checkpoint_of_another_optimizer(self):
+        self.make_checkpoints(5)
+        self.assert_refused("momentum", "adam", arguments=["--optimizer", "adam", "--resume"])
+
+    def test_checkpoint_of_another_seed(self):
+        self.make_checkpoints(5)
+        self.assert_refused("seed 1", "9", arguments=["--optimizer", "momentum", "--seed", 9, "--resume"])
+
+    def test_used_folder_without_resume(self):
+        (checkpoint,) = self.make_checkpoints(5)
+        before = model_bytes(checkpoint)
+        self.assert_refused("resume", "run_dir", arguments=["--optimizer", "momentum"])
+        self.assertEqual(model_bytes(checkpoint), before)
+
+    def test_worker_of_another_model(self):
+        self.make_checkpoints(5)
+        server = self.server("--optimizer", "momentum", "--resume")
+        self.assert_status(self.worker(server, "w0", model="mlp:64-20-10"), USAGE, "model", "16", "20")
+
+    def test_worker_with_other_data(self):
+        self.make_checkpoints(5)
+        server = self.server("--optimizer", "momentum", "--resume", "--rounds", 20)
+        folder = self.folder / "idx"
+        folder.mkdir()
+        for part in ("train", "t10k"):
+            pixels = bytes(i % 251 for i in range(40 * 64))
+            (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, 40, 8, 8) + pixels)
+            (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 40) + bytes(i % 10 for i in range(40)))
+        worker = self.worker(server, "w0", "--data", f"idx:{folder}")
+        self.assert_status(worker, USAGE, "training data differs", "40 samples", "1600")
+
+
+class FullDisk(RecoveryTest):
+    def small_disk(self):
+        """A file system of 1 MiB, or a skip."""
+        place = self.folder / "disk"
+        place.mkdir()
+        if os.geteuid() != 0:
+            self.skipTest("only root may mount the small file system that this test fills")
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
+        return place
+
+    def fill(self, place):
+        """Take the space that is left; gives the file."""
+        filler = place / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as out:
+            while True:
+                out.write(bytes(4096))
+        return filler
+
+    def test_training_goes_on_and_checkpoints_come_again_with_space(self):
+        place = self.small_disk()
+        server = self.server("--checkpoint-dir", place / "checkpoints", "--checkpoint-every", 5)
+        worker = self.worker(server, "w0")
+        server.wait_event("checkpoint.written")
+        filler = self.fill(place)
+        failed = server.wait_event("checkpoint.failed", error=NO_SPACE)
+        self.assertEqual(failed["action"], "training goes on")
+        self.assertGreater(server.metric("centroid_server_checkpoint_failures_total"), 0)
+        server.wait_more_rounds(20)
+        server.post("/v1/job:pause")  # no checkpoint of the job's own between the two calls
+        server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
+        status, problem = server.post("/v1/checkpoints")
+        self.assertEqual((status, problem["code"]), (429, "resource_exhausted"))
+        self.assertIn(NO_SPACE, problem["detail"])
+        filler.unlink()
+        status, made = server.post("/v1/checkpoints")
+        self.assertEqual(status, 201, made)
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
+        self.assertTrue(all(path.name.startswith("checkpoint-") for path in (place / "checkpoints").iterdir()))
+
+    def test_result_that_could_not_be_kept_is_a_failure(self):
+        place = self.small_disk()
+        server = self.server("--checkpoint-dir", place / "checkpoints")
+        worker = self.worker(server, "w0")
+        self.fill(place)
+        server.wait_round(5)
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker)
+        self.assert_status(server, FAILED, "is in no checkpoint")
+        server.wait_event("checkpoint.failed", error=NO_SPACE, when="at the end")
+
+
+class Ending(RecoveryTest):
+    def test_sigterm_finishes_the_round_and_writes_a_checkpoint(self):
+        server = self.server("--min-workers", 2)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(5)
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, server, *workers)
+        ended = server.events("job.ended")[0]
+        self.assertEqual(ended["state"], "stopped")
+        manifest = json.loads((self.checkpoints()[-1] / "manifest.json").read_text())
+        self.assertIn(str(ended["version"]), self.checkpoints()[-1].name)
+        self.assertIn(ended["version"], manifest.values())
+        for worker in workers:
+            self.assertEqual(self.summary(worker.name)["end"], "SIGTERM")
+            self.assertEqual(self.summary(worker.name)["lost_rounds"], 0)
+            self.assertEqual(self.summary(worker.name)["version"], ended["version"])
+
+    def test_stopped_job_goes_on_to_the_same_result(self):
+        self.train(400, run="whole")
+        server = self.server("--optimizer", "momentum", "--min-workers", 2, "--rounds", 400)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(20)
+        server.send(signal.SIGINT)
+        self.assert_exit(DONE, server, *workers)
+        self.train(400, "--resume")
+        self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
+
+    def test_sigterm_without_workers(self):
+        server = self.server()
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, server)
+        self.assertEqual(self.checkpoints(), [])
+
+    def test_sigterm_while_a_worker_hangs_ends_after_the_drain_timeout(self):
+        server = self.server("--min-workers", 2, "--drain-timeout", 300)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(3)
+        workers[1].send(signal.SIGSTOP)
+        server.wait_missing("w1")
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, workers[0], server)
+        server.wait_event("round.given_up")
+        server.wait_event("member.did_not_leave", worker="w1")
+        self.assertEqual(len(self.checkpoints()), 1)
+
+    def test_second_sigterm_ends_at_once(self):
+        server = self.server("--min-workers", 2)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(3)
+        workers[1].send(signal.SIGSTOP)
+        server.wait_missing("w1")
+        server.send(signal.SIGTERM)
+        server.wait_event("server.stop_requested")
+        server.send(signal.SIGTERM)
+        self.assertEqual(server.exit_status(), 128 + signal.SIGTERM)
+
+    def test_only_the_newest_checkpoints_are_kept(self):
+        server = self.server("--checkpoint-every", 1, "--checkpoint-keep", 2, "--rounds", 2000, "--exit-when-finished")
+        self.worker(server, "w0")
+        self.assert_exit(DONE, server)
+        wait_for(lambda: len(server.events("checkpoint.written")) > 3, "checkpoints")
+        self.assertEqual(len(self.checkpoints()), 2)
+        self.assertTrue(self.checkpoints()[-1].name.endswith("2001"))
+
+
+if __name__ == "__main__":
+    main()

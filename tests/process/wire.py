@@ -1,0 +1,216 @@
+"""The wire by hand (docs/wire.md, docs/wire-session.md), for peers that misbehave, and a link that can be held."""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+
+MAGIC, WIRE_VERSION, HEADER_BYTES = 0x44544E43, 1, 48
+HELLO, HELLO_REPLY, GOODBYE = 1, 2, 4
+REQUEST, RESPONSE, ERROR = 1, 2, 4
+FAILED_PRECONDITION = 4
+SOCKET_SECONDS = 20
+BUFFER_BYTES = 256 << 10  # what a shut link may swallow
+
+
+def _table():
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+TABLE = _table()
+
+
+def crc32c(data):
+    """CRC-32C (RFC 3720, appendix B.4): of `123456789` it is 0xE3069283."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ TABLE[(crc ^ byte) & 255]
+    return crc ^ 0xFFFFFFFF
+
+
+def header(kind, flags=0, head=b"", payload_bytes=0, identity=0, version=WIRE_VERSION, head_bytes=None, payload_crc=0):
+    """A frame's 48 bytes; the lengths may lie."""
+    head_bytes = len(head) if head_bytes is None else head_bytes
+    head_crc = crc32c(head) if head else 0
+    fields = (MAGIC, version, kind, flags, head_bytes, identity, payload_bytes, head_crc, payload_crc, 0)
+    body = struct.pack("<IHHIIQQIII", *fields)
+    return body + struct.pack("<I", crc32c(body))
+
+
+def text(value):
+    return struct.pack("<I", len(value)) + value.encode()
+
+
+def hello_head(versions=(1, 1), name="stranger", token="", run_id=""):
+    limits = struct.pack("<HHIQQ", *versions, 64 << 10, 64 << 20, 4 << 20)
+    return limits + text("worker") + text(name) + text(run_id) + text(token)
+
+
+def hello(frame_version=WIRE_VERSION, **fields):
+    """A whole Hello frame."""
+    head = hello_head(**fields)
+    return header(HELLO, REQUEST, head, version=frame_version) + head
+
+
+def connect(endpoint):
+    host, _, port = endpoint.rpartition(":")
+    peer = socket.create_connection((host, int(port)), timeout=SOCKET_SECONDS)
+    peer.settimeout(SOCKET_SECONDS)
+    return contextlib.closing(peer)
+
+
+def read_exactly(peer, count):
+    data = b""
+    while len(data) < count:
+        piece = peer.recv(count - len(data))
+        if not piece:
+            raise EOFError(f"closed after {len(data)} of {count} bytes")
+        data += piece
+    return data
+
+
+def read_frame(peer):
+    """Kind, flags and head of the next frame."""
+    fields = struct.unpack("<IHHIIQQIIII", read_exactly(peer, HEADER_BYTES))
+    head = read_exactly(peer, fields[4])
+    read_exactly(peer, fields[6])
+    return fields[2], fields[3], head
+
+
+def read_error(head):
+    """Code and message of an Error."""
+    code, length = struct.unpack_from("<BI", head)
+    return code, head[5 : 5 + length].decode()
+
+
+def is_closed(peer):
+    """Whether the other side ends the connection (what it sends before is dropped)."""
+    try:
+        while peer.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def garbage(seed, count=4096):
+    return random.Random(seed).randbytes(count)
+
+
+class Gate:
+    """One direction of a link: lets bytes pass, or only so many, or alters one."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._allowance = None
+        self._is_to_alter = False
+        self.passed = 0
+
+    def alter(self):
+        """Flip a bit of the next large piece."""
+        with self._changed:
+            self._is_to_alter = True
+
+    def has_altered(self):
+        with self._changed:
+            return not self._is_to_alter
+
+    def hold(self, after_bytes=0):
+        """Let so many more bytes pass, then none."""
+        with self._changed:
+            self._allowance = after_bytes
+            self._changed.notify_all()
+
+    def release(self):
+        with self._changed:
+            self._allowance = None
+            self._changed.notify_all()
+
+    def is_shut(self):
+        with self._changed:
+            return self._allowance == 0
+
+    def take(self, data):
+        """The front of `data` that may pass now; waits until that is something."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._allowance != 0)
+            count = len(data) if self._allowance is None else min(len(data), self._allowance)
+            if self._allowance is not None:
+                self._allowance -= count
+            self.passed += count
+            piece = data[:count]
+            if self._is_to_alter and count >= 1024:
+                self._is_to_alter = False
+                middle = count // 2
+                piece = piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
+            return piece
+
+
+class Link:
+    """A relay before a server. Its gates hold a worker in the middle of something."""
+
+    def __init__(self, target):
+        self.target = target
+        self.up, self.down = Gate(), Gate()  # to the server, to the worker
+        self._sockets, self._ended = [], []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self.endpoint = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self._threads = []
+        self._start(self._accept)
+
+    def close(self):
+        self.cut()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        self._listener.close()
+        self.up.release()
+        self.down.release()
+        for thread in self._threads:
+            thread.join(SOCKET_SECONDS)
+        for one in self._ended:
+            one.close()
+
+    def cut(self):
+        """End the connections there are; new ones are taken."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            self._ended.append(one)
+
+    def _start(self, target, *arguments):
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                worker, _ = self._listener.accept()
+                host, _, port = self.target.rpartition(":")
+                server = socket.socket()
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+                server.connect((host, int(port)))
+                for one in (worker, server):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sockets += [worker, server]
+                self._start(self._pump, worker, server, self.up)
+                self._start(self._pump, server, worker, self.down)
+
+    def _pump(self, source, sink, gate):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                while data:
+                    piece = gate.take(data)
+                    sink.sendall(piece)
+                    data = data[len(piece) :]
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
