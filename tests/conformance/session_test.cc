@@ -175,6 +175,26 @@ TEST_P(SessionTest, send_waits_for_credit_and_goes_on_when_it_comes) {
   on_server([&] { EXPECT_THAT(world.server.sink.sizes, testing::ElementsAre(900, 100, 500, 50)); });
 }
 
+Task<void> tell_in_vain(Session& session, std::size_t size, std::optional<Status>& out) {
+  Status status = co_await tell(session, kData, size, milliseconds(30));
+  out.emplace(std::move(status));
+}
+
+TEST_P(SessionTest, send_behind_one_that_gave_up_goes_when_it_fits) {
+  world.server.sink.releases_at_once = false;
+  ASSERT_TRUE(start(1000));
+  ASSERT_TRUE(client_does(tell(session(), kData, 900)).ok());
+  std::optional<Status> big, small;
+  on_client([&] {
+    world.client.group.spawn(tell_in_vain(session(), 200, big));
+    world.client.group.spawn(tell_into(session(), kData, 100, small));
+  });
+  EXPECT_TRUE(within(*world.server.thread, until_frames(world.server, 2)));
+  client_does(stop(world.client));
+  EXPECT_EQ(big->error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_TRUE(small->ok());
+}
+
 TEST_P(SessionTest, payload_left_by_the_sink_is_skipped_and_its_credit_comes_back) {
   ASSERT_TRUE(start(1000));
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(client_does(tell(session(), kDrop, 700)).ok());
