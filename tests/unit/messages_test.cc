@@ -12,7 +12,7 @@
 namespace centroid::proto {
 namespace {
 
-constexpr const char* kPage = "docs/wire-messages.md";
+constexpr const char* kPage = "docs/wire.md";
 
 Join sample_join() {
   Join join;
