@@ -1,7 +1,8 @@
 """A cluster of the real programs on loopback, for process tests.
 
 Ports are always free ones, files live in a folder of the test, conditions are waited for through REST or the logs under
-a deadline. Only processes that the test started are ended. A failed test shows its logs.
+a deadline. Only processes that the test started are ended. A failed test shows its logs. Exit statuses are those of
+server/app.h and worker/app.h; of the SAMPLES of data one in five is held out.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ import urllib.request
 DEADLINE_SECONDS = 40
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 40
-SAMPLES = 2000  # one in five is held out
-DONE, FAILED, USAGE, HALTED = 0, 1, 2, 3  # server/app.h, worker/app.h
+SAMPLES = 2000
+DONE, FAILED, USAGE, HALTED = 0, 1, 2, 3
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 

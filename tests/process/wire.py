@@ -1,4 +1,4 @@
-"""The wire by hand (docs/wire.md, docs/wire-session.md), for peers that misbehave, and a link that can be held."""
+"""The wire by hand (docs/wire.md), for peers that misbehave, and a link that can be held."""
 
 import contextlib
 import random
