@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "transport/collective/collectives.h"
+#include "transport/collective/mesh.h"
+
+namespace centroid::collective::testing {
+
+using namespace std::chrono_literals;
+
+inline TimePoint now() { return std::chrono::steady_clock::now(); }
+
+/// What carries the frames.
+enum class Carrier { kInProcess, kTcp };
+inline void PrintTo(Carrier carrier, std::ostream* out) {
+  *out << (carrier == Carrier::kTcp ? "tcp" : "inprocess");
+}
+inline std::string name_of(Carrier carrier) {
+  return carrier == Carrier::kTcp ? "tcp" : "inprocess";
+}
+
+/// The ranks of one job, each with a mesh of its own, as threads of this process.
+class Job {
+ public:
+  explicit Job(Carrier carrier, std::uint32_t world, MeshOptions options = {}) {
+    const auto hub = transport::make_inprocess_hub();
+    const auto factory = carrier == Carrier::kTcp ? tcp_factory() : inprocess_factory(hub);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      transport::Endpoint endpoint;
+      if (carrier == Carrier::kInProcess) endpoint.host = "rank" + std::to_string(rank);
+      auto mesh = Mesh::open(factory, endpoint, options);
+      EXPECT_TRUE(mesh.ok());
+      meshes_.push_back(std::move(*mesh));
+      roster_.endpoints.push_back(meshes_.back()->endpoint());
+    }
+    join();
+  }
+
+  /// Build the next generation.
+  void join() {
+    groups_.clear();
+    ++roster_.generation;
+    std::vector<std::optional<Group>> made(meshes_.size());
+    in_parallel([&](std::uint32_t rank) {
+      Roster roster = roster_;
+      roster.rank = rank;
+      auto group = meshes_[rank]->join(roster, now() + 20s);
+      ASSERT_TRUE(group.ok()) << group.error().to_string();
+      made[rank].emplace(std::move(*group));
+    });
+    for (auto& group : made) groups_.push_back(std::move(group));
+  }
+  ~Job() {
+    // All at once: each waits until the others have read its goodbye.
+    in_parallel([&](std::uint32_t rank) {
+      if (rank < groups_.size()) groups_[rank].reset();
+    });
+  }
+
+  std::uint32_t world() const { return static_cast<std::uint32_t>(meshes_.size()); }
+  Group& group(std::uint32_t rank) { return *groups_[rank]; }
+  /// This rank's connections go, as when its process dies.
+  Mesh& mesh(std::uint32_t rank) { return *meshes_[rank]; }
+  void leave(std::uint32_t rank) { groups_[rank].reset(); }
+
+  /// Run `body` for each rank on a thread of its own; a hang ends the program.
+  void run(const std::function<void(Group&)>& body) {
+    in_parallel([&](std::uint32_t rank) {
+      if (groups_[rank]) body(*groups_[rank]);
+    });
+  }
+
+ private:
+  void in_parallel(const std::function<void(std::uint32_t)>& body) {
+    std::vector<std::future<void>> running;
+    for (std::uint32_t rank = 0; rank < meshes_.size(); ++rank)
+      running.push_back(std::async(std::launch::async, body, rank));
+    for (auto& one : running) {
+      if (one.wait_for(60s) == std::future_status::ready) continue;
+      std::fputs("a rank hangs\n", stderr);
+      std::abort();
+    }
+  }
+
+  std::vector<std::unique_ptr<Mesh>> meshes_;
+  Roster roster_;
+  std::vector<std::optional<Group>> groups_;
+};
+
+/// Status as gtest prints it.
+inline ::testing::AssertionResult succeeds(const Status& status) {
+  if (status.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << status.error().to_string();
+}
+
+using Floats = std::vector<float>;
+inline std::span<float> view(Floats& values) { return values; }
+inline std::span<const float> view(const Floats& values) { return values; }
+
+inline CallOptions with(Reduction reduction, Algorithm algorithm = Algorithm::kAuto) {
+  CallOptions options;
+  options.reduction = reduction;
+  options.algorithm = algorithm;
+  return options;
+}
+
+}  // namespace centroid::collective::testing

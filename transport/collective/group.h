@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/async/task.h"
+#include "transport/collective/types.h"
+#include "transport/transport.h"
+
+namespace centroid::collective {
+
+class Call;
+class Driver;
+class Network;
+
+/// An operation under way. The memory given to it stays the operation's until it has ended; the
+/// destructor waits for that.
+class Handle {
+ public:
+  Handle() = default;
+  Handle(std::shared_ptr<Driver> driver, std::shared_ptr<Call> call);
+  explicit Handle(Error refused);  ///< ended before it began
+  Handle(Handle&&) noexcept = default;
+  Handle& operator=(Handle&& other) noexcept;
+  ~Handle();
+
+  /// Block until it has ended; may be called again.
+  Status wait();
+  /// Has it ended? Never blocks.
+  bool test() const;
+  /// Await the end on the awaiting coroutine's executor; once, and not on a cancelled task.
+  Task<Status> ended();
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<Call> call_;
+  Status refused_;
+};
+
+/// Some ranks of one generation, in order: who takes part in an operation.
+///
+/// fails     an operation that fails on one rank ends the group: every operation under way and
+/// every
+///           later one fails on all members with that cause, which names rank and operation. Build
+///           the next generation's group and repeat.
+/// thread    any number may issue operations; those with the same tag in the same order everywhere
+/// lifetime  a cheap handle; the connections close with the last group of the generation, which
+///           waits up to two seconds until the peers have read everything
+class Group {
+ public:
+  std::uint32_t rank() const;
+  std::uint32_t world() const;
+  std::uint64_t generation() const;
+  /// Ranks of the members in the generation, by their rank here: {1, 3}: the generation's 3 is 1.
+  std::span<const std::uint32_t> members() const;
+
+  /// The group of these ranks of this one. Every member must make it, and those with the same
+  /// members in the same order; nothing is sent.
+  ///
+  /// fails  invalid_argument: a rank outside this group, or our own is missing. Sorts, drops
+  /// doubles.
+  Result<Group> subgroup(std::vector<std::uint32_t> ranks) const;
+  /// The ranks of our colour; `colors` by rank. For grids: once by node, once by index in the node.
+  Result<Group> split(std::span<const std::uint32_t> colors) const;
+
+  /// End every operation of the group on all members.
+  void abort(Error cause) const;
+  /// Bytes and frames of all connections of the generation. Not from a coroutine of the driver.
+  transport::TrafficCounters traffic() const;
+
+  /// Made by Mesh::join.
+  struct Core;
+  explicit Group(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  Core& core() const { return *core_; }
+
+ private:
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace centroid::collective

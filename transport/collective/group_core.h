@@ -1,0 +1,42 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "transport/collective/group.h"
+#include "transport/collective/network.h"
+
+namespace centroid::collective {
+
+/// What the groups of one generation share; closes the network with the last of them.
+struct Generation {
+  explicit Generation(std::shared_ptr<Network> links) : network(std::move(links)) {}
+  ~Generation() { network->close(); }
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
+  const std::shared_ptr<Network> network;
+  std::shared_ptr<Driver> driver;  ///< of the network, for handles
+  std::mutex mutex;
+  std::map<std::vector<std::uint32_t>, std::uint64_t> made;  ///< groups so far, by members
+};
+
+struct Group::Core {
+  std::shared_ptr<Generation> generation;
+  std::vector<std::uint32_t> members;
+  std::uint32_t rank = 0;
+  std::uint64_t id = 0;
+  std::mutex mutex;
+  std::map<std::uint64_t, std::uint64_t> sequences;  ///< next, by tag
+
+  std::uint64_t next_sequence(std::uint64_t tag) {
+    const std::lock_guard lock(mutex);
+    return sequences[tag]++;
+  }
+};
+
+/// The group of these members (sorted ranks of the generation); `rank` is our place among them.
+Group make_group(std::shared_ptr<Generation> generation, std::vector<std::uint32_t> members,
+                 std::uint32_t rank);
+
+}  // namespace centroid::collective

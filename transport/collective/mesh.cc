@@ -1,0 +1,301 @@
+#include "transport/collective/mesh.h"
+
+#include <algorithm>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "transport/collective/group_core.h"
+#include "transport/handshake.h"
+
+namespace centroid::collective {
+
+using transport::Connection;
+using transport::Endpoint;
+using transport::InFrame;
+using transport::OutFrame;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFirstRetry{2}, kLastRetry{200};
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+std::string listed(const std::vector<std::uint32_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+/// A connection that says nothing is closed when its time is over.
+class Bound {
+ public:
+  Bound(Connection& connection, Deadline deadline) : timer_(connection.executor(), deadline) {
+    timer_.async_wait([state = state_, &connection](const boost::system::error_code& error) {
+      if (error || state->is_over) return;
+      state->is_late = true;
+      connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " said nothing"));
+    });
+  }
+  ~Bound() { state_->is_over = true; }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+  /// False: it came too late.
+  bool stop() {
+    state_->is_over = true;
+    return !state_->is_late;
+  }
+
+ private:
+  struct State {
+    bool is_over = false, is_late = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  boost::asio::steady_timer timer_;
+};
+
+Task<Result<InFrame>> read_kind(Connection& connection, std::uint16_t kind) {
+  CENTROID_CO_ASSIGN(InFrame frame, co_await connection.read_header());
+  if (frame.header.payload_bytes != 0) CENTROID_CO_TRY(co_await connection.skip_payload());
+  if (frame.header.kind != kind) {
+    co_return Error(ErrorCode::kDataLoss, connection.peer() + ": a frame of kind " +
+                                              std::to_string(frame.header.kind) +
+                                              " came before the join");
+  }
+  co_return frame;
+}
+
+}  // namespace
+
+struct Mesh::Impl {
+  MeshOptions options;
+  std::shared_ptr<Driver> driver;
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<transport::Listener> listener;
+
+  /// One generation being built; on the driver.
+  struct Building {
+    Roster roster;
+    Deadline deadline;
+    std::vector<std::unique_ptr<Connection>> connections;
+    std::uint32_t missing = 0;
+    std::optional<Error> refused;
+    Event changed;
+    TaskGroup tasks;
+    Building(Roster given, Deadline until, const Executor& executor)
+        : roster(std::move(given)),
+          deadline(until),
+          connections(roster.endpoints.size()),
+          missing(static_cast<std::uint32_t>(roster.endpoints.size()) - 1),
+          changed(executor),
+          tasks(executor) {}
+
+    void put(std::uint32_t rank, std::unique_ptr<Connection> connection) {
+      connections[rank] = std::move(connection);
+      --missing;
+      changed.notify_all();
+    }
+    void refuse(Error error) {
+      if (!refused) refused = std::move(error);
+      changed.notify_all();
+    }
+  };
+
+  transport::Greeting greeting(const Roster& roster) const {
+    transport::Greeting out;
+    out.role = "peer";
+    out.name = "rank " + std::to_string(roster.rank);
+    out.run_id = options.run_id;
+    out.token = options.token;
+    return out;
+  }
+
+  Task<void> call_peer(Building& building, std::uint32_t rank);
+  Task<Status> try_peer(Building& building, std::uint32_t rank);
+  Task<void> answer_peers(Building& building);
+  Task<void> answer_peer(Building& building, std::unique_ptr<Connection> connection);
+  Task<Result<std::uint32_t>> greet_peer(Building& building, Connection& connection);
+  Task<Status> build(Building& building);
+};
+
+Task<void> Mesh::Impl::call_peer(Building& building, std::uint32_t rank) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  auto pause = kFirstRetry;
+  while (true) {
+    Status tried = co_await try_peer(building, rank);
+    if (tried.ok()) co_return;
+    const ErrorCode code = tried.error().code();
+    // Not there yet, or still in the generation before: the roster may have reached us first.
+    if (code == ErrorCode::kFailedPrecondition || code == ErrorCode::kAborted)
+      co_return building.refuse(std::move(tried).error());
+    const TimePoint until = now() + pause;
+    if (until >= building.deadline || !co_await sleep_until(until)) co_return;
+    pause = std::min(2 * pause, kLastRetry);
+  }
+}
+
+Task<Status> Mesh::Impl::try_peer(Building& building, std::uint32_t rank) {
+  const Endpoint endpoint = building.roster.endpoints[rank];
+  CENTROID_CO_ASSIGN(auto connection, co_await transport->connect(endpoint, building.deadline));
+  Bound bound(*connection, building.deadline);
+  CENTROID_CO_ASSIGN(const transport::Peer peer,
+                     co_await transport::send_hello(*connection, greeting(building.roster)));
+  connection->set_limits(peer.limits);
+  Join join;
+  join.generation = building.roster.generation;
+  join.rank = building.roster.rank;
+  join.world = static_cast<std::uint32_t>(building.roster.endpoints.size());
+  const std::vector<std::byte> head = encode(join);
+  OutFrame frame;
+  frame.kind = kJoin;
+  frame.head = head;
+  CENTROID_CO_TRY(co_await connection->write(frame));
+  CENTROID_CO_ASSIGN(const InFrame reply, co_await read_kind(*connection, kJoinReply));
+  if (!reply.head.empty())
+    co_return transport::decode_error(reply.head).with_context("rank " + std::to_string(rank));
+  if (!bound.stop()) co_return Error(ErrorCode::kDeadlineExceeded, "join: too late");
+  building.put(rank, std::move(connection));
+  co_return Status();
+}
+
+Task<void> Mesh::Impl::answer_peers(Building& building) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  while (true) {
+    auto accepted = co_await listener->accept();
+    if (accepted.ok()) {
+      building.tasks.spawn(answer_peer(building, std::move(*accepted)));
+      continue;
+    }
+    if (accepted.error().code() == ErrorCode::kCancelled) co_return;
+    if (!co_await sleep_until(now() + kLastRetry)) co_return;
+  }
+}
+
+Task<void> Mesh::Impl::answer_peer(Building& building, std::unique_ptr<Connection> connection) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  Bound bound(*connection, std::min(building.deadline, now() + transport::kGreetingTimeout));
+  auto rank = co_await greet_peer(building, *connection);
+  std::vector<std::byte> head;
+  if (!rank.ok()) head = transport::encode_error(rank.error());
+  OutFrame frame;
+  frame.kind = kJoinReply;
+  frame.head = head;
+  const Status sent = co_await connection->write(frame);
+  if (!bound.stop() || !sent.ok() || !rank.ok() || building.connections[*rank]) co_return;
+  building.put(*rank, std::move(connection));
+}
+
+Task<Result<std::uint32_t>> Mesh::Impl::greet_peer(Building& building, Connection& connection) {
+  CENTROID_CO_ASSIGN(const transport::Peer peer,
+                     co_await transport::answer_hello(connection, greeting(building.roster)));
+  connection.set_limits(peer.limits);
+  CENTROID_CO_ASSIGN(const InFrame frame, co_await read_kind(connection, kJoin));
+  CENTROID_CO_ASSIGN(const Join join, decode_join(frame.head));
+  const Roster& roster = building.roster;
+  const std::string theirs = "generation " + std::to_string(join.generation) + " at rank " +
+                             std::to_string(roster.rank) + ", which is in " +
+                             std::to_string(roster.generation);
+  if (join.generation < roster.generation)
+    co_return Error(ErrorCode::kAborted, theirs + ": read the roster again");
+  if (join.generation > roster.generation)
+    co_return Error(ErrorCode::kUnavailable, theirs + ": not there yet");
+  if (join.world != roster.endpoints.size() || join.rank <= roster.rank ||
+      join.rank >= join.world) {
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "rank " + std::to_string(join.rank) + " of " + std::to_string(join.world) +
+                        " does not fit the roster of rank " + std::to_string(roster.rank) + " of " +
+                        std::to_string(roster.endpoints.size()));
+  }
+  if (building.connections[join.rank]) {
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "rank " + std::to_string(join.rank) + " is there already");
+  }
+  co_return join.rank;
+}
+
+Task<Status> Mesh::Impl::build(Building& building) {
+  building.tasks.spawn(answer_peers(building));
+  for (std::uint32_t rank = 0; rank < building.roster.rank; ++rank)
+    building.tasks.spawn(call_peer(building, rank));
+  while (building.missing != 0 && !building.refused && now() < building.deadline)
+    (void)co_await building.changed.wait(building.deadline);
+  building.tasks.cancel();
+  co_await building.tasks.join();
+  const std::string doing = "join generation " + std::to_string(building.roster.generation) +
+                            " as rank " + std::to_string(building.roster.rank);
+  if (building.refused) co_return std::move(*building.refused).with_context(doing);
+  if (building.missing == 0) co_return Status();
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t rank = 0; rank < building.connections.size(); ++rank)
+    if (rank != building.roster.rank && !building.connections[rank]) missing.push_back(rank);
+  co_return Error(ErrorCode::kDeadlineExceeded,
+                  doing + ": " + listed(missing) + " did not connect in time");
+}
+
+// ---- public
+
+Mesh::Mesh(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Mesh::~Mesh() {
+  const auto stop = [](Impl* impl) -> Task<void> {
+    impl->listener->close();
+    impl->listener.reset();
+    co_return;
+  };
+  impl_->driver->run(stop(impl_.get()));
+}
+
+Endpoint Mesh::endpoint() const { return impl_->listener->endpoint(); }
+
+Result<std::unique_ptr<Mesh>> Mesh::open(const TransportFactory& make_transport,
+                                         const Endpoint& listen, MeshOptions options) {
+  auto impl = std::make_unique<Impl>();
+  impl->driver = std::make_shared<Driver>(options.thread_name, options.spin);
+  impl->options = std::move(options);
+  impl->transport = make_transport(impl->driver->executor());
+  CENTROID_ASSIGN(impl->listener, impl->transport->listen(listen));
+  return std::unique_ptr<Mesh>(new Mesh(std::move(impl)));
+}
+
+Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
+  const auto world = static_cast<std::uint32_t>(roster.endpoints.size());
+  if (roster.rank >= world) {
+    return Error(ErrorCode::kInvalidArgument, "roster: rank " + std::to_string(roster.rank) +
+                                                  " of " + std::to_string(world) + " endpoints");
+  }
+  const auto join = [](Impl* impl, Roster given,
+                       Deadline until) -> Task<Result<std::shared_ptr<Network>>> {
+    Impl::Building building(std::move(given), until, impl->driver->executor());
+    CENTROID_CO_TRY(co_await impl->build(building));
+    auto network = std::make_shared<Network>(
+        impl->driver, building.roster.generation, building.roster.rank,
+        static_cast<std::uint32_t>(building.connections.size()), impl->options.timeout);
+    for (std::uint32_t rank = 0; rank < building.connections.size(); ++rank)
+      if (building.connections[rank])
+        network->add_link(rank, std::move(building.connections[rank]));
+    network->run_links();
+    co_return network;
+  };
+  CENTROID_ASSIGN(auto network, impl_->driver->run(join(impl_.get(), roster, deadline)));
+  auto generation = std::make_shared<Generation>(std::move(network));
+  generation->driver = impl_->driver;
+  std::vector<std::uint32_t> members(world);
+  for (std::uint32_t i = 0; i < world; ++i) members[i] = i;
+  return make_group(std::move(generation), std::move(members), roster.rank);
+}
+
+Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {
+  if (options.congestion_control.empty()) options.congestion_control = "auto";
+  options.stall_timeout = std::chrono::hours(1);
+  return [options](Executor executor) { return transport::make_tcp(executor, options); };
+}
+
+Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {
+  transport::TransportOptions options;
+  options.stall_timeout = std::chrono::hours(1);
+  return [options, hub](Executor executor) {
+    return transport::make_inprocess(executor, hub, options);
+  };
+}
+
+}  // namespace centroid::collective

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/collective/group.h"
+#include "transport/transport.h"
+
+namespace centroid::collective {
+
+struct MeshOptions {
+  std::string run_id;
+  std::string token;  ///< peers must know it; empty: none wanted
+  /// Of an operation, unless the call says otherwise.
+  std::chrono::milliseconds timeout{60'000};
+  /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores.
+  std::chrono::microseconds spin{0};
+  std::string thread_name = "collective";
+};
+
+/// The ranks of one generation as the roster gives them.
+struct Roster {
+  std::uint64_t generation = 0;
+  std::uint32_t rank = 0;
+  std::vector<transport::Endpoint> endpoints;  ///< by rank; our own is not used
+};
+
+/// One process's place in the mesh of peers: listens, and builds the group of each generation.
+/// Lives over many generations; a rank gives its endpoint to the roster before it joins.
+///
+/// thread  any, one call at a time; groups are used from any thread
+class Mesh {
+ public:
+  using TransportFactory = std::function<std::unique_ptr<transport::Transport>(Executor)>;
+  /// fails as Transport::listen
+  static Result<std::unique_ptr<Mesh>> open(const TransportFactory& make_transport,
+                                            const transport::Endpoint& listen,
+                                            MeshOptions options = {});
+  ~Mesh();
+
+  transport::Endpoint endpoint() const;  ///< with the real port
+
+  /// Connect with every other rank of the roster: the higher rank calls the lower one, again and
+  /// again until it answers.
+  ///
+  /// fails  deadline_exceeded (names the ranks that are missing), invalid_argument (a bad roster),
+  ///        failed_precondition (token or run refused), aborted (a peer is in a later generation)
+  Result<Group> join(const Roster& roster, Deadline deadline);
+
+ private:
+  struct Impl;
+  explicit Mesh(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// TCP as collectives want it: congestion control by itself ("auto"), and no stall timeout of its
+/// own, because operations have deadlines and peers may compute for minutes between them.
+Mesh::TransportFactory tcp_factory(transport::TransportOptions options = {});
+Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub);
+
+}  // namespace centroid::collective

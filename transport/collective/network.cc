@@ -1,0 +1,387 @@
+#include "transport/collective/network.h"
+
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+
+namespace centroid::collective {
+
+namespace {
+
+/// A failed operation waits so long for its last frames before their connections are closed.
+constexpr std::chrono::milliseconds kGrace{200};
+constexpr std::chrono::seconds kLeaveTimeout{2};
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+std::string name_of(const Link& link) { return "rank " + std::to_string(link.rank()); }
+
+}  // namespace
+
+Network::Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::uint32_t rank,
+                 std::uint32_t world, std::chrono::milliseconds timeout)
+    : driver_(std::move(driver)),
+      generation_(generation),
+      rank_(rank),
+      world_(world),
+      timeout_(timeout),
+      links_(world),
+      readers_(driver_->executor()),
+      writers_(driver_->executor()),
+      leave_(driver_->executor()),
+      watchdog_(driver_->executor()) {}
+
+Network::~Network() { close(); }
+
+void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection) {
+  links_[rank] = std::make_unique<Link>(*this, rank, std::move(connection));
+}
+
+void Network::run_links() {
+  for (const auto& link : links_) {
+    if (!link) continue;
+    readers_.spawn(link->read());
+    writers_.spawn(link->write());
+  }
+}
+
+// ---- operations
+
+void Network::start(std::shared_ptr<Call> call, bool is_waited) {
+  driver_->begin_work(is_waited);
+  boost::asio::post(driver_->context(), [self = shared_from_this(), call = std::move(call)] {
+    self->begin(call);
+    self->settle(call);
+  });
+}
+
+std::shared_ptr<Call> Network::find(const Key& key) const {
+  const auto at = calls_.find(key);
+  return at == calls_.end() ? nullptr : at->second;
+}
+
+bool Network::is_over(const Key& key) const {
+  if (aborted_.contains(key.group)) return true;
+  const auto at = begun_.find(std::pair(key.group, key.tag));
+  return at != begun_.end() && key.sequence < at->second && !calls_.contains(key);
+}
+
+std::optional<Error> Network::unreachable(const Call& call) const {
+  for (const std::uint32_t member : call.plan().members) {
+    const Link* const link = links_[member].get();
+    if (link == nullptr) continue;
+    if (link->lost() && !link->has_left())
+      return Error(link->lost()->code(), link->lost()->message()).with_context(name_of(*link));
+  }
+  return std::nullopt;
+}
+
+void Network::begin(const std::shared_ptr<Call>& call) {
+  const Key& key = call->key();
+  std::uint64_t& next = begun_[std::pair(key.group, key.tag)];
+  next = std::max(next, key.sequence + 1);
+  calls_.emplace(key, call);
+  if (call->is_failing()) return;
+  if (const auto over = aborted_.find(key.group); over != aborted_.end()) {
+    call->fail(over->second);
+    return;
+  }
+  if (has_bad_links_) {
+    if (auto error = unreachable(*call)) {
+      begin_abort(key.group, call->plan().members, std::move(*error), true);
+      return;
+    }
+    for (const Call::Channel& channel : call->channels()) {
+      if (!link_to(channel.peer)->has_left()) continue;
+      Error gone(ErrorCode::kUnavailable,
+                 "rank " + std::to_string(channel.peer) + " has left the group");
+      begin_abort(key.group, call->plan().members, std::move(gone), true);
+      return;
+    }
+  }
+  for (Call::Channel& channel : call->channels()) {
+    Link& link = *link_to(channel.peer);
+    if (channel.bytes_in >= kReadyFrom) link.send_control(kReady, encode(key));
+  }
+  if (auto pending = pending_.extract(key); !pending.empty()) {
+    for (const std::uint32_t rank : pending.mapped().ready) {
+      if (Call::Channel* const channel = call->channel_of(rank)) channel->is_ready = true;
+    }
+    for (Early& early : pending.mapped().frames) {
+      deliver(call, early);
+      if (call->is_failing()) return;
+    }
+  }
+  advance(call);
+  watch(call->query_at);
+}
+
+void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
+  Link& link = *link_to(early.rank);
+  link.kept_ -= early.payload.size();
+  link.give_back(early.payload.size());
+  Call::Channel* const channel = call->channel_of(early.rank);
+  if (channel == nullptr) return refuse_late(link, early.head);
+  auto expected = call->expect(*channel, early.head, early.payload.size());
+  if (!expected.ok()) return fail(call, std::move(expected).error());
+  call->received(*channel, *expected, early.payload);
+}
+
+void Network::advance(const std::shared_ptr<Call>& call) {
+  for (Call::Channel& channel : call->channels()) link_to(channel.peer)->enqueue(call, channel);
+}
+
+void Network::settle(const std::shared_ptr<Call>& call) {
+  if (!call->can_end() || calls_.erase(call->key()) == 0) return;
+  std::erase_if(ending_, [&](const auto& entry) { return entry.second == call; });
+  call->end();
+  driver_->end_work();
+  call->wake();
+  driver_->finish(call->is_done());
+}
+
+void Network::keep(Link& link, const DataHead& head, std::vector<std::byte> payload) {
+  Early early;
+  early.head = head;
+  early.payload = std::move(payload);
+  early.rank = link.rank();
+  if (auto call = find(head.key)) {  // begun while the payload came
+    deliver(call, early);
+    advance(call);
+    settle(call);
+    return;
+  }
+  if (is_over(head.key)) {
+    link.kept_ -= early.payload.size();
+    link.give_back(early.payload.size());
+    return;
+  }
+  pending_[head.key].frames.push_back(std::move(early));
+}
+
+void Network::refuse_late(Link& link, const DataHead& head) {
+  if (aborted_.contains(head.key.group)) return;  // what was under way when it ended
+  Error error(ErrorCode::kFailedPrecondition,
+              name_of(link) + " sent " + to_string(head.signature()) +
+                  " for an operation that expects nothing from it on rank " +
+                  std::to_string(rank_));
+  Abort abort;
+  abort.group = head.key.group;
+  abort.code = error.code();
+  abort.text = error.message();
+  link.send_control(kAbort, encode(abort));
+  begin_abort(head.key.group, {}, std::move(error), false);
+}
+
+void Network::on_ready(Link& link, const Key& key) {
+  if (auto call = find(key)) {
+    if (Call::Channel* const channel = call->channel_of(link.rank())) {
+      channel->is_ready = true;
+      link.waiter_.wake();
+    }
+    return;
+  }
+  if (!is_over(key)) pending_[key].ready.push_back(link.rank());
+}
+
+// ---- failures
+
+void Network::fail(const std::shared_ptr<Call>& call, Error error) {
+  begin_abort(call->key().group, call->plan().members, std::move(error), true);
+}
+
+void Network::abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause) {
+  driver_->begin_work(false);
+  boost::asio::post(driver_->context(),
+                    [self = shared_from_this(), group, cause, members = std::move(members)] {
+                      self->begin_abort(group, members, cause, true);
+                      self->driver_->end_work();
+                    });
+}
+
+void Network::begin_abort(std::uint64_t group, const std::vector<std::uint32_t>& members,
+                          Error cause, bool tells) {
+  if (!aborted_.emplace(group, cause).second) return;
+  drop_pending(group);
+  if (tells) {
+    Abort abort;
+    abort.group = group;
+    abort.code = cause.code();
+    abort.text = cause.message();
+    for (const std::uint32_t member : members)
+      if (Link* const link = link_to(member)) link->send_control(kAbort, encode(abort));
+  }
+  std::vector<std::shared_ptr<Call>> failed;
+  for (const auto& [key, call] : calls_)
+    if (key.group == group) failed.push_back(call);
+  for (const auto& call : failed) {
+    call->fail(cause);
+    if (call->has_io()) {
+      ending_.emplace_back(now() + kGrace, call);
+      watch(ending_.back().first);
+    }
+    settle(call);
+  }
+}
+
+void Network::drop_pending(std::uint64_t group) {
+  std::erase_if(pending_, [&](const auto& entry) {
+    if (entry.first.group != group) return false;
+    for (const Early& early : entry.second.frames) {
+      Link& link = *link_to(early.rank);
+      link.kept_ -= early.payload.size();
+      link.give_back(early.payload.size());
+    }
+    return true;
+  });
+}
+
+void Network::on_abort(const Abort& abort) {
+  begin_abort(abort.group, {}, Error(abort.code, abort.text), false);
+}
+
+void Network::on_lost(Link& link) {
+  has_bad_links_ = true;
+  leave_.notify_all();
+  if (is_closing_) return;
+  std::vector<std::shared_ptr<Call>> hit;
+  for (const auto& [key, call] : calls_) {
+    const auto& members = call->plan().members;
+    if (std::find(members.begin(), members.end(), link.rank()) == members.end()) continue;
+    if (link.has_left() && call->channel_of(link.rank()) == nullptr) continue;
+    hit.push_back(call);
+  }
+  for (const auto& call : hit) {
+    if (link.has_left()) {
+      const Call::Channel& channel = *call->channel_of(link.rank());
+      const bool is_needed =
+          channel.received < channel.receives.size() || channel.next_send < channel.sends.size();
+      if (!is_needed) continue;
+    }
+    fail(call, Error(link.lost()->code(), link.lost()->message()).with_context(name_of(link)));
+  }
+}
+
+void Network::on_left(Link& link) {
+  has_bad_links_ = true;
+  std::vector<std::shared_ptr<Call>> hit;
+  for (const auto& [key, call] : calls_) {
+    const Call::Channel* const channel = call->channel_of(link.rank());
+    // It left behind its last frame: what has not come will not.
+    if (channel != nullptr && channel->received < channel->receives.size() &&
+        channel->next_receive < channel->receives.size())
+      hit.push_back(call);
+  }
+  for (const auto& call : hit)
+    fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"));
+}
+
+void Network::on_query(Link& link, const Key& key) {
+  const auto call = find(key);
+  if (!call) return;  // not begun, or ended: the asker's chain of waits stops here
+  Waiting waiting;
+  waiting.key = key;
+  waiting.waits_for = call->waits_for();
+  link.send_control(kWaiting, encode(waiting));
+}
+
+// ---- the watchdog: one timer for all deadlines
+
+void Network::watch(TimePoint when) {
+  if (when >= watching_) return;
+  watching_ = when;
+  watchdog_.expires_at(when);
+  watchdog_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    if (error) return;
+    if (const auto self = weak.lock()) self->on_watch();
+  });
+}
+
+void Network::on_watch() {
+  watching_ = TimePoint::max();
+  const TimePoint time = now();
+  std::vector<std::shared_ptr<Call>> late;
+  for (const auto& [key, call] : calls_) {
+    if (call->is_failing()) continue;
+    if (time >= call->deadline) {
+      late.push_back(call);
+      continue;
+    }
+    if (time >= call->query_at && !std::exchange(call->is_queried, true)) {
+      for (const std::uint32_t member : call->plan().members)
+        if (Link* const link = link_to(member)) link->send_control(kQuery, encode(key));
+    }
+    watch(call->is_queried ? call->deadline : call->query_at);
+  }
+  for (const auto& call : late) {
+    fail(call, Error(ErrorCode::kDeadlineExceeded,
+                     "rank " + std::to_string(call->blamed()) + " did not do its part within " +
+                         std::to_string(call->plan().timeout.count()) + " ms"));
+  }
+  const auto ending = ending_;
+  for (const auto& [until, call] : ending) {
+    if (until > time) {
+      watch(until);
+      continue;
+    }
+    for (const auto& link : links_) {
+      if (link && link->touches(*call)) {
+        link->lose(
+            Error(ErrorCode::kAborted, "closed in the middle of a frame of a failed operation"));
+      }
+    }
+  }
+}
+
+// ---- the end
+
+void Network::on_leave_confirmed() { leave_.notify_all(); }
+
+Task<void> Network::shut_down() {
+  is_closing_ = true;
+  const Deadline deadline = now() + kLeaveTimeout;
+  for (const auto& link : links_)
+    if (link) link->send_control(kLeave, {});
+  const auto is_waiting = [this] {
+    return std::any_of(links_.begin(), links_.end(), [](const auto& link) {
+      return link && !link->lost() && !link->has_confirmed_leave();
+    });
+  };
+  while (is_waiting() && now() < deadline) (void)co_await leave_.wait(deadline);
+  for (const auto& link : links_)
+    if (link) link->stop();
+  // A peer that reads nothing must not hold us.
+  for (const auto& link : links_) {
+    if (link && !link->has_confirmed_leave())
+      link->lose(Error(ErrorCode::kCancelled, "this rank has left"));
+  }
+  co_await writers_.join();
+  for (const auto& link : links_)
+    if (link) link->lose(Error(ErrorCode::kCancelled, "this rank has left"));
+  readers_.cancel();
+  co_await readers_.join();
+  watchdog_.cancel();
+}
+
+void Network::close() {
+  if (std::exchange(is_closed_, true)) return;
+  driver_->run(shut_down());
+}
+
+transport::TrafficCounters Network::traffic() {
+  const auto sum = [](Network* self) -> Task<transport::TrafficCounters> {
+    transport::TrafficCounters total;
+    for (const auto& link : self->links_) {
+      if (!link) continue;
+      const transport::TrafficCounters one = link->connection_->traffic();
+      total.bytes_in += one.bytes_in;
+      total.bytes_out += one.bytes_out;
+      total.frames_in += one.frames_in;
+      total.frames_out += one.frames_out;
+    }
+    co_return total;
+  };
+  return driver_->run(sum(this));
+}
+
+}  // namespace centroid::collective

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <boost/asio/steady_timer.hpp>
+
+#include "common/async/task_group.h"
+#include "transport/collective/driver.h"
+#include "transport/collective/link.h"
+
+namespace centroid::collective {
+
+/// All links of one rank in one generation, and the operations under way on them.
+///
+/// thread    the driver's executor, but for the constructor, `start` and `close`
+/// lifetime  shared by its groups; the last one closes it
+class Network : public std::enable_shared_from_this<Network> {
+ public:
+  Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::uint32_t rank,
+          std::uint32_t world, std::chrono::milliseconds timeout);
+  ~Network();
+
+  Driver& driver() { return *driver_; }
+  std::uint64_t generation() const { return generation_; }
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t world() const { return world_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  /// Before the first operation, on the driver.
+  void add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection);
+  void run_links();
+  /// From any thread: begin an operation. `is_waited`: the caller waits for it next.
+  void start(std::shared_ptr<Call> call, bool is_waited);
+  /// From any thread: end every operation of the group, here and on its members.
+  void abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause);
+  /// From any thread but the driver's: say goodbye and close; at most two seconds.
+  void close();
+  transport::TrafficCounters traffic();  ///< of all links; any thread but the driver's
+
+  // For links.
+  std::shared_ptr<Call> find(const Key& key) const;
+  /// The operation has ended here, or its group is over.
+  bool is_over(const Key& key) const;
+  void keep(Link& link, const DataHead& head, std::vector<std::byte> payload);
+  void refuse_late(Link& link, const DataHead& head);
+  void on_ready(Link& link, const Key& key);
+  void on_query(Link& link, const Key& key);
+  void on_abort(const Abort& abort);
+  void on_lost(Link& link);
+  void on_left(Link& link);
+  void on_leave_confirmed();
+  /// Something was received: frames that waited for it may go.
+  void advance(const std::shared_ptr<Call>& call);
+  /// End the call if it is complete, or has failed and nothing touches its memory.
+  void settle(const std::shared_ptr<Call>& call);
+  /// End the call's whole group.
+  void fail(const std::shared_ptr<Call>& call, Error error);
+
+ private:
+  struct Early {
+    DataHead head;
+    std::vector<std::byte> payload;
+    std::uint32_t rank = 0;
+  };
+  struct Pending {
+    std::vector<Early> frames;
+    std::vector<std::uint32_t> ready;
+  };
+
+  void begin(const std::shared_ptr<Call>& call);
+  void begin_abort(std::uint64_t group, const std::vector<std::uint32_t>& members, Error cause,
+                   bool tells);
+  void deliver(const std::shared_ptr<Call>& call, Early& early);
+  std::optional<Error> unreachable(const Call& call) const;
+  void drop_pending(std::uint64_t group);
+  void watch(TimePoint when);
+  void on_watch();
+  Link* link_to(std::uint32_t rank) { return links_[rank].get(); }
+  Task<void> shut_down();
+
+  const std::shared_ptr<Driver> driver_;
+  const std::uint64_t generation_;
+  const std::uint32_t rank_, world_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<std::unique_ptr<Link>> links_;  ///< by rank; none to ourselves
+  TaskGroup readers_, writers_;
+  Event leave_;
+  std::unordered_map<Key, std::shared_ptr<Call>, KeyHash> calls_;
+  std::unordered_map<Key, Pending, KeyHash> pending_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> begun_;  ///< group, tag: next
+  std::unordered_map<std::uint64_t, Error> aborted_;                        ///< by group
+  boost::asio::steady_timer watchdog_;
+  TimePoint watching_ = TimePoint::max();
+  std::vector<std::pair<TimePoint, std::shared_ptr<Call>>> ending_;  ///< failed, with I/O to end
+  bool has_bad_links_ = false, is_closing_ = false, is_closed_ = false;
+};
+
+}  // namespace centroid::collective

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "common/base/bytes.h"
+#include "common/tensor/dtype.h"
+
+namespace centroid::collective {
+
+/// The numbers are on the wire: never change one.
+enum class Reduction : std::uint8_t {
+  kNone = 0,
+  kSum = 1,
+  kMean = 2,
+  kWeightedMean = 3,  ///< sum of weight * x over the sum of the weights
+  kMin = 4,
+  kMax = 5,
+  kProduct = 6
+};
+std::string_view to_string(Reduction reduction);  ///< "weighted_mean"
+
+enum class Operation : std::uint8_t {
+  kAllReduce = 1,
+  kReduceScatter = 2,
+  kAllGather = 3,
+  kBroadcast = 4,
+  kAllToAll = 5,
+  kGather = 6,
+  kScatter = 7,
+  kBarrier = 8,
+  kSend = 9,
+};
+std::string_view to_string(Operation operation);  ///< "all_reduce"
+
+/// How an all-reduce travels (docs/algorithms.md). Every rank must ask for the same.
+enum class Algorithm : std::uint8_t {
+  kAuto = 0,               ///< by size: recursive doubling for small, ring for large
+  kRing = 1,               ///< 2(N-1)/N of the bytes; sums in ring order
+  kRecursiveDoubling = 2,  ///< log2 N steps of all the bytes; for two ranks a direct exchange
+  kChain = 3,              ///< sums in rank order, as a parameter server does; 2 times the bytes
+};
+
+template <class T>
+concept Element = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+                  std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::int64_t>;
+
+template <Element T>
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return DType::kF32;
+  if constexpr (std::is_same_v<T, double>) return DType::kF64;
+  if constexpr (std::is_same_v<T, std::int32_t>) return DType::kI32;
+  return DType::kI64;
+}
+
+/// Elements in the caller's memory: read only.
+struct ConstElements {
+  DType dtype = DType::kF32;
+  Bytes bytes;
+
+  ConstElements() = default;
+  ConstElements(DType type, Bytes raw) : dtype(type), bytes(raw) {}
+  template <class T, std::size_t N>
+    requires Element<std::remove_const_t<T>>
+  ConstElements(std::span<T, N> values)
+      : dtype(dtype_of<std::remove_const_t<T>>()), bytes(std::as_bytes(values)) {}
+  std::uint64_t count() const { return bytes.size() / size_of(dtype); }
+};
+
+/// Elements in the caller's memory: written.
+struct Elements {
+  DType dtype = DType::kF32;
+  MutableBytes bytes;
+
+  Elements() = default;
+  Elements(DType type, MutableBytes raw) : dtype(type), bytes(raw) {}
+  template <Element T, std::size_t N>
+  Elements(std::span<T, N> values) : dtype(dtype_of<T>()), bytes(std::as_writable_bytes(values)) {}
+  operator ConstElements() const { return {dtype, bytes}; }
+  std::uint64_t count() const { return bytes.size() / size_of(dtype); }
+};
+
+/// What one call may choose. Every rank of the group must choose the same, but for `timeout`,
+/// `weight` and `preserve_input`.
+struct CallOptions {
+  Reduction reduction = Reduction::kSum;
+  double weight = 1;  ///< of this rank, for weighted_mean; not negative
+  Algorithm algorithm = Algorithm::kAuto;
+  std::chrono::milliseconds timeout{0};  ///< 0: the mesh's
+  /// Calls with different tags never mix: threads that share a group take one each. Within a tag
+  /// every rank issues the same calls in the same order.
+  std::uint64_t tag = 0;
+  /// In place: keep a copy and put it back when the call fails.
+  bool preserve_input = false;
+};
+
+/// Bytes of one segment, the unit of pipelining: it is summed while it is still in cache.
+/// 64 MiB ring over loopback: 1 MiB is at the limit, 256 KiB 5-10 % and 64 KiB 50 % slower.
+inline constexpr std::uint64_t kSegmentBytes = 1 << 20;
+
+}  // namespace centroid::collective

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/result.h"
+#include "transport/collective/types.h"
+#include "transport/session.h"
+
+namespace centroid::collective {
+
+/// Kinds of frames between peers (docs/algorithms.md, "On the wire").
+enum PeerKind : std::uint16_t {
+  kJoin = transport::kFirstMessageKind + 100,
+  kJoinReply,
+  kData,     ///< one segment of one operation
+  kReady,    ///< the operation has begun here: its segments need no credit
+  kReturn,   ///< credit for segments that came before their operation
+  kAbort,    ///< the group is over, and why
+  kQuery,    ///< my operation is late: for whom does yours wait?
+  kWaiting,  ///< answer to kQuery
+  kLeave,    ///< orderly end
+};
+
+/// One operation of one group, the same on all its ranks.
+struct Key {
+  std::uint64_t group = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t sequence = 0;
+  bool operator==(const Key&) const = default;
+};
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    return key.group ^ (key.sequence * 0x9E3779B97F4A7C15ULL) ^ (key.tag * 0xC2B2AE3D27D4EB4FULL);
+  }
+};
+
+/// What the ranks of one operation must agree on.
+struct Signature {
+  std::uint64_t count = 0;  ///< elements of the whole
+  std::uint32_t root = 0;
+  Operation operation = Operation::kBarrier;
+  DType dtype = DType::kU8;
+  Reduction reduction = Reduction::kNone;
+  Algorithm algorithm = Algorithm::kAuto;
+  bool operator==(const Signature&) const = default;
+};
+std::string to_string(const Signature& signature);  ///< "all_reduce (sum, ring) of 12 f32"
+
+/// Head of kData; 48 bytes, little-endian, in this order.
+struct DataHead {
+  Key key;
+  std::uint64_t count = 0;
+  std::uint32_t step = 0;
+  std::uint32_t segment = 0;
+  std::uint32_t root = 0;
+  Operation operation = Operation::kBarrier;
+  DType dtype = DType::kU8;
+  Reduction reduction = Reduction::kNone;
+  std::uint8_t algorithm = 0;  ///< bit 7: sent on credit
+
+  Signature signature() const;
+  bool is_on_credit() const { return (algorithm & 0x80) != 0; }
+};
+static_assert(sizeof(DataHead) == 48 && std::is_trivially_copyable_v<DataHead>);
+inline constexpr std::size_t kDataOverhead = transport::kFrameHeaderBytes + sizeof(DataHead);
+
+/// Heads of the others.
+struct Join {
+  std::uint64_t generation = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t world = 0;
+};
+struct Abort {
+  std::uint64_t group = 0;
+  ErrorCode code = ErrorCode::kAborted;
+  std::string text;
+};
+struct Waiting {
+  Key key;
+  std::uint32_t waits_for = 0;  ///< global rank
+};
+
+std::vector<std::byte> encode(const Join& join);
+std::vector<std::byte> encode(const Abort& abort);
+std::vector<std::byte> encode(const Key& key);
+std::vector<std::byte> encode(const Waiting& waiting);
+std::vector<std::byte> encode_bytes(std::uint64_t bytes);
+
+/// All fail data_loss: wrong length, or a value out of its range.
+Result<DataHead> decode_data(Bytes head);
+Result<Join> decode_join(Bytes head);
+Result<Abort> decode_abort(Bytes head);
+Result<Key> decode_key(Bytes head);
+Result<Waiting> decode_waiting(Bytes head);
+Result<std::uint64_t> decode_bytes(Bytes head);
+
+}  // namespace centroid::collective
