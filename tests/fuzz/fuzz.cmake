@@ -14,6 +14,8 @@ set(fuzzers
   safetensors centroid::checkpoint
   checkpoint_manifest centroid::checkpoint
   frame centroid::transport
+  greeting centroid::transport
+  messages centroid::proto
 )
 
 while(fuzzers)

@@ -1,0 +1,55 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "common/proto/messages.h"
+
+/// Heads of messages from a peer: the first byte chooses the message, what decodes must survive a
+/// second trip.
+namespace {
+
+template <class M>
+void check(centroid::Bytes head) {
+  const auto message = centroid::proto::decode<M>(head);
+  if (message.ok())
+    CENTROID_CHECK(centroid::proto::decode<M>(centroid::proto::encode(*message)).ok());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace centroid::proto;
+  if (size == 0) return 0;
+  const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);
+  switch (data[0] % 10) {
+    case 0:
+      check<Join>(head);
+      break;
+    case 1:
+      check<JoinReply>(head);
+      break;
+    case 2:
+      check<StateChunk>(head);
+      break;
+    case 3:
+      check<RoundOpen>(head);
+      break;
+    case 4:
+      check<Push>(head);
+      break;
+    case 5:
+      check<PushEnd>(head);
+      break;
+    case 6:
+      check<RoundClosed>(head);
+      break;
+    case 7:
+      check<Finish>(head);
+      break;
+    case 8:
+      check<Leave>(head);
+      break;
+    default:
+      check<Report>(head);
+  }
+  return 0;
+}
