@@ -211,8 +211,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   probe_.payload_received(bytes);
   if (!current) {
     probe_.stale_frame();
-    CENTROID_CO_TRY(co_await session.skip_payload());
-    session.release_credit(bytes);
+    CENTROID_CO_TRY(co_await session.skip_payload());  // gives its credit back by itself
     co_return Status();
   }
   const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +

@@ -115,7 +115,12 @@ class StarExchange final : public Exchange {
 
   void leave(const std::string& reason) override {
     if (std::exchange(left_, true)) return;
-    post([this, reason] { link_.end(reason); });
+    std::promise<void> is_told;  // the link may have ended by itself: wait for our own call too
+    post([this, &reason, &is_told] {
+      link_.end(reason);
+      is_told.set_value();
+    });
+    is_told.get_future().get();
     running_.get();
   }
 
