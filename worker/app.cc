@@ -1,13 +1,14 @@
 #include "worker/app.h"
 
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/use_future.hpp>
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_future.hpp>
 #include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
@@ -28,8 +29,9 @@ std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
 }
 
-Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, const Model& model, const DataSplit& data,
-                                                ExchangeMemory memory, IoThread& io, metrics::Registry& registry) {
+Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, const Model& model,
+                                                const DataSplit& data, ExchangeMemory memory,
+                                                IoThread& io, metrics::Registry& registry) {
   if (config.exchange == "local") {
     LocalOptions options;
     options.optimizer = config.optimizer;
@@ -63,34 +65,37 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   transport_options.limits.max_payload_bytes = 256u << 20;
   transport_options.congestion_control = config.congestion_control;
   auto transport = transport::make_tcp(io.executor(), transport_options);
-  return make_star_exchange(io.executor(), std::move(transport), std::move(options), std::move(memory), registry);
+  return make_star_exchange(io.executor(), std::move(transport), std::move(options),
+                            std::move(memory), registry);
 }
 
-Status write_summary(const std::string& path, const WorkerConfig& config, const TrainingSummary& s, std::span<const float> params,
-                     const Status& result) {
-  const nlohmann::json summary = {{"name", config.name},
-                                  {"exchange", config.exchange},
-                                  {"rounds", s.rounds},
-                                  {"skipped_rounds", s.skipped},
-                                  {"lost_rounds", s.lost},
-                                  {"samples", s.samples},
-                                  {"compute_seconds", s.compute_seconds},
-                                  {"wait_seconds", s.wait_seconds},
-                                  {"seconds", s.total_seconds},
-                                  {"step_seconds", s.rounds > 0 ? s.compute_seconds / static_cast<double>(s.rounds) : 0},
-                                  {"bytes_in", s.traffic.bytes_in},
-                                  {"bytes_out", s.traffic.bytes_out},
-                                  {"loss", s.last_loss},
-                                  {"test_accuracy", s.test_accuracy},
-                                  {"test_loss", s.test_loss},
-                                  {"version", s.version.value},
-                                  {"fingerprint", std::to_string(fingerprint(params))},
-                                  {"end", s.end},
-                                  {"error", result.ok() ? "" : result.error().to_string()}};
+Status write_summary(const std::string& path, const WorkerConfig& config, const TrainingSummary& s,
+                     std::span<const float> params, const Status& result) {
+  const nlohmann::json summary = {
+      {"name", config.name},
+      {"exchange", config.exchange},
+      {"rounds", s.rounds},
+      {"skipped_rounds", s.skipped},
+      {"lost_rounds", s.lost},
+      {"samples", s.samples},
+      {"compute_seconds", s.compute_seconds},
+      {"wait_seconds", s.wait_seconds},
+      {"seconds", s.total_seconds},
+      {"step_seconds", s.rounds > 0 ? s.compute_seconds / static_cast<double>(s.rounds) : 0},
+      {"bytes_in", s.traffic.bytes_in},
+      {"bytes_out", s.traffic.bytes_out},
+      {"loss", s.last_loss},
+      {"test_accuracy", s.test_accuracy},
+      {"test_loss", s.test_loss},
+      {"version", s.version.value},
+      {"fingerprint", std::to_string(fingerprint(params))},
+      {"end", s.end},
+      {"error", result.ok() ? "" : result.error().to_string()}};
   std::ofstream out(path);
   out << summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   out.close();
-  if (!out) return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (summary_file)");
+  if (!out)
+    return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (summary_file)");
   return {};
 }
 
@@ -116,12 +121,16 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
   CENTROID_ASSIGN(const auto data, load_data(data_options));
   CENTROID_ASSIGN(const auto model, make_model(config.model));
   if (model->features() != data.train.features || model->classes() != data.train.classes)
-    return Error(ErrorCode::kInvalidArgument, "model " + model->spec() + " does not fit the data: it takes " + std::to_string(model->features()) +
-                                                  " features and " + std::to_string(model->classes()) + " classes, " + data.train.name + " has " +
-                                                  std::to_string(data.train.features) + " and " + std::to_string(data.train.classes));
+    return Error(ErrorCode::kInvalidArgument,
+                 "model " + model->spec() + " does not fit the data: it takes " +
+                     std::to_string(model->features()) + " features and " +
+                     std::to_string(model->classes()) + " classes, " + data.train.name + " has " +
+                     std::to_string(data.train.features) + " and " +
+                     std::to_string(data.train.classes));
   if (config.batch > data.train.samples)
-    return Error(ErrorCode::kInvalidArgument, "batch " + std::to_string(config.batch) + " is larger than the training data (" +
-                                                  std::to_string(data.train.samples) + " samples): lower --batch");
+    return Error(ErrorCode::kInvalidArgument,
+                 "batch " + std::to_string(config.batch) + " is larger than the training data (" +
+                     std::to_string(data.train.samples) + " samples): lower --batch");
   CENTROID_ASSIGN(const auto group, make_replica_group(*model, config.devices));
   log::info("worker.started", {{"version", kVersion},
                                {"name", config.name},
@@ -137,21 +146,28 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
   memory.params = group->params();
   memory.gradients = group->gradients();
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
-  CENTROID_ASSIGN(const auto exchange, make_exchange(config, *model, data, std::move(memory), io, registry));
+  CENTROID_ASSIGN(const auto exchange,
+                  make_exchange(config, *model, data, std::move(memory), io, registry));
 
   boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
-  auto watching = boost::asio::co_spawn(io.context(), watch_signals(signals, *exchange), boost::asio::use_future);
+  auto watching = boost::asio::co_spawn(io.context(), watch_signals(signals, *exchange),
+                                        boost::asio::use_future);
   std::uint64_t epoch = 0;
-  const auto observe = [&](const Share& share, const StepStats&, const RoundReport& report, const TrainingSummary& now) {
+  const auto observe = [&](const Share& share, const StepStats&, const RoundReport& report,
+                           const TrainingSummary& now) {
     if (share.epoch == epoch) return;
     epoch = share.epoch;
-    log::info("epoch.ended", {{"epoch", epoch}, {"version", report.version.value}, {"loss", now.last_loss}, {"test_accuracy", now.test_accuracy}});
+    log::info("epoch.ended", {{"epoch", epoch},
+                              {"version", report.version.value},
+                              {"loss", now.last_loss},
+                              {"test_accuracy", now.test_accuracy}});
   };
   const Status result = train(*group, data, *exchange, summary, observe);
   exchange->leave(result.ok() ? summary.end : result.error().message());
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();
-  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config.summary_file, config, summary, group->params(), result));
+  if (!config.summary_file.empty())
+    CENTROID_TRY(write_summary(config.summary_file, config, summary, group->params(), result));
   return result;
 }
 
@@ -174,8 +190,10 @@ int run_worker(const WorkerConfig& config) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kFailedPrecondition:
     case ErrorCode::kDataLoss:
-    case ErrorCode::kNotFound: return kExitUsage;
-    default: return kExitFailed;
+    case ErrorCode::kNotFound:
+      return kExitUsage;
+    default:
+      return kExitFailed;
   }
 }
 
