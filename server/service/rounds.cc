@@ -88,6 +88,7 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
 
 void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                            bool resend) {
+  aggregator_->begin({});  // gives credit back by the ranks of the attempt before
   attempt_ = std::make_shared<Attempt>();
   attempt_->generation = roster_.generation();
   attempt_->round = round_;
@@ -141,6 +142,7 @@ Task<Status> Cluster::one_round() {
     while (!decision_) {
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
       const bool woken = co_await changed_.wait(give_up.value_or(TimePoint::max()));
+      results_taken();
       if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
         log::warn("round.given_up",
                   {{"round", round_.value},
@@ -222,6 +224,7 @@ void Cluster::emit(const Chunk& chunk) {
   auto release = [this, hold, before = std::move(attempt_->release)] {
     if (before) before();
     store_->release(hold);
+    changed_.notify_all();  // the round loop tries what waited for this memory
   };
   attempt_->release = std::move(release);
   outgoing_.notify_all();
@@ -236,7 +239,10 @@ Task<void> Cluster::snapshot_room() {
 
 Task<Status> Cluster::merge(RoundDecision decision) {
   const std::size_t chunks = store_->plan().chunks().size();
-  while (complete_chunks_ < chunks) co_await changed_.wait(TimePoint::max());
+  while (complete_chunks_ < chunks) {
+    co_await changed_.wait(TimePoint::max());
+    results_taken();
+  }
   const TimePoint begin = clock_.now();
   const bool on_worker = config_.apply == "worker";
   const auto outcome = proto::Outcome::kCommitted;

@@ -227,8 +227,11 @@ class ClusterTest(unittest.TestCase):
         try:
             return super().run(result)
         finally:
+            is_bad = len(result.failures) + len(result.errors) > bad
+            if is_bad:
+                self.show_state()
             self.end_all()
-            if len(result.failures) + len(result.errors) > bad:
+            if is_bad:
                 self.show_logs()
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -236,6 +239,16 @@ class ClusterTest(unittest.TestCase):
         for process in self.processes:
             if process.is_running():
                 process.kill()
+
+    def show_state(self):
+        """What servers that still run are waiting for."""
+        for server in self.processes:
+            if isinstance(server, Server) and server.api and server.is_running():
+                for path in ("/v1/rounds?limit=2", "/v1/waits", "/metrics"):
+                    with contextlib.suppress(OSError):
+                        lines = server.call("GET", path)[1].splitlines()
+                        shown = [line for line in lines if path != "/metrics" or "waiting" in line or "in_use" in line]
+                        print(f"--- {server.name} {path}", *shown, sep="\n", file=sys.stderr)
 
     def show_logs(self):
         for process in self.processes:

@@ -74,6 +74,7 @@ class Loss(MembershipTest):
         self.assertEqual(after["aborted_attempts"], before["aborted_attempts"] + 1)
         self.assertEqual(server.metric("centroid_server_rounds_total", outcome="aborted"), after["aborted_attempts"])
         server.wait_event("round.attempt_aborted", why="in the middle of its contribution")
+        self.assertEqual([len(server.workers(name)) for name in ("w0", "w2")], [1, 1], "the others were never thrown out")
         self.stop_in_order(server, *others)
         self.assert_same_fingerprint("w0", "w2")
 
@@ -258,7 +259,7 @@ class Leaving(MembershipTest):
         server, workers = self.cluster_of("w0", "w1")
         server.post("/v1/job:pause")
         server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
-        server.post("/v1/workers/1:drain")
+        server.post(f"/v1/workers/{server.workers('w0')[0]['member']}:drain")
         self.assert_status(workers[0], DONE, "drained by an operator")
         server.post("/v1/job:resume")
         server.wait_more_rounds()
