@@ -51,6 +51,7 @@ class Job {
 
   /// Build the next generation.
   void join() {
+    leave_all();
     groups_.clear();
     ++roster_.generation;
     std::vector<std::optional<Group>> made(meshes_.size());
@@ -63,17 +64,10 @@ class Job {
     });
     for (auto& group : made) groups_.push_back(std::move(group));
   }
-  ~Job() {
-    // All at once: each waits until the others have read its goodbye.
-    in_parallel([&](std::uint32_t rank) {
-      if (rank < groups_.size()) groups_[rank].reset();
-    });
-  }
+  ~Job() { leave_all(); }
 
   std::uint32_t world() const { return static_cast<std::uint32_t>(meshes_.size()); }
   Group& group(std::uint32_t rank) { return *groups_[rank]; }
-  /// This rank's connections go, as when its process dies.
-  Mesh& mesh(std::uint32_t rank) { return *meshes_[rank]; }
   void leave(std::uint32_t rank) { groups_[rank].reset(); }
 
   /// Run `body` for each rank on a thread of its own; a hang ends the program.
@@ -93,6 +87,13 @@ class Job {
       std::fputs("a rank hangs\n", stderr);
       std::abort();
     }
+  }
+
+  // All at once: each waits until the others have read its goodbye.
+  void leave_all() {
+    in_parallel([&](std::uint32_t rank) {
+      if (rank < groups_.size()) groups_[rank].reset();
+    });
   }
 
   std::vector<std::unique_ptr<Mesh>> meshes_;

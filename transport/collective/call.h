@@ -126,7 +126,8 @@ class Call {
   std::unique_ptr<std::byte[]> scratch_, copy_;
   std::vector<Channel> channels_;
   std::vector<std::uint8_t> received_;
-  std::vector<std::uint32_t> checksums_;  ///< of stored payloads that go on
+  std::vector<std::optional<std::uint32_t>>
+      checksums_;  ///< of payloads that were stored as they came
   std::map<std::uint32_t, std::vector<std::byte>> early_;
   std::map<std::uint32_t, std::uint32_t> answers_;  ///< global rank -> the one it waits for
   std::size_t left_ = 0;                            ///< sends and receives

@@ -47,7 +47,7 @@ class Handle {
 ///           the next generation's group and repeat.
 /// thread    any number may issue operations; those with the same tag in the same order everywhere
 /// lifetime  a cheap handle; the connections close with the last group of the generation, which
-///           waits up to two seconds until the peers have read everything
+///           waits up to `leave_timeout` until the peers have read everything
 class Group {
  public:
   std::uint32_t rank() const;

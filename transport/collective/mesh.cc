@@ -267,9 +267,10 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
                        Deadline until) -> Task<Result<std::shared_ptr<Network>>> {
     Impl::Building building(std::move(given), until, impl->driver->executor());
     CENTROID_CO_TRY(co_await impl->build(building));
-    auto network = std::make_shared<Network>(
-        impl->driver, building.roster.generation, building.roster.rank,
-        static_cast<std::uint32_t>(building.connections.size()), impl->options.timeout);
+    auto network =
+        std::make_shared<Network>(impl->driver, building.roster.generation, building.roster.rank,
+                                  static_cast<std::uint32_t>(building.connections.size()),
+                                  impl->options.timeout, impl->options.leave_timeout);
     for (std::uint32_t rank = 0; rank < building.connections.size(); ++rank)
       if (building.connections[rank])
         network->add_link(rank, std::move(building.connections[rank]));

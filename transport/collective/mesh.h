@@ -16,6 +16,9 @@ struct MeshOptions {
   std::string token;  ///< peers must know it; empty: none wanted
   /// Of an operation, unless the call says otherwise.
   std::chrono::milliseconds timeout{60'000};
+  /// How long the last group of a generation waits until the peers have read everything: who has no
+  /// operation under way reads nothing.
+  std::chrono::milliseconds leave_timeout{2'000};
   /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores.
   std::chrono::microseconds spin{0};
   std::string thread_name = "collective";

@@ -10,7 +10,6 @@ namespace {
 
 /// A failed operation waits so long for its last frames before their connections are closed.
 constexpr std::chrono::milliseconds kGrace{200};
-constexpr std::chrono::seconds kLeaveTimeout{2};
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -19,12 +18,14 @@ std::string name_of(const Link& link) { return "rank " + std::to_string(link.ran
 }  // namespace
 
 Network::Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::uint32_t rank,
-                 std::uint32_t world, std::chrono::milliseconds timeout)
+                 std::uint32_t world, std::chrono::milliseconds timeout,
+                 std::chrono::milliseconds leave_timeout)
     : driver_(std::move(driver)),
       generation_(generation),
       rank_(rank),
       world_(world),
       timeout_(timeout),
+      leave_timeout_(leave_timeout),
       links_(world),
       readers_(driver_->executor()),
       writers_(driver_->executor()),
@@ -136,8 +137,8 @@ void Network::settle(const std::shared_ptr<Call>& call) {
   std::erase_if(ending_, [&](const auto& entry) { return entry.second == call; });
   call->end();
   driver_->end_work();
-  call->wake();
   driver_->finish(call->is_done());
+  call->wake();
 }
 
 void Network::keep(Link& link, const DataHead& head, std::vector<std::byte> payload) {
@@ -339,7 +340,7 @@ void Network::on_leave_confirmed() { leave_.notify_all(); }
 
 Task<void> Network::shut_down() {
   is_closing_ = true;
-  const Deadline deadline = now() + kLeaveTimeout;
+  const Deadline deadline = now() + leave_timeout_;
   for (const auto& link : links_)
     if (link) link->send_control(kLeave, {});
   const auto is_waiting = [this] {

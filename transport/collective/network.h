@@ -22,7 +22,8 @@ namespace centroid::collective {
 class Network : public std::enable_shared_from_this<Network> {
  public:
   Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::uint32_t rank,
-          std::uint32_t world, std::chrono::milliseconds timeout);
+          std::uint32_t world, std::chrono::milliseconds timeout,
+          std::chrono::milliseconds leave_timeout);
   ~Network();
 
   Driver& driver() { return *driver_; }
@@ -38,7 +39,7 @@ class Network : public std::enable_shared_from_this<Network> {
   void start(std::shared_ptr<Call> call, bool is_waited);
   /// From any thread: end every operation of the group, here and on its members.
   void abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause);
-  /// From any thread but the driver's: say goodbye and close; at most two seconds.
+  /// From any thread but the driver's: say goodbye and close; at most `leave_timeout`.
   void close();
   transport::TrafficCounters traffic();  ///< of all links; any thread but the driver's
 
@@ -86,7 +87,7 @@ class Network : public std::enable_shared_from_this<Network> {
   const std::shared_ptr<Driver> driver_;
   const std::uint64_t generation_;
   const std::uint32_t rank_, world_;
-  const std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_, leave_timeout_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by rank; none to ourselves
   TaskGroup readers_, writers_;
   Event leave_;

@@ -1,0 +1,326 @@
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/conformance/collective_fixture.h"
+
+namespace centroid::collective::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Values;
+
+struct Failure : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, Failure, Values(Carrier::kInProcess, Carrier::kTcp),
+                         ::testing::PrintToStringParamName());
+
+CallOptions within(std::chrono::milliseconds timeout) {
+  CallOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+TEST_P(Failure, ASilentRankIsNamedByAllWithinTheDeadline) {
+  Job job(GetParam(), 4);
+  const TimePoint begin = now();
+  job.run([&](Group& group) {
+    if (group.rank() == 1) return;
+    Floats data(1 << 20, 1);
+    const Status status = all_reduce(group, view(data), within(400ms));
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_THAT(status.error().message(),
+                AllOf(HasSubstr("all_reduce (sum, ring) of 1048576 f32"),
+                      HasSubstr("rank 1 did not do its part within 400 ms")));
+  });
+  EXPECT_LT(now() - begin, 3s);
+  // The next generation works, and the operation can be repeated.
+  job.join();
+  job.run([&](Group& group) {
+    Floats data(1 << 20, 1);
+    EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
+    EXPECT_EQ(data, Floats(1 << 20, 4));
+  });
+}
+
+TEST_P(Failure, AnotherSizeIsNamedByAll) {
+  Job job(GetParam(), 3);
+  job.run([&](Group& group) {
+    Floats data(group.rank() == 2 ? 11 : 10, 1);
+    const Status status = all_reduce(group, view(data), within(5s));
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(status.error().message(), AllOf(HasSubstr("of 11 f32"), HasSubstr("of 10 f32")));
+  });
+}
+
+TEST_P(Failure, AnotherOperationIsNamedByAll) {
+  Job job(GetParam(), 2);
+  job.run([&](Group& group) {
+    Floats data(10, 1);
+    const Status status = group.rank() == 0 ? all_reduce(group, view(data), within(5s))
+                                            : broadcast(group, view(data), 1, within(5s));
+    const Status after = barrier(group, within(5s));
+    const Status& failed = status.ok() ? after : status;
+    ASSERT_FALSE(failed.ok());
+    EXPECT_THAT(failed.error().message(), AllOf(HasSubstr("broadcast"), HasSubstr("all_reduce")));
+  });
+}
+
+TEST_P(Failure, AbortEndsWhatIsUnderWayOnEveryRank) {
+  Job job(GetParam(), 3);
+  job.run([&](Group& group) {
+    Floats data(100, 1);
+    if (group.rank() == 2) {
+      Floats none(1);
+      group.abort(Error(ErrorCode::kAborted, "the round was given up"));
+      EXPECT_FALSE(barrier(group).ok());
+      return;
+    }
+    Handle handle = all_reduce_async(group, view(data), within(20s));
+    const Status status = handle.wait();
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
+    EXPECT_THAT(status.error().message(), HasSubstr("the round was given up"));
+    EXPECT_EQ(barrier(group).error().code(), ErrorCode::kAborted);
+  });
+}
+
+TEST_P(Failure, OtherGroupsGoOnAfterAnAbort) {
+  Job job(GetParam(), 3);
+  job.run([&](Group& group) {
+    auto pair = group.rank() < 2 ? group.subgroup({0, 1}) : group.subgroup({2});
+    ASSERT_TRUE(pair.ok());
+    pair->abort(Error(ErrorCode::kAborted, "enough"));
+    EXPECT_TRUE(succeeds(barrier(group)));
+    Floats data(5, 1);
+    EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
+    EXPECT_EQ(data, Floats(5, 3));
+  });
+}
+
+TEST_P(Failure, ARankThatLeavesIsNamed) {
+  MeshOptions options;
+  options.leave_timeout = 50ms;  // rank 2 reads nothing
+  Job job(GetParam(), 3, options);
+  std::thread leaver([&] { job.leave(1); });
+  Floats data(10, 1);
+  const Status status = all_reduce(job.group(0), view(data), within(5s));
+  leaver.join();
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.error().message(), HasSubstr("rank 1"));
+}
+
+TEST_P(Failure, TheInputIsPutBackWhenAsked) {
+  Job job(GetParam(), 3);
+  job.run([&](Group& group) {
+    if (group.rank() == 1) return;
+    Floats data(1 << 20);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 1000);
+    const Floats before = data;
+    CallOptions options = within(300ms);
+    options.preserve_input = true;
+    EXPECT_FALSE(all_reduce(group, view(data), options).ok());
+    EXPECT_EQ(data, before);
+  });
+}
+
+TEST_P(Failure, ATimeoutOfAnAsyncCallNeedsNoWaiter) {
+  Job job(GetParam(), 2);
+  job.run([&](Group& group) {
+    if (group.rank() == 1) return;
+    Floats data(10);
+    Handle handle = all_reduce_async(group, view(data), within(100ms));
+    const Deadline deadline = now() + 20s;
+    while (!handle.test() && now() < deadline) std::this_thread::yield();
+    EXPECT_TRUE(handle.test());
+    EXPECT_FALSE(handle.wait().ok());
+  });
+}
+
+/// A rank in a process of its own: the highest, which nobody calls.
+pid_t fork_rank(const Roster& shared, const std::function<void(Group&)>& body) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  auto mesh = Mesh::open(tcp_factory(), transport::Endpoint());
+  Roster roster = shared;
+  roster.rank = static_cast<std::uint32_t>(roster.endpoints.size()) - 1;
+  if (auto group = mesh.ok() ? (*mesh)->join(roster, now() + 20s) : Error(mesh.error()); group.ok())
+    body(*group);
+  ::_exit(0);
+}
+
+/// Ranks 0 and 1 here, rank 2 in another process; what the two get.
+std::vector<Status> with_process(const std::function<void(Group&)>& body, CallOptions options,
+                                 bool kills) {
+  std::vector<std::unique_ptr<Mesh>> meshes;
+  Roster roster;
+  roster.generation = 1;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto mesh = Mesh::open(tcp_factory(), transport::Endpoint());
+    EXPECT_TRUE(mesh.ok());
+    roster.endpoints.push_back((*mesh)->endpoint());
+    meshes.push_back(std::move(*mesh));
+  }
+  roster.endpoints.emplace_back();
+  const pid_t child = fork_rank(roster, body);
+  std::vector<Status> out(2);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Roster mine = roster;
+      mine.rank = rank;
+      auto group = meshes[rank]->join(mine, now() + 20s);
+      ASSERT_TRUE(group.ok()) << group.error().to_string();
+      Floats data(8 << 20, 1);
+      out[rank] = all_reduce(*group, view(data), options);
+      if (kills) ::kill(child, SIGKILL);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  return out;
+}
+
+TEST(Process, ADeadPeerEndsTheOperationOnAllSurvivors) {
+  const auto die = [](Group& group) {
+    Floats data(8 << 20, 1);
+    Handle handle = all_reduce_async(group, view(data));
+    ::kill(::getpid(), SIGKILL);
+  };
+  const TimePoint begin = now();
+  for (const Status& status : with_process(die, within(20s), false)) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));
+  }
+  EXPECT_LT(now() - begin, 15s);
+}
+
+TEST(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
+  const auto stop = [](Group& group) {
+    Floats data(8 << 20, 1);
+    Handle handle = all_reduce_async(group, view(data));
+    ::kill(::getpid(), SIGSTOP);
+  };
+  const TimePoint begin = now();
+  for (const Status& status : with_process(stop, within(800ms), true)) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));
+  }
+  EXPECT_LT(now() - begin, 10s);
+}
+
+// Whatever one connection does to whichever operation, every rank's call ends, with an error or
+// right.
+TEST(Faults, EveryRankEndsWhereverATransportFails) {
+  using Action = transport::FaultPlan::Action;
+  constexpr std::uint64_t kNotYet = std::uint64_t{1} << 40;
+  std::uint64_t failed = 0;
+  for (const Action action : {Action::kFail, Action::kCut, Action::kCorrupt, Action::kTruncate}) {
+    for (std::uint64_t at = 0; at < 16; at += 3) {
+      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at " +
+                   std::to_string(at));
+      transport::FaultPlan plan;
+      plan.action = action;
+      plan.at_operation = at;
+      *plan.operations = kNotYet;
+      const auto hub = transport::make_inprocess_hub();
+      const auto plain = inprocess_factory(hub);
+      const auto faulty = [&](Executor executor) {
+        return transport::make_faulty(plain(executor), plan);
+      };
+      std::vector<std::unique_ptr<Mesh>> meshes;
+      Roster roster;
+      for (std::uint32_t rank = 0; rank < 3; ++rank) {
+        transport::Endpoint endpoint;
+        endpoint.host = "rank" + std::to_string(rank);
+        auto mesh = rank == 1 ? Mesh::open(faulty, endpoint) : Mesh::open(plain, endpoint);
+        ASSERT_TRUE(mesh.ok());
+        roster.endpoints.push_back((*mesh)->endpoint());
+        meshes.push_back(std::move(*mesh));
+      }
+      std::vector<std::optional<Group>> groups(3);
+      const auto each = [&](const std::function<void(std::uint32_t)>& body) {
+        std::vector<std::thread> threads;
+        for (std::uint32_t rank = 0; rank < 3; ++rank) threads.emplace_back(body, rank);
+        for (std::thread& thread : threads) thread.join();
+      };
+      each([&](std::uint32_t rank) {
+        Roster mine = roster;
+        mine.rank = rank;
+        auto group = meshes[rank]->join(mine, now() + 20s);
+        ASSERT_TRUE(group.ok()) << group.error().to_string();
+        groups[rank].emplace(std::move(*group));
+      });
+      *plan.operations = 0;
+      std::atomic<std::uint64_t> bad = 0;
+      each([&](std::uint32_t rank) {
+        Floats data(30'000, 1);
+        const Status status =
+            all_reduce(*groups[rank], view(data), with(Reduction::kSum, Algorithm::kRing));
+        if (status.ok()) {
+          EXPECT_EQ(data, Floats(30'000, 3));
+        } else {
+          ++bad;
+        }
+      });
+      failed += bad;
+      each([&](std::uint32_t rank) { groups[rank].reset(); });
+    }
+  }
+  EXPECT_GT(failed, 20u);
+}
+
+TEST(Join, MissingRanksAreNamed) {
+  auto mesh = Mesh::open(tcp_factory(), transport::Endpoint());
+  ASSERT_TRUE(mesh.ok());
+  Roster roster;
+  roster.endpoints = {(*mesh)->endpoint(), {}, {}};
+  const auto group = (*mesh)->join(roster, now() + 50ms);
+  ASSERT_FALSE(group.ok());
+  EXPECT_EQ(group.error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(group.error().message(), HasSubstr("ranks 1, 2 did not connect"));
+}
+
+TEST(Join, StrangersAreRefused) {
+  MeshOptions ours, theirs;
+  ours.token = "secret";
+  theirs.token = "guess";
+  auto first = Mesh::open(tcp_factory(), transport::Endpoint(), ours);
+  auto second = Mesh::open(tcp_factory(), transport::Endpoint(), theirs);
+  ASSERT_TRUE(first.ok() && second.ok());
+  Roster roster;
+  roster.endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  std::thread waits([&] { EXPECT_FALSE((*first)->join(roster, now() + 150ms).ok()); });
+  Roster other = roster;
+  other.rank = 1;
+  const auto refused = (*second)->join(other, now() + 150ms);
+  waits.join();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message(), HasSubstr("token"));
+}
+
+TEST(Join, AnOlderGenerationIsTurnedAway) {
+  auto first = Mesh::open(tcp_factory(), transport::Endpoint());
+  auto second = Mesh::open(tcp_factory(), transport::Endpoint());
+  ASSERT_TRUE(first.ok() && second.ok());
+  Roster roster;
+  roster.generation = 5;
+  roster.endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  std::thread waits([&] { EXPECT_FALSE((*first)->join(roster, now() + 150ms).ok()); });
+  Roster old = roster;
+  old.generation = 4;
+  old.rank = 1;
+  const auto refused = (*second)->join(old, now() + 150ms);
+  waits.join();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kAborted);
+}
+
+}  // namespace
+}  // namespace centroid::collective::testing
