@@ -7,3 +7,4 @@ centroid_test(collective_move_test LABEL conformance
 centroid_test(collective_large_test LABEL slow
   SOURCES conformance/collective_large_test.cc
   DEPS centroid::collective)
+include(bench/collectives.cmake)

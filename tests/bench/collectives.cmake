@@ -1,0 +1,10 @@
+set(collectives_sources bench/collectives_bench.cc bench/collectives_centroid.cc bench/collectives_limit.cc)
+find_package(Gloo QUIET)  # only to compare with
+if(TARGET gloo)
+  list(APPEND collectives_sources bench/collectives_gloo.cc)
+endif()
+centroid_bench(centroid-bench-collectives SOURCES ${collectives_sources} DEPS centroid::collective)
+if(TARGET gloo AND TARGET centroid-bench-collectives)
+  target_link_libraries(centroid-bench-collectives PRIVATE gloo)
+  target_compile_definitions(centroid-bench-collectives PRIVATE CENTROID_BENCH_GLOO)
+endif()

@@ -1,0 +1,58 @@
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+
+#include "tests/bench/collectives_bench.h"
+#include "transport/collective/collectives.h"
+#include "transport/collective/mesh.h"
+
+namespace centroid::bench {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Centroid final : public Contestant {
+ public:
+  explicit Centroid(const Place& place) {
+    transport::TransportOptions options;
+    options.congestion_control = place.congestion_control;
+    collective::MeshOptions mesh_options;
+    mesh_options.spin = std::chrono::microseconds(place.spin_us);
+    auto mesh = collective::Mesh::open(collective::tcp_factory(options), transport::Endpoint(),
+                                       mesh_options);
+    if (!mesh.ok()) die(mesh.error());
+    mesh_ = std::move(*mesh);
+    collective::Roster roster;
+    roster.rank = place.rank;
+    for (const std::uint32_t port : place.exchange(mesh_->endpoint().port)) {
+      transport::Endpoint endpoint;
+      endpoint.port = static_cast<std::uint16_t>(port);
+      roster.endpoints.push_back(endpoint);
+    }
+    auto group = mesh_->join(roster, std::chrono::steady_clock::now() + 30s);
+    if (!group.ok()) die(group.error());
+    group_.emplace(std::move(*group));
+  }
+
+  void reduce(float* data, std::uint64_t count) override {
+    const Status status = collective::all_reduce(*group_, std::span<float>(data, count));
+    if (!status.ok()) die(status.error());
+  }
+
+ private:
+  [[noreturn]] static void die(const Error& error) {
+    std::fprintf(stderr, "%s\n", error.to_string().c_str());
+    std::_Exit(3);
+  }
+
+  std::unique_ptr<collective::Mesh> mesh_;
+  std::optional<collective::Group> group_;
+};
+
+}  // namespace
+
+Entry centroid_entry() {
+  return {"centroid", [](const Place& place) { return std::make_unique<Centroid>(place); }};
+}
+
+}  // namespace centroid::bench
