@@ -33,6 +33,12 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
     return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " of rank " +
                                                   std::to_string(rank) +
                                                   " came twice or after its end");
+  if (source.received > 0 && source.weight != weight)
+    return Error(ErrorCode::kInvalidArgument, "the weight of rank " + std::to_string(rank) +
+                                                  " changed within its contribution, from " +
+                                                  std::to_string(source.weight) + " to " +
+                                                  std::to_string(weight));
+  source.weight = weight;
   source.seen[chunk.value] = true;
   ++source.received;
   ChunkState& state = chunks_[chunk.value];

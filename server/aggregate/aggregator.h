@@ -38,7 +38,8 @@ class Aggregator {
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
   /// r's payloads.
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
-  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, or sent twice), or as the codec
+  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, sent twice,
+  /// another weight than before), or as the codec
   /// says.
   Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
@@ -48,6 +49,7 @@ class Aggregator {
 
   bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
   std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
+  double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
   std::size_t waiting() const { return waiting_; }
 
  private:
@@ -69,6 +71,7 @@ class Aggregator {
         codec;  // shared: chunks may wait here longer than their sender lives
     bool absent = false;
     std::uint64_t received = 0, added = 0;
+    double weight = 0;  // of its first chunk; the others must say the same
     std::vector<bool> seen;
   };
   void advance(ChunkId chunk);

@@ -32,7 +32,7 @@ Result<Roster::Joined> Roster::join(const std::string& name, const std::string& 
   if (!joined.fenced && present() >= options_.max_members)
     return Error(
         ErrorCode::kResourceExhausted,
-        "the cluster is full: " + std::to_string(options_.max_members) + " members (max_members)");
+        "the cluster is full: " + std::to_string(options_.max_members) + " members (max_workers)");
   if (joined.fenced)
     end(*joined.fenced, MemberState::kFenced,
         "a newer worker named '" + name + "' joined from " + address);

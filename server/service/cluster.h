@@ -45,9 +45,10 @@ struct Attempt {
   std::vector<proto::RoundOpen> opens;  ///< one a rank
   std::vector<Piece> pieces;            ///< in order of completion
   std::optional<proto::RoundClosed> closed;
-  std::function<void()> release;  ///< gives the pieces' memory back
+  std::vector<ParameterStore::Hold> holds;                                ///< on the pieces' memory
+  std::function<void(const std::vector<ParameterStore::Hold>&)> release;  ///< gives it back
   ~Attempt() {
-    if (release) release();
+    if (release) release(holds);
   }
   std::optional<std::uint32_t> rank_of(MemberId member) const;
 };
@@ -121,7 +122,8 @@ class Cluster final : public ControlPlane {
 
   // sessions.cc
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
-  Status check_join(const proto::Join& join) const;
+  Status check_join(const transport::Session& session, const proto::Join& join) const;
+  Task<void> expect_join(transport::Session& session, const MemberSink& sink);
   Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                proto::InitChunk head, std::uint64_t bytes);
   Status init_done(Link& link);

@@ -58,7 +58,8 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       message.chunk = piece.chunk;
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kResult);
-      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values, TimePoint::max(), piece.crc));
+      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values,
+                                            clock_.now() + config_.stall_timeout, piece.crc));
       probe_.payload_sent(piece.values.size());
     } else if (!attempt && link->init_requested) {
       link->init_requested = false;
@@ -86,7 +87,8 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
       message.chunk = chunk.id;
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);
-      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values), TimePoint::max()));
+      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
+                                            clock_.now() + config_.stall_timeout));
       probe_.payload_sent(values.size_bytes());
       if (link->is_gone) co_return Status();
     }

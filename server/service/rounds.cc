@@ -97,6 +97,10 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   attempt_->version = store_->version();
   attempt_->optimizer_step = store_->optimizer_step();
   attempt_->members = std::move(members);
+  attempt_->release = [this](const std::vector<ParameterStore::Hold>& holds) {
+    for (const ParameterStore::Hold hold : holds) store_->release(hold);
+    changed_.notify_all();  // the round loop tries what waited for this memory
+  };
   attempt_->opens = std::move(shares);
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
@@ -220,13 +224,7 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
 void Cluster::emit(const Chunk& chunk) {
   const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
   attempt_->pieces.push_back({chunk.id, values, crc32c(values)});
-  const auto hold = store_->hold_spare(chunk.id);
-  auto release = [this, hold, before = std::move(attempt_->release)] {
-    if (before) before();
-    store_->release(hold);
-    changed_.notify_all();  // the round loop tries what waited for this memory
-  };
-  attempt_->release = std::move(release);
+  attempt_->holds.push_back(store_->hold_spare(chunk.id));
   outgoing_.notify_all();
 }
 

@@ -9,6 +9,10 @@ using proto::Kind;
 using transport::InFrame;
 using transport::Session;
 
+namespace {
+constexpr std::chrono::seconds kJoinTimeout{10};
+}
+
 /// Frames of one session, from Join to its end.
 class Cluster::MemberSink final : public transport::FrameSink {
  public:
@@ -36,6 +40,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
         co_return cluster_.take_push_end(*link_, end);
       }
       case Kind::kHeartbeat: {
+        CENTROID_CO_TRY(proto::decode<proto::Empty>(frame.head));
         const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
         co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
       }
@@ -97,6 +102,14 @@ class Cluster::MemberSink final : public transport::FrameSink {
   std::shared_ptr<Link> link_;
 };
 
+/// A session that does not join is not kept.
+Task<void> Cluster::expect_join(Session& session, const MemberSink& sink) {
+  const bool in_time = co_await sleep_until(clock_.now() + kJoinTimeout);
+  if (!in_time || sink.link() || session.is_closed()) co_return;
+  const Error late(ErrorCode::kDeadlineExceeded, "no Join came within 10 s of the handshake");
+  co_await session.goodbye(late);
+}
+
 Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   const std::string peer = connection->peer();
   auto accepted = co_await Session::accept(std::move(connection), greeting(),
@@ -109,6 +122,7 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   const auto session = std::move(accepted).value();
   TaskGroup children(executor_);
   MemberSink sink(*this, children);
+  children.spawn(expect_join(*session, sink));
   const Error cause = co_await session->run(sink);
   // What follows must happen even when this task was cancelled: others hold pointers to the
   // session.
@@ -123,10 +137,11 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
     member_gone(link->id, std::nullopt);
   }
   outgoing_.notify_all();
+  children.cancel();
   co_await children.join();
 }
 
-Status Cluster::check_join(const proto::Join& join) const {
+Status Cluster::check_join(const Session& session, const proto::Join& join) const {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
@@ -137,6 +152,10 @@ Status Cluster::check_join(const proto::Join& join) const {
     return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
+  const std::uint64_t window = session.peer().credit_bytes;
+  if (window < config_.chunk_bytes)
+    return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
+                  std::to_string(config_.chunk_bytes) + " (chunk_bytes)");
   if (join.exchange != "star")
     return refuse("exchange '" + join.exchange + "' is unknown here; expected 'star'");
   CENTROID_TRY(make_codec(join.codec));
@@ -148,14 +167,21 @@ Status Cluster::check_join(const proto::Join& join) const {
   if (const auto data = agreed_data();
       data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
     return refuse("its training data differs from the cluster's (" +
-                  std::to_string(join.train_samples) + " samples against " +
-                  std::to_string(data->samples) +
-                  ", or other content): give every worker the same --data and seed");
+                  std::to_string(join.train_samples) + " samples with fingerprint " +
+                  std::to_string(join.data_fingerprint) + ", not " + std::to_string(data->samples) +
+                  " with " + std::to_string(data->fingerprint) +
+                  "): give every worker the same --data and seed");
   return {};
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
-  CENTROID_TRY(check_join(join));
+  if (links_.empty() && store_ && store_->version().value == 0) {
+    // Who brought this model left before giving its parameters: the next one may bring another.
+    aggregator_.reset();
+    store_.reset();
+    agreed_.reset();
+  }
+  CENTROID_TRY(check_join(session, join));
   if (!store_) CENTROID_TRY(make_store(join.manifest));
   if (!agreed_) agreed_ = join;
   CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
@@ -253,6 +279,11 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   }
   const std::uint64_t chunks = store_->plan().chunks().size();
   const std::uint64_t received = aggregator_->received(*rank);
+  if (received > 0 && end.weight != aggregator_->weight(*rank))
+    return Error(ErrorCode::kInvalidArgument,
+                 "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
+                     " gives weight " + std::to_string(end.weight) + ", its chunks gave " +
+                     std::to_string(aggregator_->weight(*rank)));
   if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
     return Error(ErrorCode::kInvalidArgument,
                  "PushEnd of " + link.join.name + " in round " + to_string(end.round) + ": " +

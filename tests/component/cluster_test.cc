@@ -214,6 +214,24 @@ TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
   EXPECT_TRUE(server.join().ok());
 }
 
+TEST_P(ClusterTest, AModelWhoseOnlyWorkerLeftBeforeTheStartBindsNobody) {
+  const auto data = make_blobs(64, 8, 4, 11);
+  ServerConfig c = config();
+  c.min_workers = 2;
+  TestServer server(c, transports());
+  std::thread first([&] {
+    const WorkerSpec leaver{.name = "leaver", .model = "mlp:8-12-4", .token = {}};
+    EXPECT_TRUE(run_worker(leaver, data, server.endpoint(), transports()).status.ok());
+  });
+  ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 1; }));
+  ASSERT_TRUE(server.drain(server.workers().front().member).ok());
+  first.join();
+  ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
+  for (const auto& outcome : run_workers(workers(2), data, server.endpoint(), transports()))
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+  EXPECT_TRUE(server.join().ok());
+}
+
 TEST_P(ClusterTest, ALateWorkerGetsTheStateAndEndsWithTheSameBits) {
   const auto data = make_blobs(400, 8, 4, 8);
   for (const char* apply : {"server", "worker"}) {

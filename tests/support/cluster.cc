@@ -80,6 +80,19 @@ std::vector<server::WorkerView> TestServer::workers() {
   return asio::co_spawn(service_.context(), cluster_->workers(), asio::use_future).get();
 }
 
+std::size_t TestServer::present() {
+  std::size_t n = 0;
+  for (const auto& worker : workers())
+    n +=
+        worker.state == "joining" || worker.state == "active" || worker.state == "draining" ? 1 : 0;
+  return n;
+}
+
+Status TestServer::drain(std::uint64_t member) {
+  return *asio::co_spawn(service_.context(), to_optional(cluster_->drain(member)), asio::use_future)
+              .get();
+}
+
 bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < deadline) {

@@ -36,6 +36,9 @@ class TestServer {
   bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
   server::ClusterView view();
   std::vector<server::WorkerView> workers();
+  /// Workers that are members now.
+  std::size_t present();
+  Status drain(std::uint64_t member);
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();
   void stop();
