@@ -31,6 +31,11 @@ TEST(Permutation, IsTheSameOnEveryMachine) {
   EXPECT_EQ(digits.back(), 172U);
 }
 
+TEST(Permutation, IsTheOneTheWireContractDescribes) {
+  EXPECT_EQ(permutation(10, 1, 0), (std::vector<std::uint64_t>{3, 4, 6, 2, 5, 0, 7, 9, 1, 8}));
+  EXPECT_EQ(permutation(10, 1, 1), (std::vector<std::uint64_t>{9, 1, 8, 4, 3, 7, 0, 5, 6, 2}));
+}
+
 TEST(Permutation, HoldsEverySampleOnce) {
   EXPECT_TRUE(permutation(0, 1, 1).empty());
   for (const std::uint64_t n : {1, 2, 3, 1000}) {
