@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
+#include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/tensor/multiversion.h"
 #include "worker/exchange/star_link.h"
 
 /// The round's traffic of the star exchange: contributions out, state and results in.
@@ -15,12 +18,31 @@ namespace {
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
-bool is_finite(std::span<const float> values) {
-  std::uint32_t bad = 0;
-  for (const float x : values)
-    bad |=
-        static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x) & 0x7F800000u) == 0x7F800000u);
-  return bad == 0;
+struct HasNonFinite {
+  CENTROID_KERNEL void run(const float* values, std::size_t n, bool* found) {
+    constexpr std::uint32_t kExponent = 0x7F800000u;
+    std::uint32_t bad = 0;
+    for (std::size_t i = 0; i < n; ++i)
+      bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & kExponent) ==
+                                        kExponent);
+    *found = bad != 0;
+  }
+};
+
+/// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
+/// second pass finds each in cache.
+std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
+  constexpr std::size_t kPiece = 8192;
+  std::uint32_t crc = 0;
+  while (!values.empty()) {
+    const auto piece = values.first(std::min(values.size(), kPiece));
+    bool has_bad = false;
+    run_multiversioned<HasNonFinite>(piece.data(), piece.size(), &has_bad);
+    if (has_bad) return std::nullopt;
+    crc = crc32c(std::as_bytes(piece), crc);
+    values = values.subspan(piece.size());
+  }
+  return crc;
 }
 
 }  // namespace
@@ -211,15 +233,19 @@ Task<Status> StarLink::send_contribution(Session& session, proto::RoundOpen open
 Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk,
                                   const proto::RoundOpen& open) {
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
-  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate) &&
-      !is_finite(values)) {
-    nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
-    co_return Status();
+  std::optional<std::uint32_t> crc;
+  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
+    crc = checksum_of_finite(values);
+    if (!crc) {
+      nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
+      co_return Status();
+    }
   }
   Bytes payload = std::as_bytes(values);
   if (options_.join.codec != "f32") {
     CENTROID_CO_ASSIGN(const auto bytes, codec_->encode(values, encoded_));
     payload = Bytes(encoded_).first(bytes);
+    crc.reset();  // of the numbers, not of what the codec made of them
   }
   proto::Push push;
   push.generation = open.generation;
@@ -230,7 +256,7 @@ Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk,
   const auto head = proto::encode(push);
   const auto kind = static_cast<std::uint16_t>(Kind::kPush);
   const TimePoint begin = now();
-  const Status sent = co_await session.send(kind, head, payload, TimePoint::max());
+  const Status sent = co_await session.send(kind, head, payload, TimePoint::max(), crc);
   send_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
   bytes_out_.add(static_cast<double>(payload.size()));
   co_return sent;
