@@ -2,3 +2,8 @@ centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
   DEPS centroid::store centroid::optim centroid::tensor)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
   DEPS centroid::transport)
+centroid_bench(centroid-bench-star SOURCES bench/star_bench.cc bench/star_cluster.cc bench/star_process.cc bench/raw_star.cc
+  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
+if(TARGET centroid-bench-star)
+  add_dependencies(centroid-bench-star centroid-server)  # the benchmark runs it
+endif()

@@ -1,0 +1,161 @@
+#include "tests/bench/star_cluster.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "common/async/io_thread.h"
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+#include "common/tensor/fingerprint.h"
+#include "transport/transport.h"
+#include "worker/exchange/star_exchange.h"
+
+namespace centroid::bench {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::uint64_t kTensors = 10;
+constexpr std::uint64_t kBatch = 8;
+constexpr auto kStartTimeout = std::chrono::seconds(30);
+
+/// A folder that goes with its owner.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) fail("cannot make a temporary folder");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+transport::Endpoint wait_for_endpoint(const fs::path& file) {
+  const auto until = std::chrono::steady_clock::now() + kStartTimeout;
+  while (!fs::exists(file)) {
+    if (std::chrono::steady_clock::now() > until) fail("centroid-server does not start");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
+  }
+  const auto endpoints = nlohmann::json::parse(std::ifstream(file));
+  auto endpoint = transport::Endpoint::parse(endpoints.at("data").get<std::string>());
+  if (!endpoint.ok()) fail(endpoint.error().message());
+  return *endpoint;
+}
+
+Manifest make_manifest(std::uint64_t parameters) {
+  Manifest manifest;
+  for (std::uint64_t t = 0; t < kTensors; ++t) {
+    TensorInfo tensor;
+    tensor.name = "layer" + std::to_string(t);
+    tensor.shape = {part_of(parameters, kTensors, t).size()};
+    manifest.push_back(std::move(tensor));
+  }
+  return manifest;
+}
+
+void fill(std::span<float> values, std::uint64_t seed) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = 1e-3f * static_cast<float>(
+                            static_cast<std::int64_t>((i * 2654435761u + seed) % 2001) - 1000);
+}
+
+void run_member(const ClusterSettings& settings, std::size_t member, transport::Endpoint server,
+                Board& board) {
+  (void)log::configure(log::Level::kWarn, log::Format::kText);
+  const std::size_t bytes = settings.parameters * sizeof(float);
+  const Buffer params(bytes), gradients(bytes);
+  fill(gradients.as<float>(), 7 * member + 1);
+  worker::StarOptions options;
+  options.server = std::move(server);
+  options.join.name = "worker-" + std::to_string(member);
+  options.join.exchange = "star";
+  options.join.codec = settings.codec;
+  options.join.batch = kBatch;
+  options.join.train_samples = std::uint64_t{1} << 40;
+  options.join.model = "none";
+  options.join.manifest = make_manifest(settings.parameters);
+  worker::ExchangeMemory memory;
+  memory.params = params.as<float>();
+  memory.gradients = gradients.as<float>();
+  memory.initialize = [&](std::uint64_t seed) { fill(params.as<float>(), seed); };
+
+  metrics::Registry registry;
+  IoThread io("io");
+  transport::TransportOptions transport_options;
+  transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  transport_options.limits.max_payload_bytes = 256u << 20;
+  transport_options.congestion_control = "auto";
+  const auto exchange = worker::make_star_exchange(
+      io.executor(), transport::make_tcp(io.executor(), transport_options), options, memory,
+      registry);
+  const auto round = [&] {
+    const auto next = exchange->next();
+    if (!next.ok() || !std::holds_alternative<worker::Share>(*next)) fail("a worker got no round");
+    exchange->begin(std::get<worker::Share>(*next));
+    for (std::uint32_t t = kTensors; t-- > 0;) exchange->ready(TensorId(t));
+    worker::StepStats stats;
+    stats.samples = kBatch;
+    const auto report = exchange->finish(stats);
+    if (!report.ok() || report->outcome != worker::RoundReport::Outcome::kCommitted)
+      fail("a round was not committed");
+  };
+  board.take_part(member, round, [&] { return fingerprint(params.as<float>()); });
+}
+
+}  // namespace
+
+Contender make_star_cluster(const ClusterSettings& settings) {
+  const TemporaryFolder folder;  // needed until the server has said where it listens
+  const fs::path endpoints = folder.path() / "endpoints.json";
+  Board* const board = Board::make();
+  const std::string program =
+      (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
+  Child server = Child::executed({program,
+                                  "--listen",
+                                  "127.0.0.1:0",
+                                  "--api",
+                                  "127.0.0.1:0",
+                                  "--run-dir",
+                                  folder.path().string(),
+                                  "--endpoints-file",
+                                  endpoints.string(),
+                                  "--log-level",
+                                  "error",
+                                  "--apply",
+                                  settings.apply,
+                                  "--optimizer",
+                                  settings.optimizer,
+                                  "--lr",
+                                  "0.0001",
+                                  "--min-workers",
+                                  std::to_string(settings.workers),
+                                  "--credit_bytes",
+                                  std::to_string(settings.credit_bytes)});
+  const transport::Endpoint endpoint = wait_for_endpoint(endpoints);
+  std::vector<Child> members;
+  for (std::size_t m = 0; m < settings.workers; ++m)
+    members.push_back(Child::forked([&] { run_member(settings, m, endpoint, *board); }));
+  return {"star, " + settings.optimizer + " applied by the " + settings.apply, board,
+          std::move(server), std::move(members)};
+}
+
+}  // namespace centroid::bench

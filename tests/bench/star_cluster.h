@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/bench/star_process.h"
+
+namespace centroid::bench {
+
+struct ClusterSettings {
+  std::size_t workers = 4;
+  std::uint64_t parameters = 25'000'000;
+  std::uint64_t credit_bytes = 0;  ///< 0: the server's default
+  std::string apply = "server", optimizer = "sgd", codec = "f32";
+};
+
+/// centroid-server as a user runs it, and workers with the star exchange whose gradients are there
+/// at once: 10 tensors, no computation.
+Contender make_star_cluster(const ClusterSettings& settings);
+
+}  // namespace centroid::bench
