@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   std::vector<std::uint32_t> worlds = {2, 4};
   std::vector<std::uint64_t> sizes = {4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
-  std::string congestion_control = "auto", format = "table";
+  std::string congestion_control = "auto", format = "table", only;
   std::uint32_t rounds = 5, spin_us = 0;
   double seconds = 0.15;  ///< per contestant, size and round
 };
@@ -226,6 +226,8 @@ int run(const Settings& settings) {
 #if defined(CENTROID_BENCH_GLOO)
   for (Entry& entry : gloo_entries()) entries.push_back(std::move(entry));
 #endif
+  if (!settings.only.empty())
+    std::erase_if(entries, [&](const Entry& entry) { return entry.name != settings.only; });
   std::vector<Row> rows;
   for (const std::uint32_t world : settings.worlds) {
     auto more = run_world(settings, world, entries);
@@ -254,16 +256,19 @@ int main(int argc, char** argv) {
       settings.spin_us = static_cast<std::uint32_t>(std::stoul(value));
     else if (flag == "--congestion-control")
       settings.congestion_control = value;
+    else if (flag == "--only")
+      settings.only = value;
     else if (flag == "--format")
       settings.format = value;
     else
       argc = 0;
   }
   if (argc % 2 == 0) {
-    std::fprintf(stderr,
-                 "usage: %s [--ranks 2,4] [--sizes BYTES,...] [--rounds N] [--seconds S] "
-                 "[--spin-us N] [--congestion-control NAME] [--format table|csv|json]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s [--ranks 2,4] [--sizes BYTES,...] [--rounds N] [--seconds S] "
+        "[--spin-us N] [--congestion-control NAME] [--only NAME] [--format table|csv|json]\n",
+        argv[0]);
     return 2;
   }
   return centroid::bench::run(settings);

@@ -262,8 +262,10 @@ TEST_P(OnEach, BytesPerRankAreThoseOfARing) {
       const auto after = group.traffic();
       const std::uint64_t ideal = 2 * (world - 1) * (kCount * 4) / world;
       const std::uint64_t sent = after.bytes_out - before.bytes_out;
+      const std::uint64_t frames = after.frames_out - before.frames_out;
       EXPECT_GE(sent + 8 * world, ideal);
-      EXPECT_LE(sent, ideal + 200 * 2 * world);
+      EXPECT_LE(sent, ideal + 8 * world + 96 * frames);
+      EXPECT_LE(frames, 2 * (world - 1) * 4 + 4);
     });
   }
 }

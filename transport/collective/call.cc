@@ -17,8 +17,7 @@ Error other_operation(std::uint32_t peer, const std::string& theirs, const std::
 
 Call::Call(Plan plan) : plan_(std::move(plan)) {
   Schedule& schedule = plan_.schedule;
-  if (schedule.scratch_bytes != 0)
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(schedule.scratch_bytes);
+  if (schedule.scratch_bytes != 0) scratch_ = plan_.pool->take(schedule.scratch_bytes);
   if (plan_.keeps_copy && !plan_.output.empty()) {
     copy_ = std::make_unique_for_overwrite<std::byte[]>(plan_.output.size());
     std::memcpy(copy_.get(), plan_.output.data(), plan_.output.size());
@@ -44,6 +43,10 @@ Call::Call(Plan plan) : plan_(std::move(plan)) {
   for (const CopyStep& step : schedule.before) copy(step);
 }
 
+Call::~Call() {
+  if (scratch_.memory) plan_.pool->give_back(std::move(scratch_));
+}
+
 Call::Channel* Call::channel_of(std::uint32_t global_rank) {
   for (Channel& channel : channels_)
     if (channel.peer == global_rank) return &channel;
@@ -51,7 +54,7 @@ Call::Channel* Call::channel_of(std::uint32_t global_rank) {
 }
 
 MutableBytes Call::region(const Region& region) const {
-  std::byte* base = scratch_.get();
+  std::byte* base = scratch_.memory.get();
   // The input is read only: nothing is stored there unless it is the output too.
   if (region.place == Place::kInput) base = const_cast<std::byte*>(plan_.input.data());
   if (region.place == Place::kOutput) base = plan_.output.data();

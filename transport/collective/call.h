@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "transport/collective/reduce.h"
 #include "transport/collective/schedule.h"
+#include "transport/collective/scratch.h"
 #include "transport/collective/wire.h"
 #include "transport/parking.h"
 
@@ -36,6 +37,7 @@ class Call {
     double weight = 1;       ///< of this rank's numbers
     double divisor = 1;      ///< of the complete result
     bool is_factor = false;  ///< multiply by 1/divisor, as the server does; else divide
+    std::shared_ptr<ScratchPool> pool;
     Bytes input;
     MutableBytes output;
     bool keeps_copy = false;  ///< of the input, put back into the output on failure
@@ -57,6 +59,9 @@ class Call {
   };
 
   explicit Call(Plan plan);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   const Plan& plan() const { return plan_; }
   const Key& key() const { return plan_.key; }
@@ -123,7 +128,8 @@ class Call {
   }
 
   Plan plan_;
-  std::unique_ptr<std::byte[]> scratch_, copy_;
+  ScratchPool::Block scratch_;
+  std::unique_ptr<std::byte[]> copy_;
   std::vector<Channel> channels_;
   std::vector<std::uint8_t> received_;
   std::vector<std::optional<std::uint32_t>>

@@ -16,6 +16,7 @@ constexpr std::uint64_t kDirectBytes = 256 << 10;  // two ranks: the same bytes,
 constexpr std::uint64_t kTreeBytes = 64 << 10;
 constexpr std::uint64_t kGatherBytes = 64 << 10;
 constexpr std::uint64_t kMaxDoublingBytes = 16 << 20;
+constexpr std::uint64_t kLeastSegment = 128 << 10;
 
 constexpr std::uint64_t kWeightTag = 0x7765696768747300;
 constexpr std::uint64_t kPairTag = 0x7061697273000000;
@@ -110,6 +111,7 @@ Call::Plan plan_of(Draft& draft) {
   plan.rank = core.rank;
   plan.schedule = std::move(draft.schedule);
   plan.arithmetic = draft.arithmetic;
+  plan.pool = core.generation->scratch;
   plan.input = draft.input.bytes;
   plan.output = draft.output.bytes;
   plan.keeps_copy = draft.options.preserve_input && draft.shape.is_in_place;
@@ -225,6 +227,9 @@ Status plan_all_reduce(Draft& draft) {
       draft.schedule = chain_all_reduce(draft.shape, count);
       return {};
     default:
+      // A part in at least four segments, so that adding and sending overlap.
+      draft.shape.segment_bytes = std::clamp(draft.input.bytes.size() / draft.shape.world / 4,
+                                             kLeastSegment, kSegmentBytes);
       draft.schedule = ring_all_reduce(draft.shape, count);
       return {};
   }

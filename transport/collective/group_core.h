@@ -17,6 +17,7 @@ struct Generation {
 
   const std::shared_ptr<Network> network;
   std::shared_ptr<Driver> driver;  ///< of the network, for handles
+  const std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
   std::mutex mutex;
   std::map<std::vector<std::uint32_t>, std::uint64_t> made;  ///< groups so far, by members
 };

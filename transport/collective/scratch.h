@@ -1,0 +1,48 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace centroid::collective {
+
+/// Memory that operations use one after the other: fresh pages cost more than a small all-reduce.
+///
+/// thread  any
+class ScratchPool {
+ public:
+  struct Block {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes = 0;
+  };
+
+  /// At least so many bytes, contents unknown.
+  Block take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto fits = std::find_if(blocks_.begin(), blocks_.end(),
+                                   [&](const Block& block) { return block.bytes >= bytes; });
+    if (fits == blocks_.end()) return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
+    Block block = std::move(*fits);
+    blocks_.erase(fits);
+    kept_ -= block.bytes;
+    return block;
+  }
+
+  void give_back(Block block) {
+    const std::lock_guard lock(mutex_);
+    if (kept_ + block.bytes > kMostKept) return;
+    kept_ += block.bytes;
+    blocks_.push_back(std::move(block));
+  }
+
+ private:
+  static constexpr std::size_t kMostKept = 8 << 20;
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+  std::size_t kept_ = 0;
+};
+
+}  // namespace centroid::collective
