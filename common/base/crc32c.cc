@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "common/base/crc32c_fold.h"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #elif defined(__aarch64__)
@@ -153,10 +155,25 @@ std::uint32_t update_by_instruction(std::uint32_t crc, const std::byte* at, std:
 
 #endif
 
+std::uint32_t update_by_folding(std::uint32_t crc, const std::byte* at, std::size_t n) {
+  if (n >= kCrcFoldBytes) {
+    const std::size_t folded = n - n % kCrcFoldBytes;
+    crc = fold_crc32c(crc, at, folded);
+    at += folded;
+    n -= folded;
+  }
+  return update_by_instruction(crc, at, n);
+}
+
+auto fastest_update() {
+  if (can_fold_crc32c() && has_instruction()) return update_by_folding;
+  return has_instruction() ? update_by_instruction : update_portable;
+}
+
 }  // namespace
 
 std::uint32_t crc32c(Bytes bytes, std::uint32_t crc) {
-  static const auto kUpdate = has_instruction() ? update_by_instruction : update_portable;
+  static const auto kUpdate = fastest_update();
   return ~kUpdate(~crc, bytes.data(), bytes.size());
 }
 
