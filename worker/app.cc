@@ -145,6 +145,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
   ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
+  memory.use_params = [&](std::span<float> params) { group->use_params(params); };
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry));

@@ -96,7 +96,9 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   worker::ExchangeMemory memory;
   memory.params = params.as<float>();
   memory.gradients = gradients.as<float>();
-  memory.initialize = [&](std::uint64_t seed) { fill(params.as<float>(), seed); };
+  std::span<float> current = params.as<float>();
+  memory.use_params = [&](std::span<float> now) { current = now; };
+  memory.initialize = [&](std::uint64_t seed) { fill(current, seed); };
 
   metrics::Registry registry;
   IoThread io("io");
@@ -118,7 +120,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
     if (!report.ok() || report->outcome != worker::RoundReport::Outcome::kCommitted)
       fail("a round was not committed");
   };
-  board.take_part(member, round, [&] { return fingerprint(params.as<float>()); });
+  board.take_part(member, round, [&] { return fingerprint(current); });
 }
 
 }  // namespace

@@ -126,6 +126,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   worker::ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
+  memory.use_params = [&](std::span<float> params) { group->use_params(params); };
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
   const auto exchange = worker::make_star_exchange(io.executor(), make_transport(io.executor()),
                                                    options, memory, registry);

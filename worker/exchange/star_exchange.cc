@@ -122,6 +122,10 @@ class StarExchange final : public Exchange {
     });
     is_told.get_future().get();
     running_.get();
+    const std::span<float> last = link_.params();
+    if (last.empty() || last.data() == memory_.params.data()) return;
+    std::memcpy(memory_.params.data(), last.data(), last.size_bytes());
+    memory_.use_params(memory_.params);
   }
 
   void request_stop(const std::string& why) override {
@@ -143,9 +147,14 @@ class StarExchange final : public Exchange {
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
   /// mean gradient.
   Status load() {
-    const auto results = link_.results();
+    const std::span<float> params = link_.params(), results = link_.results();
     if (!link_.terms().apply_on_worker) {
-      std::memcpy(memory_.params.data(), results.data(), results.size_bytes());
+      if (memory_.use_params) {
+        link_.swap_planes();
+        memory_.use_params(link_.params());
+      } else {
+        std::memcpy(params.data(), results.data(), results.size_bytes());
+      }
       return {};
     }
     if (!optimizer_) {
@@ -161,7 +170,7 @@ class StarExchange final : public Exchange {
     }
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
-    optimizer_->step(optimizer_step_ + 1, memory_.params, results, slots, memory_.params);
+    optimizer_->step(optimizer_step_ + 1, params, results, slots, params);
     return {};
   }
 

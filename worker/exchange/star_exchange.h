@@ -26,6 +26,10 @@ struct StarOptions {
 struct ExchangeMemory {
   std::span<float> params;
   std::span<const float> gradients;
+  /// Optional: the replicas read parameters from there from now on. Then results need no copy: they
+  /// change places with the parameters. Called by the loop's thread, inside `finish`; `leave`
+  /// brings the last parameters back to `params`.
+  std::function<void(std::span<float>)> use_params;
   std::function<void(std::uint64_t seed)>
       initialize;  ///< fill params with initial values; called at most once, while `next` waits
 };

@@ -154,7 +154,9 @@ Status StarLink::accept_terms(proto::JoinReply reply) {
                  "the server cuts the model into other chunks than this program: versions differ");
   if (!joined_once_) {
     plan_ = std::move(plan);
-    results_ = Buffer(plan_.total_elements() * sizeof(float));
+    second_plane_ = Buffer(plan_.total_elements() * sizeof(float));
+    params_ = memory_.params;
+    results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
     if (reply.apply_on_worker) {
       OptimizerConfig config;

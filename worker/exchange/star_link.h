@@ -63,7 +63,11 @@ class StarLink final : public transport::FrameSink {
   // Fixed after the first join; read by the loop when it has got its first RoundOpen.
   const proto::JoinReply& terms() const { return terms_; }
   const ChunkPlan& plan() const { return plan_; }
-  std::span<const float> results() const { return results_.as<float>(); }
+  /// The parameters, and the plane in which results arrive. The loop may let them change places
+  /// between a round's end and its next `ready`.
+  std::span<float> params() const { return params_; }
+  std::span<float> results() const { return results_; }
+  void swap_planes() { std::swap(params_, results_); }
   std::span<const std::vector<float>> slots() const { return slots_; }
   std::vector<std::vector<float>>& mutable_slots() { return slots_; }
   transport::TrafficCounters traffic() const;
@@ -104,7 +108,8 @@ class StarLink final : public transport::FrameSink {
 
   proto::JoinReply terms_;
   ChunkPlan plan_;
-  Buffer results_;
+  Buffer second_plane_;
+  std::span<float> params_, results_;
   std::vector<std::vector<float>> slots_;
   std::vector<std::byte> encoded_;
 

@@ -91,7 +91,7 @@ Task<void> StarLink::send_initial(Session& session) {
     proto::InitChunk message;
     message.chunk = chunk.id;
     const auto head = proto::encode(message);
-    const Bytes values = std::as_bytes(memory_.params.subspan(chunk.position, chunk.elements));
+    const Bytes values = std::as_bytes(params_.subspan(chunk.position, chunk.elements));
     const Status sent = co_await session.send(kind, head, values, TimePoint::max());
     if (!sent.ok()) co_return;
   }
@@ -107,7 +107,7 @@ Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std:
                                                      " does not exist");
   const Chunk& chunk = plan_.chunk(head.chunk);
   const std::span<float> plane =
-      head.plane == 0 ? memory_.params : std::span<float>(slots_[head.plane - 1u]);
+      head.plane == 0 ? params_ : std::span<float>(slots_[head.plane - 1u]);
   const auto into = std::as_writable_bytes(plane.subspan(chunk.position, chunk.elements));
   if (bytes != into.size())
     co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) + " has " +
@@ -148,8 +148,7 @@ Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, st
                     "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
                         " was not expected (twice, another round, or no such chunk)");
   const Chunk& chunk = plan_.chunk(head.chunk);
-  const auto into =
-      std::as_writable_bytes(results_.as<float>().subspan(chunk.position, chunk.elements));
+  const auto into = std::as_writable_bytes(results_.subspan(chunk.position, chunk.elements));
   if (bytes != into.size())
     co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " has " +
                                                      std::to_string(bytes) + " bytes, expected " +

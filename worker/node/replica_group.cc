@@ -67,6 +67,7 @@ class HostReplicaGroup final : public ReplicaGroup {
                    std::unique_ptr<DeviceMemory> gradients)
       : replicas_(std::move(replicas)),
         params_(std::move(params)),
+        current_(floats(*params_)),
         gradients_(std::move(gradients)),
         reducer_(replicas_.front().model->manifest(), sources(), floats(*gradients_)),
         outcomes_(replicas_.size()),
@@ -81,7 +82,11 @@ class HostReplicaGroup final : public ReplicaGroup {
   }
 
   std::size_t devices() const override { return replicas_.size(); }
-  std::span<float> params() override { return floats(*params_); }
+  std::span<float> params() override { return current_; }
+  void use_params(std::span<float> memory) override {
+    CENTROID_CHECK(memory.size() == current_.size());
+    current_ = memory;
+  }
   std::span<float> gradients() override { return floats(*gradients_); }
 
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
@@ -195,7 +200,7 @@ class HostReplicaGroup final : public ReplicaGroup {
     const Batch batch = replica.gather(*job.data, job.samples.subspan(share.begin, share.size()));
     const auto gradient = floats(replica.gradient ? *replica.gradient : *gradients_);
     const StepResult step = replica.model->step(
-        batch, floats(*params_), gradient, [this](TensorId tensor) { reducer_.ready(tensor); });
+        batch, current_, gradient, [this](TensorId tensor) { reducer_.ready(tensor); });
     result.loss_sum = step.loss_sum;
     result.correct = step.correct;
     result.samples = batch.samples;
@@ -209,7 +214,7 @@ class HostReplicaGroup final : public ReplicaGroup {
       replica.index.resize(std::min(kEvaluateRows, last - at));
       std::iota(replica.index.begin(), replica.index.end(), at);
       const Batch batch = replica.gather(*job.data, replica.index);
-      const StepResult step = replica.model->evaluate(batch, floats(*params_));
+      const StepResult step = replica.model->evaluate(batch, current_);
       result.loss_sum += step.loss_sum;
       result.correct += step.correct;
       result.samples += batch.samples;
@@ -218,6 +223,7 @@ class HostReplicaGroup final : public ReplicaGroup {
 
   std::vector<Replica> replicas_;
   std::unique_ptr<DeviceMemory> params_;
+  std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
   std::unique_ptr<DeviceMemory> gradients_;
   TensorReducer reducer_;
   std::mutex mutex_;

@@ -36,6 +36,9 @@ class ReplicaGroup {
   /// Parameters all replicas read: written by the exchange between steps (one copy: replicas share
   /// host memory).
   virtual std::span<float> params() = 0;
+  /// Read parameters from `memory` (the same length) from the next step on; it must outlive its
+  /// use. Between steps only.
+  virtual void use_params(std::span<float> memory) = 0;
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
