@@ -51,7 +51,6 @@ FramedConnection::FramedConnection(std::unique_ptr<ByteStream> stream,
       peer_(stream_->peer()),
       last_received_(now()),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(kBufferBytes)),
-      watchdog_(stream_->executor()),
       self_(std::make_shared<FramedConnection*>(this)) {}
 
 FramedConnection::~FramedConnection() {
@@ -62,7 +61,7 @@ void FramedConnection::close(Error cause) noexcept {
   if (cause_) return;
   cause_ = std::move(cause);
   stream_->close();
-  watchdog_.cancel();
+  if (watchdog_) watchdog_->cancel();
   for (Parking* writer : std::exchange(writers_, {})) writer->resume(true);
 }
 
@@ -254,8 +253,9 @@ Error FramedConnection::read_error(const boost::system::error_code& error) {
 void FramedConnection::watch() {
   if (is_watching_) return;
   is_watching_ = true;
-  watchdog_.expires_at(std::min(reading_since_, writing_since_) + stall_timeout_);
-  watchdog_.async_wait([self = std::weak_ptr(self_)](const boost::system::error_code& error) {
+  if (!watchdog_) watchdog_.emplace(stream_->executor());
+  watchdog_->expires_at(std::min(reading_since_, writing_since_) + stall_timeout_);
+  watchdog_->async_wait([self = std::weak_ptr(self_)](const boost::system::error_code& error) {
     const auto alive = self.lock();
     if (!error && alive) (*alive)->on_watch();
   });

@@ -3,6 +3,7 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include <boost/asio/steady_timer.hpp>
 
@@ -87,7 +88,9 @@ class FramedConnection final : public Connection {
   std::deque<Parking*> writers_;  ///< in order, behind the one that writes
   std::size_t streak_ = 0;        ///< operations in a row that needed no wait
 
-  boost::asio::steady_timer watchdog_;
+  /// Made when first needed: an executor without timers and sockets blocks on a condition, which
+  /// wakes faster than epoll.
+  std::optional<boost::asio::steady_timer> watchdog_;
   bool is_watching_ = false;
   TimePoint reading_since_ = TimePoint::max(), writing_since_ = TimePoint::max();
   std::shared_ptr<FramedConnection*> self_;  ///< lets a late timer see that the connection is gone
