@@ -8,6 +8,7 @@ namespace centroid::collective::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Values;
 
@@ -64,7 +65,11 @@ TEST_P(Failure, AnotherOperationIsNamedByAll) {
     const Status after = barrier(group, within(5s));
     const Status& failed = status.ok() ? after : status;
     ASSERT_FALSE(failed.ok());
-    EXPECT_THAT(failed.error().message(), AllOf(HasSubstr("broadcast"), HasSubstr("all_reduce")));
+    // The root of a broadcast expects nothing, so its rank may be in the barrier when it sees the
+    // other's message.
+    EXPECT_THAT(
+        failed.error().message(),
+        AllOf(HasSubstr("all_reduce"), AnyOf(HasSubstr("broadcast"), HasSubstr("barrier"))));
   });
 }
 
