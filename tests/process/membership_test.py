@@ -58,7 +58,8 @@ class Loss(MembershipTest):
         self.assertEqual(server.events("job.ended")[0]["round"], 2000)
 
     def test_worker_killed_in_the_middle_of_its_contribution(self):
-        server = self.server("--min-workers", 3)
+        # A window for the whole model: the others contribute all of it while w1 hangs.
+        server = self.server("--min-workers", 3, "--credit-bytes", 16 << 20)
         link = self.link_to(server)
         others = [self.worker(server, name, model=WIDE) for name in ("w0", "w2")]
         broken = self.worker(link.endpoint, "w1", model=WIDE)
