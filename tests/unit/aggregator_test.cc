@@ -150,6 +150,16 @@ TEST(Aggregator, AChunkThatWaitsOutlivesItsSender) {
   EXPECT_EQ(f.sum[1], all[0][1] + all[1][1]);
 }
 
+TEST(Aggregator, RefusesAnotherWeightWithinAContribution) {
+  Fixture f(32, 64);  // two chunks
+  const auto all = random_contributions(9, 1, 32);
+  f.begin(1);
+  ASSERT_TRUE(f.offer(0, 0, 3, all[0]).ok());
+  EXPECT_EQ(f.aggregator->weight(0), 3);
+  EXPECT_EQ(f.offer(0, 1, 4, all[0]).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(f.offer(0, 1, 3, all[0]).ok());
+}
+
 TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {
   Fixture f(8, 64);
   const auto all = random_contributions(5, 2, 8);
