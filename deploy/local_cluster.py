@@ -42,8 +42,16 @@ class Interrupted(Exception):
 # ---- processes ---------------------------------------------------------------------------------------------------------------
 
 
-def die_with_parent():
-    """In a child: get SIGTERM when the parent dies in whatever way. Linux only; elsewhere the parent's handlers must do."""
+def pause(seconds):
+    """Sleep. Signals are blocked and taken here and nowhere else, so that none can cut a clean-up short."""
+    arrived = signal.sigtimedwait(SIGNALS, max(0.0, seconds))
+    if arrived:
+        raise Interrupted(signal.Signals(arrived.si_signo).name)
+
+
+def begin_child():
+    """In a child: take signals again, and get SIGTERM when the parent dies in whatever way (Linux only)."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -63,7 +71,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=begin_child,
             )
 
     def status(self):
@@ -83,32 +91,28 @@ class Process:
         if self.status() is None:
             self.child.send_signal(number)
 
-    def wait_until(self, deadline):
-        """Whether it has ended before the deadline."""
-        try:
-            self.child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
 
 def wait_all(processes, allowed_seconds):
+    """Whether all have ended in time."""
     deadline = time.monotonic() + allowed_seconds
-    return all([process.wait_until(deadline) for process in processes])
+    while any(process.status() is None for process in processes):
+        if time.monotonic() >= deadline:
+            return False
+        pause(POLL_SECONDS / 10)
+    return True
 
 
 def end_all(processes):
     """End what still runs: SIGTERM, then SIGKILL. Nothing is left behind; a second Ctrl-C only makes it quicker."""
+    for process in processes:
+        process.send(signal.SIGTERM)
     try:
-        for process in processes:
-            process.send(signal.SIGTERM)
         wait_all(processes, TERM_SECONDS)
-    finally:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        for process in processes:
-            process.send(signal.SIGKILL)
-            process.child.wait()
+    except Interrupted:
+        pass
+    for process in processes:
+        process.send(signal.SIGKILL)
+        process.child.wait()
 
 
 # ---- REST --------------------------------------------------------------------------------------------------------------------
@@ -241,7 +245,7 @@ class Cluster:
             if value:
                 return value
             self.check_processes()
-            time.sleep(POLL_SECONDS / 5)
+            pause(POLL_SECONDS / 5)
         raise Failure(f"waited {allowed_seconds:.0f} s for {what}; logs are in {self.folder}")
 
     def check_processes(self):
@@ -258,7 +262,7 @@ class Cluster:
         try:
             return self.api.get("/v1/cluster")
         except (OSError, ValueError) as error:
-            self.processes[0].wait_until(time.monotonic() + 1)
+            wait_all(self.processes[:1], 1)
             self.check_processes()
             raise Failure(f"GET {self.api.url}/v1/cluster: {error}") from error
 
@@ -277,7 +281,7 @@ class Cluster:
                 raise Failure(f"no round after {FIRST_ROUND_SECONDS:.0f} s ({view['state']}: {view['state_reason']})")
             self.check_processes()
             self.display.show(view)
-            time.sleep(POLL_SECONDS)
+            pause(POLL_SECONDS)
 
     def rounds(self):
         return self.api.get(f"/v1/rounds?limit={ROUND_HISTORY}")["rounds"]
@@ -287,7 +291,7 @@ class Cluster:
         deadline = time.monotonic() + EVALUATE_SECONDS
         view = self.view()
         while view["test_version"] != view["version"] and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS / 5)
+            pause(POLL_SECONDS / 5)
             view = self.view()
         return view
 
@@ -321,6 +325,8 @@ class Cluster:
         try:
             if self.api and self.processes[0].status() is None and self.api.stop_job():
                 wait_all(self.processes[1:], STOP_SECONDS)
+        except Interrupted:
+            pass
         finally:
             end_all(self.processes)
 
@@ -355,7 +361,7 @@ class LocalTraining:
         shown = 0
         while worker.status() is None:
             shown = self.show_log(worker, shown)
-            time.sleep(POLL_SECONDS)
+            pause(POLL_SECONDS)
         self.show_log(worker, shown)
         if worker.status() != 0:
             raise worker.failure()
@@ -444,16 +450,12 @@ def report(result, folder, again):
     return lines + [f"{name:<14}{value}" for name, value in facts if value]
 
 
-def raise_interrupted(number, _frame):
-    raise Interrupted(signal.Signals(number).name)
-
-
 def hold(job, display):
     """Keep the cluster up until a signal comes or a process ends."""
     try:
         display.say("the cluster stays up; Ctrl-C ends it")
         while all(process.status() is None for process in job.processes[:1]):
-            time.sleep(POLL_SECONDS)
+            pause(POLL_SECONDS)
     except Interrupted:
         return
     raise job.processes[0].failure()
@@ -491,8 +493,7 @@ def user_arguments(arguments):
 def main(arguments):
     options = parse_arguments(arguments)
     display = progress.Progress(sys.stderr if options.json else sys.stdout)
-    for number in SIGNALS:
-        signal.signal(number, raise_interrupted)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         run(options, user_arguments(arguments), display)
     except Interrupted as signal_name:

@@ -1,5 +1,6 @@
 """The demo driver against a stand-in cluster: result, faults, Ctrl-C, and that no process stays behind."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -126,11 +128,12 @@ class Driver(unittest.TestCase):
         self.assert_nothing_left()
 
     def test_interrupt_stops_everything_and_a_second_run_works(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with self.subTest(signal=number.name):
-                driver = self.start("--run-dir", str(self.folder / number.name), "--workers", "1", fault="endless")
+        for number, gap in itertools.product((signal.SIGINT, signal.SIGTERM), (0, 0.0005, 0.005, 0.05)):
+            with self.subTest(signal=number.name, seconds_to_the_second_signal=gap):
+                driver = self.start("--run-dir", str(self.folder / f"{number.name}-{gap}"), "--workers", "1", fault="endless")
                 self.read_until(driver, "epoch 1/")
                 driver.send_signal(number)
+                time.sleep(gap)
                 driver.send_signal(signal.SIGINT)
                 driver.communicate(timeout=DEADLINE_SECONDS)
                 self.assertEqual(driver.returncode, 130)
