@@ -50,9 +50,10 @@ class Job {
   }
 
   /// Build the next generation.
-  void join() {
+  void join(std::vector<std::string> nodes = {}) {
     leave_all();
     groups_.clear();
+    roster_.nodes = std::move(nodes);
     ++roster_.generation;
     std::vector<std::optional<Group>> made(meshes_.size());
     in_parallel([&](std::uint32_t rank) {

@@ -59,6 +59,7 @@ Group make_group(std::shared_ptr<Generation> generation, std::vector<std::uint32
   }
   core->id = mix64(generation->network->generation(), number);
   for (const std::uint32_t member : members) core->id = mix64(core->id, member);
+  for (const std::uint32_t member : members) core->nodes.push_back(generation->nodes[member]);
   core->generation = std::move(generation);
   core->members = std::move(members);
   core->rank = rank;
@@ -69,6 +70,7 @@ std::uint32_t Group::rank() const { return core_->rank; }
 std::uint32_t Group::world() const { return static_cast<std::uint32_t>(core_->members.size()); }
 std::uint64_t Group::generation() const { return core_->generation->network->generation(); }
 std::span<const std::uint32_t> Group::members() const { return core_->members; }
+std::span<const std::string> Group::nodes() const { return core_->nodes; }
 
 Result<Group> Group::subgroup(std::vector<std::uint32_t> ranks) const {
   std::sort(ranks.begin(), ranks.end());

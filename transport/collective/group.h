@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/async/task.h"
@@ -55,6 +56,8 @@ class Group {
   std::uint64_t generation() const;
   /// Ranks of the members in the generation, by their rank here: {1, 3}: the generation's 3 is 1.
   std::span<const std::uint32_t> members() const;
+  /// By rank: equal texts stand for one machine; empty: unknown.
+  std::span<const std::string> nodes() const;
 
   /// The group of these ranks of this one. Every member must make it, and those with the same
   /// members in the same order; nothing is sent.

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "transport/collective/group.h"
 #include "transport/collective/network.h"
@@ -17,6 +18,7 @@ struct Generation {
 
   const std::shared_ptr<Network> network;
   std::shared_ptr<Driver> driver;  ///< of the network, for handles
+  std::vector<std::string> nodes;  ///< by rank of the generation
   const std::shared_ptr<ScratchPool> scratch = std::make_shared<ScratchPool>();
   std::mutex mutex;
   std::map<std::vector<std::uint32_t>, std::uint64_t> made;  ///< groups so far, by members
@@ -25,6 +27,7 @@ struct Generation {
 struct Group::Core {
   std::shared_ptr<Generation> generation;
   std::vector<std::uint32_t> members;
+  std::vector<std::string> nodes;  ///< by rank of the group; empty: unknown
   std::uint32_t rank = 0;
   std::uint64_t id = 0;
   std::mutex mutex;

@@ -263,6 +263,11 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
     return Error(ErrorCode::kInvalidArgument, "roster: rank " + std::to_string(roster.rank) +
                                                   " of " + std::to_string(world) + " endpoints");
   }
+  if (!roster.nodes.empty() && roster.nodes.size() != world) {
+    return Error(ErrorCode::kInvalidArgument, "roster: " + std::to_string(roster.nodes.size()) +
+                                                  " nodes of " + std::to_string(world) +
+                                                  " endpoints");
+  }
   const auto join = [](Impl* impl, Roster given,
                        Deadline until) -> Task<Result<std::shared_ptr<Network>>> {
     Impl::Building building(std::move(given), until, impl->driver->executor());
@@ -280,6 +285,8 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
   CENTROID_ASSIGN(auto network, impl_->driver->run(join(impl_.get(), roster, deadline)));
   auto generation = std::make_shared<Generation>(std::move(network));
   generation->driver = impl_->driver;
+  generation->nodes = roster.nodes;
+  generation->nodes.resize(world);
   std::vector<std::uint32_t> members(world);
   for (std::uint32_t i = 0; i < world; ++i) members[i] = i;
   return make_group(std::move(generation), std::move(members), roster.rank);
