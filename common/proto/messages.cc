@@ -22,6 +22,13 @@ struct Encoder {
   void operator()(const std::string& text, std::size_t limit) {
     out.put_string(std::string_view(text).substr(0, limit));
   }
+  void operator()(const std::vector<Peer>& ranks) {
+    out.put(static_cast<std::uint32_t>(ranks.size()));
+    for (const Peer& peer : ranks) {
+      out.put_string(peer.endpoint);
+      out.put_string(peer.node);
+    }
+  }
   void operator()(const Manifest& manifest) {
     out.put(static_cast<std::uint32_t>(manifest.size()));
     for (const TensorInfo& tensor : manifest) {
@@ -61,6 +68,19 @@ struct Decoder {
     id.value = in.get<Rep>();
   }
   void operator()(std::string& text, std::size_t limit) { text = in.get_string(limit); }
+  void operator()(std::vector<Peer>& ranks) {
+    const auto count = in.get<std::uint32_t>();
+    constexpr std::size_t kLeastBytes = 4 + 4;
+    if (count > kMaxPeers || count * kLeastBytes > in.left()) {
+      ok = false;
+      return;
+    }
+    ranks.resize(count);
+    for (Peer& peer : ranks) {
+      peer.endpoint = in.get_string(kMaxNameBytes);
+      peer.node = in.get_string(kMaxNameBytes);
+    }
+  }
   void operator()(Manifest& manifest) {
     const auto count = in.get<std::uint32_t>();
     constexpr std::size_t kLeastBytes = 4 + 1 + 1 + 1;
@@ -118,6 +138,10 @@ CENTROID_MESSAGE(RoundClosed)
 CENTROID_MESSAGE(Finish)
 CENTROID_MESSAGE(Leave)
 CENTROID_MESSAGE(Report)
+CENTROID_MESSAGE(Peers)
+CENTROID_MESSAGE(StateMark)
+CENTROID_MESSAGE(Computed)
+CENTROID_MESSAGE(ExchangeFailed)
 
 #undef CENTROID_MESSAGE
 

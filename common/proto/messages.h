@@ -30,27 +30,37 @@ enum class Kind : std::uint16_t {
   kLeave = 27,        ///< worker -> server, request: I go
   kFinish = 28,       ///< server -> worker: there is no next round for you
   kReport = 29,       ///< worker -> server: result of an evaluation
+  // with a peer-to-peer exchange (ring, hierarchical)
+  kPeers = 30,           ///< server -> worker: where the other ranks of a generation listen
+  kStateRequest = 31,    ///< server -> worker: send the state you hold
+  kStateDone = 32,       ///< worker -> server: that was all of it (StateChunk before)
+  kComputed = 33,        ///< worker -> server: my gradients are complete, the rest is the peers'
+  kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
 };
 
 inline constexpr std::size_t kMaxNameBytes = 256;
 inline constexpr std::size_t kMaxTextBytes = 4096;
 inline constexpr std::size_t kMaxTensors = 100'000;
+inline constexpr std::size_t kMaxPeers = 4096;
 
 struct Join {
   std::string name;      ///< unique in the cluster; ranks follow the order of names
-  std::string exchange;  ///< "star"
+  std::string exchange;  ///< "star", "ring" or "hierarchical": the server's
   std::string codec;     ///< of the contributions, e.g. "f32"
   std::uint32_t devices = 1;
   std::uint64_t batch = 0;  ///< samples this worker takes a round
   std::uint64_t train_samples = 0;
   std::uint64_t data_fingerprint = 0;
-  std::string model;  ///< spec, for humans
+  std::string model;          ///< spec, for humans
+  std::string peer_endpoint;  ///< HOST:PORT where other workers reach this one; "" with star
+  std::string node;           ///< the same for workers of one machine; "": not said
   Manifest manifest;
   template <class F>
   void fields(F& f) {
     f(name, kMaxNameBytes), f(exchange, kMaxNameBytes), f(codec, kMaxNameBytes), f(devices),
         f(batch), f(train_samples);
-    f(data_fingerprint), f(model, kMaxNameBytes), f(manifest);
+    f(data_fingerprint), f(model, kMaxNameBytes), f(peer_endpoint, kMaxNameBytes),
+        f(node, kMaxNameBytes), f(manifest);
   }
 };
 
@@ -66,12 +76,16 @@ struct JoinReply {
   std::uint8_t nonfinite = 0;    ///< NonFinite
   std::string optimizer;         ///< name; the settings follow (used with apply_on_worker)
   double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  // peer-to-peer exchanges: the same on every worker
+  std::uint8_t algorithm = 0;         ///< Algorithm of docs/algorithms.md
+  std::uint64_t bucket_bytes = 0;     ///< least gradient bytes of one operation
+  std::uint32_t peer_timeout_ms = 0;  ///< an operation without progress for so long has failed
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
         f(apply_on_worker), f(nonfinite);
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
-        f(weight_decay);
+        f(weight_decay), f(algorithm), f(bucket_bytes), f(peer_timeout_ms);
   }
 };
 
@@ -213,6 +227,53 @@ struct Report {
   template <class F>
   void fields(F& f) {
     f(version), f(samples), f(correct), f(loss_sum);
+  }
+};
+
+/// One rank of a generation, as the others see it.
+struct Peer {
+  std::string endpoint;  ///< HOST:PORT
+  std::string node;
+};
+
+struct Peers {
+  Generation generation;
+  std::vector<Peer> ranks;
+  template <class F>
+  void fields(F& f) {
+    f(generation), f(ranks);
+  }
+};
+
+/// StateRequest and StateDone.
+struct StateMark {
+  Version version;
+  template <class F>
+  void fields(F& f) {
+    f(version);
+  }
+};
+
+struct Computed {
+  Generation generation;
+  Round round;
+  std::uint32_t attempt = 0;
+  template <class F>
+  void fields(F& f) {
+    f(generation), f(round), f(attempt);
+  }
+};
+
+struct ExchangeFailed {
+  Generation generation;
+  Round round;
+  std::uint32_t attempt = 0;
+  bool has_culprit = false;
+  Rank culprit;  ///< the rank that was lost or silent, as this worker sees it
+  std::string reason;
+  template <class F>
+  void fields(F& f) {
+    f(generation), f(round), f(attempt), f(has_culprit), f(culprit), f(reason, kMaxTextBytes);
   }
 };
 

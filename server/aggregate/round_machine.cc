@@ -44,8 +44,9 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
   Seat* const s = seat(member);
   if (!open_ || s == nullptr || !s->present || s->done) return {};
   s->present = false;
-  const bool anybody = std::any_of(seats_.begin(), seats_.end(),
-                                   [](const Seat& other) { return other.present || other.done; });
+  const bool anybody = std::any_of(seats_.begin(), seats_.end(), [this](const Seat& other) {
+    return other.present || (other.done && !policy_.is_joint);
+  });
   if (!anybody) {
     open_ = false;
     return {.action = RoundAction::kDeserted,
@@ -53,14 +54,21 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
             .text = "every member of the round is gone",
             .culprit = {}};
   }
-  if (progress == Progress::kPart) {
-    open_ = false;
-    return {.action = RoundAction::kRetry,
-            .contributors = {},
-            .text = "member " + to_string(member) + " was lost in the middle of its contribution",
-            .culprit = {}};
-  }
+  if (policy_.is_joint)
+    return retry("member " + to_string(member) + " was lost before the sum was complete");
+  if (progress == Progress::kPart)
+    return retry("member " + to_string(member) + " was lost in the middle of its contribution");
   return decide();
+}
+
+RoundDecision RoundMachine::failed(MemberId member, std::string why) {
+  if (!policy_.is_joint || !expects(member)) return {};
+  return retry(std::move(why));
+}
+
+RoundDecision RoundMachine::retry(std::string why) {
+  open_ = false;
+  return {.action = RoundAction::kRetry, .contributors = {}, .text = std::move(why), .culprit = {}};
 }
 
 RoundDecision RoundMachine::decide() {

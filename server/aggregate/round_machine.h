@@ -20,6 +20,9 @@ enum class PolicyKind : std::uint8_t { kBsp };
 struct RoundPolicy {
   PolicyKind kind = PolicyKind::kBsp;
   NonFinitePolicy nonfinite = NonFinitePolicy::kHalt;
+  /// The members add their contributions among themselves: who goes before the end takes the
+  /// others' sum along, so the attempt starts again.
+  bool is_joint = false;
 };
 
 /// One worker's summary of its contribution.
@@ -33,12 +36,12 @@ struct Contribution {
 enum class Progress : std::uint8_t { kNothing, kPart };
 
 enum class RoundAction : std::uint8_t {
-  kWait,   ///< somebody is missing
-  kMerge,  ///< apply the sum of `contributors`
-  kSkip,   ///< close without effect
-  kHalt,   ///< stop the job; `text` says why
-  kRetry,  ///< the sum holds a part of a lost contribution: start the attempt again with those who
-           ///< are left
+  kWait,      ///< somebody is missing
+  kMerge,     ///< apply the sum of `contributors`
+  kSkip,      ///< close without effect
+  kHalt,      ///< stop the job; `text` says why
+  kRetry,     ///< the sum holds a part of a lost contribution, or cannot be made: start the attempt
+              ///< again with those who are left
   kDeserted,  ///< nobody is left
 };
 
@@ -64,6 +67,9 @@ class RoundMachine {
   Result<RoundDecision> contribute(MemberId member, Contribution contribution);
   /// A member went. What it had contributed completely still counts.
   RoundDecision gone(MemberId member, Progress progress);
+  /// Joint rounds: the attempt cannot be completed, though nobody has gone. kRetry; kWait when the
+  /// round is not open or `member` is not of it.
+  RoundDecision failed(MemberId member, std::string why);
 
   bool is_open() const { return open_; }
   Round round() const { return round_; }
@@ -80,6 +86,7 @@ class RoundMachine {
     Contribution contribution;
   };
   RoundDecision decide();
+  RoundDecision retry(std::string why);
   Seat* seat(MemberId member);
 
   RoundPolicy policy_;

@@ -71,6 +71,9 @@ class Roster {
 
   /// Membership differs from what the present generation was formed of.
   bool is_changed() const { return changed_; }
+  /// The next `form` makes a new generation even with the same members: their connections with each
+  /// other are to be made anew.
+  void renew() { changed_ = true; }
   /// Give every joining and active member a rank, in a new generation if anything changed.
   /// `admit_joining` false keeps newcomers out (in the middle of a round).
   Generation form(bool admit_joining);

@@ -51,7 +51,7 @@ std::span<float> ParameterStore::initial(const Chunk& chunk) {
 
 void ParameterStore::initialize() {
   CENTROID_CHECK(version_ == Version());
-  version_ = Version(1);
+  version_ = held_ = Version(1);
 }
 
 void ParameterStore::scale(const Chunk& chunk, double total_weight) {
@@ -95,7 +95,13 @@ void ParameterStore::commit_in_place() {
 }
 
 void ParameterStore::commit_unchanged() {
+  CENTROID_CHECK(version_ != Version() && !is_ahead_ && is_current());
+  version_ = held_ = version_.next();
+}
+
+void ParameterStore::commit_elsewhere() {
   CENTROID_CHECK(version_ != Version() && !is_ahead_);
+  ++optimizer_step_;
   version_ = version_.next();
 }
 
@@ -114,7 +120,7 @@ void ParameterStore::release(Hold hold) {
 }
 
 std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget_bytes) {
-  if (version_ == Version() || is_ahead_ || !snapshot_.expired()) return nullptr;
+  if (version_ == Version() || is_ahead_ || !is_current() || !snapshot_.expired()) return nullptr;
   std::vector<std::shared_ptr<const Plane>> planes{params_};
   planes.insert(planes.end(), slots_.begin(), slots_.end());
   const std::shared_ptr<Snapshot> snapshot(
@@ -158,7 +164,7 @@ Status ParameterStore::load(std::size_t plane, std::uint64_t offset, std::span<c
 }
 
 void ParameterStore::restore(Version version, std::uint64_t optimizer_step) {
-  version_ = version;
+  version_ = held_ = version;
   optimizer_step_ = optimizer_step;
   is_ahead_ = false;
 }

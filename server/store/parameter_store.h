@@ -32,6 +32,10 @@ class ParameterStore {
   const Optimizer& optimizer() const { return *optimizer_; }
   Version version() const { return version_; }  ///< 0: not initialised
   std::uint64_t optimizer_step() const { return optimizer_step_; }
+  /// The version whose values are here: behind `version` after `commit_elsewhere`, 0 while they
+  /// are being replaced.
+  Version held() const { return held_; }
+  bool is_current() const { return held_ == version_; }
   /// Planes, and what a running snapshot has copied aside.
   std::uint64_t memory_bytes() const;
 
@@ -63,6 +67,12 @@ class ParameterStore {
   /// A round without effect (all weights 0): version + 1, values unchanged. Not after an apply that
   /// changed slots or parameters.
   void commit_unchanged();
+  /// The workers have applied a round among themselves: version + 1, optimizer_step + 1, the values
+  /// here stay behind until they are loaded anew: `begin_replacing`, `load` of every plane,
+  /// `end_replacing`.
+  void commit_elsewhere();
+  void begin_replacing() { held_ = Version(); }
+  void end_replacing() { held_ = version_; }
 
   /// Readers of a chunk's memory in flight (replies being sent): while there is one, the plane's
   /// chunk must not be written. The hold follows the memory through commit_swap.
@@ -102,7 +112,7 @@ class ParameterStore {
 
   const std::shared_ptr<const ChunkPlan> plan_;
   const std::unique_ptr<Optimizer> optimizer_;
-  Version version_;
+  Version version_, held_;
   std::uint64_t optimizer_step_ = 0;
   bool is_ahead_ = false;  // slots or parameters hold part of the next version
   // Shared with a running snapshot only, which may outlive the store.

@@ -45,6 +45,25 @@ RoundOpen sample_open() {
   return open;
 }
 
+Peers sample_peers() {
+  Peers peers;
+  peers.generation = Generation(3);
+  peers.ranks = {{.endpoint = "10.0.0.1:71", .node = "a"},
+                 {.endpoint = "10.0.0.2:71", .node = "b"}};
+  return peers;
+}
+
+ExchangeFailed sample_failure() {
+  ExchangeFailed failed;
+  failed.generation = Generation(3);
+  failed.round = Round(17);
+  failed.attempt = 1;
+  failed.has_culprit = true;
+  failed.culprit = Rank(2);
+  failed.reason = "gone";
+  return failed;
+}
+
 /// The bytes of "```hex NAME" blocks of the contract: hex pairs, comments behind '#'.
 std::vector<std::byte> documented(const std::string& name) {
   std::ifstream page(kPage);
@@ -79,6 +98,8 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   push.chunk = ChunkId(5);
   push.weight = 32;
   EXPECT_EQ(encode(push), documented("push"));
+  EXPECT_EQ(encode(sample_peers()), documented("peers"));
+  EXPECT_EQ(encode(sample_failure()), documented("exchange-failed"));
 }
 
 TEST(Messages, EveryFieldSurvivesTheWire) {
@@ -100,6 +121,9 @@ TEST(Messages, EveryFieldSurvivesTheWire) {
   const PushEnd back = decode<PushEnd>(encode(end)).value();
   EXPECT_EQ(back.loss_sum, 1.5);
   EXPECT_EQ(back.nonfinite_tensor, "layers.0.bias");
+  const Peers peers = decode<Peers>(encode(sample_peers())).value();
+  EXPECT_EQ(peers.ranks.at(1).endpoint, "10.0.0.2:71");
+  EXPECT_EQ(peers.ranks.at(0).node, "a");
 }
 
 template <class M>
@@ -117,6 +141,8 @@ TEST(Messages, ShortAndLongHeadsAreRefused) {
   expect_every_cut_refused(sample_open());
   expect_every_cut_refused(RoundClosed{});
   expect_every_cut_refused(PushEnd{});
+  expect_every_cut_refused(sample_peers());
+  expect_every_cut_refused(sample_failure());
 }
 
 TEST(Messages, ACountThatCannotFitIsRefusedBeforeMemoryIsTaken) {
@@ -125,6 +151,14 @@ TEST(Messages, ACountThatCannotFitIsRefusedBeforeMemoryIsTaken) {
   for (const std::uint32_t count : {0xFFFFFFFFu, 100'000u, 50u}) {
     std::memcpy(bytes.data() + manifest_at, &count, 4);
     EXPECT_FALSE(decode<Join>(bytes).ok()) << count;
+  }
+}
+
+TEST(Messages, MorePeersThanBytesAreRefused) {
+  auto bytes = encode(sample_peers());
+  for (const std::uint32_t count : {0xFFFFFFFFu, 4097u, 3u}) {
+    std::memcpy(bytes.data() + 8, &count, 4);
+    EXPECT_FALSE(decode<Peers>(bytes).ok()) << count;
   }
 }
 
@@ -148,6 +182,7 @@ TEST(Messages, RandomBytesNeverCrash) {
     (void)decode<Join>(bytes);
     (void)decode<JoinReply>(bytes);
     (void)decode<RoundClosed>(bytes);
+    (void)decode<Peers>(bytes);
   }
 }
 

@@ -44,6 +44,18 @@ TEST(Roster, ANewGenerationOnlyWhenMembershipChanged) {
   EXPECT_EQ(roster.form(true), first.next().next());
 }
 
+TEST(Roster, ARenewedGenerationHasTheSameRanks) {
+  Roster roster(Roster::Options{});
+  const auto a = roster.join("a", "x", TimePoint(), 0).value().member;
+  const auto b = roster.join("b", "x", TimePoint(), 0).value().member;
+  const Generation first = roster.form(true);
+  EXPECT_EQ(roster.form(true), first);
+  roster.renew();
+  EXPECT_EQ(roster.form(false), first.next());
+  EXPECT_EQ(roster.ranked(), (std::vector<MemberId>{a, b}));
+  EXPECT_EQ(roster.form(false), first.next());
+}
+
 TEST(Roster, NewcomersStayOutInTheMiddleOfARound) {
   Roster roster = make_roster();
   const MemberId a = join(roster, "a");

@@ -112,6 +112,53 @@ TEST(RoundMachine, NonFiniteHaltsAtOnceOrSkipsForAllOrGoesIn) {
 
 /// Every sequence of events of three members, to its end: exactly one decision, and it counts whole
 /// contributions once.
+RoundMachine opened_joint() {
+  RoundPolicy policy;
+  policy.is_joint = true;
+  RoundMachine machine(policy);
+  machine.open(Round(7), 0, {kA, kB, kC});
+  return machine;
+}
+
+TEST(RoundMachine, AJointRoundRepeatsWhenAMemberGoesBeforeItsEnd) {
+  RoundMachine machine = opened_joint();
+  ASSERT_TRUE(machine.contribute(kA, of(1)).ok());
+  const RoundDecision decision = machine.gone(kB, Progress::kNothing);
+  EXPECT_EQ(decision.action, RoundAction::kRetry);
+  EXPECT_NE(decision.text.find("member 12"), std::string::npos) << decision.text;
+  EXPECT_FALSE(machine.is_open());
+}
+
+TEST(RoundMachine, AJointRoundCountsWhoWentAfterItsEnd) {
+  RoundMachine machine = opened_joint();
+  ASSERT_TRUE(machine.contribute(kA, of(1)).ok());
+  EXPECT_EQ(machine.gone(kA, Progress::kNothing).action, RoundAction::kWait);
+  ASSERT_TRUE(machine.contribute(kB, of(2)).ok());
+  const RoundDecision merged = machine.contribute(kC, of(3)).value();
+  EXPECT_EQ(merged.action, RoundAction::kMerge);
+  EXPECT_EQ(merged.total_weight, 6);
+}
+
+TEST(RoundMachine, AJointRoundThatFailsForOneIsRepeatedOnce) {
+  RoundMachine machine = opened_joint();
+  EXPECT_EQ(machine.failed(MemberId(99), "x").action, RoundAction::kWait);
+  ASSERT_TRUE(machine.contribute(kA, of(1)).ok());
+  EXPECT_EQ(machine.failed(kA, "x").action, RoundAction::kWait) << "it had the sum";
+  const RoundDecision decision = machine.failed(kB, "rank 2 is silent");
+  EXPECT_EQ(decision.action, RoundAction::kRetry);
+  EXPECT_EQ(decision.text, "rank 2 is silent");
+  EXPECT_EQ(machine.failed(kC, "x").action, RoundAction::kWait) << "the attempt is over";
+  RoundMachine star = opened();
+  EXPECT_EQ(star.failed(kB, "x").action, RoundAction::kWait) << "no member depends on another";
+}
+
+TEST(RoundMachine, AJointRoundWithoutLivingMembersIsDeserted) {
+  RoundMachine machine = opened_joint();
+  (void)machine.gone(kA, Progress::kNothing);
+  machine.open(Round(7), 1, {kB});
+  EXPECT_EQ(machine.gone(kB, Progress::kNothing).action, RoundAction::kDeserted);
+}
+
 TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
   struct Event {
     int member;

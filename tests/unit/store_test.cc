@@ -194,6 +194,34 @@ TEST(ParameterStore, ContinuesFromLoadedPlanesWithTheSameBits) {
   EXPECT_EQ(planes_of(copy), planes_of(*source));
 }
 
+TEST(ParameterStore, ValuesStayBehindWhatTheWorkersCommittedUntilLoadedAnew) {
+  CounterRng rng(5);
+  const auto store = initialized_store(small_plan(), "adam", rng);
+  const Planes before = planes_of(*store);
+  store->commit_elsewhere();
+  store->commit_elsewhere();
+  EXPECT_EQ(store->version(), Version(3));
+  EXPECT_EQ(store->optimizer_step(), 2u);
+  EXPECT_EQ(store->held(), Version(1));
+  EXPECT_FALSE(store->is_current());
+  EXPECT_EQ(planes_of(*store), before);
+  EXPECT_EQ(store->begin_snapshot(1 << 20), nullptr)
+      << "a checkpoint of old values, newly numbered";
+
+  std::vector<float> values(store->plan().total_elements());
+  store->begin_replacing();
+  EXPECT_EQ(store->held(), Version());
+  for (std::size_t plane = 0; plane < before.size(); ++plane) {
+    fill(values, rng);
+    ASSERT_TRUE(store->load(plane, 0, values).ok());
+  }
+  EXPECT_EQ(store->begin_snapshot(1 << 20), nullptr) << "half of the planes may be old";
+  store->end_replacing();
+  EXPECT_TRUE(store->is_current());
+  EXPECT_EQ(planes_of(*store).back(), values);
+  EXPECT_NE(store->begin_snapshot(1 << 20), nullptr);
+}
+
 TEST(ParameterStore, RefusesToLoadOutsideItsPlanes) {
   ParameterStore store(small_plan(), optimizer_of("momentum"));
   const std::uint64_t total = store.plan().total_elements();
