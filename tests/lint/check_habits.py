@@ -8,7 +8,7 @@ Waive one line with a comment on it:  // lint-ok: <reason>
 import re
 import sys
 
-from sources import CPP, PYTHON, code_of, files, is_waived, line_of, report, root_argument
+from sources import CPP, PYTHON, blank, code_of, files, is_waived, line_of, report, root_argument
 
 MAX_LINES = 600
 
@@ -56,7 +56,7 @@ def findings(root):
         lines = text.count("\n")
         if lines > MAX_LINES:
             yield f"{name}: {lines} lines; split a file by {MAX_LINES}"
-        yield from rule_findings(name, text, code_of(text) if path.suffix in CPP else re.sub(r"#[^\n]*", "", text))
+        yield from rule_findings(name, text, code_of(text) if path.suffix in CPP else re.sub(r"#[^\n]*", blank, text))
 
 
 if __name__ == "__main__":

@@ -146,6 +146,8 @@ class Habits(LintTest):
 
     def test_comment_and_waiver_pass(self):
         self.assert_clean(check_habits, "tests/unit/a.cc", "// no sleep_for( here\nusleep(1);  // lint-ok: paces a poll\n")
+        python = "# a comment before it\ntime.sleep(1)  # lint-ok: paces a poll\n"
+        self.assert_clean(check_habits, "tests/process/a.py", python)
 
     def test_environment_read_outside_config_is_found(self):
         self.assert_found(check_habits, "server/a.cc", 'auto x = std::getenv("HOME");\n', "common/base/config only")
