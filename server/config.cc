@@ -47,14 +47,34 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field(
       "policy", &c.policy,
       {.text = "when a round closes: bsp = when every worker has contributed", .choices = {"bsp"}});
+  s.field(
+      "exchange", &c.exchange,
+      {.text = "how gradients are added: star = through this server; ring = by the workers among "
+               "themselves; hierarchical = as ring, the workers of one machine first",
+       .choices = {"star", "ring", "hierarchical"}});
   s.field("apply", &c.apply,
           {.text = "who applies the optimizer: the server (results are parameters) or every worker "
-                   "(results are mean gradients)",
-           .choices = {"server", "worker"}});
+                   "(results are mean gradients); auto: the server with star, else the workers",
+           .choices = {"auto", "server", "worker"}});
   s.field("sum_order", &c.sum_order,
           {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
            .choices = {"rank", "arrival"}},
           "sum-order");
+  s.field(
+      "reduce.algorithm", &c.reduce_algorithm,
+      {.text = "exchange ring: auto (by size), ring, recursive-doubling, or chain, which adds in "
+               "the order of ranks: the bits of star, for twice the bytes of ring",
+       .choices = {"auto", "ring", "recursive-doubling", "chain"}});
+  s.field("reduce.bucket_bytes", &c.reduce_bucket_bytes,
+          {.text = "exchange ring, hierarchical: least gradient bytes of one addition",
+           .unit = "bytes",
+           .min = 64});
+  s.field(
+      "reduce.timeout", &c.reduce_timeout,
+      {.text = "exchange ring, hierarchical: a rank that is silent for so long in an addition is "
+               "reported as lost",
+       .unit = "ms",
+       .min = 100});
   s.field(
       "nonfinite", &c.nonfinite,
       {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",
@@ -119,6 +139,13 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
                      std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
+  if (c.is_peer_to_peer() && c.apply == "server")
+    return Error(ErrorCode::kInvalidArgument,
+                 "exchange " + c.exchange +
+                     " applies the optimizer on the workers: apply must be worker or auto");
+  if (c.is_peer_to_peer() && c.reduce_algorithm != "auto" && c.exchange == "hierarchical")
+    return Error(ErrorCode::kInvalidArgument,
+                 "exchange hierarchical has an algorithm of its own: leave reduce.algorithm auto");
   if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
     std::random_device entropy;

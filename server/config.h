@@ -27,8 +27,12 @@ struct ServerConfig {
   bool exit_when_finished = false;
 
   std::string policy = "bsp";
-  std::string apply = "server";
+  std::string exchange = "star";
+  std::string apply = "auto";
   std::string sum_order = "rank";
+  std::string reduce_algorithm = "auto";
+  std::uint64_t reduce_bucket_bytes = 8u << 20;
+  std::chrono::milliseconds reduce_timeout{60'000};
   std::string nonfinite = "halt";
   OptimizerConfig optimizer;
   std::uint64_t chunk_bytes = 1u << 20;
@@ -44,6 +48,10 @@ struct ServerConfig {
   std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3;
   std::string checkpoint_dir;
   bool resume = false;
+
+  /// The workers add among themselves; the server coordinates.
+  bool is_peer_to_peer() const { return exchange != "star"; }
+  bool applies_on_worker() const { return is_peer_to_peer() || apply == "worker"; }
 };
 
 /// Bind every field to the schema.

@@ -17,8 +17,8 @@
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/tensor/fingerprint.h"
+#include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
-#include "worker/exchange/star_exchange.h"
 #include "worker/loop/training_loop.h"
 
 namespace centroid::worker {
@@ -47,7 +47,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
     options.model = model.spec();
     return make_local_exchange(std::move(options), std::move(memory));
   }
-  StarOptions options;
+  ClusterOptions options;
   CENTROID_ASSIGN(options.server, transport::Endpoint::parse(config.server));
   options.token = config.token;
   options.join_timeout = config.join_timeout;
@@ -65,8 +65,8 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   transport_options.limits.max_payload_bytes = 256u << 20;
   transport_options.congestion_control = config.congestion_control;
   auto transport = transport::make_tcp(io.executor(), transport_options);
-  return make_star_exchange(io.executor(), std::move(transport), std::move(options),
-                            std::move(memory), registry);
+  return make_cluster_exchange(io.executor(), std::move(transport), std::move(options),
+                               std::move(memory), registry);
 }
 
 Status write_summary(const std::string& path, const WorkerConfig& config, const TrainingSummary& s,

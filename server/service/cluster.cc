@@ -23,6 +23,7 @@ RoundPolicy policy_of(const ServerConfig& config) {
   policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
                      : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
                                                   : NonFinitePolicy::kPropagate;
+  policy.is_joint = config.is_peer_to_peer();
   return policy;
 }
 
@@ -43,6 +44,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       changed_(executor),
       outgoing_(executor),
       checkpoint_done_(executor),
+      state_fetched_(executor),
       tasks_(executor) {}
 
 Cluster::~Cluster() = default;
@@ -82,6 +84,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
 
   const bool halted = !result.ok();
   if (halted) log::error("job.halted", {{"error", result.error()}});
+  if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
     const auto written = co_await write_checkpoint();
     if (!written.ok())
@@ -184,7 +187,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
     const Progress progress = aggregator_->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
     ++lost_contributions_;
     probe_.contribution_lost();
-    if (progress == Progress::kNothing) aggregator_->absent(rank);
+    if (progress == Progress::kNothing && !config_.is_peer_to_peer()) aggregator_->absent(rank);
     decide(machine_.gone(id, progress));
   }
   changed_.notify_all();

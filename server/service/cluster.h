@@ -42,6 +42,7 @@ struct Attempt {
   Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
   std::vector<MemberId> members;        ///< in rank order
+  proto::Peers peers;                   ///< the same ranks, for each other
   std::vector<proto::RoundOpen> opens;  ///< one a rank
   std::vector<Piece> pieces;            ///< in order of completion
   std::optional<proto::RoundClosed> closed;
@@ -51,6 +52,13 @@ struct Attempt {
     if (release) release(holds);
   }
   std::optional<std::uint32_t> rank_of(MemberId member) const;
+  struct Key {
+    Generation generation;
+    Round round;
+    std::uint32_t number = 0;
+    bool operator==(const Key&) const = default;
+  };
+  Key key() const { return {generation, round, number}; }
 };
 
 /// What the service knows of a present member beyond the roster.
@@ -64,6 +72,9 @@ struct Link {
   Version version;                      ///< state it holds
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
   bool init_requested = false;
+  bool state_requested = false;
+  Generation told;        ///< whose peers it knows
+  Attempt::Key computed;  ///< the last attempt for which its gradients were complete
   // for the operator
   std::uint64_t samples = 0, rounds = 0;
   double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
@@ -73,7 +84,7 @@ struct Link {
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), state.cc (initial values,
-/// checkpoints), view.cc (what REST sees).
+/// checkpoints), handover.cc (state that the workers hold), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -158,6 +169,17 @@ class Cluster final : public ControlPlane {
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   void decide(RoundDecision decision);
 
+  // handover.cc: the state of a peer-to-peer exchange is with the workers
+  bool holds_newest(const Link& link) const;
+  bool state_is_wanted() const;
+  Task<Status> fetch_state();
+  Status go_back();
+  Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                proto::StateChunk head, std::uint64_t bytes);
+  Status state_done(Link& link, const proto::StateMark& mark);
+  void exchange_failed(Link& link, const proto::ExchangeFailed& failed);
+  Status heed_failures();
+
   // state.cc
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
@@ -206,12 +228,31 @@ class Cluster final : public ControlPlane {
   Event changed_;   ///< members, decisions, requests: wakes the round loop
   Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
+  Event state_fetched_;
 
   // position of the job
   Round round_{1};
   std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
   Version checkpointed_;
   bool evaluate_next_ = false;
+
+  // peer-to-peer exchange
+  struct Position {
+    Round round{1};
+    std::uint64_t epoch = 0, offset = 0, optimizer_step = 0;
+  };
+  Position held_position_;  ///< of the values in the store
+  struct Upload {
+    MemberId from;
+    TimePoint begun, moved;
+    std::size_t received = 0, chunks = 0, planes = 0;
+    std::size_t pieces() const { return chunks * planes; }
+  };
+  std::optional<Upload> upload_;
+  std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
+  std::uint64_t exchange_failures_ = 0;
+  std::map<MemberId, std::uint64_t> blamed_;  ///< by members that failed, in this round
+
   std::optional<CheckpointEntry> resumed_from_;
 
   // for the operator

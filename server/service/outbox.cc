@@ -40,6 +40,11 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       sent = 0;
       if (link->version != attempt->version)
         CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+      if (config_.is_peer_to_peer() && link->told != attempt->generation) {
+        link->told = attempt->generation;
+        const proto::Peers peers = attempt->peers;
+        CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
+      }
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
     } else if (attempt && attempt->closed &&
@@ -65,6 +70,11 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       link->init_requested = false;
       const proto::Empty nothing;
       CENTROID_CO_TRY(co_await send(session, Kind::kInitRequest, nothing));
+    } else if (!attempt && link->state_requested) {
+      link->state_requested = false;
+      proto::StateMark mark;
+      mark.version = store_->version();
+      CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
@@ -77,7 +87,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
 }
 
 Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
-  const std::size_t planes = 1 + (config_.apply == "worker" ? store_->optimizer().slots() : 0);
+  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {
       const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);

@@ -34,6 +34,9 @@ Probe::Probe(metrics::Registry& r) {
   checkpoints_ = r.counter("centroid_server_checkpoints_total", "Checkpoints written.");
   checkpoint_failures_ = r.counter("centroid_server_checkpoint_failures_total",
                                    "Checkpoints that could not be written.");
+  state_lost_ = r.counter("centroid_server_state_lost_total",
+                          "Times the job went back because every worker with the newest state was "
+                          "gone (exchange ring, hierarchical).");
   loss_ =
       r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   present_ = r.gauge("centroid_server_members", "Workers present.");

@@ -12,6 +12,7 @@ class Probe {
   void round_committed(double seconds, std::uint64_t samples, double loss) const;
   void round_skipped() const { skipped_.add(); }
   void round_aborted() const { aborted_.add(); }
+  void state_lost() const { state_lost_.add(); }
   void contribution_lost() const { lost_.add(); }
   void contribution_nonfinite() const { nonfinite_.add(); }
   void contribution_received(double seconds_since_open) const {
@@ -35,7 +36,7 @@ class Probe {
 
  private:
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
-      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_;
+      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_;
   metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_,

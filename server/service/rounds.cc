@@ -52,7 +52,12 @@ void Cluster::dismiss_drained() {
 }
 
 Task<Status> Cluster::run_rounds() {
-  while (!stop_requested_ && !goal_reached()) {
+  for (;;) {
+    if (state_is_wanted()) {
+      CENTROID_CO_TRY(co_await fetch_state());
+      continue;
+    }
+    if (stop_requested_ || goal_reached()) co_return Status();
     dismiss_drained();
     if (paused_) {
       set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
@@ -64,7 +69,6 @@ Task<Status> Cluster::run_rounds() {
     set_phase(Phase::kTraining, "");
     CENTROID_CO_TRY(co_await one_round());
   }
-  co_return Status();
 }
 
 std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) const {
@@ -102,6 +106,11 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     changed_.notify_all();  // the round loop tries what waited for this memory
   };
   attempt_->opens = std::move(shares);
+  attempt_->peers.generation = attempt_->generation;
+  for (const MemberId member : attempt_->members) {
+    const proto::Join& join = find(member)->join;
+    attempt_->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
+  }
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
     proto::RoundOpen& open = attempt_->opens[rank];
@@ -179,6 +188,7 @@ Task<Status> Cluster::one_round() {
         co_return halt;
       }
       case RoundAction::kRetry:
+        CENTROID_CO_TRY(heed_failures());
         if (retry(decision)) break;
         co_return Status();
       case RoundAction::kDeserted:
@@ -196,6 +206,7 @@ bool Cluster::retry(const RoundDecision& decision) {
             {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
   const auto old = attempt_;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+  if (config_.is_peer_to_peer()) roster_.renew();
   roster_.form(false);
   std::vector<MemberId> members;
   std::vector<proto::RoundOpen> shares;
@@ -214,7 +225,7 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
   chunk_weight_ = total_weight;
   if (early_) {
     store_->scale(chunk, total_weight);
-    if (config_.apply == "server") store_->apply(chunk);
+    if (!config_.applies_on_worker()) store_->apply(chunk);
     emit(chunk);
   }
   if (++complete_chunks_ == store_->plan().chunks().size()) changed_.notify_all();
@@ -236,25 +247,18 @@ Task<void> Cluster::snapshot_room() {
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
-  const std::size_t chunks = store_->plan().chunks().size();
+  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
   while (complete_chunks_ < chunks) {
     co_await changed_.wait(TimePoint::max());
     results_taken();
   }
   const TimePoint begin = clock_.now();
-  const bool on_worker = config_.apply == "worker";
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors = static_cast<std::uint32_t>(decision.contributors.size());
-  if (!early_) {
-    std::size_t turn = 0;
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      store_->scale(chunk, decision.total_weight);
-      store_->apply(chunk);
-      emit(chunk);
-      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-  }
-  if (on_worker) {
+  if (config_.is_peer_to_peer()) {
+    close_attempt(outcome, decision.total_weight, contributors, "");
+    store_->commit_elsewhere();
+  } else if (config_.applies_on_worker()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
     std::size_t turn = 0;
     for (const Chunk& chunk : store_->plan().chunks()) {
@@ -263,6 +267,14 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     }
     store_->commit_in_place();
   } else {
+    std::size_t turn = 0;
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      if (early_) break;  // applied and sent when it was complete
+      store_->scale(chunk, decision.total_weight);
+      store_->apply(chunk);
+      emit(chunk);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+    }
     store_->commit_swap();
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
@@ -296,7 +308,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   closed.attempt = attempt_->number;
   closed.outcome = outcome;
   const bool pending = outcome == proto::Outcome::kCommitted &&
-                       config_.apply == "worker";  // committed in place right after
+                       config_.applies_on_worker();  // committed right after
   closed.version = pending ? store_->version().next() : store_->version();
   closed.optimizer_step = store_->optimizer_step() + (pending ? 1 : 0);
   closed.weight = weight;
@@ -332,6 +344,8 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
 void Cluster::round_over() {
   round_ = round_.next();
   next_attempt_ = 0;
+  exchange_failures_ = 0;
+  blamed_.clear();
   ++trained_rounds_;
   offset_ += round_samples_;
   if (offset_ < agreed_->train_samples) return;

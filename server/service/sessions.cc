@@ -11,7 +11,15 @@ using transport::Session;
 
 namespace {
 constexpr std::chrono::seconds kJoinTimeout{10};
+
+/// Numbers of docs/algorithms.md.
+std::uint8_t algorithm_of(const ServerConfig& config) {
+  if (config.exchange == "hierarchical") return 4;
+  if (config.reduce_algorithm == "ring") return 1;
+  if (config.reduce_algorithm == "recursive-doubling") return 2;
+  return config.reduce_algorithm == "chain" ? 3 : 0;
 }
+}  // namespace
 
 /// Frames of one session, from Join to its end.
 class Cluster::MemberSink final : public transport::FrameSink {
@@ -51,6 +59,25 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kInitDone:
         co_return cluster_.init_done(*link_);
+      case Kind::kStateChunk: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::StateChunk>(frame.head));
+        co_return co_await cluster_.take_state_chunk(session, link_, head,
+                                                     frame.header.payload_bytes);
+      }
+      case Kind::kStateDone: {
+        CENTROID_CO_ASSIGN(const auto mark, proto::decode<proto::StateMark>(frame.head));
+        co_return cluster_.state_done(*link_, mark);
+      }
+      case Kind::kComputed: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Computed>(frame.head));
+        link_->computed = {head.generation, head.round, head.attempt};
+        co_return Status();
+      }
+      case Kind::kExchangeFailed: {
+        CENTROID_CO_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
+        cluster_.exchange_failed(*link_, failed);
+        co_return Status();
+      }
       case Kind::kReport: {
         CENTROID_CO_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
         cluster_.take_report(*link_, report);
@@ -156,9 +183,16 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
   if (window < config_.chunk_bytes)
     return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
                   std::to_string(config_.chunk_bytes) + " (chunk_bytes)");
-  if (join.exchange != "star")
-    return refuse("exchange '" + join.exchange + "' is unknown here; expected 'star'");
+  if (join.exchange != config_.exchange)
+    return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
+                  "' (exchange)");
   CENTROID_TRY(make_codec(join.codec));
+  if (config_.is_peer_to_peer()) {
+    if (join.codec != "f32")
+      return refuse("exchange " + config_.exchange + " takes codec f32, not '" + join.codec + "'");
+    const auto peer = transport::Endpoint::parse(join.peer_endpoint);
+    if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
+  }
   CENTROID_TRY(validate(join.manifest));
   if (store_) {
     const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
@@ -215,7 +249,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.chunk_bytes = config_.chunk_bytes;
   reply.plan_hash = store_->plan().hash();
   reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
-  reply.apply_on_worker = config_.apply == "worker";
+  reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
   reply.optimizer = optimizer.name;
   reply.learning_rate = optimizer.learning_rate;
@@ -224,6 +258,9 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.beta2 = optimizer.beta2;
   reply.epsilon = optimizer.epsilon;
   reply.weight_decay = optimizer.weight_decay;
+  reply.algorithm = algorithm_of(config_);
+  reply.bucket_bytes = config_.reduce_bucket_bytes;
+  reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
   return reply;
 }
 
@@ -231,6 +268,10 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
                                 std::uint64_t bytes) {
   const auto attempt = attempt_;
   const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
+  if (config_.is_peer_to_peer())
+    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + link->join.name +
+                                                        ": with exchange " + config_.exchange +
+                                                        " the workers add among themselves");
   const bool current = rank && head.generation == attempt->generation &&
                        head.round == attempt->round && head.attempt == attempt->number &&
                        machine_.expects(link->id);
@@ -277,7 +318,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = store_->plan().chunks().size();
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
   const std::uint64_t received = aggregator_->received(*rank);
   if (received > 0 && end.weight != aggregator_->weight(*rank))
     return Error(ErrorCode::kInvalidArgument,
@@ -300,7 +341,8 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   round_tally_.correct += end.correct;
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
-  if (end.weight == 0 || received < chunks) aggregator_->absent(*rank);
+  if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
+    aggregator_->absent(*rank);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));

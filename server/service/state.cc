@@ -41,7 +41,7 @@ Status Cluster::make_store(const Manifest& manifest) {
                      std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
-  early_ = config_.apply == "worker" || optimizer->slots() == 0;
+  early_ = config_.applies_on_worker() || optimizer->slots() == 0;
   try {
     store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
   } catch (const std::bad_alloc&) {
@@ -119,6 +119,7 @@ Status Cluster::load_checkpoint() {
   epoch_ = info.epoch;
   offset_ = info.offset;
   checkpointed_ = info.version;
+  held_position_ = {round_, epoch_, offset_, info.optimizer_step};
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
     roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
   resumed_from_ = entry;
@@ -231,7 +232,15 @@ Task<void> Cluster::checkpoint_in_background() {
 }
 
 Task<Result<CheckpointView>> Cluster::write_checkpoint() {
-  while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
+  for (;;) {
+    while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
+    if (!store_ || store_->is_current()) break;
+    ++state_waiters_;  // the round loop fetches it before the next round
+    changed_.notify_all();
+    const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
+    --state_waiters_;
+    if (!goes_on || closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
   if (!store_ || store_->version().value == 0)
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");

@@ -73,7 +73,7 @@ Task<ClusterView> Cluster::cluster() {
     view.data_endpoint = data_endpoint_;
     view.api_endpoint = api_endpoint_;
     view.policy = config_.policy;
-    view.apply = config_.apply;
+    view.apply = config_.applies_on_worker() ? "worker" : "server";
     view.optimizer = config_.optimizer.name;
     if (agreed_) {
       view.exchange = agreed_->exchange;
@@ -146,11 +146,20 @@ Task<std::vector<WaitView>> Cluster::waits() {
                        .what = phase_reason_,
                        .seconds = seconds(clock_.now() - started_)});
     if (attempt_ && !attempt_->closed)
-      for (const MemberId member : machine_.missing())
+      for (const MemberId member : machine_.missing()) {
+        const auto link = find(member);
+        const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
         views.push_back({.who = "round " + to_string(attempt_->round),
                          .for_whom = name_of(member),
-                         .what = "contribution",
+                         .what = adds ? "addition with its peers" : "contribution",
                          .seconds = seconds(clock_.now() - round_opened_)});
+      }
+    if (upload_)
+      views.push_back({.who = "server",
+                       .for_whom = name_of(upload_->from),
+                       .what = "the state, piece " + std::to_string(upload_->received) + " of " +
+                               std::to_string(upload_->pieces()),
+                       .seconds = seconds(clock_.now() - upload_->begun)});
     for (const auto& [id, link] : links_)
       for (const std::string& what : link->session->waits(clock_.now()))
         views.push_back({.who = "session of " + link->join.name,

@@ -17,7 +17,7 @@
 #include "common/tensor/chunk_plan.h"
 #include "common/tensor/fingerprint.h"
 #include "transport/transport.h"
-#include "worker/exchange/star_exchange.h"
+#include "worker/exchange/cluster_exchange.h"
 
 namespace centroid::bench {
 
@@ -84,7 +84,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   const std::size_t bytes = settings.parameters * sizeof(float);
   const Buffer params(bytes), gradients(bytes);
   fill(gradients.as<float>(), 7 * member + 1);
-  worker::StarOptions options;
+  worker::ClusterOptions options;
   options.server = std::move(server);
   options.join.name = "worker-" + std::to_string(member);
   options.join.exchange = "star";
@@ -106,7 +106,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 256u << 20;
   transport_options.congestion_control = "auto";
-  const auto exchange = worker::make_star_exchange(
+  const auto exchange = worker::make_cluster_exchange(
       io.executor(), transport::make_tcp(io.executor(), transport_options), options, memory,
       registry);
   const auto round = [&] {

@@ -111,7 +111,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   const auto group = worker::make_replica_group(*model, spec.devices).value();
   metrics::Registry registry;
   IoThread io("test-worker");
-  worker::StarOptions options;
+  worker::ClusterOptions options;
   options.server = server;
   options.token = spec.token;
   options.join_timeout = spec.join_timeout;
@@ -128,8 +128,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   memory.gradients = group->gradients();
   memory.use_params = [&](std::span<float> params) { group->use_params(params); };
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
-  const auto exchange = worker::make_star_exchange(io.executor(), make_transport(io.executor()),
-                                                   options, memory, registry);
+  const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
+                                                      options, memory, registry);
   outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer);
   exchange->leave("test over");
   outcome.params.assign(group->params().begin(), group->params().end());

@@ -12,7 +12,7 @@
 #include "server/service/cluster.h"
 #include "transport/transport.h"
 #include "worker/data/data_source.h"
-#include "worker/exchange/star_exchange.h"
+#include "worker/exchange/cluster_exchange.h"
 #include "worker/loop/training_loop.h"
 #include "worker/model/model.h"
 

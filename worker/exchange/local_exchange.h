@@ -7,7 +7,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/optim/optimizer.h"
 #include "common/tensor/tensor.h"
-#include "worker/exchange/star_exchange.h"
+#include "worker/exchange/cluster_exchange.h"
 
 namespace centroid::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/exchange/star_exchange.h"
+#include "worker/exchange/cluster_exchange.h"
 
 #include <cstring>
 #include <future>
@@ -7,7 +7,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
-#include "worker/exchange/star_link.h"
+#include "worker/exchange/server_link.h"
 
 namespace centroid::worker {
 
@@ -15,10 +15,10 @@ namespace {
 
 /// The loop's half: turns the link's events into the Exchange contract. One thread (`ready`: device
 /// threads).
-class StarExchange final : public Exchange {
+class ClusterExchange final : public Exchange {
  public:
-  StarExchange(Executor executor, std::unique_ptr<transport::Transport> transport,
-               StarOptions options, ExchangeMemory memory, metrics::Registry& registry)
+  ClusterExchange(Executor executor, std::unique_ptr<transport::Transport> transport,
+                  ClusterOptions options, ExchangeMemory memory, metrics::Registry& registry)
       : executor_(executor),
         memory_(memory),
         link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
@@ -28,7 +28,7 @@ class StarExchange final : public Exchange {
     running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
   }
 
-  ~StarExchange() override {
+  ~ClusterExchange() override {
     if (!left_) leave("the worker is going");
   }
 
@@ -177,7 +177,7 @@ class StarExchange final : public Exchange {
   Executor executor_;
   ExchangeMemory memory_;
   Mailbox mailbox_;
-  StarLink link_;
+  ServerLink link_;
   std::future<void> running_;
   std::unique_ptr<Optimizer> optimizer_;
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
@@ -189,12 +189,12 @@ class StarExchange final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> make_star_exchange(Executor executor,
-                                             std::unique_ptr<transport::Transport> transport,
-                                             StarOptions options, ExchangeMemory memory,
-                                             metrics::Registry& registry) {
-  return std::make_unique<StarExchange>(executor, std::move(transport), std::move(options),
-                                        std::move(memory), registry);
+std::unique_ptr<Exchange> make_cluster_exchange(Executor executor,
+                                                std::unique_ptr<transport::Transport> transport,
+                                                ClusterOptions options, ExchangeMemory memory,
+                                                metrics::Registry& registry) {
+  return std::make_unique<ClusterExchange>(executor, std::move(transport), std::move(options),
+                                           std::move(memory), registry);
 }
 
 }  // namespace centroid::worker

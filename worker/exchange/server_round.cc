@@ -5,7 +5,7 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/tensor/multiversion.h"
-#include "worker/exchange/star_link.h"
+#include "worker/exchange/server_link.h"
 
 /// The round's traffic of the star exchange: contributions out, state and results in.
 namespace centroid::worker {
@@ -47,7 +47,7 @@ std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
 
 }  // namespace
 
-Task<Status> StarLink::on_frame(Session& session, InFrame frame) {
+Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
   while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
   const std::uint64_t bytes = frame.header.payload_bytes;
   switch (static_cast<Kind>(frame.header.kind)) {
@@ -85,7 +85,7 @@ Task<Status> StarLink::on_frame(Session& session, InFrame frame) {
   }
 }
 
-Task<void> StarLink::send_initial(Session& session) {
+Task<void> ServerLink::send_initial(Session& session) {
   const auto kind = static_cast<std::uint16_t>(Kind::kInitChunk);
   for (const Chunk& chunk : plan_.chunks()) {
     proto::InitChunk message;
@@ -99,7 +99,7 @@ Task<void> StarLink::send_initial(Session& session) {
   (void)co_await session.send(done, Bytes(), Bytes(), TimePoint::max());
 }
 
-Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
+Task<Status> ServerLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
   // The loop waits in `next` (it said so before we joined), so its memory is ours.
   if (head.chunk.value >= plan_.chunks().size() || head.plane > slots_.size())
     co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) +
@@ -117,7 +117,7 @@ Task<Status> StarLink::take_state(Session& session, proto::StateChunk head, std:
   co_return co_await session.read_payload(into);
 }
 
-Status StarLink::round_opened(proto::RoundOpen open) {
+Status ServerLink::round_opened(proto::RoundOpen open) {
   const bool again = open.resend && open_ && open_->round == open.round;
   if (!again && open.resend)
     return Error(ErrorCode::kAborted, "the server wants round " + to_string(open.round) +
@@ -141,7 +141,8 @@ Status StarLink::round_opened(proto::RoundOpen open) {
   return {};
 }
 
-Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, std::uint64_t bytes) {
+Task<Status> ServerLink::take_result(Session& session, proto::ResultChunk head,
+                                     std::uint64_t bytes) {
   if (!open_ || head.round != open_->round || head.attempt != open_->attempt ||
       head.chunk.value >= plan_.chunks().size() || have_[head.chunk.value])
     co_return Error(ErrorCode::kInvalidArgument,
@@ -160,7 +161,7 @@ Task<Status> StarLink::take_result(Session& session, proto::ResultChunk head, st
   co_return Status();
 }
 
-Status StarLink::round_closed(proto::RoundClosed closed) {
+Status ServerLink::round_closed(proto::RoundClosed closed) {
   if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
@@ -181,17 +182,17 @@ Status StarLink::round_closed(proto::RoundClosed closed) {
 
 /// The loop may touch its gradients again once it hears of the end, so it hears of it when nothing
 /// is being sent any more.
-void StarLink::deliver_closed() {
+void ServerLink::deliver_closed() {
   if (!undelivered_ || is_sending_) return;
   mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
 }
 
-bool StarLink::is_current(const proto::RoundOpen& open) const {
+bool ServerLink::is_current(const proto::RoundOpen& open) const {
   return open_ && open_->round == open.round && open_->attempt == open.attempt &&
          open_->generation == open.generation;
 }
 
-Task<void> StarLink::sender(Session& session) {
+Task<void> ServerLink::sender(Session& session) {
   while (!session.is_closed()) {
     if (open_ && !sent_end_ && open_->attempt != ~std::uint32_t{0}) {
       is_sending_ = true;
@@ -209,7 +210,7 @@ Task<void> StarLink::sender(Session& session) {
 }
 
 /// Send tensors as they become ready, then the end; returns early when the attempt changes.
-Task<Status> StarLink::send_contribution(Session& session, proto::RoundOpen open) {
+Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen open) {
   const bool has_share = open.end > open.begin;
   const std::size_t tensors = plan_.manifest().size();
   std::size_t next = 0;
@@ -229,8 +230,8 @@ Task<Status> StarLink::send_contribution(Session& session, proto::RoundOpen open
   co_return Status();
 }
 
-Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk,
-                                  const proto::RoundOpen& open) {
+Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
+                                    const proto::RoundOpen& open) {
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
   std::optional<std::uint32_t> crc;
   if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
@@ -261,7 +262,7 @@ Task<Status> StarLink::send_chunk(Session& session, const Chunk& chunk,
   co_return sent;
 }
 
-Task<Status> StarLink::send_end(Session& session, const proto::RoundOpen& open) {
+Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open) {
   proto::PushEnd end;
   end.generation = open.generation;
   end.round = open.round;
@@ -280,20 +281,20 @@ Task<Status> StarLink::send_end(Session& session, const proto::RoundOpen& open) 
   co_return co_await session.send(kind, head, Bytes(), TimePoint::max());
 }
 
-void StarLink::ready(std::uint64_t serial, TensorId tensor) {
+void ServerLink::ready(std::uint64_t serial, TensorId tensor) {
   if (serial != serial_) return;
   order_.push_back(tensor);
   wake_.notify_all();
 }
 
-void StarLink::finish(std::uint64_t serial, StepStats stats, double wait_seconds) {
+void ServerLink::finish(std::uint64_t serial, StepStats stats, double wait_seconds) {
   if (serial != serial_) return;
   stats_ = stats;
   wait_seconds_ = wait_seconds;
   wake_.notify_all();
 }
 
-void StarLink::report(Evaluation evaluation) {
+void ServerLink::report(Evaluation evaluation) {
   if (session_ == nullptr || tasks_ == nullptr) return;
   auto send = [](Session* session, Evaluation e) -> Task<void> {
     proto::Report report;

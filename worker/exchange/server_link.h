@@ -13,7 +13,7 @@
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "transport/session.h"
-#include "worker/exchange/star_exchange.h"
+#include "worker/exchange/cluster_exchange.h"
 
 namespace centroid::worker {
 
@@ -43,10 +43,11 @@ class Mailbox {
 
 /// The I/O half of the star exchange: connects, joins, sends and receives. Everything on one
 /// executor.
-class StarLink final : public transport::FrameSink {
+class ServerLink final : public transport::FrameSink {
  public:
-  StarLink(Executor executor, std::unique_ptr<transport::Transport> transport, StarOptions options,
-           ExchangeMemory memory, Mailbox& mailbox, metrics::Registry& registry);
+  ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
+             ClusterOptions options, ExchangeMemory memory, Mailbox& mailbox,
+             metrics::Registry& registry);
 
   /// Life of the link: connect, join, serve, again after a loss; ends after a final error or `end`.
   Task<void> run();
@@ -96,7 +97,7 @@ class StarLink final : public transport::FrameSink {
 
   Executor executor_;
   std::unique_ptr<transport::Transport> transport_;
-  StarOptions options_;
+  ClusterOptions options_;
   ExchangeMemory memory_;
   Mailbox& mailbox_;
   std::unique_ptr<Codec> codec_;

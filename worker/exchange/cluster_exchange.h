@@ -14,7 +14,7 @@
 
 namespace centroid::worker {
 
-struct StarOptions {
+struct ClusterOptions {
   transport::Endpoint server;
   std::string token;
   proto::Join join;                                ///< name, codec, model, data
@@ -38,9 +38,9 @@ struct ExchangeMemory {
 /// chunks leave when it is ready. Reconnects by itself with jittered back-off; after a loss the
 /// round is given up and `next` waits for the cluster again. `transport` lives on `executor`, an
 /// executor of one thread that is not the loop's.
-std::unique_ptr<Exchange> make_star_exchange(Executor executor,
-                                             std::unique_ptr<transport::Transport> transport,
-                                             StarOptions options, ExchangeMemory memory,
-                                             metrics::Registry& registry);
+std::unique_ptr<Exchange> make_cluster_exchange(Executor executor,
+                                                std::unique_ptr<transport::Transport> transport,
+                                                ClusterOptions options, ExchangeMemory memory,
+                                                metrics::Registry& registry);
 
 }  // namespace centroid::worker

@@ -1,4 +1,4 @@
-#include "worker/exchange/star_link.h"
+#include "worker/exchange/server_link.h"
 
 #include <algorithm>
 #include <random>
@@ -53,9 +53,9 @@ void Mailbox::request_stop() {
   changed_.notify_all();
 }
 
-StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> transport,
-                   StarOptions options, ExchangeMemory memory, Mailbox& mailbox,
-                   metrics::Registry& registry)
+ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
+                       ClusterOptions options, ExchangeMemory memory, Mailbox& mailbox,
+                       metrics::Registry& registry)
     : executor_(executor),
       transport_(std::move(transport)),
       options_(std::move(options)),
@@ -75,7 +75,7 @@ StarLink::StarLink(Executor executor, std::unique_ptr<transport::Transport> tran
                          metrics::latency_bounds(), {{"stage", "send"}});
 }
 
-Task<void> StarLink::run() {
+Task<void> ServerLink::run() {
   std::mt19937_64 jitter(std::random_device{}());
   auto codec = make_codec(options_.join.codec);
   if (!codec.ok()) {
@@ -133,7 +133,7 @@ Task<void> StarLink::run() {
   }
 }
 
-Task<Result<std::unique_ptr<Session>>> StarLink::connect(Deadline deadline) {
+Task<Result<std::unique_ptr<Session>>> ServerLink::connect(Deadline deadline) {
   const TimePoint limit = std::min(deadline, now() + std::chrono::seconds(10));
   auto connection = co_await transport_->connect(options_.server, limit);
   if (!connection.ok()) co_return std::move(connection).error();
@@ -147,7 +147,7 @@ Task<Result<std::unique_ptr<Session>>> StarLink::connect(Deadline deadline) {
   co_return co_await Session::open(std::move(connection).value(), std::move(greeting), limit);
 }
 
-Status StarLink::accept_terms(proto::JoinReply reply) {
+Status ServerLink::accept_terms(proto::JoinReply reply) {
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(options_.join.manifest, reply.chunk_bytes));
   if (plan.hash() != reply.plan_hash)
     return Error(ErrorCode::kFailedPrecondition,
@@ -175,7 +175,7 @@ Status StarLink::accept_terms(proto::JoinReply reply) {
   return {};
 }
 
-Task<Status> StarLink::enter(Session& session) {
+Task<Status> ServerLink::enter(Session& session) {
   const auto head = proto::encode(options_.join);
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
   auto reply = co_await session.request(kind, head, Bytes(), now() + std::chrono::seconds(30));
@@ -191,10 +191,10 @@ Task<Status> StarLink::enter(Session& session) {
   co_return Status();
 }
 
-Task<Error> StarLink::serve(Session& session) {
+Task<Error> ServerLink::serve(Session& session) {
   session_ = &session;
   TaskGroup children(executor_);
-  auto start = [](StarLink* self, Session* s, TaskGroup* group) -> Task<void> {
+  auto start = [](ServerLink* self, Session* s, TaskGroup* group) -> Task<void> {
     const Status entered = co_await self->enter(*s);
     if (!entered.ok()) {
       s->close(entered.error());
@@ -224,7 +224,7 @@ Task<Error> StarLink::serve(Session& session) {
   co_return cause;
 }
 
-Task<void> StarLink::heartbeats(Session& session) {
+Task<void> ServerLink::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(terms_.lease_ms);
   const auto kind = static_cast<std::uint16_t>(Kind::kHeartbeat);
   while (!session.is_closed()) {
@@ -244,7 +244,7 @@ Task<void> StarLink::heartbeats(Session& session) {
   }
 }
 
-transport::TrafficCounters StarLink::traffic() const {
+transport::TrafficCounters ServerLink::traffic() const {
   const std::lock_guard lock(traffic_mutex_);
   transport::TrafficCounters sum = closed_traffic_;
   sum.bytes_in += live_traffic_.bytes_in;
@@ -252,12 +252,12 @@ transport::TrafficCounters StarLink::traffic() const {
   return sum;
 }
 
-void StarLink::loop_waits() {
+void ServerLink::loop_waits() {
   loop_waits_ = true;
   loop_ready_.notify_all();
 }
 
-void StarLink::end(std::string reason) {
+void ServerLink::end(std::string reason) {
   ending_ = true;
   loop_ready_.notify_all();
   if (session_ == nullptr) return;
@@ -268,7 +268,7 @@ void StarLink::end(std::string reason) {
     session_->close(Error(ErrorCode::kCancelled, std::move(reason)));
 }
 
-Task<void> StarLink::say_goodbye(Session& session, std::string reason) {
+Task<void> ServerLink::say_goodbye(Session& session, std::string reason) {
   proto::Leave leave;
   leave.reason = reason;
   const auto head = proto::encode(leave);

@@ -1,0 +1,186 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// Exchanges ring and hierarchical: the newest parameters and optimizer slots are with the workers,
+/// all of which hold the same bits. The server fetches them between rounds, when a checkpoint, a
+/// newcomer or the end needs them.
+namespace centroid::server {
+
+namespace {
+constexpr std::uint64_t kFailuresBeforeBlame = 3, kFailuresBeforeHalt = 6;
+}
+
+/// Holds the newest version, or will when its outbox has told it how the last round ended.
+bool Cluster::holds_newest(const Link& link) const {
+  if (link.version == store_->version()) return true;
+  return attempt_ && attempt_->closed && attempt_->closed->outcome == proto::Outcome::kCommitted &&
+         attempt_->closed->version == store_->version() && attempt_->rank_of(link.id).has_value();
+}
+
+bool Cluster::state_is_wanted() const {
+  if (!store_ || store_->is_current()) return false;
+  if (stop_requested_ || goal_reached() || state_waiters_ > 0) return true;
+  return std::any_of(links_.begin(), links_.end(), [this](const auto& entry) {
+    return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
+           roster_.find(entry.first)->state == MemberState::kDraining;
+  });
+}
+
+Task<Status> Cluster::fetch_state() {
+  while (!store_->is_current()) {
+    while (checkpointing_)  // reads the values that this would replace
+      co_await checkpoint_done_.wait(TimePoint::max());
+    std::shared_ptr<Link> holder;
+    for (const auto& [id, link] : links_) {
+      const auto rank = roster_.find(id)->rank;
+      if (!holds_newest(*link)) continue;
+      if (!holder || rank < roster_.find(holder->id)->rank) holder = link;
+    }
+    if (!holder) {
+      CENTROID_CO_TRY(go_back());
+      break;
+    }
+    holder->state_requested = true;
+    upload_ = Upload{.from = holder->id,
+                     .begun = clock_.now(),
+                     .moved = clock_.now(),
+                     .chunks = store_->plan().chunks().size(),
+                     .planes = 1 + store_->optimizer().slots()};
+    outgoing_.notify_all();
+    while (!store_->is_current() && find(holder->id)) {
+      const TimePoint limit = upload_->moved + config_.stall_timeout;
+      if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
+      const std::string why = "it was asked for the state and sent nothing for " +
+                              std::to_string(config_.stall_timeout.count()) + " ms (stall_timeout)";
+      log::warn("member.lost", {{"worker", holder->join.name}, {"why", why}});
+      roster_.lost(holder->id, why);
+      member_gone(holder->id, Error(ErrorCode::kAborted, why));
+    }
+    upload_.reset();
+  }
+  state_fetched_.notify_all();
+  co_return Status();
+}
+
+Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                       proto::StateChunk head, std::uint64_t bytes) {
+  const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
+                            std::to_string(head.plane) + " of " + link->join.name;
+  if (!upload_ || upload_->from != link->id || head.version != store_->version())
+    co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
+  if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
+      piece >= upload_->pieces())
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": expected piece " + std::to_string(upload_->received) + " of " +
+                        std::to_string(upload_->pieces()) + ", plane by plane");
+  const Chunk& chunk = store_->plan().chunk(head.chunk);
+  if (bytes != chunk.elements * sizeof(float))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": " + std::to_string(bytes) + " bytes, expected " +
+                        std::to_string(chunk.elements * sizeof(float)));
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  session.release_credit(bytes);
+  probe_.payload_received(bytes);
+  if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
+  if (piece == 0) store_->begin_replacing();
+  const auto values = std::as_const(buffer).as<float>().first(chunk.elements);
+  CENTROID_CO_TRY(store_->load(head.plane, chunk.position, values));
+  ++upload_->received;
+  upload_->moved = clock_.now();
+  co_return Status();
+}
+
+Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
+  const std::string where = "StateDone of " + link.join.name;
+  if (!upload_ || upload_->from != link.id || mark.version != store_->version())
+    return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  if (upload_->received != upload_->pieces())
+    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
+                                                  " of " + std::to_string(upload_->pieces()) +
+                                                  " chunks came");
+  store_->end_replacing();
+  held_position_ = {round_, epoch_, offset_, store_->optimizer_step()};
+  log::info("state.fetched", {{"worker", link.join.name}, {"version", store_->version().value}});
+  changed_.notify_all();
+  return {};
+}
+
+/// No worker holds the newest state any more: the job goes on from the newest one that is left.
+Status Cluster::go_back() {
+  const Version lost = store_->version();
+  if (store_->held() != Version()) {
+    store_->restore(store_->held(), held_position_.optimizer_step);
+    round_ = held_position_.round;
+    epoch_ = held_position_.epoch;
+    offset_ = held_position_.offset;
+  } else if (!checkpoints_->list(false).empty()) {  // the last worker went while it was sending
+    CENTROID_TRY(load_checkpoint());
+  } else {
+    store_->restore(Version(), 0);
+    round_ = Round(1);
+    epoch_ = offset_ = 0;
+  }
+  held_position_ = {round_, epoch_, offset_, store_->optimizer_step()};
+  next_attempt_ = 0;
+  log::error("state.lost", {{"why", "every worker that held it is gone"},
+                            {"version", lost.value},
+                            {"action", "going back"},
+                            {"to_version", store_->version().value},
+                            {"to_round", round_.value}});
+  probe_.state_lost();
+  return {};
+}
+
+void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
+  if (!attempt_ || attempt_->closed || !attempt_->rank_of(link.id) ||
+      Attempt::Key{failed.generation, failed.round, failed.attempt} != attempt_->key()) {
+    probe_.stale_frame();
+    return;
+  }
+  log::warn("exchange.failed", {{"worker", link.join.name},
+                                {"round", failed.round.value},
+                                {"attempt", failed.attempt},
+                                {"why", failed.reason}});
+  if (failed.has_culprit && failed.culprit.value < attempt_->members.size())
+    ++blamed_[attempt_->members[failed.culprit.value]];
+  auto decision = machine_.failed(link.id, "worker '" + link.join.name + "': " + failed.reason);
+  if (decision.action == RoundAction::kRetry) ++exchange_failures_;
+  decide(std::move(decision));
+}
+
+/// Attempts that fail again and again although everybody is here: somebody cannot be reached by the
+/// others. The one most of them name goes, so that the rest can go on.
+Status Cluster::heed_failures() {
+  if (exchange_failures_ < kFailuresBeforeBlame) return {};
+  MemberId culprit;
+  std::uint64_t votes = 0;
+  for (const MemberId member : attempt_->members) {  // of equals the one of highest rank
+    const auto blame = blamed_.find(member);
+    if (blame == blamed_.end() || blame->second < votes || !find(member)) continue;
+    culprit = member;
+    votes = blame->second;
+  }
+  if (votes > 0) {
+    const std::string why = "the other workers could not exchange with it at " +
+                            find(culprit)->join.peer_endpoint + " in " +
+                            std::to_string(exchange_failures_) +
+                            " attempts: is that address reachable from them?";
+    log::error("member.unreachable", {{"worker", name_of(culprit)}, {"why", why}});
+    roster_.lost(culprit, why);
+    member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
+    exchange_failures_ = 0;
+    blamed_.clear();
+    return {};
+  }
+  if (exchange_failures_ < kFailuresBeforeHalt) return {};
+  return Error(ErrorCode::kUnavailable,
+               "the workers cannot exchange: round " + to_string(attempt_->round) + " failed " +
+                   std::to_string(exchange_failures_) +
+                   " times and no worker is named as the cause (exchange.failed in the log)");
+}
+
+}  // namespace centroid::server
