@@ -1,6 +1,7 @@
 #include "transport/handshake.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace centroid::transport {
 namespace {
@@ -11,6 +12,12 @@ Error malformed(std::string_view what) {
 
 std::string range(const Greeting& greeting) {
   return std::to_string(greeting.min_version) + ".." + std::to_string(greeting.max_version);
+}
+
+std::string hex(std::uint64_t number) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
+  return text;
 }
 
 void put_limits(ByteWriter& out, const FrameLimits& limits, std::uint64_t credit) {
@@ -54,6 +61,22 @@ Status check_text(std::string_view field, std::size_t size, std::size_t limit) {
                                                 std::to_string(limit) + " are sent");
 }
 
+/// Whether a frame may be the handshake's `name`: kind, flags and id must be these.
+Status check_frame(const FrameHeader& header, std::string_view name, std::uint16_t kind,
+                   std::uint32_t flags, const std::string& from) {
+  const auto wrong = [&](std::string_view field, std::uint64_t is, std::uint64_t expected) {
+    return Error(ErrorCode::kFailedPrecondition, "expected a " + std::string(name) + " from " +
+                                                     from + ", got a frame with " +
+                                                     std::string(field) + " " + std::to_string(is) +
+                                                     ", not " + std::to_string(expected));
+  };
+  constexpr std::uint32_t kKnown = kFlagRequest | kFlagResponse | kFlagError;
+  if (header.kind != kind) return wrong("kind", header.kind, kind);
+  if ((header.flags & kKnown) != flags) return wrong("flags", header.flags & kKnown, flags);
+  if (header.id != 0) return wrong("id", header.id, 0);
+  return {};
+}
+
 /// Send the refusal; the caller closes. What the peer is told is what our own log will say.
 Task<Error> refuse(Connection& connection, std::uint64_t id, Error why) {
   const std::vector<std::byte> head = encode_error(why);
@@ -84,6 +107,7 @@ std::vector<std::byte> encode_hello(const Greeting& greeting) {
   out.put(greeting.min_version);
   out.put(greeting.max_version);
   put_limits(out, greeting.limits, greeting.credit_bytes);
+  out.put(greeting.manifest_hash);
   out.put_string(greeting.role);
   out.put_string(greeting.name);
   out.put_string(greeting.run_id);
@@ -97,6 +121,7 @@ Result<Greeting> decode_hello(Bytes head) {
   out.min_version = in.get<std::uint16_t>();
   out.max_version = in.get<std::uint16_t>();
   get_limits(in, out.limits, out.credit_bytes);
+  out.manifest_hash = in.get<std::uint64_t>();
   out.role = in.get_string(kMaxRoleBytes);
   out.name = in.get_string(kMaxNameBytes);
   out.run_id = in.get_string(kMaxRunIdBytes);
@@ -193,6 +218,12 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +
                                                      "\", " + who + " asks for \"" + theirs.run_id +
                                                      "\"");
+  if (ours.manifest_hash != 0 && theirs.manifest_hash != 0 &&
+      ours.manifest_hash != theirs.manifest_hash)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "another model: " + who + " has manifest hash " + hex(theirs.manifest_hash) +
+                     ", " + here + " has " + hex(ours.manifest_hash) +
+                     "; names, shapes and order of all tensors must be the same");
   out.limits = smaller(ours.limits, theirs.limits);
   out.credit_bytes = ours.credit_bytes;
   out.role = ours.role;
@@ -212,12 +243,10 @@ Task<Result<Peer>> send_hello(Connection& connection, Greeting greeting) {
   CENTROID_CO_TRY(co_await connection.write(hello));
 
   CENTROID_CO_ASSIGN(const InFrame frame, co_await connection.read_header());
-  if (frame.header.kind != kHelloReply || (frame.header.flags & kFlagResponse) == 0 ||
-      frame.header.id != 0)
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "expected a HelloReply from " + connection.peer() + ", got a frame of kind " +
-                        std::to_string(frame.header.kind));
-  if ((frame.header.flags & kFlagError) != 0) co_return decode_error(frame.head);
+  const bool is_refusal = (frame.header.flags & kFlagError) != 0;
+  const std::uint32_t flags = is_refusal ? kFlagResponse | kFlagError : kFlagResponse;
+  CENTROID_CO_TRY(check_frame(frame.header, "HelloReply", kHelloReply, flags, connection.peer()));
+  if (is_refusal) co_return decode_error(frame.head);
   CENTROID_CO_ASSIGN(const Welcome welcome, decode_welcome(frame.head));
   if (welcome.version < greeting.min_version || welcome.version > greeting.max_version)
     co_return Error(ErrorCode::kFailedPrecondition, connection.peer() + " chose wire version " +
@@ -244,12 +273,9 @@ Task<Result<Peer>> answer_hello(Connection& connection, Greeting greeting) {
   connection.set_limits(greeting_limits());
   CENTROID_CO_ASSIGN(const InFrame frame, co_await connection.read_header());
   const std::uint64_t id = frame.header.id;
-  if (frame.header.kind != kHello || frame.header.flags != kFlagRequest || id != 0) {
-    Error why(ErrorCode::kFailedPrecondition, "expected a Hello from " + connection.peer() +
-                                                  ", got a frame of kind " +
-                                                  std::to_string(frame.header.kind));
-    co_return co_await refuse(connection, id, std::move(why));
-  }
+  const Status is_hello =
+      check_frame(frame.header, "Hello", kHello, kFlagRequest, connection.peer());
+  if (!is_hello.ok()) co_return co_await refuse(connection, id, is_hello.error());
   Result<Greeting> theirs = decode_hello(frame.head);
   if (!theirs.ok())
     co_return co_await refuse(connection, id,
@@ -265,6 +291,7 @@ Task<Result<Peer>> answer_hello(Connection& connection, Greeting greeting) {
   peer.version = welcome->version;
   peer.limits = welcome->limits;
   peer.credit_bytes = theirs->credit_bytes;
+  peer.manifest_hash = theirs->manifest_hash;
   // Before the reply leaves: the next frame may already be as large as was agreed.
   connection.set_limits(peer.limits);
   const std::vector<std::byte> head = encode_welcome(*welcome);

@@ -42,10 +42,11 @@ Result<Welcome> decode_welcome(Bytes head);  ///< fails as decode_hello
 std::vector<std::byte> encode_credit(std::uint64_t bytes);
 Result<std::uint64_t> decode_credit(Bytes head);  ///< fails invalid_argument: not 8 bytes, or zero
 
-/// The server's decision on a Hello from `address`: version, then token, then run id. Pure.
+/// The server's decision on a Hello from `address`: version, then token, then run id, then model.
+/// Pure.
 ///
 /// fails  failed_precondition: no common version (names both ranges), token refused (never shows
-/// it), other run (names both)
+/// it), other run (names both), another model (shows both hashes)
 Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                             const std::string& address);
 

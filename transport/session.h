@@ -24,6 +24,10 @@ struct Greeting {
   std::string name;    ///< for logs and /v1/waits
   std::string run_id;  ///< empty in a client's greeting: take the server's
   std::string token;   ///< compared in constant time; empty when the server wants none
+  /// centroid::manifest_hash of the model this side works on; 0: not said. A server that says one
+  /// refuses another; one that wants to name the tensors that differ leaves it 0 and compares the
+  /// manifests themselves.
+  std::uint64_t manifest_hash = 0;
   FrameLimits limits;  ///< largest frame this side accepts
   std::uint64_t credit_bytes =
       ~std::uint64_t{0};  ///< payload bytes the other side may have outstanding towards this side
@@ -34,7 +38,8 @@ struct Peer {
   std::string role, name, run_id, address;
   std::uint16_t version = kWireVersion;
   FrameLimits limits;
-  std::uint64_t credit_bytes = 0;  ///< what we may have outstanding towards it
+  std::uint64_t credit_bytes = 0;   ///< what we may have outstanding towards it
+  std::uint64_t manifest_hash = 0;  ///< as its Hello said; 0: it did not, or it is the server
 };
 
 /// Answer to a request.
@@ -97,9 +102,10 @@ class Session {
   /// group.
   Task<Error> run(FrameSink& sink);
 
-  /// Send a request and await its reply; the peer's error comes back as this call's error. Reply
-  /// payload is bounded by the limits. Uses no credit. fails deadline_exceeded, resource_exhausted
-  /// (kMaxOutstandingRequests), invalid_argument (over a limit).
+  /// Send a request, under the next id of this side, and await its reply; the peer's error comes
+  /// back as this call's error. Reply payload is bounded by the limits. Uses no credit. fails
+  /// deadline_exceeded, resource_exhausted (kMaxOutstandingRequests), invalid_argument (over a
+  /// limit).
   Task<Result<Reply>> request(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline);
   /// Answer a request frame, once. fails failed_precondition (no such request is open),
   /// invalid_argument (over a limit).

@@ -105,6 +105,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
   std::unordered_map<std::uint64_t, PendingRequest*> requests;
   std::unordered_set<std::uint64_t> abandoned;   ///< sent, given up, answer still to come
   std::unordered_set<std::uint64_t> unanswered;  ///< the peer's requests
+  std::uint64_t last_asked = 0;                  ///< highest id of a request of the peer
 
   SendCredit send_credit{0};
   ReceiveCredit receive_credit{0};

@@ -71,10 +71,14 @@ Task<Status> Session::Impl::deliver(Session& session, FrameSink& sink, InFrame f
           ErrorCode::kResourceExhausted,
           "more than " + std::to_string(kMaxOutstandingRequests) + " requests without an answer",
           label());
-    if (!unanswered.insert(frame.header.id).second)
+    if (frame.header.id <= last_asked)
       co_return protocol_error(ErrorCode::kInvalidArgument,
-                               "request " + std::to_string(frame.header.id) + " came twice",
+                               "request id " + std::to_string(frame.header.id) +
+                                   (last_asked == 0 ? "" : " after " + std::to_string(last_asked)) +
+                                   ": ids begin at 1, and each is higher than the last",
                                label());
+    last_asked = frame.header.id;
+    unanswered.insert(frame.header.id);
   } else if (unread_payload != 0) {
     Status taken = receive_credit.take(unread_payload);
     if (!taken.ok())

@@ -198,6 +198,11 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
     const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
     if (!difference.empty()) return refuse("its model is not the cluster's: " + difference);
   }
+  // Another model than the cluster's was told above, by its tensors.
+  const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
+  if (announced != 0 && announced != hash)
+    return refuse("its Hello said manifest hash " + std::to_string(announced) +
+                  ", the manifest in its Join has " + std::to_string(hash));
   if (const auto data = agreed_data();
       data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
     return refuse("its training data differs from the cluster's (" +

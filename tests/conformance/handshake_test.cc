@@ -50,6 +50,7 @@ Greeting example_greeting() {
   out.name = "worker-2";
   out.token = "s3cret";
   out.credit_bytes = 4u << 20;
+  out.manifest_hash = 0xc1a64af30297d5f7;
   return out;
 }
 
@@ -87,6 +88,7 @@ TEST(SessionWire, heads_of_the_page_decode) {
   ASSERT_TRUE(hello.ok());
   EXPECT_EQ(hello.value().name, "worker-2");
   EXPECT_EQ(hello.value().token, "s3cret");
+  EXPECT_EQ(hello.value().manifest_hash, 0xc1a64af30297d5f7);
   EXPECT_EQ(hello.value().credit_bytes, 4u << 20);
   const auto welcome = decode_welcome(page["hello-reply"]);
   ASSERT_TRUE(welcome.ok());

@@ -37,6 +37,11 @@ Task<Status> write_raw(Connection& connection, std::uint16_t kind, std::uint32_t
   co_return co_await connection.write(frame);
 }
 
+/// The next frame, which has no payload.
+Task<Result<InFrame>> read_raw(Connection& connection) {
+  co_return co_await connection.read_header();
+}
+
 /// Read until the connection ends; the error of a Goodbye or of a reply, else of the connection.
 Task<Error> read_to_end(Connection& connection) {
   while (true) {
@@ -129,11 +134,40 @@ TEST_P(ProtocolTest, request_and_response_in_one_ends_the_session) {
   expect_refused(ErrorCode::kInvalidArgument, "request and response");
 }
 
-TEST_P(ProtocolTest, request_number_used_twice_ends_the_session) {
+TEST_P(ProtocolTest, request_id_used_twice_ends_the_session) {
   start();
   ASSERT_TRUE(on_client(write_raw(*raw, kLater, kFlagRequest, 5, {})).ok());
   ASSERT_TRUE(on_client(write_raw(*raw, kLater, kFlagRequest, 5, {})).ok());
-  expect_refused(ErrorCode::kInvalidArgument, "request 5 came twice");
+  expect_refused(ErrorCode::kInvalidArgument, "request id 5 after 5: ids begin at 1");
+}
+
+TEST_P(ProtocolTest, request_id_that_was_answered_already_ends_the_session) {
+  start();
+  ASSERT_TRUE(on_client(write_raw(*raw, kEcho, kFlagRequest, 5, {})).ok());
+  ASSERT_TRUE(on_client(write_raw(*raw, kEcho, kFlagRequest, 6, {})).ok());
+  for (const std::uint64_t id : {5, 6}) {
+    const auto answer = on_client(read_raw(*raw));
+    ASSERT_TRUE(answer.ok());
+    EXPECT_EQ(answer.value().header.id, id);
+  }
+  ASSERT_TRUE(on_client(write_raw(*raw, kEcho, kFlagRequest, 5, {})).ok());
+  expect_refused(ErrorCode::kInvalidArgument, "request id 5 after 6: ids begin at 1");
+}
+
+TEST_P(ProtocolTest, request_id_zero_ends_the_session) {
+  start();
+  ASSERT_TRUE(on_client(write_raw(*raw, kEcho, kFlagRequest, 0, {})).ok());
+  expect_refused(ErrorCode::kInvalidArgument, "request id 0: ids begin at 1");
+}
+
+TEST_P(ProtocolTest, request_ids_may_leave_numbers_out) {
+  start();
+  for (const std::uint64_t id : {7ULL, 8ULL, 1ULL << 40, ~0ULL}) {
+    ASSERT_TRUE(on_client(write_raw(*raw, kEcho, kFlagRequest, id, {})).ok());
+    const auto answer = on_client(read_raw(*raw));
+    ASSERT_TRUE(answer.ok());
+    EXPECT_EQ(answer.value().header.id, id);
+  }
 }
 
 TEST_P(ProtocolTest, too_many_requests_without_an_answer_end_the_session) {
@@ -158,7 +192,38 @@ TEST_P(ProtocolTest, other_frame_instead_of_hello_is_refused) {
   const Error told = on_client(read_to_end(*raw));
   EXPECT_EQ(told.code(), ErrorCode::kFailedPrecondition);
   EXPECT_THAT(told.message(), HasSubstr("expected a Hello"));
+  EXPECT_THAT(told.message(), HasSubstr("got a frame with kind 20, not 1"));
   EXPECT_EQ(refusal().message(), told.message());
+}
+
+TEST_P(ProtocolTest, hello_with_other_flags_is_refused_and_told_which) {
+  connect(SessionWorld::greeting("server", "server-0"));
+  const auto head = encode_hello(SessionWorld::greeting("worker", "raw"));
+  ASSERT_TRUE(on_client(write_raw(*raw, kHello, 0, 0, head)).ok());
+  const Error told = on_client(read_to_end(*raw));
+  EXPECT_EQ(told.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(told.message(), HasSubstr("expected a Hello"));
+  EXPECT_THAT(told.message(), HasSubstr("got a frame with flags 0, not 1"));
+  EXPECT_EQ(refusal().message(), told.message());
+}
+
+TEST_P(ProtocolTest, hello_with_another_id_is_refused_and_told_which) {
+  connect(SessionWorld::greeting("server", "server-0"));
+  const auto head = encode_hello(SessionWorld::greeting("worker", "raw"));
+  ASSERT_TRUE(on_client(write_raw(*raw, kHello, kFlagRequest, 7, head)).ok());
+  const Error told = on_client(read_to_end(*raw));
+  EXPECT_EQ(told.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(told.message(), HasSubstr("got a frame with id 7, not 0"));
+  EXPECT_EQ(refusal().message(), told.message());
+}
+
+TEST_P(ProtocolTest, flag_bits_without_a_name_are_ignored_in_a_hello) {
+  connect(SessionWorld::greeting("server", "server-0"));
+  const auto head = encode_hello(SessionWorld::greeting("worker", "raw"));
+  ASSERT_TRUE(on_client(write_raw(*raw, kHello, kFlagRequest | 1u << 9, 0, head)).ok());
+  const auto answer = on_client(read_raw(*raw));
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer.value().header.flags, kFlagResponse);
 }
 
 TEST_P(ProtocolTest, hello_that_cannot_be_read_is_refused) {
@@ -274,6 +339,24 @@ TEST_P(Handshake, other_run_is_refused_with_both_names) {
   server.run_id = "run-a";
   client.run_id = "run-b";
   expect_refused({"run-a", "run-b"});
+}
+
+TEST_P(Handshake, another_model_is_refused_with_both_hashes) {
+  server.manifest_hash = 0xABCDEF;
+  client.manifest_hash = 0x1234567890ABCDEF;
+  expect_refused({"another model", "worker-2", "0000000000abcdef", "1234567890abcdef"});
+}
+
+TEST_P(Handshake, a_model_that_one_side_does_not_say_is_accepted) {
+  client.manifest_hash = 77;
+  ASSERT_TRUE(world.start(server, client));
+  EXPECT_EQ(world.server.session->peer().manifest_hash, 77U);
+  EXPECT_EQ(world.client.session->peer().manifest_hash, 0U);
+}
+
+TEST_P(Handshake, a_server_with_a_model_accepts_the_same_and_none) {
+  server.manifest_hash = client.manifest_hash = 77;
+  EXPECT_TRUE(world.start(server, client));
 }
 
 TEST_P(Handshake, limits_are_the_smaller_of_both) {

@@ -20,8 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Greeting ours;
     ours.token = "secret";
     ours.run_id = "run";
+    ours.manifest_hash = 1;
     const auto verdict = judge_hello(ours, hello.value(), "fuzz");
     if (verdict.ok() && hello.value().token != ours.token) std::abort();
+    if (verdict.ok() && hello.value().manifest_hash > ours.manifest_hash) std::abort();
   }
   if (const auto welcome = decode_welcome(head);
       welcome.ok() && !is_prefix(encode_welcome(welcome.value())))

@@ -47,8 +47,8 @@ def text(value):
     return struct.pack("<I", len(value)) + value.encode()
 
 
-def hello_head(versions=(1, 1), name="stranger", token="", run_id=""):
-    limits = struct.pack("<HHIQQ", *versions, 64 << 10, 64 << 20, 4 << 20)
+def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0):
+    limits = struct.pack("<HHIQQQ", *versions, 64 << 10, 64 << 20, 4 << 20, manifest_hash)
     return limits + text("worker") + text(name) + text(run_id) + text(token)
 
 

@@ -142,6 +142,7 @@ Task<Result<std::unique_ptr<Session>>> ServerLink::connect(Deadline deadline) {
   greeting.name = options_.join.name;
   greeting.run_id = terms_.run_id;  // empty until we have joined: later we insist on the same run
   greeting.token = options_.token;
+  greeting.manifest_hash = manifest_hash(options_.join.manifest);
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = 256u << 20;
   co_return co_await Session::open(std::move(connection).value(), std::move(greeting), limit);
