@@ -1,7 +1,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/conformance/collective_fixture.h"
+#include "tests/conformance/collective_numbers.h"
 
 namespace centroid::collective::testing {
 namespace {
@@ -29,33 +29,7 @@ TEST_P(Reduce, ExactNumbersOfEveryWorld) {
   for (std::uint32_t world = 1; world <= 8; ++world) {
     SCOPED_TRACE("world " + std::to_string(world));
     Job job(carrier(), world);
-    job.run([&](Group& group) {
-      const auto rank = static_cast<float>(group.rank());
-      const auto n = static_cast<float>(world);
-      Floats ones(5, 1);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(ones), how(Reduction::kMean))));
-      EXPECT_THAT(ones, ::testing::Each(1.0f));
-      Floats counted(3, rank + 1);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(counted), how(Reduction::kMean))));
-      EXPECT_THAT(counted, ::testing::Each((n + 1) / 2));
-      Floats ranks(3, rank);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(ranks), how(Reduction::kSum))));
-      EXPECT_THAT(ranks, ::testing::Each(n * (n - 1) / 2));
-      Floats powers(7, std::exp2(rank));
-      EXPECT_TRUE(succeeds(all_reduce(group, view(powers), how(Reduction::kSum))));
-      EXPECT_THAT(powers, ::testing::Each(std::exp2(n) - 1));
-      Floats single(1, rank + 1);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(single), how(Reduction::kMax))));
-      EXPECT_THAT(single, ElementsAre(n));
-      Floats least(13, rank - 3);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(least), how(Reduction::kMin))));
-      EXPECT_THAT(least, ::testing::Each(-3.0f));
-      Floats doubled(13, 2);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(doubled), how(Reduction::kProduct))));
-      EXPECT_THAT(doubled, ::testing::Each(std::exp2(n)));
-      Floats nothing;
-      EXPECT_TRUE(succeeds(all_reduce(group, view(nothing), how(Reduction::kSum))));
-    });
+    job.run([&](Group& group) { expect_exact_numbers(group, how(Reduction::kSum)); });
   }
 }
 
@@ -73,24 +47,7 @@ TEST_P(Reduce, SevenElementsOnThreeRanksHaveTheirMean) {
 TEST_P(Reduce, AHundredThousandElementsAreInTheirPlace) {
   for (const std::uint32_t world : {2u, 4u}) {
     Job job(carrier(), world);
-    constexpr std::size_t kCount = 100'000;
-    job.run([&](Group& group) {
-      Floats input(kCount), output(kCount);
-      for (std::size_t i = 0; i < kCount; ++i)
-        input[i] = static_cast<float>(group.rank() % 2 == 0 ? i : kCount - 1 - i);
-      const Floats before = input;
-      EXPECT_TRUE(succeeds(
-          all_reduce(group, view(std::as_const(input)), view(output), how(Reduction::kMean))));
-      EXPECT_EQ(input, before);
-      EXPECT_EQ(output, Floats(kCount, (kCount - 1) / 2.0f));
-      Floats places(kCount);
-      for (std::size_t i = 0; i < kCount; ++i) places[i] = static_cast<float>(i);
-      EXPECT_TRUE(succeeds(all_reduce(group, view(places), how(Reduction::kSum))));
-      std::size_t wrong = 0;
-      for (std::size_t i = 0; i < kCount; ++i)
-        wrong += places[i] != static_cast<float>(i) * static_cast<float>(world);
-      EXPECT_EQ(wrong, 0u);
-    });
+    job.run([&](Group& group) { expect_a_hundred_thousand(group, how(Reduction::kSum)); });
   }
 }
 

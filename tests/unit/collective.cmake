@@ -1,5 +1,5 @@
 centroid_test(collective_reduce_test LABEL conformance
-  SOURCES conformance/collective_reduce_test.cc
+  SOURCES conformance/collective_reduce_test.cc conformance/collective_hierarchy_test.cc
   DEPS centroid::collective)
 centroid_test(collective_move_test LABEL conformance
   SOURCES conformance/collective_move_test.cc conformance/collective_failure_test.cc

@@ -76,8 +76,9 @@ void Call::copy(const CopyStep& step) {
 // ---- sending
 
 bool Call::can_send(const Channel& channel) const {
-  return !error_ && channel.next_send < channel.sends.size() &&
-         is_received(next_send(channel).after);
+  if (error_ || channel.next_send == channel.sends.size()) return false;
+  const SendStep& send = next_send(channel);
+  return is_received(send.after) && is_received(send.also_after);
 }
 
 const SendStep& Call::next_send(const Channel& channel) const {
@@ -189,15 +190,18 @@ void Call::complete(Channel& channel, std::uint32_t receive) {
   received_[receive] = 1;
   ++channel.received;
   --left_;
-  // Early ones follow at most one step at a time: their order is that of the steps.
-  for (auto it = early_.begin(); it != early_.end(); it = early_.begin()) {
+  for (auto it = early_.begin(); it != early_.end();) {
     const ReceiveStep& step = plan_.schedule.receives[it->first];
-    if (!is_received(step.after)) break;
+    if (!is_received(step.after)) {
+      ++it;
+      continue;
+    }
     combine(step, it->second);
     received_[it->first] = 1;
     ++channel_of(plan_.members[step.peer])->received;
     --left_;
     early_.erase(it);
+    it = early_.begin();  // another may have waited for this one
   }
 }
 

@@ -182,7 +182,8 @@ Result<Algorithm> choose(const Draft& draft, std::uint64_t bytes) {
     return draft.refuse("recursive doubling is for messages up to 16 MiB");
   if (wanted != Algorithm::kAuto) return wanted;
   const std::uint64_t limit = draft.shape.world == 2 ? kDirectBytes : kDoublingBytes;
-  return bytes <= limit ? Algorithm::kRecursiveDoubling : Algorithm::kRing;
+  if (bytes <= limit) return Algorithm::kRecursiveDoubling;
+  return pays_hierarchy(draft.group.nodes()) ? Algorithm::kHierarchical : Algorithm::kRing;
 }
 
 /// Everything a reduction has beyond its schedule.
@@ -230,7 +231,9 @@ Status plan_all_reduce(Draft& draft) {
       // A part in at least four segments, so that adding and sending overlap.
       draft.shape.segment_bytes = std::clamp(draft.input.bytes.size() / draft.shape.world / 4,
                                              kLeastSegment, kSegmentBytes);
-      draft.schedule = ring_all_reduce(draft.shape, count);
+      draft.schedule = algorithm == Algorithm::kHierarchical
+                           ? hierarchical_all_reduce(draft.shape, count, draft.group.nodes())
+                           : ring_all_reduce(draft.shape, count);
       return {};
   }
 }

@@ -184,6 +184,22 @@ std::string_view to_string(Operation operation) {
   return "unknown";
 }
 
+std::string_view to_string(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto:
+      return "auto";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kRecursiveDoubling:
+      return "recursive doubling";
+    case Algorithm::kChain:
+      return "chain";
+    case Algorithm::kHierarchical:
+      return "hierarchical";
+  }
+  return "unknown";
+}
+
 Result<Arithmetic> arithmetic_of(DType dtype, Reduction reduction) {
   const bool is_whole = dtype == DType::kI32 || dtype == DType::kI64;
   if (is_whole && reduction == Reduction::kWeightedMean) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/tensor/chunk_plan.h"
@@ -28,7 +29,8 @@ struct SendStep {
   std::uint32_t step = 0;
   std::uint32_t segment = 0;
   Region from;
-  std::int32_t after = kAtOnce;  ///< the receive whose result is sent
+  std::int32_t after = kAtOnce;       ///< the receive whose result is sent
+  std::int32_t also_after = kAtOnce;  ///< a receive that shows that the peers keep up
 };
 
 /// One frame from a peer: stored, or combined with `own` into `to`.
@@ -78,6 +80,11 @@ Parts parts_of(std::span<const std::uint64_t> counts);
 Schedule ring_all_reduce(const Shape& shape, std::uint64_t count);
 Schedule doubling_all_reduce(const Shape& shape, std::uint64_t count);
 Schedule chain_all_reduce(const Shape& shape, std::uint64_t count);
+/// `nodes`: the name of each rank's node; a rank whose name is empty is a node of its own.
+Schedule hierarchical_all_reduce(const Shape& shape, std::uint64_t count,
+                                 std::span<const std::string> nodes);
+/// Whether a hierarchical all-reduce sends less between nodes than a ring.
+bool pays_hierarchy(std::span<const std::string> nodes);
 /// Output is this rank's part. In place, the input is the work area and the part stays where it is.
 Schedule ring_reduce_scatter(const Shape& shape, const Parts& parts);
 /// Input is this rank's part. In place, it stands in the output already.

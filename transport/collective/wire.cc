@@ -25,20 +25,6 @@ Key get_key(ByteReader& in) {
   return key;
 }
 
-std::string_view to_string(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto:
-      return "auto";
-    case Algorithm::kRing:
-      return "ring";
-    case Algorithm::kRecursiveDoubling:
-      return "recursive doubling";
-    case Algorithm::kChain:
-      return "chain";
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 std::string to_string(const Signature& signature) {
@@ -107,7 +93,7 @@ Result<DataHead> decode_data(Bytes head) {
   if (!in(out.operation, Operation::kAllReduce, Operation::kSend) ||
       !in(out.dtype, DType::kF32, DType::kU8) ||
       !in(out.reduction, Reduction::kNone, Reduction::kProduct) ||
-      !in(out.signature().algorithm, Algorithm::kAuto, Algorithm::kChain)) {
+      !in(out.signature().algorithm, Algorithm::kAuto, kLastAlgorithm)) {
     return damaged("data");
   }
   return out;

@@ -1,0 +1,275 @@
+#include <map>
+
+#include "transport/collective/schedule_steps.h"
+
+namespace centroid::collective {
+
+namespace {
+
+/// A rank sends at most so many segments more to the next node than have come from the one before:
+/// so a slow node keeps few segments that it cannot add yet.
+constexpr std::int32_t kLead = 4;
+
+// Steps of the three phases; a pair of ranks is in one node or in two.
+constexpr std::uint32_t kGatherStep = 1 << 16;
+
+/// Ranks by node, nodes in the order of their first ranks.
+struct Grid {
+  explicit Grid(std::span<const std::string> names) {
+    std::map<std::string, std::size_t> known;
+    for (std::uint32_t rank = 0; rank < names.size(); ++rank) {
+      auto [at, is_new] = known.try_emplace(names[rank], nodes.size());
+      if (is_new || names[rank].empty()) {
+        at->second = nodes.size();
+        nodes.emplace_back();
+      }
+      nodes[at->second].push_back(rank);
+    }
+    lanes = nodes.empty() ? 0 : nodes.front().size();
+    for (const auto& node : nodes) lanes = std::min(lanes, node.size());
+  }
+
+  std::vector<std::vector<std::uint32_t>> nodes;
+  std::size_t lanes = 0;  ///< ranks of each node that take part in the sums between nodes
+};
+
+/// Makes the schedule of one rank. The buffer is cut into one shard per lane, each shard into one
+/// part per node, each part into segments: the same pieces in all phases, so that a piece goes on
+/// to the next phase as soon as it is there.
+class Hierarchy {
+ public:
+  Hierarchy(const Shape& shape, std::uint64_t count, const Grid& grid)
+      : shape_(shape),
+        grid_(grid),
+        shards_(even_parts(count, static_cast<std::uint32_t>(grid.lanes))),
+        world_(static_cast<std::uint32_t>(grid.nodes.size())) {
+    for (std::uint32_t node = 0; node < world_; ++node) {
+      const auto& ranks = grid.nodes[node];
+      const auto at = std::find(ranks.begin(), ranks.end(), shape.rank);
+      if (at == ranks.end()) continue;
+      node_ = node;
+      place_ = static_cast<std::uint32_t>(at - ranks.begin());
+      local_ = static_cast<std::uint32_t>(ranks.size());
+    }
+  }
+
+  Schedule make() {
+    if (local_ > 1) {
+      reduce_in_node();
+    } else if (shape_.weighs) {
+      weigh(pieces(0, part_before(1)));
+    }
+    if (is_owner(place_)) reduce_across_nodes();
+    if (local_ > 1) gather_in_node();
+    return std::move(schedule_);
+  }
+
+ private:
+  struct Piece {
+    std::uint32_t part = 0;
+    std::uint32_t segment = 0;
+    Region region;  ///< its place is to be set
+  };
+  using Pieces = std::vector<Piece>;
+
+  bool is_owner(std::uint32_t place) const { return place < grid_.lanes; }
+  std::uint32_t part_before(std::uint32_t back) const {
+    return (node_ + 2 * world_ - back) % world_;
+  }
+  std::uint32_t neighbour(std::uint32_t forward) const {
+    return grid_.nodes[node_][(place_ + forward) % local_];
+  }
+  static Region in(Region region, Place place) {
+    region.place = place;
+    return region;
+  }
+
+  Pieces pieces(std::uint32_t lane, std::uint32_t part) const {
+    const Range shard = shards_[lane];
+    Range range = part_of(shard.size(), world_, part);
+    range = Range(shard.begin + range.begin, shard.begin + range.end);
+    const Segments segments(shape_, range);
+    Pieces out;
+    for (std::uint32_t k = 0; k < segments.count(); ++k)
+      out.push_back({part, k, segments.at(k, Place::kOutput)});
+    return out;
+  }
+
+  /// A shard's pieces as the ring between nodes wants them: of the part it sends first and the one
+  /// it receives first by turns, then the others.
+  Pieces shard_in_ring_order(std::uint32_t lane) const {
+    const Pieces first = pieces(lane, part_before(1)), second = pieces(lane, part_before(2));
+    Pieces out;
+    for (std::size_t k = 0; k < std::max(first.size(), second.size()); ++k) {
+      if (k < first.size()) out.push_back(first[k]);
+      if (k < second.size()) out.push_back(second[k]);
+    }
+    for (std::uint32_t back = 3; back <= world_; ++back) {
+      const Pieces next = pieces(lane, part_before(back));
+      out.insert(out.end(), next.begin(), next.end());
+    }
+    return out;
+  }
+
+  void weigh(const Pieces& first) {
+    for (const Piece& piece : first) {
+      CopyStep copy;
+      copy.from = in(piece.region, Place::kInput);
+      copy.to = in(piece.region, Place::kOutput);
+      copy.weighs = true;
+      schedule_.before.push_back(copy);
+    }
+  }
+
+  std::int32_t add(ReceiveStep receive) {
+    schedule_.receives.push_back(receive);
+    return last_receive(schedule_);
+  }
+
+  /// Where the sum of this node for a piece of our shard is made.
+  std::int32_t& sum_of(const Piece& piece) { return sums_[{piece.part, piece.segment}]; }
+
+  void reduce_in_node() {
+    const std::uint32_t right = neighbour(1), left = neighbour(local_ - 1);
+    std::vector<std::int32_t> previous;
+    for (std::uint32_t step = 0; step + 1 < local_; ++step) {
+      const std::uint32_t out = (place_ + 2 * local_ - step - 1) % local_;
+      if (is_owner(out)) {
+        const Pieces all = shard_in_ring_order(out);
+        if (step == 0 && shape_.weighs) weigh(all);
+        const Place from = step == 0 && !shape_.weighs ? Place::kInput : Place::kOutput;
+        for (std::uint32_t k = 0; k < all.size(); ++k) {
+          const std::int32_t after = step == 0 ? kAtOnce : previous[k];
+          schedule_.sends.push_back({right, step, k, in(all[k].region, from), after});
+        }
+      }
+      previous.clear();
+      const std::uint32_t back = (place_ + 2 * local_ - step - 2) % local_;
+      if (!is_owner(back)) continue;
+      const Pieces all = shard_in_ring_order(back);
+      for (std::uint32_t k = 0; k < all.size(); ++k) {
+        ReceiveStep receive;
+        receive.peer = left;
+        receive.step = step;
+        receive.segment = k;
+        receive.own = in(all[k].region, Place::kInput);
+        receive.to = all[k].region;
+        receive.combines = true;
+        previous.push_back(add(receive));
+        if (step + 2 == local_) sum_of(all[k]) = previous.back();
+      }
+    }
+  }
+
+  void reduce_across_nodes() {
+    const std::uint32_t right = grid_.nodes[(node_ + 1) % world_][place_];
+    const std::uint32_t left = grid_.nodes[(node_ + world_ - 1) % world_][place_];
+    const bool is_alone = local_ == 1;
+    std::vector<std::int32_t> previous;
+    for (std::uint32_t step = 0; step + 1 < world_; ++step) {
+      const std::size_t first_send = schedule_.sends.size();
+      const bool sends_own = step == 0 && is_alone && !shape_.weighs;
+      for (const Piece& piece : pieces(place_, part_before(step + 1))) {
+        const std::int32_t ready = is_alone ? kAtOnce : sum_of(piece);
+        const Region from = in(piece.region, sends_own ? Place::kInput : Place::kOutput);
+        schedule_.sends.push_back(
+            {right, step, piece.segment, from, step == 0 ? ready : previous[piece.segment]});
+      }
+      previous.clear();
+      for (const Piece& piece : pieces(place_, part_before(step + 2))) {
+        ReceiveStep receive;
+        receive.peer = left;
+        receive.step = step;
+        receive.segment = piece.segment;
+        receive.own = in(piece.region, is_alone ? Place::kInput : Place::kOutput);
+        receive.to = piece.region;
+        receive.combines = true;
+        receive.is_last = step + 2 == world_;
+        receive.after = is_alone ? kAtOnce : sum_of(piece);
+        previous.push_back(add(receive));
+      }
+      for (std::size_t k = kLead; first_send + k < schedule_.sends.size(); ++k) {
+        if (k - kLead < previous.size())
+          schedule_.sends[first_send + k].also_after = previous[k - kLead];
+      }
+    }
+    for (const Piece& piece : pieces(place_, node_)) sum_of(piece) = previous[piece.segment];
+    for (std::uint32_t turn = 0; turn + 1 < world_; ++turn) {
+      const std::uint32_t step = world_ - 1 + turn;
+      for (const Piece& piece : pieces(place_, part_before(turn)))
+        schedule_.sends.push_back({right, step, piece.segment, piece.region, sum_of(piece)});
+      for (const Piece& piece : pieces(place_, part_before(turn + 1))) {
+        ReceiveStep receive;
+        receive.peer = left;
+        receive.step = step;
+        receive.segment = piece.segment;
+        receive.to = piece.region;
+        sum_of(piece) = add(receive);
+      }
+    }
+  }
+
+  void gather_in_node() {
+    const std::uint32_t right = neighbour(1), left = neighbour(local_ - 1);
+    std::vector<std::int32_t> previous;
+    for (std::uint32_t turn = 0; turn + 1 < local_; ++turn) {
+      const std::uint32_t step = kGatherStep + turn;
+      const std::uint32_t out = (place_ + local_ - turn) % local_;
+      if (is_owner(out)) {
+        const Pieces all = shard_as_completed(out);
+        for (std::uint32_t k = 0; k < all.size(); ++k) {
+          const std::int32_t after = turn == 0 ? sum_of(all[k]) : previous[k];
+          schedule_.sends.push_back({right, step, k, all[k].region, after});
+        }
+      }
+      previous.clear();
+      const std::uint32_t back = (place_ + local_ - turn - 1) % local_;
+      if (!is_owner(back)) continue;
+      const Pieces all = shard_as_completed(back);
+      for (std::uint32_t k = 0; k < all.size(); ++k) {
+        ReceiveStep receive;
+        receive.peer = left;
+        receive.step = step;
+        receive.segment = k;
+        receive.to = all[k].region;
+        previous.push_back(add(receive));
+      }
+    }
+  }
+
+  /// The part of this node is complete first, then those that come from the left.
+  Pieces shard_as_completed(std::uint32_t lane) const {
+    Pieces out;
+    for (std::uint32_t back = 0; back < world_; ++back) {
+      const Pieces next = pieces(lane, part_before(back));
+      out.insert(out.end(), next.begin(), next.end());
+    }
+    return out;
+  }
+
+  const Shape& shape_;
+  const Grid& grid_;
+  const Parts shards_;
+  const std::uint32_t world_;  ///< nodes
+  std::uint32_t node_ = 0, place_ = 0, local_ = 1;
+  Schedule schedule_;
+  /// Part and segment of our shard -> the receive that makes it: the node's sum, later the whole.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::int32_t> sums_;
+};
+
+}  // namespace
+
+Schedule hierarchical_all_reduce(const Shape& shape, std::uint64_t count,
+                                 std::span<const std::string> nodes) {
+  const Grid grid(nodes);
+  if (grid.nodes.size() == 1 || grid.nodes.size() == shape.world)
+    return ring_all_reduce(shape, count);
+  return Hierarchy(shape, count, grid).make();
+}
+
+bool pays_hierarchy(std::span<const std::string> nodes) {
+  const Grid grid(nodes);
+  return grid.nodes.size() > 1 && grid.nodes.size() < nodes.size();
+}
+
+}  // namespace centroid::collective
