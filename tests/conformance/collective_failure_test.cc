@@ -291,10 +291,7 @@ TEST(Join, MissingRanksAreNamed) {
   EXPECT_THAT(group.error().message(), HasSubstr("ranks 1, 2 did not connect"));
 }
 
-TEST(Join, StrangersAreRefused) {
-  MeshOptions ours, theirs;
-  ours.token = "secret";
-  theirs.token = "guess";
+void expect_refused(const MeshOptions& ours, const MeshOptions& theirs, const std::string& why) {
   auto first = Mesh::open(tcp_factory(), transport::Endpoint(), ours);
   auto second = Mesh::open(tcp_factory(), transport::Endpoint(), theirs);
   ASSERT_TRUE(first.ok() && second.ok());
@@ -307,7 +304,21 @@ TEST(Join, StrangersAreRefused) {
   waits.join();
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
-  EXPECT_THAT(refused.error().message(), HasSubstr("token"));
+  EXPECT_THAT(refused.error().message(), HasSubstr(why));
+}
+
+TEST(Join, StrangersAreRefused) {
+  MeshOptions ours, theirs;
+  ours.token = "secret";
+  theirs.token = "guess";
+  expect_refused(ours, theirs, "token");
+}
+
+TEST(Join, RanksWithAnotherModelAreRefused) {
+  MeshOptions ours, theirs;
+  ours.manifest_hash = 1;
+  theirs.manifest_hash = 2;
+  expect_refused(ours, theirs, "another model: rank 1");
 }
 
 TEST(Join, AnOlderGenerationIsTurnedAway) {

@@ -107,6 +107,7 @@ struct Mesh::Impl {
     out.name = "rank " + std::to_string(roster.rank);
     out.run_id = options.run_id;
     out.token = options.token;
+    out.manifest_hash = options.manifest_hash;
     return out;
   }
 

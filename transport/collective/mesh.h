@@ -13,7 +13,8 @@ namespace centroid::collective {
 
 struct MeshOptions {
   std::string run_id;
-  std::string token;  ///< peers must know it; empty: none wanted
+  std::string token;                ///< peers must know it; empty: none wanted
+  std::uint64_t manifest_hash = 0;  ///< peers must work on the same model; 0: not said
   /// Of an operation, unless the call says otherwise.
   std::chrono::milliseconds timeout{60'000};
   /// How long the last group of a generation waits until the peers have read everything: who has no
@@ -57,7 +58,8 @@ class Mesh {
   /// again until it answers.
   ///
   /// fails  deadline_exceeded (names the ranks that are missing), invalid_argument (a bad roster),
-  ///        failed_precondition (token or run refused), aborted (a peer is in a later generation)
+  ///        failed_precondition (token, run or model refused), aborted (a peer is in a later
+  ///        generation)
   Result<Group> join(const Roster& roster, Deadline deadline);
 
  private:
