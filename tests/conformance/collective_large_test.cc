@@ -4,8 +4,8 @@ namespace centroid::collective::testing {
 namespace {
 
 // Parts of 64 and 256 MiB: a rank that writes a whole part before it reads would never end.
-void reduce_parts(std::uint32_t world, std::size_t part_bytes) {
-  Job job(Carrier::kTcp, world);
+void reduce_parts(Carrier carrier, std::uint32_t world, std::size_t part_bytes) {
+  Job job(carrier, world);
   job.run([&](Group& group) {
     Floats data(world * (part_bytes / 4), 1);
     EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
@@ -13,8 +13,12 @@ void reduce_parts(std::uint32_t world, std::size_t part_bytes) {
   });
 }
 
-TEST(Large, PartsOf64MebibytesDoNotBlock) { reduce_parts(3, 64 << 20); }
-TEST(Large, PartsOf256MebibytesDoNotBlock) { reduce_parts(2, 256 << 20); }
+struct Large : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, Large, ::testing::Values(Carrier::kInProcess, Carrier::kTcp),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(Large, PartsOf64MebibytesDoNotBlock) { reduce_parts(GetParam(), 3, 64 << 20); }
+TEST_P(Large, PartsOf256MebibytesDoNotBlock) { reduce_parts(GetParam(), 2, 256 << 20); }
 
 }  // namespace
 }  // namespace centroid::collective::testing

@@ -199,6 +199,94 @@ TEST_P(Move, FiftyTensorsAreInFlightInTwoSubgroupsAtOnce) {
   });
 }
 
+/// Two ranks; `plan` is what happens to the connections of the second.
+struct FaultyPair {
+  explicit FaultyPair(const transport::FaultPlan& plan) {
+    const auto hub = transport::make_inprocess_hub();
+    const auto plain = inprocess_factory(hub);
+    const auto faulty = [&](Executor executor) {
+      return transport::make_faulty(plain(executor), plan);
+    };
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      transport::Endpoint endpoint;
+      endpoint.host = "rank" + std::to_string(rank);
+      auto mesh = rank == 0 ? Mesh::open(plain, endpoint) : Mesh::open(faulty, endpoint);
+      EXPECT_TRUE(mesh.ok());
+      roster.endpoints.push_back((*mesh)->endpoint());
+      meshes.push_back(std::move(*mesh));
+    }
+  }
+  /// `body` for both ranks of the next generation, at once.
+  void run(const std::function<void(Group&)>& body) {
+    ++roster.generation;
+    std::vector<std::thread> threads;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        Roster mine = roster;
+        mine.rank = rank;
+        auto group = meshes[rank]->join(mine, now() + 20s);
+        ASSERT_TRUE(group.ok()) << group.error().to_string();
+        body(*group);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  Roster roster;
+  std::vector<std::unique_ptr<Mesh>> meshes;
+};
+
+// Rank 1 stands still in the middle of a message, shorter or longer than a frame under way may take
+// after the deadline: the operation ends with an error, and what comes later on the same connection
+// is right or refused, never out of step.
+TEST(Timeout, InTheMiddleOfAMessageLeavesTheConnectionInStepOrClosed) {
+  constexpr std::size_t kCount = 1 << 20;
+  constexpr std::uint64_t kNotYet = std::uint64_t{1} << 40;
+  std::atomic<int> timeouts = 0, worked = 0, refused = 0;
+  for (const auto delay : {150ms, 500ms}) {
+    for (const std::uint64_t at : {4u, 5u}) {
+      SCOPED_TRACE("operation " + std::to_string(at) + " takes " + std::to_string(delay.count()));
+      transport::FaultPlan plan;
+      plan.action = transport::FaultPlan::Action::kDelay;
+      plan.delay = delay;
+      plan.at_operation = at;
+      *plan.operations = kNotYet;
+      FaultyPair pair(plan);
+      pair.run([&](Group& group) {
+        auto other = group.subgroup({0, 1});
+        ASSERT_TRUE(other.ok());
+        EXPECT_TRUE(succeeds(barrier(group)));
+        if (group.rank() == 1) *plan.operations = 0;
+        Floats data(kCount, 1);
+        CallOptions options;
+        options.timeout = 100ms;
+        const Status status = all_reduce(group, view(data), options);
+        ASSERT_FALSE(status.ok());
+        timeouts += status.error().code() == ErrorCode::kDeadlineExceeded;
+        Floats small(1000, 1 + static_cast<float>(group.rank()));
+        const Status next = all_reduce(*other, view(small));
+        if (next.ok()) {
+          EXPECT_EQ(small, Floats(1000, 3));
+          ++worked;
+        } else {
+          EXPECT_THAT(next.error().code(),
+                      ::testing::AnyOf(ErrorCode::kAborted, ErrorCode::kUnavailable));
+          ++refused;
+        }
+      });
+      *plan.operations = kNotYet;
+      pair.run([&](Group& group) {
+        Floats data(kCount, 1);
+        EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
+        EXPECT_EQ(data, Floats(kCount, 2));
+      });
+    }
+  }
+  EXPECT_GT(timeouts, 0);
+  EXPECT_GT(worked, 0);
+  EXPECT_GT(refused, 0);
+}
+
 // Rank 0 issues A, then B, rank 1 waits for B before it issues A: frames of A must not stand in the
 // way.
 TEST_P(Move, TagsMayBeIssuedInAnyOrder) {
