@@ -242,7 +242,7 @@ struct FaultyPair {
 TEST(Timeout, InTheMiddleOfAMessageLeavesTheConnectionInStepOrClosed) {
   constexpr std::size_t kCount = 1 << 20;
   constexpr std::uint64_t kNotYet = std::uint64_t{1} << 40;
-  std::atomic<int> timeouts = 0, worked = 0, refused = 0;
+  std::atomic<int> timeouts = 0, worked = 0;
   for (const auto delay : {150ms, 500ms}) {
     for (const std::uint64_t at : {4u, 5u}) {
       SCOPED_TRACE("operation " + std::to_string(at) + " takes " + std::to_string(delay.count()));
@@ -271,7 +271,6 @@ TEST(Timeout, InTheMiddleOfAMessageLeavesTheConnectionInStepOrClosed) {
         } else {
           EXPECT_THAT(next.error().code(),
                       ::testing::AnyOf(ErrorCode::kAborted, ErrorCode::kUnavailable));
-          ++refused;
         }
       });
       *plan.operations = kNotYet;
@@ -284,7 +283,6 @@ TEST(Timeout, InTheMiddleOfAMessageLeavesTheConnectionInStepOrClosed) {
   }
   EXPECT_GT(timeouts, 0);
   EXPECT_GT(worked, 0);
-  EXPECT_GT(refused, 0);
 }
 
 // Rank 0 issues A, then B, rank 1 waits for B before it issues A: frames of A must not stand in the
