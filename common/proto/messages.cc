@@ -42,7 +42,7 @@ struct Encoder {
 
 struct Decoder {
   ByteReader in;
-  bool ok = true;
+  bool ok = true, has_nan = false;
   template <class T>
     requires(std::is_arithmetic_v<T>)
   void operator()(T& value) {
@@ -52,7 +52,7 @@ struct Decoder {
       value = raw == 1;
     } else {
       value = in.get<T>();
-      if constexpr (std::is_floating_point_v<T>) ok = ok && !std::isnan(value);
+      if constexpr (std::is_floating_point_v<T>) has_nan = has_nan || std::isnan(value);
     }
   }
   template <class T>
@@ -104,6 +104,15 @@ struct Decoder {
   }
 };
 
+/// What the message itself asks of its fields, if anything.
+template <class M>
+Status check(const M& message) {
+  if constexpr (requires { message.check(); })
+    return message.check();
+  else
+    return {};
+}
+
 }  // namespace
 
 #define CENTROID_MESSAGE(M)                                                                  \
@@ -118,7 +127,9 @@ struct Decoder {
     Decoder decoder{ByteReader(head)};                                                       \
     M message;                                                                               \
     message.fields(decoder);                                                                 \
-    if (!decoder.ok || !decoder.in.done())                                                   \
+    const bool is_whole = decoder.ok && decoder.in.done();                                   \
+    if (is_whole) CENTROID_TRY(check(message));                                              \
+    if (!is_whole || decoder.has_nan)                                                        \
       return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " +             \
                                                     std::to_string(head.size()) +            \
                                                     " bytes (docs/wire.md has its layout)"); \

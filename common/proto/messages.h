@@ -38,10 +38,22 @@ enum class Kind : std::uint16_t {
   kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
 };
 
+/// What a frame of a known kind looks like: fails invalid_argument when the request flag is missing
+/// or not wanted, or when there is a head or a payload in a message without; names the message.
+/// Other kinds pass.
+Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes,
+                   std::uint64_t payload_bytes);
+
 inline constexpr std::size_t kMaxNameBytes = 256;
 inline constexpr std::size_t kMaxTextBytes = 4096;
 inline constexpr std::size_t kMaxTensors = 100'000;
 inline constexpr std::size_t kMaxPeers = 4096;
+/// Largest weight of a contribution: numbers of samples stay exact.
+inline constexpr double kMaxWeight = 1e15;
+/// Largest sum of losses: sums over all workers stay finite.
+inline constexpr double kMaxLoss = 1e300;
+/// What is sent for a sum of losses: one that is not finite goes as the largest there is.
+double wire_loss(double loss_sum);
 
 struct Join {
   std::string name;      ///< unique in the cluster; ranks follow the order of names
@@ -146,6 +158,7 @@ struct Push {
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(chunk), f(weight);
   }
+  Status check() const;
 };
 
 struct PushEnd {
@@ -165,6 +178,7 @@ struct PushEnd {
         f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes);
   }
+  Status check() const;
 };
 
 struct ResultChunk {
@@ -197,6 +211,7 @@ struct RoundClosed {
     f(round), f(attempt), f(outcome), f(version), f(optimizer_step), f(weight), f(contributors),
         f(reason, kMaxTextBytes);
   }
+  Status check() const;
 };
 
 enum class FinishReason : std::uint8_t { kFinished = 0, kStopped = 1, kDrained = 2, kHalted = 3 };
@@ -228,6 +243,7 @@ struct Report {
   void fields(F& f) {
     f(version), f(samples), f(correct), f(loss_sum);
   }
+  Status check() const;
 };
 
 /// One rank of a generation, as the others see it.
@@ -278,7 +294,8 @@ struct ExchangeFailed {
 };
 
 /// Message <-> head bytes. decode fails invalid_argument (short, long, a number out of range, a
-/// string over its limit), naming the message; it allocates no more than the input's length.
+/// string over its limit), naming the message; it allocates no more than the input's length. What a
+/// message's `check` refuses is told with field and value.
 template <class M>
 std::vector<std::byte> encode(const M& message);
 template <class M>

@@ -72,6 +72,7 @@ struct Link {
   Version version;                      ///< state it holds
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
   bool init_requested = false;
+  std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   bool state_requested = false;
   Generation told;        ///< whose peers it knows
   Attempt::Key computed;  ///< the last attempt for which its gradients were complete
@@ -141,7 +142,7 @@ class Cluster final : public ControlPlane {
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
   Status take_push_end(Link& link, const proto::PushEnd& end);
-  void take_report(const Link& link, const proto::Report& report);
+  Status take_report(Link& link, const proto::Report& report);
 
   // outbox.cc
   Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);

@@ -46,6 +46,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
       }
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
+      if (open.evaluate) link->asked.push_back(open.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
     } else if (attempt && attempt->closed &&
                (attempt->closed->outcome != proto::Outcome::kCommitted ||
@@ -77,6 +78,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
+      if (finish.evaluate) link->asked.push_back(finish.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
     } else {

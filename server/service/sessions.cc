@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
@@ -28,16 +30,21 @@ class Cluster::MemberSink final : public transport::FrameSink {
 
   Task<Status> on_frame(Session& session, InFrame frame) override {
     const auto kind = static_cast<Kind>(frame.header.kind);
+    const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+    const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
+                                               frame.header.payload_bytes);
     if (!link_) {
       if (kind != Kind::kJoin)
         co_return Error(
             ErrorCode::kFailedPrecondition,
             "the first message must be Join (16), not " + std::to_string(frame.header.kind));
+      CENTROID_CO_TRY(is_legal);
       co_return co_await join(session, std::move(frame));
     }
     if (link_->is_gone)
       co_return Error(ErrorCode::kAborted,
                       "fenced: this member is no longer part of the cluster; join again");
+    CENTROID_CO_TRY(is_legal);
     switch (kind) {
       case Kind::kPush: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Push>(frame.head));
@@ -48,7 +55,6 @@ class Cluster::MemberSink final : public transport::FrameSink {
         co_return cluster_.take_push_end(*link_, end);
       }
       case Kind::kHeartbeat: {
-        CENTROID_CO_TRY(proto::decode<proto::Empty>(frame.head));
         const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
         co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
       }
@@ -80,8 +86,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kReport: {
         CENTROID_CO_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
-        cluster_.take_report(*link_, report);
-        co_return Status();
+        co_return cluster_.take_report(*link_, report);
       }
       case Kind::kLeave: {
         CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
@@ -288,10 +293,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   }
   const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
                             " in round " + to_string(head.round);
-  if (head.chunk.value >= store_->plan().chunks().size() || !(head.weight > 0) ||
-      head.weight > 1e15)
-    co_return Error(ErrorCode::kInvalidArgument,
-                    where + ": no such chunk, or the weight is not above 0");
+  if (head.chunk.value >= store_->plan().chunks().size())
+    co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
   const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
   if (bytes > limit)
     co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
@@ -355,8 +358,15 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   return {};
 }
 
-void Cluster::take_report(const Link& link, const proto::Report& report) {
-  if (report.samples == 0) return;
+Status Cluster::take_report(Link& link, const proto::Report& report) {
+  const auto asked = std::find(link.asked.begin(), link.asked.end(), report.version);
+  if (asked == link.asked.end())
+    return Error(ErrorCode::kInvalidArgument,
+                 "Report.version of " + link.join.name + " is " + to_string(report.version) +
+                     ", which nobody asked it to evaluate" +
+                     (link.asked.empty() ? "" : "; asked was " + to_string(link.asked.front())));
+  link.asked.erase(asked);
+  if (report.samples == 0) return {};
   const double samples = static_cast<double>(report.samples);
   test_accuracy_ = static_cast<double>(report.correct) / samples;
   test_loss_ = report.loss_sum / samples;
@@ -367,6 +377,7 @@ void Cluster::take_report(const Link& link, const proto::Report& report) {
                                 {"samples", report.samples},
                                 {"accuracy", test_accuracy_},
                                 {"loss", test_loss_}});
+  return {};
 }
 
 }  // namespace centroid::server

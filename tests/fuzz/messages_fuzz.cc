@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace centroid::proto;
   if (size == 0) return 0;
   const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);
-  switch (data[0] % 10) {
+  switch (data[0] % 12) {
     case 0:
       check<Join>(head);
       break;
@@ -47,6 +47,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 8:
       check<Leave>(head);
+      break;
+    case 9:
+      check<Peers>(head);
+      break;
+    case 10:
+      check<ExchangeFailed>(head);
       break;
     default:
       check<Report>(head);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -79,6 +80,52 @@ std::vector<std::byte> documented(const std::string& name) {
   return bytes;
 }
 
+/// The same head after a trip through the structs.
+template <class M>
+void expect_documented(const std::string& name) {
+  SCOPED_TRACE(name);
+  const auto bytes = documented(name);
+  ASSERT_FALSE(bytes.empty());
+  const auto message = decode<M>(bytes);
+  ASSERT_TRUE(message.ok()) << message.error().to_string();
+  EXPECT_EQ(encode(*message), bytes);
+}
+
+PushEnd sample_end() {
+  PushEnd end;
+  end.generation = Generation(3);
+  end.round = Round(17);
+  end.attempt = 1;
+  end.weight = 32;
+  end.samples = 32;
+  end.correct = 30;
+  end.loss_sum = 16;
+  end.compute_seconds = 0.25;
+  end.wait_seconds = 0.125;
+  end.nonfinite = true;
+  end.nonfinite_tensor = "bias";
+  return end;
+}
+
+TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
+  expect_documented<Join>("join");
+  expect_documented<JoinReply>("join-reply");
+  expect_documented<InitChunk>("init-chunk");
+  expect_documented<StateChunk>("state-chunk");
+  expect_documented<RoundOpen>("round-open");
+  expect_documented<Push>("push");
+  expect_documented<PushEnd>("push-end");
+  expect_documented<ResultChunk>("result");
+  expect_documented<RoundClosed>("round-closed");
+  expect_documented<Leave>("leave");
+  expect_documented<Finish>("finish");
+  expect_documented<Report>("report");
+  expect_documented<Peers>("peers");
+  expect_documented<StateMark>("state-request");
+  expect_documented<Computed>("computed");
+  expect_documented<ExchangeFailed>("exchange-failed");
+}
+
 TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   Join join;
   join.name = "w0";
@@ -90,6 +137,9 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   join.model = "m";
   join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {10, 64}}};
   EXPECT_EQ(encode(join), documented("join"));
+  std::uint64_t hash = 0;
+  std::memcpy(&hash, documented("hello").data() + 24, sizeof hash);
+  EXPECT_EQ(manifest_hash(join.manifest), hash) << "of the same model in Hello";
   EXPECT_EQ(encode(sample_open()), documented("round-open"));
   Push push;
   push.generation = Generation(3);
@@ -98,6 +148,34 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   push.chunk = ChunkId(5);
   push.weight = 32;
   EXPECT_EQ(encode(push), documented("push"));
+  EXPECT_EQ(encode(sample_end()), documented("push-end"));
+  RoundClosed closed;
+  closed.round = Round(17);
+  closed.attempt = 1;
+  closed.outcome = Outcome::kSkipped;
+  closed.version = Version(16);
+  closed.optimizer_step = 15;
+  closed.reason = "nan";
+  EXPECT_EQ(encode(closed), documented("round-closed"));
+  Finish finish;
+  finish.evaluate = true;
+  finish.version = Version(17);
+  finish.text = "bye";
+  EXPECT_EQ(encode(finish), documented("finish"));
+  Report report;
+  report.version = Version(17);
+  report.samples = 359;
+  report.correct = 351;
+  report.loss_sum = 40.5;
+  EXPECT_EQ(encode(report), documented("report"));
+  const JoinReply reply = decode<JoinReply>(documented("join-reply")).value();
+  EXPECT_EQ(reply.member, MemberId(7));
+  EXPECT_EQ(reply.optimizer, "adam");
+  EXPECT_EQ(reply.epsilon, 1e-8);
+  EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
+  const StateChunk state = decode<StateChunk>(documented("state-chunk")).value();
+  EXPECT_EQ(state.plane, 1);
+  EXPECT_EQ(state.chunk, ChunkId(5));
   EXPECT_EQ(encode(sample_peers()), documented("peers"));
   EXPECT_EQ(encode(sample_failure()), documented("exchange-failed"));
 }
@@ -172,6 +250,89 @@ TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   Push push;
   push.weight = std::nan("");
   EXPECT_FALSE(decode<Push>(encode(push)).ok());
+}
+
+template <class M>
+std::string refusal(const M& message) {
+  const auto decoded = decode<M>(encode(message));
+  if (decoded.ok()) return "";
+  EXPECT_EQ(decoded.error().code(), ErrorCode::kInvalidArgument);
+  return decoded.error().message();
+}
+
+TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const double nan = std::nan("");
+  const auto expect = [](const auto& message, const std::string& start) {
+    EXPECT_EQ(refusal(message).substr(0, start.size()), start);
+  };
+  const auto end_with = [](auto field, auto value) {
+    PushEnd end = sample_end();
+    end.*field = value;
+    return end;
+  };
+  expect(sample_end(), "");
+  expect(end_with(&PushEnd::weight, nan), "PushEnd.weight is nan, it must be from 0");
+  expect(end_with(&PushEnd::weight, -1.0), "PushEnd.weight is -1, it must be from 0");
+  expect(end_with(&PushEnd::weight, kInf), "PushEnd.weight is inf, it must be from 0");
+  expect(end_with(&PushEnd::correct, 33u),
+         "PushEnd.correct is 33, it must be at most the number of samples, 32");
+  expect(end_with(&PushEnd::loss_sum, nan), "PushEnd.loss_sum is nan, it must be a finite");
+  expect(end_with(&PushEnd::loss_sum, kInf), "PushEnd.loss_sum is inf, it must be a finite");
+  expect(end_with(&PushEnd::loss_sum, -kInf), "PushEnd.loss_sum is -inf, it must be a finite");
+  expect(end_with(&PushEnd::loss_sum, 1e301), "PushEnd.loss_sum is 1.0000000000000001e+301");
+  expect(end_with(&PushEnd::compute_seconds, -0.5),
+         "PushEnd.compute_seconds is -0.5, it must be a finite");
+  expect(end_with(&PushEnd::compute_seconds, nan), "PushEnd.compute_seconds is nan");
+  expect(end_with(&PushEnd::wait_seconds, kInf), "PushEnd.wait_seconds is inf");
+  expect(end_with(&PushEnd::wait_seconds, -1e-9), "PushEnd.wait_seconds is -1");
+  Push push;
+  expect(push, "Push.weight is 0, it must be above 0");
+  push.weight = kInf;
+  expect(push, "Push.weight is inf");
+  push.weight = 1;
+  expect(push, "");
+  RoundClosed closed;
+  closed.weight = -1;
+  expect(closed, "RoundClosed.weight is -1");
+  Report report;
+  report.correct = 1;
+  expect(report, "Report.correct is 1, it must be at most the number of samples, 0");
+  report.samples = 1;
+  report.loss_sum = nan;
+  expect(report, "Report.loss_sum is nan");
+  report.loss_sum = 3;
+  expect(report, "");
+  JoinReply reply;
+  reply.beta2 = nan;
+  expect(reply, "malformed JoinReply");
+}
+
+TEST(Messages, ALossThatIsNotFiniteGoesAsTheLargest) {
+  EXPECT_EQ(wire_loss(1.5), 1.5);
+  EXPECT_EQ(wire_loss(std::nan("")), kMaxLoss);
+  EXPECT_EQ(wire_loss(-std::numeric_limits<double>::infinity()), kMaxLoss);
+  EXPECT_EQ(wire_loss(-1e305), -kMaxLoss);
+}
+
+TEST(Messages, RequestFlagAndPayloadAreThoseOfTheKind) {
+  const auto text = [](Kind kind, bool is_request, std::uint64_t payload) {
+    const Status status = check_frame(static_cast<std::uint16_t>(kind), is_request, 0, payload);
+    return status.ok() ? std::string() : status.error().message();
+  };
+  EXPECT_EQ(text(Kind::kLeave, true, 0), "");
+  EXPECT_EQ(text(Kind::kLeave, false, 0),
+            "Leave (27) came without the request flag, but is a request");
+  EXPECT_EQ(text(Kind::kJoin, false, 0),
+            "Join (16) came without the request flag, but is a request");
+  EXPECT_EQ(text(Kind::kPushEnd, true, 0),
+            "PushEnd (23) came with the request flag, but is one-way");
+  EXPECT_EQ(text(Kind::kPushEnd, false, 9),
+            "PushEnd (23) came with a payload of 9 bytes, but has none");
+  EXPECT_EQ(text(Kind::kPush, false, 9), "");
+  const Status headed = check_frame(static_cast<std::uint16_t>(Kind::kHeartbeat), false, 5, 0);
+  EXPECT_EQ(headed.error().message(), "Heartbeat (26) came with a head of 5 bytes, but has none");
+  EXPECT_TRUE(check_frame(4711, true, 9, 9).ok());
 }
 
 TEST(Messages, RandomBytesNeverCrash) {

@@ -50,6 +50,8 @@ std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
 Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
   while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
   const std::uint64_t bytes = frame.header.payload_bytes;
+  const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+  CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(), bytes));
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kHeartbeat:
       co_return Status();
@@ -270,7 +272,7 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.weight = static_cast<double>(open.end - open.begin);
   end.samples = stats_->samples;
   end.correct = stats_->correct;
-  end.loss_sum = std::isnan(stats_->loss_sum) ? 0 : stats_->loss_sum;
+  end.loss_sum = proto::wire_loss(stats_->loss_sum);
   end.compute_seconds = stats_->compute_seconds;
   end.wait_seconds = wait_seconds_;
   end.nonfinite = !nonfinite_tensor_.empty();
@@ -301,7 +303,7 @@ void ServerLink::report(Evaluation evaluation) {
     report.version = e.version;
     report.samples = e.samples;
     report.correct = e.correct;
-    report.loss_sum = std::isnan(e.loss_sum) ? 0 : e.loss_sum;
+    report.loss_sum = proto::wire_loss(e.loss_sum);
     const auto head = proto::encode(report);
     const auto kind = static_cast<std::uint16_t>(Kind::kReport);
     (void)co_await session->send(kind, head, Bytes(), TimePoint::max());

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
+#include "common/proto/messages.h"
+
+/// What a message may hold beyond its layout.
+namespace centroid::proto {
+namespace {
+
+struct Rule {
+  Kind kind;
+  std::string_view name;
+  bool is_request = false, has_payload = false, has_head = true;
+};
+
+constexpr std::array kRules{
+    Rule{.kind = Kind::kJoin, .name = "Join", .is_request = true},
+    Rule{.kind = Kind::kInitRequest, .name = "InitRequest", .has_head = false},
+    Rule{.kind = Kind::kInitChunk, .name = "InitChunk", .has_payload = true},
+    Rule{.kind = Kind::kInitDone, .name = "InitDone", .has_head = false},
+    Rule{.kind = Kind::kStateChunk, .name = "StateChunk", .has_payload = true},
+    Rule{.kind = Kind::kRoundOpen, .name = "RoundOpen"},
+    Rule{.kind = Kind::kPush, .name = "Push", .has_payload = true},
+    Rule{.kind = Kind::kPushEnd, .name = "PushEnd"},
+    Rule{.kind = Kind::kResult, .name = "Result", .has_payload = true},
+    Rule{.kind = Kind::kRoundClosed, .name = "RoundClosed"},
+    Rule{.kind = Kind::kHeartbeat, .name = "Heartbeat", .has_head = false},
+    Rule{.kind = Kind::kLeave, .name = "Leave", .is_request = true},
+    Rule{.kind = Kind::kFinish, .name = "Finish"},
+    Rule{.kind = Kind::kReport, .name = "Report"},
+    Rule{.kind = Kind::kPeers, .name = "Peers"},
+    Rule{.kind = Kind::kStateRequest, .name = "StateRequest"},
+    Rule{.kind = Kind::kStateDone, .name = "StateDone"},
+    Rule{.kind = Kind::kComputed, .name = "Computed"},
+    Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
+};
+
+Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
+  return Error(ErrorCode::kInvalidArgument, std::string(field) + " is " + value + ", it must be " +
+                                                std::string(expected) + " (docs/wire.md)");
+}
+
+std::string text(double number) {
+  char out[32];
+  std::snprintf(out, sizeof out, "%.17g", number);
+  return out;
+}
+
+Status check_weight(std::string_view field, double weight, bool may_be_zero) {
+  if (weight > 0 && weight <= kMaxWeight) return {};
+  if (weight == 0 && may_be_zero) return {};
+  return wrong(field, text(weight), may_be_zero ? "from 0 to 1e15" : "above 0, at most 1e15");
+}
+
+Status check_seconds(std::string_view field, double seconds) {
+  if (std::isfinite(seconds) && seconds >= 0) return {};
+  return wrong(field, text(seconds), "a finite number, not below 0");
+}
+
+Status check_loss(std::string_view field, double loss_sum) {
+  if (std::abs(loss_sum) <= kMaxLoss) return {};
+  return wrong(field, text(loss_sum), "a finite number, from -1e300 to 1e300");
+}
+
+Status check_correct(std::string_view field, std::uint64_t correct, std::uint64_t samples) {
+  if (correct <= samples) return {};
+  return wrong(field, std::to_string(correct),
+               "at most the number of samples, " + std::to_string(samples));
+}
+
+}  // namespace
+
+Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes,
+                   std::uint64_t payload_bytes) {
+  const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const Rule& one) {
+    return static_cast<std::uint16_t>(one.kind) == kind;
+  });
+  if (rule == kRules.end()) return {};
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument,
+                 std::string(rule->name) + " (" + std::to_string(kind) + ") came with" + why);
+  };
+  if (is_request && !rule->is_request) return refuse(" the request flag, but is one-way");
+  if (!is_request && rule->is_request) return refuse("out the request flag, but is a request");
+  if (head_bytes != 0 && !rule->has_head)
+    return refuse(" a head of " + std::to_string(head_bytes) + " bytes, but has none");
+  if (payload_bytes != 0 && !rule->has_payload)
+    return refuse(" a payload of " + std::to_string(payload_bytes) + " bytes, but has none");
+  return {};
+}
+
+double wire_loss(double loss_sum) {
+  return std::isfinite(loss_sum) ? std::clamp(loss_sum, -kMaxLoss, kMaxLoss) : kMaxLoss;
+}
+
+Status Push::check() const { return check_weight("Push.weight", weight, false); }
+
+Status PushEnd::check() const {
+  CENTROID_TRY(check_weight("PushEnd.weight", weight, true));
+  CENTROID_TRY(check_correct("PushEnd.correct", correct, samples));
+  CENTROID_TRY(check_loss("PushEnd.loss_sum", loss_sum));
+  CENTROID_TRY(check_seconds("PushEnd.compute_seconds", compute_seconds));
+  return check_seconds("PushEnd.wait_seconds", wait_seconds);
+}
+
+Status RoundClosed::check() const {
+  if (std::isfinite(weight) && weight >= 0) return {};
+  return wrong("RoundClosed.weight", text(weight), "a finite number, not below 0");
+}
+
+Status Report::check() const {
+  CENTROID_TRY(check_correct("Report.correct", correct, samples));
+  return check_loss("Report.loss_sum", loss_sum);
+}
+
+}  // namespace centroid::proto

@@ -1,0 +1,325 @@
+#include <future>
+#include <limits>
+
+#include <boost/asio/use_future.hpp>
+#include <gmock/gmock.h>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+namespace {
+
+using proto::Kind;
+using testing::AllOf;
+using testing::HasSubstr;
+using transport::InFrame;
+using transport::Session;
+
+/// A client written from docs/wire.md that says what the test tells it to say. It answers nothing
+/// by itself but the wish for initial parameters.
+class Client final : public transport::FrameSink {
+ public:
+  Client() {
+    join.name = "w0";
+    join.exchange = "star";
+    join.codec = "f32";
+    join.batch = 4;
+    join.train_samples = 8;
+    join.data_fingerprint = 1;
+    join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {4}}};
+    greeting.role = "worker";
+    greeting.name = "w0";
+  }
+  ~Client() override {
+    run(stop(this));
+    thread_.context().stop();
+  }
+
+  /// Connect and say Hello.
+  Status open(const transport::Endpoint& server) { return run(open_session(this, server)); }
+  /// The error of a refused request, or nothing.
+  Result<proto::JoinReply> enter() { return run(enter_cluster(this)); }
+  template <class M>
+  Status send(Kind kind, const M& message, std::size_t payload = 0) {
+    return run(send_head(this, kind, proto::encode(message), payload));
+  }
+  template <class M>
+  Status ask(Kind kind, const M& message) {
+    return run(ask_head(this, kind, proto::encode(message)));
+  }
+  /// The round that is open for us, from this number on.
+  std::optional<proto::RoundOpen> round(Round from = Round(1)) {
+    return run(wait_open(this, from));
+  }
+  std::optional<proto::Finish> finish() { return run(wait_finish(this)); }
+  /// What the session ended with; the server's Goodbye when it said one.
+  std::string ended() { return run(wait_end(this)); }
+
+  /// A whole and right contribution to `open`.
+  void contribute(const proto::RoundOpen& open) {
+    proto::Push push;
+    push.generation = open.generation;
+    push.round = open.round;
+    push.attempt = open.attempt;
+    push.weight = static_cast<double>(open.end - open.begin);
+    EXPECT_TRUE(send(Kind::kPush, push, 16).ok());
+    EXPECT_TRUE(send(Kind::kPushEnd, end_of(open)).ok());
+  }
+  static proto::PushEnd end_of(const proto::RoundOpen& open) {
+    proto::PushEnd end;
+    end.generation = open.generation;
+    end.round = open.round;
+    end.attempt = open.attempt;
+    end.weight = static_cast<double>(open.end - open.begin);
+    end.samples = open.end - open.begin;
+    return end;
+  }
+
+  proto::Join join;
+  transport::Greeting greeting;
+
+ private:
+  template <class T>
+  T run(Task<T> task) {
+    auto future = boost::asio::co_spawn(thread_.context(), to_optional(std::move(task)),
+                                        boost::asio::use_future);
+    if constexpr (std::is_void_v<T>)
+      future.get();
+    else
+      return *future.get();
+  }
+
+  static Task<Status> open_session(Client* self, transport::Endpoint server) {
+    auto session = co_await transport::connect_session(*self->transport_, std::move(server),
+                                                       self->greeting, self->limit());
+    if (!session.ok()) co_return session.error();
+    self->session_ = std::move(session).value();
+    self->tasks_.spawn(read(self));
+    co_return Status();
+  }
+  static Task<void> read(Client* self) {
+    self->cause_ = co_await self->session_->run(*self);
+    self->changed_.notify_all();
+  }
+  static Task<Result<proto::JoinReply>> enter_cluster(Client* self) {
+    const auto head = proto::encode(self->join);
+    auto reply = co_await self->session_->request(static_cast<std::uint16_t>(Kind::kJoin), head,
+                                                  Bytes(), self->limit());
+    if (!reply.ok()) co_return reply.error();
+    co_return proto::decode<proto::JoinReply>(reply->head);
+  }
+  static Task<Status> send_head(Client* self, Kind kind, std::vector<std::byte> head,
+                                std::size_t payload_bytes) {
+    const std::vector<std::byte> payload(payload_bytes);
+    co_return co_await self->session_->send(static_cast<std::uint16_t>(kind), head, payload,
+                                            self->limit());
+  }
+  static Task<Status> ask_head(Client* self, Kind kind, std::vector<std::byte> head) {
+    const auto reply = co_await self->session_->request(static_cast<std::uint16_t>(kind), head,
+                                                        Bytes(), self->limit());
+    co_return reply.ok() ? Status() : Status(reply.error());
+  }
+  static Task<std::optional<proto::RoundOpen>> wait_open(Client* self, Round from) {
+    const TimePoint deadline = self->limit();
+    while (!self->open_ || self->open_->round < from)
+      if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
+    co_return self->open_;
+  }
+  static Task<std::optional<proto::Finish>> wait_finish(Client* self) {
+    const TimePoint deadline = self->limit();
+    while (!self->finish_)
+      if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
+    co_return self->finish_;
+  }
+  static Task<std::string> wait_end(Client* self) {
+    const TimePoint deadline = self->limit();
+    while (!self->cause_)
+      if (!co_await self->changed_.wait(deadline)) co_return "the session lives on";
+    co_return self->cause_->to_string();
+  }
+  static Task<void> stop(Client* self) {
+    if (self->session_) self->session_->close(Error(ErrorCode::kCancelled, "the test ends"));
+    co_await self->tasks_.join();
+    self->session_.reset();
+  }
+  static Task<void> initialize(Client* self) {
+    proto::InitChunk chunk;
+    (void)co_await send_head(self, Kind::kInitChunk, proto::encode(chunk), 16);
+    const proto::Empty done;
+    (void)co_await send_head(self, Kind::kInitDone, proto::encode(done), 0);
+  }
+  Task<Status> on_frame(Session&, InFrame frame) override {
+    switch (static_cast<Kind>(frame.header.kind)) {
+      case Kind::kInitRequest:
+        tasks_.spawn(initialize(this));
+        break;
+      case Kind::kRoundOpen: {
+        CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
+        open_ = open;
+        break;
+      }
+      case Kind::kFinish: {
+        CENTROID_CO_ASSIGN(const auto finish, proto::decode<proto::Finish>(frame.head));
+        finish_ = finish;
+        break;
+      }
+      default:
+        break;
+    }
+    changed_.notify_all();
+    co_return Status();
+  }
+  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+  IoThread thread_{"test-client"};
+  std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
+  TaskGroup tasks_{thread_.executor()};
+  Event changed_{thread_.executor()};
+  std::unique_ptr<Session> session_;
+  std::optional<proto::RoundOpen> open_;
+  std::optional<proto::Finish> finish_;
+  std::optional<Error> cause_;
+};
+
+/// A server of a job of two epochs, one round each, and one client.
+class ContractTest : public testing::Test {
+ protected:
+  static server::ServerConfig config(const std::filesystem::path& folder) {
+    server::ServerConfig c;
+    c.run_dir = folder;
+    c.exit_when_finished = true;
+    c.epochs = 2;
+    c.drain_timeout = std::chrono::seconds(2);
+    return c;
+  }
+  void enter() {
+    ASSERT_TRUE(client.open(server.endpoint()).ok());
+    const auto reply = client.enter();
+    ASSERT_TRUE(reply.ok()) << reply.error().to_string();
+  }
+  void expect_ended(const std::string& text) {
+    EXPECT_THAT(client.ended(), AllOf(HasSubstr("invalid_argument"), HasSubstr(text)));
+    EXPECT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
+  }
+
+  TemporaryDirectory directory;
+  TestServer server{config(directory.path()),
+                    [](Executor executor) { return transport::make_tcp(executor); }};
+  Client client;
+};
+
+TEST_F(ContractTest, LeaveWithoutTheRequestFlagEndsTheSession) {
+  enter();
+  ASSERT_TRUE(client.send(Kind::kLeave, proto::Leave{.reason = "done"}).ok());
+  expect_ended("Leave (27) came without the request flag");
+}
+
+TEST_F(ContractTest, JoinWithoutTheRequestFlagEndsTheSession) {
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  ASSERT_TRUE(client.send(Kind::kJoin, client.join).ok());
+  expect_ended("Join (16) came without the request flag");
+}
+
+TEST_F(ContractTest, OneWayMessageAsARequestEndsTheSession) {
+  enter();
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  EXPECT_FALSE(client.ask(Kind::kPushEnd, Client::end_of(*round)).ok());
+  expect_ended("PushEnd (23) came with the request flag");
+}
+
+TEST_F(ContractTest, PayloadWhereThereIsNoneEndsTheSession) {
+  enter();
+  ASSERT_TRUE(client.send(Kind::kHeartbeat, proto::Empty(), 8).ok());
+  expect_ended("Heartbeat (26) came with a payload of 8 bytes");
+}
+
+TEST_F(ContractTest, HeadOfAMessageWithoutOneEndsTheSession) {
+  enter();
+  ASSERT_TRUE(client.send(Kind::kInitDone, proto::Leave{.reason = "x"}).ok());
+  expect_ended("InitDone (19) came with a head of 5 bytes, but has none");
+}
+
+TEST_F(ContractTest, NumbersOutOfRangeInPushEndEndTheSession) {
+  enter();
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  proto::PushEnd end = Client::end_of(*round);
+  end.loss_sum = std::numeric_limits<double>::infinity();
+  ASSERT_TRUE(client.send(Kind::kPushEnd, end).ok());
+  expect_ended("PushEnd.loss_sum is inf");
+}
+
+TEST_F(ContractTest, ReportThatNobodyAskedForEndsTheSession) {
+  enter();
+  const auto round = client.round();
+  ASSERT_TRUE(round && !round->evaluate);
+  proto::Report report;
+  report.version = round->version;
+  report.samples = report.correct = 10;
+  ASSERT_TRUE(client.send(Kind::kReport, report).ok());
+  expect_ended("Report.version of w0 is 1, which nobody asked it to evaluate");
+  EXPECT_LT(server.view().test_accuracy, 0) << "it changed nothing";
+}
+
+TEST_F(ContractTest, OneReportAnswersOneQuestion) {
+  enter();
+  auto round = client.round();
+  ASSERT_TRUE(round);
+  // Shares of 4 of 8 samples: the third round is the first of the next epoch, and asks.
+  for (int i = 0; i < 2; ++i) {
+    client.contribute(*round);
+    round = client.round(round->round.next());
+    ASSERT_TRUE(round);
+  }
+  ASSERT_TRUE(round->evaluate);
+  proto::Report report;
+  report.version = round->version;
+  report.samples = 10;
+  report.correct = 9;
+  ASSERT_TRUE(client.send(Kind::kReport, report).ok());
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.test_accuracy == 0.9; }));
+  report.correct = 10;
+  ASSERT_TRUE(client.send(Kind::kReport, report).ok());
+  expect_ended("which nobody asked it to evaluate");
+  EXPECT_EQ(server.view().test_accuracy, 0.9);
+}
+
+TEST_F(ContractTest, ReportOnOtherParametersEndsTheSession) {
+  enter();
+  auto round = client.round();
+  ASSERT_TRUE(round);
+  for (int i = 0; i < 3; ++i) {
+    client.contribute(*round);
+    round = client.round(round->round.next());
+    ASSERT_TRUE(round);
+  }
+  client.contribute(*round);
+  const auto finish = client.finish();
+  ASSERT_TRUE(finish && finish->evaluate);
+  proto::Report report;
+  report.version = finish->version.next();
+  ASSERT_TRUE(client.send(Kind::kReport, report).ok());
+  expect_ended("asked was");
+}
+
+TEST_F(ContractTest, ManifestOfAnotherHashThanHelloSaidIsRefused) {
+  client.greeting.manifest_hash = 4711;
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  const auto reply = client.enter();
+  ASSERT_FALSE(reply.ok());
+  EXPECT_EQ(reply.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(
+      reply.error().message(),
+      AllOf(HasSubstr("4711"), HasSubstr(std::to_string(manifest_hash(client.join.manifest)))));
+}
+
+TEST_F(ContractTest, ManifestOfTheHashThatHelloSaidIsTaken) {
+  client.greeting.manifest_hash = manifest_hash(client.join.manifest);
+  enter();
+  EXPECT_TRUE(client.round());
+}
+
+}  // namespace
+}  // namespace centroid::test
