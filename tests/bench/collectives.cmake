@@ -1,5 +1,6 @@
-set(collectives_sources bench/collectives_bench.cc bench/collectives_centroid.cc bench/collectives_limit.cc)
-find_package(Gloo QUIET)  # only to compare with
+set(collectives_sources bench/collectives_bench.cc bench/collectives_centroid.cc bench/collectives_control.cc
+  bench/collectives_limit.cc bench/collectives_report.cc)
+find_package(Gloo QUIET)  # only to compare with, as Open MPI
 if(TARGET gloo)
   list(APPEND collectives_sources bench/collectives_gloo.cc)
 endif()
@@ -7,4 +8,18 @@ centroid_bench(centroid-bench-collectives SOURCES ${collectives_sources} DEPS ce
 if(TARGET gloo AND TARGET centroid-bench-collectives)
   target_link_libraries(centroid-bench-collectives PRIVATE gloo)
   target_compile_definitions(centroid-bench-collectives PRIVATE CENTROID_BENCH_GLOO)
+endif()
+
+if(TARGET centroid-bench-collectives)
+  find_package(MPI QUIET COMPONENTS CXX)
+  find_program(CENTROID_MPIRUN mpirun)
+  if(TARGET MPI::MPI_CXX AND CENTROID_MPIRUN)
+    # One rank of it: not registered, because it does nothing by itself.
+    add_executable(centroid-bench-collectives-mpi bench/collectives_mpi.cc bench/collectives_control.cc)
+    target_link_libraries(centroid-bench-collectives-mpi PRIVATE centroid_flags MPI::MPI_CXX)
+    target_compile_definitions(centroid-bench-collectives-mpi PRIVATE OMPI_SKIP_MPICXX)
+    set_target_properties(centroid-bench-collectives-mpi PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+    add_dependencies(centroid-bench-collectives centroid-bench-collectives-mpi)
+    target_compile_definitions(centroid-bench-collectives PRIVATE CENTROID_BENCH_MPI="centroid-bench-collectives-mpi")
+  endif()
 endif()

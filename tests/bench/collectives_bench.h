@@ -16,30 +16,30 @@ class Contestant {
   virtual void reduce(float* data, std::uint64_t count) = 0;
   /// Whether the result is a sum (the limit only moves bytes).
   virtual bool adds() const { return true; }
-  /// It does not get through larger messages.
-  virtual std::uint64_t most_bytes() const { return ~std::uint64_t{0}; }
 };
 
 /// How ranks find each other before they have connections.
 struct Place {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
+  std::vector<std::string> hosts;  ///< numeric addresses by rank
   /// Give every rank a number of each: blocks until all have called it.
   std::function<std::vector<std::uint32_t>(std::uint32_t)> exchange;
-  std::string congestion_control;
-  std::string scratch_folder;  ///< for rendezvous files
+  std::string congestion_control;  ///< empty: the system's
+  std::string folder;              ///< for rendezvous files, empty at first
   std::uint32_t spin_us = 0;
 };
 
 struct Entry {
   std::string name;
   std::function<std::unique_ptr<Contestant>(const Place&)> make;
+  std::uint64_t most_bytes = ~std::uint64_t{0};  ///< it does not get through larger messages
 };
 
 /// A bare two-way socket program that moves the bytes of a ring and adds nothing.
 Entry limit_entry();
 /// This project, with its own choice of algorithm.
-Entry centroid_entry();
+std::vector<Entry> centroid_entries();
 #if defined(CENTROID_BENCH_GLOO)
 std::vector<Entry> gloo_entries();
 #endif

@@ -18,14 +18,15 @@ class Centroid final : public Contestant {
     options.congestion_control = place.congestion_control;
     collective::MeshOptions mesh_options;
     mesh_options.spin = std::chrono::microseconds(place.spin_us);
-    auto mesh = collective::Mesh::open(collective::tcp_factory(options), transport::Endpoint(),
-                                       mesh_options);
+    transport::Endpoint endpoint;
+    endpoint.host = place.hosts[place.rank];
+    auto mesh = collective::Mesh::open(collective::tcp_factory(options), endpoint, mesh_options);
     if (!mesh.ok()) die(mesh.error());
     mesh_ = std::move(*mesh);
     collective::Roster roster;
     roster.rank = place.rank;
     for (const std::uint32_t port : place.exchange(mesh_->endpoint().port)) {
-      transport::Endpoint endpoint;
+      endpoint.host = place.hosts[roster.endpoints.size()];
       endpoint.port = static_cast<std::uint16_t>(port);
       roster.endpoints.push_back(endpoint);
     }
@@ -51,8 +52,8 @@ class Centroid final : public Contestant {
 
 }  // namespace
 
-Entry centroid_entry() {
-  return {"centroid", [](const Place& place) { return std::make_unique<Centroid>(place); }};
+std::vector<Entry> centroid_entries() {
+  return {{"centroid", [](const Place& place) { return std::make_unique<Centroid>(place); }}};
 }
 
 }  // namespace centroid::bench

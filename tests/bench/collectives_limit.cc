@@ -1,3 +1,4 @@
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -34,14 +35,16 @@ class Limit final : public Contestant {
     const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ::inet_pton(AF_INET, place.hosts[place.rank].c_str(), &address.sin_addr);
     socklen_t size = sizeof address;
     auto* const plain = reinterpret_cast<sockaddr*>(&address);
     if (::bind(listener, plain, size) != 0 || ::listen(listener, 1) != 0 ||
         ::getsockname(listener, plain, &size) != 0)
       die("listen");
     const auto ports = place.exchange(ntohs(address.sin_port));
-    address.sin_port = htons(static_cast<std::uint16_t>(ports[(place.rank + 1) % world_]));
+    const std::uint32_t right = (place.rank + 1) % world_;
+    address.sin_port = htons(static_cast<std::uint16_t>(ports[right]));
+    ::inet_pton(AF_INET, place.hosts[right].c_str(), &address.sin_addr);
     out_ = ::socket(AF_INET, SOCK_STREAM, 0);
     set_options(out_, place.congestion_control);
     if (::connect(out_, plain, size) != 0) die("connect");
