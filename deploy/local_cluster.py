@@ -161,7 +161,9 @@ def server_settings(options, folder):
         "epochs": options.epochs,
         "seed": options.seed,
         "policy": options.policy,
+        "exchange": options.exchange,
         "apply": options.apply,
+        "reduce": {"algorithm": options.algorithm},
         "optimizer": {"name": options.optimizer, "learning_rate": options.lr},
     }
 
@@ -177,7 +179,7 @@ def training_flags(options, folder, name):
 
 def worker_command(options, folder, endpoint, number):
     name = f"worker-{number}"
-    flags = ["--server", endpoint, "--devices", options.devices, "--batch", options.batch]
+    flags = ["--server", endpoint, "--exchange", options.exchange, "--devices", options.devices, "--batch", options.batch]
     return name, [options.bin / "centroid-worker", *flags, *training_flags(options, folder, name)]
 
 
@@ -303,7 +305,7 @@ class Cluster:
         workers = self.leave()
         checkpoints = self.api.get("/v1/checkpoints")["checkpoints"]
         return {
-            "exchange": "star",
+            "exchange": self.options.exchange,
             "cluster": view,
             "workers": workers,
             "seconds": seconds,
@@ -405,7 +407,9 @@ def parse_arguments(arguments):
     )
     add = parser.add_argument
     add("--workers", type=positive, default=4, metavar="N", help="worker processes (local: devices of the one worker)")
-    add("--exchange", choices=("star", "local"), default="star", help="star: over TCP through a server; local: one process, no server")
+    add("--exchange", choices=("star", "ring", "hierarchical", "local"), default="star",
+        help="star: gradients through the server; ring, hierarchical: among the workers; local: one process, no server")  # fmt: skip
+    add("--algorithm", default="auto", metavar="NAME", help="ring: auto, ring, recursive-doubling, chain (adds as star does)")
     add("--epochs", type=positive, default=20, metavar="N", help="passes over the data")
     add("--model", default="mlp:64-512-512-10", metavar="SPEC", help="layers of a multi-layer perceptron")
     add("--data", default="digits", metavar="SPEC", help="data set")
@@ -413,7 +417,7 @@ def parse_arguments(arguments):
     add("--batch", type=positive, default=32, metavar="N", help="samples of one worker (local: of one device) in one round")
     add("--optimizer", default="adam", metavar="NAME", help="update rule")
     add("--lr", type=float, default=0.001, metavar="X", help="learning rate")
-    add("--apply", choices=("server", "worker"), default="server", help="who applies the optimizer")
+    add("--apply", choices=("auto", "server", "worker"), default="auto", help="who applies the optimizer")
     add("--policy", default="bsp", metavar="NAME", help="when a round closes")
     add("--seed", type=int, default=1, metavar="N", help="of initial parameters, data split and data order")
     add("--devices", default="cpu:0", metavar="LIST", help="devices of each worker")
@@ -426,7 +430,7 @@ def parse_arguments(arguments):
 
 
 def headline(options, folder):
-    layout = f"1 server, {options.workers} workers" if options.exchange == "star" else f"1 worker, {options.workers} devices"
+    layout = f"1 worker, {options.workers} devices" if options.exchange == "local" else f"1 server, {options.workers} workers"
     return f"training {options.model} on {options.data} for {options.epochs} epochs: {layout}; files in {folder}"
 
 
@@ -464,7 +468,7 @@ def hold(job, display):
 def run(options, arguments, display):
     folder = make_run_folder(options)
     display.say(headline(options, folder))
-    job = (Cluster if options.exchange == "star" else LocalTraining)(options, folder, display)
+    job = (LocalTraining if options.exchange == "local" else Cluster)(options, folder, display)
     try:
         result = job.run()
         (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -472,7 +476,7 @@ def run(options, arguments, display):
         display.say("\n" + "\n".join(report(result, folder, again)))
         if options.json:
             print(json.dumps(result), flush=True)
-        if options.keep and job.processes and options.exchange == "star":
+        if options.keep and job.processes and options.exchange != "local":
             hold(job, display)
     finally:
         display.clear()

@@ -22,10 +22,6 @@ namespace centroid::server {
 
 namespace {
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary);
@@ -70,7 +66,7 @@ Task<Status> serve(Cluster& cluster, transport::Listener& listener,
 Status start_and_run(const ServerConfig& config, const std::string& config_json, bool& is_halted) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
-  if (!is_loopback(data_endpoint.host) && config.token.empty())
+  if (!data_endpoint.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
                                                   " is reachable from other machines: set `token` "
                                                   "(or token_file), or listen on 127.0.0.1");

@@ -9,6 +9,10 @@ std::string Endpoint::to_string() const {
   return (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
+bool Endpoint::is_loopback() const {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 Result<Endpoint> Endpoint::parse(std::string_view text) {
   auto wrong = [text](std::string_view why) {
     return Error(ErrorCode::kInvalidArgument,

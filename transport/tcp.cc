@@ -1,5 +1,6 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/udp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 
@@ -174,6 +175,25 @@ class TcpTransport final : public Transport {
 };
 
 }  // namespace
+
+Result<std::string> local_address_towards(const Endpoint& there) {
+  asio::io_context context;
+  error_code error;
+  const auto failed = [&](std::string_view what) {
+    return Error(ErrorCode::kUnavailable, "address towards " + there.to_string() + ": " +
+                                              std::string(what) + ": " + error.message());
+  };
+  asio::ip::udp::resolver resolver(context);
+  const auto found = resolver.resolve(there.host, std::to_string(there.port), error);
+  if (error || found.empty()) return failed("cannot resolve");
+  asio::ip::udp::socket socket(context);
+  socket.open(found.begin()->endpoint().protocol(), error);
+  if (!error) socket.connect(found.begin()->endpoint(), error);  // only chooses the route
+  if (error) return failed("no route");
+  const auto local = socket.local_endpoint(error);
+  if (error) return failed("no address");
+  return local.address().to_string();
+}
 
 std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options) {
   return std::make_unique<TcpTransport>(std::move(executor), std::move(options));

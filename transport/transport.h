@@ -25,10 +25,11 @@ struct Endpoint {
   static Result<Endpoint> parse(
       std::string_view text);  ///< invalid_argument says what was expected
   bool operator==(const Endpoint&) const = default;
+  bool is_loopback() const;  ///< only this machine reaches it
 };
 
-/// A frame to send. The payload CRC is computed unless given (one buffer sent to many peers is
-/// summed once).
+/// A frame to send. The payload CRC is computed unless given or, by kFlagUnsummed, left out (one
+/// buffer sent to many peers is summed once).
 struct OutFrame {
   std::uint16_t kind = 0;
   std::uint32_t flags = 0;
@@ -68,7 +69,13 @@ class Connection {
   /// per frame with payload. A peer that sends nothing for `stall_timeout` in mid-frame ends the
   /// connection.
   virtual Task<Status> read_payload(MutableBytes into) = 0;
-  /// Read and drop the current frame's payload (CRC still checked), with bounded memory.
+  /// The next bytes of the current frame's payload, for who can work on pieces: where they lie, or
+  /// read into `scratch`, whose size is a multiple of 64. Valid until the next call that reads. A
+  /// multiple of 64 bytes but for the last piece; empty after it. The CRC is looked at before the
+  /// last piece is given, so what was made of earlier ones counts only when that came.
+  virtual Task<Result<Bytes>> read_piece(MutableBytes scratch) = 0;
+  /// Read and drop the rest of the current frame's payload (CRC still checked), with bounded
+  /// memory.
   virtual Task<Status> skip_payload() = 0;
   /// Queue and send one frame; returns when the bytes have been handed to the peer's system. Head
   /// and payload must stay valid. A peer that takes nothing for `stall_timeout` ends the
@@ -76,6 +83,7 @@ class Connection {
   virtual Task<Status> write(const OutFrame& frame) = 0;
   virtual void close(Error cause) noexcept = 0;
   virtual void set_limits(const FrameLimits& limits) = 0;
+  virtual FrameLimits limits() const = 0;
   virtual std::string peer() const = 0;  ///< "127.0.0.1:40312"
   virtual TimePoint last_received()
       const = 0;  ///< when bytes last came in: renews leases in mid-frame too
@@ -113,6 +121,11 @@ struct TransportOptions {
 
 /// TCP on Asio sockets. Connections made or accepted live on `executor`.
 std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options = {});
+/// The address of this machine that a connection to `there` would leave from. Sends nothing; a name
+/// is looked up.
+///
+/// fails  unavailable: unknown name, no route
+Result<std::string> local_address_towards(const Endpoint& there);
 
 /// A name space of in-process endpoints, shared by the transports of several threads.
 class InProcessHub;

@@ -19,6 +19,7 @@
 #include "common/tensor/fingerprint.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
+#include "worker/exchange/peer_reducer.h"
 #include "worker/loop/training_loop.h"
 
 namespace centroid::worker {
@@ -27,6 +28,33 @@ namespace {
 
 std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
+}
+
+/// The side of this worker that meets the other workers.
+Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
+                                                const Manifest& manifest) {
+  transport::Endpoint listen;
+  if (config.peer_listen.empty()) {
+    CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.server));
+  } else {
+    CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer_listen));
+  }
+  if (!listen.is_loopback() && config.token.empty())
+    return Error(ErrorCode::kInvalidArgument, "peer.listen " + listen.to_string() +
+                                                  " is reachable from other machines: set `token`");
+  transport::TransportOptions transport_options;
+  transport_options.congestion_control = config.congestion_control;
+  collective::MeshOptions mesh;
+  mesh.token = config.token;
+  mesh.manifest_hash = manifest_hash(manifest);
+  mesh.thread_name = "peers";
+  CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
+                  PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
+  options.join.peer_endpoint =
+      config.peer_advertise.empty() ? peers->endpoint().to_string() : config.peer_advertise;
+  CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
+  options.join.node = collective::this_node();
+  return peers;
 }
 
 Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, const Model& model,
@@ -60,6 +88,9 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.join.data_fingerprint = data.train.fingerprint();
   options.join.model = model.spec();
   options.join.manifest = model.manifest();
+  if (config.exchange != "star") {
+    CENTROID_ASSIGN(options.peers, open_peers(config, options, options.join.manifest));
+  }
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 256u << 20;

@@ -8,12 +8,22 @@ namespace centroid::worker {
 
 void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("exchange", &c.exchange,
-          {.text = "star: through the server; local: alone, without a server",
-           .choices = {"star", "local"}});
+          {.text = "as the server's: star = through it; ring, hierarchical = gradients among the "
+                   "workers; or local: alone, without a server",
+           .choices = {"star", "ring", "hierarchical", "local"}});
   s.field("server", &c.server, {.text = "the server's data endpoint, HOST:PORT"});
   s.field("name", &c.name,
           {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
   s.field("token", &c.token, {.text = "shared secret of the cluster", .secret = true});
+  s.field(
+      "peer.listen", &c.peer_listen,
+      {.text = "exchange ring, hierarchical: where other workers connect, HOST:PORT; empty: the "
+               "address from which this machine reaches the server, a free port"},
+      "peer-listen");
+  s.field("peer.advertise", &c.peer_advertise,
+          {.text = "HOST:PORT that the other workers are told, when it is not peer.listen (NAT, "
+                   "containers)"},
+          "peer-advertise");
   s.field("join_timeout", &c.join_timeout,
           {.text = "give up after so long without the server", .unit = "ms", .min = 0},
           "join-timeout");

@@ -104,7 +104,7 @@ def worker():
     if FAULT == "worker-dies" and flag("--name") == "worker-1":
         print("worker: planted fault")
         sys.exit(4)
-    if "--exchange" in sys.argv:
+    if flag("--exchange") == "local":
         print("epoch 1 of", flag("--epochs"), "on", flag("--devices"))
     else:
         host, port = flag("--server").rsplit(":", 1)

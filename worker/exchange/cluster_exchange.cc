@@ -33,7 +33,7 @@ class ClusterExchange final : public Exchange {
   }
 
   Result<std::variant<Share, Finished>> next() override {
-    post([this] { link_.loop_waits(); });
+    post([this, serial = serial_] { link_.loop_waits(serial); });
     for (;;) {
       auto event = mailbox_.pop(true);
       if (!event)
@@ -42,7 +42,7 @@ class ClusterExchange final : public Exchange {
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         log::warn("server.lost", {{"why", lost->cause}});
-        post([this] { link_.loop_waits(); });
+        post([this, serial = serial_] { link_.loop_waits(serial); });
         continue;
       }
       if (auto* finish = std::get_if<proto::Finish>(&event->what))

@@ -14,12 +14,17 @@
 
 namespace centroid::worker {
 
+class PeerReducer;
+
 struct ClusterOptions {
   transport::Endpoint server;
   std::string token;
   proto::Join join;                                ///< name, codec, model, data
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};
+  /// Exchanges ring and hierarchical: adds the gradients among the workers. Without it they go
+  /// through the server (star).
+  std::shared_ptr<PeerReducer> peers;
 };
 
 /// Memory that the exchange moves: the replica group's flat parameters and gradients.
@@ -34,10 +39,11 @@ struct ExchangeMemory {
       initialize;  ///< fill params with initial values; called at most once, while `next` waits
 };
 
-/// Contributions to the parameter server and results back, overlapped with backward: a tensor's
-/// chunks leave when it is ready. Reconnects by itself with jittered back-off; after a loss the
-/// round is given up and `next` waits for the cluster again. `transport` lives on `executor`, an
-/// executor of one thread that is not the loop's.
+/// Training as a member of a cluster. Contributions go to the parameter server and results come
+/// back (star), or the workers add them among themselves and the server says when (`peers`); both
+/// overlap with backward: a tensor leaves when it is ready. Reconnects by itself with jittered
+/// back-off; after a loss the round is given up and `next` waits for the cluster again. `transport`
+/// lives on `executor`, an executor of one thread that is not the loop's.
 std::unique_ptr<Exchange> make_cluster_exchange(Executor executor,
                                                 std::unique_ptr<transport::Transport> transport,
                                                 ClusterOptions options, ExchangeMemory memory,

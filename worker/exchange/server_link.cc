@@ -86,7 +86,7 @@ Task<void> ServerLink::run() {
   TimePoint outside_since = now();
   std::chrono::milliseconds backoff{100};
   while (!ending_) {
-    while (!loop_waits_ && !ending_)
+    while (!loop_waits() && !ending_)
       co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
     if (ending_) break;
     const TimePoint give_up = outside_since + options_.join_timeout;
@@ -102,7 +102,7 @@ Task<void> ServerLink::run() {
       if (is_joined_) {
         backoff = std::chrono::milliseconds(100);
         outside_since = now();
-        is_joined_ = loop_waits_ = false;
+        is_joined_ = false;
         mailbox_.push({LinkEvent::Lost{failure}});
       }
     } else {
@@ -173,6 +173,18 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
   terms_ = std::move(reply);
   joined_once_ = true;
   have_.assign(plan_.chunks().size(), false);
+  held_ = Version();
+  peers_.reset();
+  if (options_.peers) {
+    ReduceTerms reduce;
+    reduce.run_id = terms_.run_id;
+    reduce.algorithm = static_cast<collective::Algorithm>(terms_.algorithm);
+    reduce.bucket_bytes = terms_.bucket_bytes;
+    reduce.timeout = std::chrono::milliseconds(terms_.peer_timeout_ms);
+    reduce.refuses_nonfinite =
+        terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+    options_.peers->configure(plan_, std::move(reduce));
+  }
   return {};
 }
 
@@ -250,11 +262,16 @@ transport::TrafficCounters ServerLink::traffic() const {
   transport::TrafficCounters sum = closed_traffic_;
   sum.bytes_in += live_traffic_.bytes_in;
   sum.bytes_out += live_traffic_.bytes_out;
+  if (options_.peers) {
+    const auto among_us = options_.peers->traffic();
+    sum.bytes_in += among_us.bytes_in;
+    sum.bytes_out += among_us.bytes_out;
+  }
   return sum;
 }
 
-void ServerLink::loop_waits() {
-  loop_waits_ = true;
+void ServerLink::loop_waits(std::uint64_t serial) {
+  waits_serial_ = serial;
   loop_ready_.notify_all();
 }
 

@@ -14,6 +14,7 @@
 #include "common/tensor/chunk_plan.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/peer_reducer.h"
 
 namespace centroid::worker {
 
@@ -41,8 +42,9 @@ class Mailbox {
   bool stop_ = false;
 };
 
-/// The I/O half of the star exchange: connects, joins, sends and receives. Everything on one
-/// executor.
+/// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
+/// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
+/// peer_round.cc (rounds whose gradients are added among the workers).
 class ServerLink final : public transport::FrameSink {
  public:
   ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
@@ -55,7 +57,8 @@ class ServerLink final : public transport::FrameSink {
   // From the loop, posted to the executor; `serial` names the round they belong to, late ones are
   // ignored.
   void end(std::string reason);  ///< say goodbye; then `run` ends
-  void loop_waits();             ///< the loop is in `next`: its memory is ours
+  /// The loop is in `next`, behind that many rounds: its memory is ours until it gets another.
+  void loop_waits(std::uint64_t serial);
   void begin(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
   void finish(std::uint64_t serial, StepStats stats, double wait_seconds);
@@ -84,6 +87,10 @@ class ServerLink final : public transport::FrameSink {
   Task<void> send_initial(transport::Session& session);
   Task<void> sender(transport::Session& session);
   Task<Status> send_contribution(transport::Session& session, proto::RoundOpen open);
+  Task<Status> add_with_peers(transport::Session& session, proto::RoundOpen open);
+  Status peers_told(proto::Peers peers);
+  Result<collective::Roster> roster_of(const proto::RoundOpen& open) const;
+  Task<void> send_state(transport::Session& session, Version version);
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
@@ -103,7 +110,9 @@ class ServerLink final : public transport::FrameSink {
   std::unique_ptr<Codec> codec_;
   Event wake_;  // sender
   Event loop_ready_, joined_;
-  bool loop_waits_ = false, ending_ = false, is_joined_ = false, joined_once_ = false;
+  bool loop_waits() const { return waits_serial_ == serial_; }
+  std::uint64_t waits_serial_ = ~std::uint64_t{0};
+  bool ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;
   TaskGroup* tasks_ = nullptr;  // of the session
 
@@ -122,6 +131,8 @@ class ServerLink final : public transport::FrameSink {
   double wait_seconds_ = 0;
   bool sent_end_ = false, is_sending_ = false;
   std::string nonfinite_tensor_;
+  std::optional<proto::Peers> peers_;  // of the generation that was told last
+  Version held_;                       // of the parameters, as far as the link knows
   std::vector<bool> have_;
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;

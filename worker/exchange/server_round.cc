@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
-#include "common/tensor/multiversion.h"
+#include "worker/exchange/finite.h"
 #include "worker/exchange/server_link.h"
 
 /// The round's traffic of the star exchange: contributions out, state and results in.
@@ -18,17 +17,6 @@ namespace {
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
-struct HasNonFinite {
-  CENTROID_KERNEL void run(const float* values, std::size_t n, bool* found) {
-    constexpr std::uint32_t kExponent = 0x7F800000u;
-    std::uint32_t bad = 0;
-    for (std::size_t i = 0; i < n; ++i)
-      bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & kExponent) ==
-                                        kExponent);
-    *found = bad != 0;
-  }
-};
-
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
 /// second pass finds each in cache.
 std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
@@ -36,9 +24,7 @@ std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
   std::uint32_t crc = 0;
   while (!values.empty()) {
     const auto piece = values.first(std::min(values.size(), kPiece));
-    bool has_bad = false;
-    run_multiversioned<HasNonFinite>(piece.data(), piece.size(), &has_bad);
-    if (has_bad) return std::nullopt;
+    if (!is_finite(piece)) return std::nullopt;
     crc = crc32c(std::as_bytes(piece), crc);
     values = values.subspan(piece.size());
   }
@@ -57,11 +43,21 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       co_return Status();
     case Kind::kInitRequest:
       memory_.initialize(terms_.seed);
+      for (auto& slot : slots_) std::fill(slot.begin(), slot.end(), 0.0f);
       tasks_->spawn(send_initial(session));
       co_return Status();
     case Kind::kStateChunk: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::StateChunk>(frame.head));
       co_return co_await take_state(session, head, bytes);
+    }
+    case Kind::kPeers: {
+      CENTROID_CO_ASSIGN(auto peers, proto::decode<proto::Peers>(frame.head));
+      co_return peers_told(std::move(peers));
+    }
+    case Kind::kStateRequest: {
+      CENTROID_CO_ASSIGN(const auto mark, proto::decode<proto::StateMark>(frame.head));
+      tasks_->spawn(send_state(session, mark.version));
+      co_return Status();
     }
     case Kind::kRoundOpen: {
       CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
@@ -132,6 +128,7 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
   have_count_ = 0;
+  held_ = open.version;
   if (!again) {
     ++serial_;
     order_.clear();
@@ -167,7 +164,9 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
   if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
-  if (closed.outcome == proto::Outcome::kCommitted && have_count_ != plan_.chunks().size())
+  if (closed.outcome == proto::Outcome::kCommitted) held_ = closed.version;
+  if (closed.outcome == proto::Outcome::kCommitted && !options_.peers &&
+      have_count_ != plan_.chunks().size())
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was committed, but only " +
                      std::to_string(have_count_) + " of " + std::to_string(plan_.chunks().size()) +
@@ -198,7 +197,8 @@ Task<void> ServerLink::sender(Session& session) {
   while (!session.is_closed()) {
     if (open_ && !sent_end_ && open_->attempt != ~std::uint32_t{0}) {
       is_sending_ = true;
-      const Status sent = co_await send_contribution(session, *open_);
+      const Status sent = options_.peers ? co_await add_with_peers(session, *open_)
+                                         : co_await send_contribution(session, *open_);
       is_sending_ = false;
       deliver_closed();
       if (!sent.ok()) {

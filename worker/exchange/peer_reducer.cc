@@ -1,0 +1,202 @@
+#include "worker/exchange/peer_reducer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/log.h"
+#include "worker/exchange/finite.h"
+
+namespace centroid::worker {
+
+namespace {
+void add(transport::TrafficCounters& sum, const transport::TrafficCounters& more) {
+  sum.bytes_in += more.bytes_in;
+  sum.bytes_out += more.bytes_out;
+  sum.frames_in += more.frames_in;
+  sum.frames_out += more.frames_out;
+}
+
+/// Peers that were told of the generation meet within this time, or one of them is not there.
+constexpr std::chrono::seconds kMeetTimeout{20};
+}  // namespace
+
+Result<std::unique_ptr<PeerReducer>> PeerReducer::open(
+    const collective::Mesh::TransportFactory& make_transport, const transport::Endpoint& listen,
+    collective::MeshOptions options) {
+  CENTROID_ASSIGN(auto mesh, collective::Mesh::open(make_transport, listen, std::move(options)));
+  return std::unique_ptr<PeerReducer>(new PeerReducer(std::move(mesh)));
+}
+
+PeerReducer::PeerReducer(std::unique_ptr<collective::Mesh> mesh) : mesh_(std::move(mesh)) {
+  thread_ = std::thread([this] { work(); });
+}
+
+PeerReducer::~PeerReducer() {
+  abort(Error(ErrorCode::kCancelled, "the worker is going"));
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
+  plan_ = plan;
+  terms_ = std::move(terms);
+  buckets_.clear();
+  const Manifest& manifest = plan_.manifest();
+  Bucket bucket;
+  for (std::size_t i = manifest.size(); i-- > 0;) {
+    const TensorId tensor(static_cast<std::uint32_t>(i));
+    const std::uint64_t begin = plan_.position_of(tensor), elements = manifest[i].elements();
+    if (bucket.tensors.empty()) bucket.end = begin + elements;
+    bucket.begin = begin;
+    bucket.tensors.push_back(tensor);
+    if ((bucket.end - bucket.begin) * sizeof(float) < terms_.bucket_bytes && i > 0) continue;
+    buckets_.push_back(std::move(bucket));
+    bucket = {};
+  }
+}
+
+void PeerReducer::start(Job job, std::function<void(Outcome)> done) {
+  const std::lock_guard lock(mutex_);
+  CENTROID_CHECK(!job_);
+  job_ = std::move(job);
+  done_ = std::move(done);
+  ready_.assign(plan_.manifest().size(), job_->weight == 0);
+  aborted_.reset();
+  changed_.notify_all();
+}
+
+void PeerReducer::ready(TensorId tensor) {
+  const std::lock_guard lock(mutex_);
+  ready_[tensor.value] = true;
+  changed_.notify_all();
+}
+
+void PeerReducer::abort(Error cause) {
+  std::optional<collective::Group> group;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!job_ || aborted_) return;
+    aborted_ = cause;
+    group = group_;
+    changed_.notify_all();
+  }
+  if (group) group->abort(std::move(cause));
+}
+
+std::optional<Error> PeerReducer::aborted() const {
+  const std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
+void PeerReducer::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return job_ || ends_; });
+    if (!job_) return;
+    const Job job = *job_;
+    lock.unlock();
+    Outcome outcome = run(job);
+    count_traffic();
+    lock.lock();
+    job_.reset();
+    const auto done = std::exchange(done_, nullptr);
+    lock.unlock();
+    done(std::move(outcome));
+    lock.lock();
+  }
+}
+
+PeerReducer::Outcome PeerReducer::run(const Job& job) {
+  Outcome outcome;
+  outcome.status = enter(job);
+  if (outcome.status.ok()) outcome.status = reduce(job, outcome.nonfinite_tensor);
+  return outcome;
+}
+
+/// Be in the group of the job's generation.
+Status PeerReducer::enter(const Job& job) {
+  if (group_ && group_->generation() == job.roster.generation) return {};
+  std::optional<collective::Group> old;
+  {
+    const std::lock_guard lock(mutex_);
+    old = std::exchange(group_, std::nullopt);
+    add(closed_traffic_, live_traffic_);
+    live_traffic_ = {};
+  }
+  old.reset();  // says goodbye to the peers of the generation before
+  if (auto cause = aborted()) return *std::move(cause);
+  collective::Roster roster = job.roster;
+  auto group = mesh_->join(roster, std::chrono::steady_clock::now() + kMeetTimeout);
+  if (!group.ok()) return std::move(group).error();
+  log::debug("peers.joined", {{"generation", roster.generation},
+                              {"rank", roster.rank},
+                              {"world", roster.endpoints.size()}});
+  const std::lock_guard lock(mutex_);
+  group_ = std::move(group).value();
+  return aborted_ ? Status(*aborted_) : Status();
+}
+
+/// False: the job is aborted.
+bool PeerReducer::wait_for(const Bucket& bucket) {
+  std::unique_lock lock(mutex_);
+  const auto is_ready = [&] {
+    return std::all_of(bucket.tensors.begin(), bucket.tensors.end(),
+                       [&](TensorId tensor) { return ready_[tensor.value]; });
+  };
+  changed_.wait(lock, [&] { return aborted_ || is_ready(); });
+  return !aborted_;
+}
+
+Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
+  collective::CallOptions options;
+  options.reduction = collective::Reduction::kWeightedMean;
+  options.weight = job.weight;
+  options.algorithm = terms_.algorithm;
+  options.timeout = terms_.timeout;
+  std::vector<collective::Handle> under_way;
+  for (const Bucket& bucket : buckets_) {
+    if (!wait_for(bucket)) break;
+    const std::uint64_t elements = bucket.end - bucket.begin;
+    const std::span<float> mean = job.mean.subspan(bucket.begin, elements);
+    if (job.weight == 0) {  // the gradients are those of an earlier round
+      std::memset(mean.data(), 0, mean.size_bytes());
+      under_way.push_back(collective::all_reduce_async(*group_, mean, options));
+      continue;
+    }
+    if (terms_.refuses_nonfinite && nonfinite_tensor.empty())
+      for (const TensorId tensor : bucket.tensors) {
+        const TensorInfo& info = plan_.manifest()[tensor.value];
+        if (!is_finite(job.gradients.subspan(plan_.position_of(tensor), info.elements())))
+          nonfinite_tensor = info.name;
+      }
+    under_way.push_back(collective::all_reduce_async(
+        *group_, job.gradients.subspan(bucket.begin, elements), mean, options));
+  }
+  Status status;
+  for (collective::Handle& handle : under_way) {
+    Status ended = handle.wait();
+    if (status.ok()) status = std::move(ended);
+  }
+  if (auto cause = aborted()) return *std::move(cause);
+  return status;
+}
+
+void PeerReducer::count_traffic() {
+  if (!group_) return;
+  const auto traffic = group_->traffic();
+  const std::lock_guard lock(mutex_);
+  live_traffic_ = traffic;
+}
+
+transport::TrafficCounters PeerReducer::traffic() const {
+  const std::lock_guard lock(mutex_);
+  transport::TrafficCounters sum = closed_traffic_;
+  add(sum, live_traffic_);
+  return sum;
+}
+
+}  // namespace centroid::worker

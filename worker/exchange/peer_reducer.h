@@ -1,0 +1,99 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/tensor/chunk_plan.h"
+#include "transport/collective/collectives.h"
+#include "transport/collective/mesh.h"
+
+namespace centroid::worker {
+
+/// What the server prescribes, the same on every worker.
+struct ReduceTerms {
+  std::string run_id;
+  collective::Algorithm algorithm = collective::Algorithm::kAuto;
+  std::uint64_t bucket_bytes = 0;
+  std::chrono::milliseconds timeout{60'000};
+  bool refuses_nonfinite = true;  ///< look for NaN and infinity in our own gradients
+};
+
+/// Adds the gradients of a round among the workers: the data plane of the exchanges ring and
+/// hierarchical.
+///
+/// buckets  tensors from the last to the first, until bucket_bytes are together: each is one
+///          all-reduce (weighted mean), begun as soon as its tensors are ready, while backward goes
+///          on, and in the same order on every rank
+/// thread   the public functions: one thread (the link's executor); the work has a thread of its
+///          own, which reads `gradients` and writes `mean` between `start` and the end of the job
+class PeerReducer {
+ public:
+  static Result<std::unique_ptr<PeerReducer>> open(
+      const collective::Mesh::TransportFactory& make_transport, const transport::Endpoint& listen,
+      collective::MeshOptions options);
+  ~PeerReducer();
+  PeerReducer(const PeerReducer&) = delete;
+  PeerReducer& operator=(const PeerReducer&) = delete;
+
+  transport::Endpoint endpoint() const { return mesh_->endpoint(); }  ///< with the real port
+  /// Before the first job, and again after each join.
+  void configure(const ChunkPlan& plan, ReduceTerms terms);
+
+  struct Job {
+    collective::Roster roster;
+    double weight = 0;  ///< samples; 0: take part without numbers, nothing will be ready
+    std::span<const float> gradients;
+    std::span<float> mean;  ///< sum of weight times gradient over the sum of the weights
+  };
+  struct Outcome {
+    Status status;
+    std::optional<std::uint32_t> culprit;  ///< the rank that was lost or silent
+    std::string nonfinite_tensor;          ///< of our own gradients; the job went on all the same
+  };
+  /// One job at a time. `done` is called from the worker thread, exactly once.
+  void start(Job job, std::function<void(Outcome)> done);
+  void ready(TensorId tensor);
+  /// End the job soon, with this cause.
+  void abort(Error cause);
+  transport::TrafficCounters traffic() const;
+
+ private:
+  struct Bucket {
+    std::uint64_t begin = 0, end = 0;  ///< elements
+    std::vector<TensorId> tensors;
+  };
+
+  explicit PeerReducer(std::unique_ptr<collective::Mesh> mesh);
+  void work();
+  Outcome run(const Job& job);
+  Status enter(const Job& job);
+  Status reduce(const Job& job, std::string& nonfinite_tensor);
+  bool wait_for(const Bucket& bucket);
+  std::optional<Error> aborted() const;
+  void count_traffic();
+
+  const std::unique_ptr<collective::Mesh> mesh_;
+  ChunkPlan plan_;
+  ReduceTerms terms_;
+  std::vector<Bucket> buckets_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Job> job_;
+  std::function<void(Outcome)> done_;
+  std::vector<bool> ready_;
+  std::optional<Error> aborted_;
+  std::optional<collective::Group> group_;
+  transport::TrafficCounters closed_traffic_, live_traffic_;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+}  // namespace centroid::worker
