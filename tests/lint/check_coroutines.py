@@ -2,7 +2,8 @@
 """Check the coroutine rules that a text search can see.
 
 1. No brace initialiser and no lambda inside a statement that contains co_await: g++ 12 destroys such temporaries twice.
-2. A coroutine lambda captures nothing: its captures die with the lambda object, before the coroutine's first resume.
+2. No co_await in a branch of `?:`: g++ 12 destroys the result of the branch not taken.
+3. A coroutine lambda captures nothing: its captures die with the lambda object, before the coroutine's first resume.
 
 Usage: check_coroutines.py [ROOT]     exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -18,6 +19,7 @@ LAMBDA_HEAD = r"\]\s*(\([^()]*\))?\s*(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*
 LAMBDA = re.compile(
     r"\[(?P<captures>[^\[\]]*)\]\s*(\((?:[^()]|\([^()]*\))*\)\s*)?(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*&]+?)?\s*\{"
 )
+BRANCH = re.compile(r"\?[^;{}]*?\bco_await\b")
 AWAITS = re.compile(r"\bco_(await|return|yield)\b")
 
 
@@ -96,6 +98,9 @@ def findings(root):
         for at in brace_findings(code):
             if not is_waived(text, at):
                 yield f"{name}:{line_of(text, at)}: brace or lambda inside a co_await statement; name it on the line above (an empty span: Bytes())"
+        for match in BRANCH.finditer(code):
+            if not is_waived(text, match.start()):
+                yield f"{name}:{line_of(text, match.start())}: co_await in a branch of `?:`; write if and else"
         for at in capture_findings(code):
             if not is_waived(text, at):
                 yield f"{name}:{line_of(text, at)}: a coroutine lambda captures nothing; pass what it needs as parameters"

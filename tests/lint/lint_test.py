@@ -115,6 +115,11 @@ class Coroutines(LintTest):
     def test_reason_on_the_line_waives(self):
         self.assert_clean(check_coroutines, self.NAME, self.body("  co_await g({1});  // lint-ok: trivial destructor"))
 
+    def test_co_await_in_a_branch_is_found(self):
+        self.assert_found(check_coroutines, self.NAME, self.body("  x = a ? co_await f() : co_await g();"), "write if and else")
+        self.assert_found(check_coroutines, self.NAME, self.body("  x = a ? 1\n    : co_await g();"), "write if and else")
+        self.assert_clean(check_coroutines, self.NAME, self.body("  x = co_await f(a ? 1 : 2);"))
+
     def test_coroutine_lambda_with_captures_is_found(self):
         self.assert_found(
             check_coroutines,

@@ -197,8 +197,11 @@ Task<void> ServerLink::sender(Session& session) {
   while (!session.is_closed()) {
     if (open_ && !sent_end_ && open_->attempt != ~std::uint32_t{0}) {
       is_sending_ = true;
-      const Status sent = options_.peers ? co_await add_with_peers(session, *open_)
-                                         : co_await send_contribution(session, *open_);
+      Status sent;
+      if (options_.peers)
+        sent = co_await add_with_peers(session, *open_);
+      else
+        sent = co_await send_contribution(session, *open_);
       is_sending_ = false;
       deliver_closed();
       if (!sent.ok()) {
