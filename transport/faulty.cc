@@ -41,6 +41,13 @@ class FaultyConnection final : public Connection {
     CENTROID_CO_TRY(after_read(action, status.ok()));
     co_return status;
   }
+  Task<Result<Bytes>> read_piece(MutableBytes scratch) override {
+    const Action action = next_action(plan_);
+    CENTROID_CO_TRY(co_await before(action));
+    Result<Bytes> piece = co_await inner_->read_piece(scratch);
+    CENTROID_CO_TRY(after_read(action, piece.ok()));
+    co_return piece;
+  }
   Task<Status> skip_payload() override {
     const Action action = next_action(plan_);
     CENTROID_CO_TRY(co_await before(action));
@@ -62,6 +69,7 @@ class FaultyConnection final : public Connection {
   }
   void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
   void set_limits(const FrameLimits& limits) override { inner_->set_limits(limits); }
+  FrameLimits limits() const override { return inner_->limits(); }
   std::string peer() const override { return inner_->peer(); }
   TimePoint last_received() const override { return inner_->last_received(); }
   TrafficCounters traffic() const override { return inner_->traffic(); }

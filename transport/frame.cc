@@ -85,6 +85,10 @@ Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits) {
     return Error(ErrorCode::kDataLoss,
                  "frame header has reserved field " + hex(reserved) + ", expected 0");
   }
+  if ((header.flags & kFlagUnsummed) != 0 && (!limits.takes_unsummed || header.payload_crc != 0)) {
+    return Error(ErrorCode::kDataLoss,
+                 "frame without a checksum of its payload, which was not agreed");
+  }
   const auto max_head = std::min(limits.max_head_bytes, kMaxHeadBytes);
   if (header.head_bytes > max_head) {
     return Error(ErrorCode::kResourceExhausted,

@@ -18,6 +18,7 @@ enum FrameFlags : std::uint32_t {
   kFlagRequest = 1u << 0,   ///< wants an answer with the same id
   kFlagResponse = 1u << 1,  ///< answers the request with the same id
   kFlagError = 1u << 2,     ///< with kFlagResponse: the head is an encoded Error
+  kFlagUnsummed = 1u << 3,  ///< the payload has no checksum; only where both sides agreed
 };
 
 /// First 48 bytes of every frame (docs/wire.md): then `head_bytes` of head (small, structured),
@@ -38,15 +39,16 @@ struct FrameHeader {
 struct FrameLimits {
   std::uint32_t max_head_bytes = 64u << 10;
   std::uint64_t max_payload_bytes = 64u << 20;
+  bool takes_unsummed = false;  ///< payloads without a checksum; never agreed by the handshake
 };
 
 /// Layout: u32 magic, u16 version, u16 kind, u32 flags, u32 head_bytes, u64 id, u64 payload_bytes,
 /// u32 head_crc, u32 payload_crc, u32 zero, u32 header_crc (CRC-32C of the first 44 bytes).
 std::array<std::byte, kFrameHeaderBytes> encode_header(const FrameHeader& header);
 
-/// fails data_loss (magic, header CRC, reserved bits), failed_precondition (other version),
-/// resource_exhausted (over a limit; the message gives length and limit). Never trusts a length
-/// before the CRC matched.
+/// fails data_loss (magic, header CRC, reserved bits, a missing checksum), failed_precondition
+/// (other version), resource_exhausted (over a limit; the message gives length and limit). Never
+/// trusts a length before the CRC matched.
 Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits);
 
 }  // namespace centroid::transport

@@ -133,6 +133,8 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   }
   header_ = frame.header;
   has_payload_ = header_.payload_bytes != 0;
+  payload_left_ = header_.payload_bytes;
+  payload_crc_ = 0;
   ++traffic_.frames_in;
   if (!has_payload_ && header_.payload_crc != 0) {
     co_return fail(
@@ -145,21 +147,35 @@ Task<Status> FramedConnection::read_payload(MutableBytes into) {
   co_await asio::this_coro::throw_if_cancelled(false);
   CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, into.size()));
   if (reading == Reading::kNothing) co_return Status();
-  if (into.size() != header_.payload_bytes) {
+  if (into.size() != payload_left_) {
     co_return Error(ErrorCode::kInvalidArgument, "read_payload: " + std::to_string(into.size()) +
                                                      " bytes given for a payload of " +
-                                                     std::to_string(header_.payload_bytes));
+                                                     std::to_string(payload_left_));
   }
+  co_return co_await fill(into);
+}
+
+Task<Result<Bytes>> FramedConnection::read_piece(MutableBytes scratch) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, 0));
+  if (reading == Reading::kNothing) co_return Bytes();
+  const MutableBytes into = scratch.first(std::min<std::uint64_t>(scratch.size(), payload_left_));
+  CENTROID_CO_TRY(co_await fill(into));
+  co_return Bytes(into);
+}
+
+/// Reads the next bytes of the payload; with its last ones the checksum is looked at.
+Task<Status> FramedConnection::fill(MutableBytes into) {
   const ReadGuard guard(*this);
   std::size_t got = take_buffered(into);
-  std::uint32_t crc = crc32c(into.first(got));
+  sum(into.first(got));
   while (!(into = into.subspan(got)).empty()) {
     const MutableBytes piece = into.first(std::min(into.size(), kPieceBytes));
     CENTROID_CO_ASSIGN(got, co_await read_some(piece));
     frame_got_ += got;
-    crc = crc32c(into.first(got), crc);
+    sum(into.first(got));
   }
-  co_return end_payload(crc);
+  co_return payload_left_ == 0 ? end_payload() : Status();
 }
 
 Task<Status> FramedConnection::skip_payload() {
@@ -167,21 +183,23 @@ Task<Status> FramedConnection::skip_payload() {
   CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, 0));
   if (reading == Reading::kNothing) co_return Status();
   const ReadGuard guard(*this);
-  std::uint64_t left = header_.payload_bytes;
-  std::uint32_t crc = 0;
-  while (left != 0) {
+  while (payload_left_ != 0) {
     if (begin_ == end_) {
       const MutableBytes space(buffer_.get(), kBufferBytes);
       begin_ = end_ = 0;
       CENTROID_CO_ASSIGN(end_, co_await read_some(space));
     }
-    const auto n = std::min<std::uint64_t>(left, end_ - begin_);
-    crc = crc32c({buffer_.get() + begin_, n}, crc);
+    const auto n = std::min<std::uint64_t>(payload_left_, end_ - begin_);
+    sum({buffer_.get() + begin_, n});
     begin_ += n;
-    left -= n;
     frame_got_ += n;
   }
-  co_return end_payload(crc);
+  co_return end_payload();
+}
+
+void FramedConnection::sum(Bytes piece) {
+  payload_left_ -= piece.size();
+  if ((header_.flags & kFlagUnsummed) == 0) payload_crc_ = crc32c(piece, payload_crc_);
 }
 
 std::size_t FramedConnection::take_buffered(MutableBytes into) {
@@ -192,9 +210,9 @@ std::size_t FramedConnection::take_buffered(MutableBytes into) {
   return n;
 }
 
-Status FramedConnection::end_payload(std::uint32_t crc) {
+Status FramedConnection::end_payload() {
   has_payload_ = false;
-  if (crc == header_.payload_crc) return {};
+  if (payload_crc_ == header_.payload_crc) return {};
   return fail(Error(ErrorCode::kDataLoss, "from " + peer_ + ": checksum of a payload of " +
                                               std::to_string(header_.payload_bytes) +
                                               " bytes differs"));

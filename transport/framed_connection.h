@@ -33,12 +33,14 @@ class FramedConnection final : public Connection {
 
   Task<Result<InFrame>> read_header() override;
   Task<Status> read_payload(MutableBytes into) override;
+  Task<Result<Bytes>> read_piece(MutableBytes scratch) override;
   Task<Status> skip_payload() override;
   Task<Status> write(const OutFrame& frame) override;
   /// What a bad wire or a dying peer does to a frame; for make_faulty.
   Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
   void set_limits(const FrameLimits& limits) override { limits_ = limits; }
+  FrameLimits limits() const override { return limits_; }
   std::string peer() const override { return peer_; }
   TimePoint last_received() const override { return last_received_; }
   TrafficCounters traffic() const override { return traffic_; }
@@ -59,7 +61,9 @@ class FramedConnection final : public Connection {
   Error write_error(const boost::system::error_code& error, std::size_t sent, std::size_t size);
   Result<Reading> begin_read(Reading wanted, std::size_t size);
   Task<Result<std::size_t>> read_some(MutableBytes into);
-  Status end_payload(std::uint32_t crc);
+  Task<Status> fill(MutableBytes into);
+  void sum(Bytes piece);
+  Status end_payload();
   std::size_t take_buffered(MutableBytes into);
   Result<FrameHeader> header_for(const OutFrame& frame) const;
   Task<Status> await_turn();
@@ -81,7 +85,9 @@ class FramedConnection final : public Connection {
   std::size_t begin_ = 0, end_ = 0;  ///< bytes received and not yet taken
   FrameHeader header_;               ///< of the frame whose payload waits
   bool is_reading_ = false;
-  bool has_payload_ = false;                       ///< a payload waits on the connection
+  bool has_payload_ = false;  ///< a payload waits on the connection
+  std::uint64_t payload_left_ = 0;
+  std::uint32_t payload_crc_ = 0;                  ///< of what has been read of it
   std::uint64_t frame_got_ = 0, frame_bytes_ = 0;  ///< of the frame being received
 
   bool is_writing_ = false;

@@ -38,7 +38,8 @@ Result<FrameHeader> FramedConnection::header_for(const OutFrame& frame) const {
   header.head_bytes = static_cast<std::uint32_t>(frame.head.size());
   header.payload_bytes = frame.payload.size();
   header.head_crc = crc32c(frame.head);
-  header.payload_crc = frame.payload_crc ? *frame.payload_crc : crc32c(frame.payload);
+  if ((frame.flags & kFlagUnsummed) == 0)
+    header.payload_crc = frame.payload_crc ? *frame.payload_crc : crc32c(frame.payload);
   return header;
 }
 

@@ -14,6 +14,7 @@
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <gtest/gtest.h>
 
@@ -76,7 +77,11 @@ std::shared_ptr<Child<T>> start(Executor executor, Task<T> task) {
 template <class T>
 Task<bool> ended(std::shared_ptr<Child<T>> child) {
   auto has_ended = [child] { return child->endings != 0; };
-  co_return co_await until(has_ended);
+  const bool is_over = co_await until(has_ended);
+  // Its frame goes in the next turns, and looks at the signal then.
+  const Executor here = co_await boost::asio::this_coro::executor;
+  for (int turn = 0; turn < 3; ++turn) co_await boost::asio::post(here, boost::asio::use_awaitable);
+  co_return is_over;
 }
 
 /// Run a coroutine on a thread and wait for its end under a deadline.

@@ -1,6 +1,7 @@
 // The contract of Connection, Listener and Transport, for every implementation.
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include <gmock/gmock.h>
@@ -91,6 +92,69 @@ Task<void> limits_hold(Pair& pair) {
   EXPECT_FALSE(status.ok()) << "a frame over the limit ends the connection";
 }
 TEST_P(TransportConformance, LimitsHoldOnBothSides) { run_pair(limits_hold); }
+
+Task<void> pieces_make_the_payload(Pair& pair) {
+  std::vector<std::shared_ptr<Child<Status>>> sending;  // a child outlives its own end
+  const std::array<std::size_t, 6> sizes = {0, 1, 64, 1000, 4096, 300'001};
+  for (const std::size_t size : sizes) {
+    sending.push_back(start(pair.client->executor(), send(*pair.client, size, 48, size)));
+    const auto frame = co_await pair.server->read_header();
+    CO_ASSERT(frame.ok());
+    std::vector<std::byte> scratch(4096), got;
+    while (true) {
+      const auto piece = co_await pair.server->read_piece(scratch);
+      CO_ASSERT(piece.ok());
+      if (piece->empty()) break;
+      got.insert(got.end(), piece->begin(), piece->end());
+      EXPECT_TRUE(piece->size() % 64 == 0 || got.size() == size);
+    }
+    EXPECT_TRUE(got == pattern(size * 2 + 1, size));
+    CO_ASSERT(co_await ended(sending.back()));
+  }
+  sending.push_back(start(pair.client->executor(), send(*pair.client, 1, 0, 300'000)));
+  const auto long_frame = co_await pair.server->read_header();
+  CO_ASSERT(long_frame.ok());
+  std::vector<std::byte> scratch(4096);
+  const auto first = co_await pair.server->read_piece(scratch);
+  CO_ASSERT(first.ok());
+  const Status skipped = co_await pair.server->skip_payload();
+  EXPECT_TRUE(skipped.ok()) << "the rest can be dropped";
+  CO_ASSERT(co_await ended(sending.back()));
+  sending.push_back(start(pair.client->executor(), send(*pair.client, 2, 10, 100)));
+  const auto next = co_await receive(*pair.server);
+  CO_ASSERT(next.ok());
+  EXPECT_EQ(*next, 2U);
+  CO_ASSERT(co_await ended(sending.back()));
+}
+TEST_P(TransportConformance, PiecesMakeThePayload) { run_pair(pieces_make_the_payload); }
+
+Task<void> checksums_may_be_left_out(Pair& pair) {
+  const auto payload = pattern(1, 100);
+  OutFrame frame;
+  frame.kind = 20;
+  frame.flags = kFlagUnsummed;
+  frame.payload = payload;
+  FrameLimits limits = pair.server->limits();
+  limits.takes_unsummed = true;
+  pair.server->set_limits(limits);
+  Status status = co_await pair.client->write(frame);
+  CO_ASSERT(status.ok());
+  auto header = co_await pair.server->read_header();
+  CO_ASSERT(header.ok());
+  EXPECT_EQ(header->header.payload_crc, 0U);
+  std::vector<std::byte> got(100);
+  status = co_await pair.server->read_payload(got);
+  CO_ASSERT(status.ok());
+  EXPECT_TRUE(got == payload);
+  limits.takes_unsummed = false;
+  pair.server->set_limits(limits);
+  status = co_await pair.client->write(frame);
+  CO_ASSERT(status.ok());
+  header = co_await pair.server->read_header();
+  CO_ASSERT(!header.ok());
+  EXPECT_EQ(header.error().code(), ErrorCode::kDataLoss) << "only where it was agreed";
+}
+TEST_P(TransportConformance, ChecksumsMayBeLeftOut) { run_pair(checksums_may_be_left_out); }
 
 Task<void> writers_do_not_interleave(Pair& pair) {
   const std::uint64_t seed = static_cast<std::uint64_t>(now().time_since_epoch().count());

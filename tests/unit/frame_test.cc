@@ -46,7 +46,7 @@ TEST(FrameHeader, DecodesWhatWasEncoded) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   CounterRng rng(seed);
-  const FrameLimits all{kMaxHeadBytes, ~std::uint64_t{0}};
+  const FrameLimits all{kMaxHeadBytes, ~std::uint64_t{0}, true};
   for (int i = 0; i < 1000; ++i) {
     FrameHeader header;
     header.kind = static_cast<std::uint16_t>(rng.next());
@@ -56,10 +56,23 @@ TEST(FrameHeader, DecodesWhatWasEncoded) {
     header.payload_bytes = rng.next();
     header.head_crc = static_cast<std::uint32_t>(rng.next());
     header.payload_crc = static_cast<std::uint32_t>(rng.next());
+    if ((header.flags & kFlagUnsummed) != 0) header.payload_crc = 0;
     const auto back = decode_header(encode_header(header), all);
     ASSERT_TRUE(back.ok());
     expect_same(*back, header);
   }
+}
+
+TEST(FrameHeader, APayloadWithoutChecksumIsRefusedUnlessAgreed) {
+  FrameHeader header;
+  header.flags = kFlagUnsummed;
+  EXPECT_EQ(decode_header(encode_header(header), FrameLimits()).error().code(),
+            ErrorCode::kDataLoss);
+  FrameLimits agreed;
+  agreed.takes_unsummed = true;
+  EXPECT_TRUE(decode_header(encode_header(header), agreed).ok());
+  header.payload_crc = 1;
+  EXPECT_FALSE(decode_header(encode_header(header), agreed).ok());
 }
 
 TEST(FrameHeader, AnyFlippedBitIsDataLoss) {

@@ -146,7 +146,7 @@ std::optional<MutableBytes> Call::place_for(std::uint32_t receive) {
   return region(step.to);
 }
 
-void Call::stored(Channel& channel, std::uint32_t receive, std::uint32_t checksum) {
+void Call::stored(Channel& channel, std::uint32_t receive, std::optional<std::uint32_t> checksum) {
   checksums_[receive] = checksum;
   complete(channel, receive);
 }

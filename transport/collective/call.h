@@ -82,7 +82,10 @@ class Call {
   Result<std::uint32_t> expect(Channel& channel, const DataHead& head, std::uint64_t bytes);
   /// Where the payload can be put right away, else it is given to `received` in other memory.
   std::optional<MutableBytes> place_for(std::uint32_t receive);
-  void stored(Channel& channel, std::uint32_t receive, std::uint32_t checksum);
+  void stored(Channel& channel, std::uint32_t receive, std::optional<std::uint32_t> checksum);
+  /// The payload may be combined piece by piece, as it comes; then `stored` when all of it has.
+  bool takes_pieces(std::uint32_t receive) const;
+  void take_piece(std::uint32_t receive, std::uint64_t offset, Bytes piece);
   /// Combine or copy a payload; one that is early is kept until its turn.
   void received(Channel& channel, std::uint32_t receive, Bytes payload);
 

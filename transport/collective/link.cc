@@ -9,8 +9,25 @@ namespace centroid::collective {
 using transport::InFrame;
 using transport::OutFrame;
 
-Link::Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection)
-    : network_(network), rank_(rank), connection_(std::move(connection)) {}
+namespace {
+
+/// A payload is combined in pieces of so many bytes: they, the numbers they are added to and what
+/// the socket copies stay in the cache of one core.
+constexpr std::size_t kPieceBytes = 256 << 10;
+
+}  // namespace
+
+Link::Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+           std::uint32_t features)
+    : network_(network),
+      rank_(rank),
+      connection_(std::move(connection)),
+      is_unsummed_((features & kFeatureUnsummed) != 0) {
+  if (!is_unsummed_) return;
+  transport::FrameLimits limits = connection_->limits();
+  limits.takes_unsummed = true;
+  connection_->set_limits(limits);
+}
 
 void Link::lose(Error cause) {
   if (lost_) return;
@@ -114,7 +131,11 @@ Task<Status> Link::send_segment(Queued queued) {
   frame.kind = kData;
   frame.head = Bytes(reinterpret_cast<const std::byte*>(&head), sizeof(head));
   frame.payload = call->payload_of(send);
-  if (!frame.payload.empty()) frame.payload_crc = call->checksum_of(send);
+  if (is_unsummed_) {
+    frame.flags = transport::kFlagUnsummed;
+  } else if (!frame.payload.empty()) {
+    frame.payload_crc = call->checksum_of(send);
+  }
   channel.is_writing = true;
   call->begin_io();
   writing_ = call.get();
@@ -150,8 +171,11 @@ Task<Status> Link::take(InFrame frame) {
 Task<Status> Link::take_data(InFrame frame) {
   CENTROID_CO_ASSIGN(const DataHead head, decode_data(frame.head));
   const std::uint64_t bytes = frame.header.payload_bytes;
-  if (auto call = network_.find(head.key))
-    co_return co_await take_segment(std::move(call), head, frame.header.payload_crc, bytes);
+  if (auto call = network_.find(head.key)) {
+    std::optional<std::uint32_t> checksum;
+    if (!is_unsummed_) checksum = frame.header.payload_crc;
+    co_return co_await take_segment(std::move(call), head, checksum, bytes);
+  }
   if (!network_.is_over(head.key)) co_return co_await take_early(head, bytes);
   CENTROID_CO_TRY(co_await connection_->skip_payload());
   if (head.is_on_credit()) give_back(bytes);
@@ -176,8 +200,8 @@ Task<Status> Link::take_early(DataHead head, std::uint64_t bytes) {
   co_return Status();
 }
 
-Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head, std::uint32_t checksum,
-                                std::uint64_t bytes) {
+Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head,
+                                std::optional<std::uint32_t> checksum, std::uint64_t bytes) {
   if (head.is_on_credit()) give_back(bytes);
   Call::Channel* const channel = call->channel_of(rank_);
   if (channel == nullptr) {
@@ -190,6 +214,9 @@ Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head, std::
     CENTROID_CO_TRY(co_await connection_->skip_payload());
     if (!expected.ok()) network_.fail(call, std::move(expected).error());
     co_return Status();
+  }
+  if (call->takes_pieces(*expected)) {
+    co_return co_await take_pieces(std::move(call), *channel, *expected, bytes);
   }
   const std::optional<MutableBytes> place = call->place_for(*expected);
   if (place) {
@@ -212,6 +239,22 @@ Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head, std::
   }
   network_.settle(call);
   co_return got;
+}
+
+Task<Status> Link::take_pieces(std::shared_ptr<Call> call, Call::Channel& channel,
+                               std::uint32_t receive, std::uint64_t bytes) {
+  const MutableBytes space = scratch(kPieceBytes);
+  std::uint64_t at = 0;
+  while (at < bytes) {
+    CENTROID_CO_ASSIGN(const Bytes piece, co_await connection_->read_piece(space));
+    if (call->is_failing()) co_return co_await connection_->skip_payload();
+    call->take_piece(receive, at, piece);
+    at += piece.size();
+  }
+  call->stored(channel, receive, std::nullopt);
+  network_.advance(call);
+  network_.settle(call);
+  co_return Status();
 }
 
 Status Link::take_control(const InFrame& frame) {

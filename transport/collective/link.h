@@ -26,7 +26,9 @@ inline constexpr std::uint64_t kReadyFrom = 512 << 10;
 /// thread  the driver's executor
 class Link {
  public:
-  Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection);
+  /// `features`: what both sides have agreed on.
+  Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+       std::uint32_t features);
 
   std::uint32_t rank() const { return rank_; }
   const std::optional<Error>& lost() const { return lost_; }  ///< why nothing moves any more
@@ -60,8 +62,10 @@ class Link {
   Task<Status> take(transport::InFrame frame);
   Task<Status> take_data(transport::InFrame frame);
   Task<Status> take_early(DataHead head, std::uint64_t bytes);
-  Task<Status> take_segment(std::shared_ptr<Call> call, DataHead head, std::uint32_t checksum,
-                            std::uint64_t bytes);
+  Task<Status> take_segment(std::shared_ptr<Call> call, DataHead head,
+                            std::optional<std::uint32_t> checksum, std::uint64_t bytes);
+  Task<Status> take_pieces(std::shared_ptr<Call> call, Call::Channel& channel,
+                           std::uint32_t receive, std::uint64_t bytes);
   Status take_control(const transport::InFrame& frame);
   std::optional<Queued> next_queued();
   Task<Status> send_segment(Queued queued);
@@ -70,6 +74,7 @@ class Link {
   Network& network_;
   const std::uint32_t rank_;
   std::unique_ptr<transport::Connection> connection_;
+  const bool is_unsummed_;
   std::optional<Error> lost_;
   bool has_left_ = false, has_confirmed_leave_ = false, is_stopping_ = false;
   std::deque<Control> controls_;

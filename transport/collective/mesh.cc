@@ -73,11 +73,17 @@ struct Mesh::Impl {
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<transport::Listener> listener;
 
+  /// The connection with one peer, and what both want.
+  struct Joined {
+    std::unique_ptr<Connection> connection;
+    std::uint32_t features = 0;
+  };
+
   /// One generation being built; on the driver.
   struct Building {
     Roster roster;
     Deadline deadline;
-    std::vector<std::unique_ptr<Connection>> connections;
+    std::vector<Joined> joined;  ///< by rank
     std::uint32_t missing = 0;
     std::optional<Error> refused;
     Event changed;
@@ -85,13 +91,13 @@ struct Mesh::Impl {
     Building(Roster given, Deadline until, const Executor& executor)
         : roster(std::move(given)),
           deadline(until),
-          connections(roster.endpoints.size()),
+          joined(roster.endpoints.size()),
           missing(static_cast<std::uint32_t>(roster.endpoints.size()) - 1),
           changed(executor),
           tasks(executor) {}
 
-    void put(std::uint32_t rank, std::unique_ptr<Connection> connection) {
-      connections[rank] = std::move(connection);
+    void put(std::uint32_t rank, Joined made) {
+      joined[rank] = std::move(made);
       --missing;
       changed.notify_all();
     }
@@ -111,11 +117,20 @@ struct Mesh::Impl {
     return out;
   }
 
+  /// What we want of the connection with a rank.
+  std::uint32_t features(const Roster& roster, std::uint32_t rank) const {
+    const bool is_near = !roster.nodes.empty() && !roster.nodes[rank].empty() &&
+                         roster.nodes[rank] == roster.nodes[roster.rank];
+    std::uint32_t out = 0;
+    if (is_near || !options.payload_checksum) out |= kFeatureUnsummed;
+    return out;
+  }
+
   Task<void> call_peer(Building& building, std::uint32_t rank);
   Task<Status> try_peer(Building& building, std::uint32_t rank);
   Task<void> answer_peers(Building& building);
   Task<void> answer_peer(Building& building, std::unique_ptr<Connection> connection);
-  Task<Result<std::uint32_t>> greet_peer(Building& building, Connection& connection);
+  Task<Result<Join>> greet_peer(Building& building, Connection& connection);
   Task<Status> build(Building& building);
 };
 
@@ -146,16 +161,21 @@ Task<Status> Mesh::Impl::try_peer(Building& building, std::uint32_t rank) {
   join.generation = building.roster.generation;
   join.rank = building.roster.rank;
   join.world = static_cast<std::uint32_t>(building.roster.endpoints.size());
+  join.features = features(building.roster, rank);
   const std::vector<std::byte> head = encode(join);
   OutFrame frame;
   frame.kind = kJoin;
   frame.head = head;
   CENTROID_CO_TRY(co_await connection->write(frame));
   CENTROID_CO_ASSIGN(const InFrame reply, co_await read_kind(*connection, kJoinReply));
-  if (!reply.head.empty())
+  if ((reply.header.flags & transport::kFlagError) != 0)
     co_return transport::decode_error(reply.head).with_context("rank " + std::to_string(rank));
+  CENTROID_CO_ASSIGN(const JoinReply agreed, decode_join_reply(reply.head));
   if (!bound.stop()) co_return Error(ErrorCode::kDeadlineExceeded, "join: too late");
-  building.put(rank, std::move(connection));
+  Joined joined;
+  joined.connection = std::move(connection);
+  joined.features = agreed.features & join.features;
+  building.put(rank, std::move(joined));
   co_return Status();
 }
 
@@ -175,18 +195,25 @@ Task<void> Mesh::Impl::answer_peers(Building& building) {
 Task<void> Mesh::Impl::answer_peer(Building& building, std::unique_ptr<Connection> connection) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   Bound bound(*connection, std::min(building.deadline, now() + transport::kGreetingTimeout));
-  auto rank = co_await greet_peer(building, *connection);
-  std::vector<std::byte> head;
-  if (!rank.ok()) head = transport::encode_error(rank.error());
+  auto join = co_await greet_peer(building, *connection);
+  JoinReply agreed;
+  if (join.ok()) agreed.features = join->features & features(building.roster, join->rank);
+  const std::vector<std::byte> head =
+      join.ok() ? encode(agreed) : transport::encode_error(join.error());
   OutFrame frame;
   frame.kind = kJoinReply;
+  if (!join.ok()) frame.flags = transport::kFlagError;
   frame.head = head;
   const Status sent = co_await connection->write(frame);
-  if (!bound.stop() || !sent.ok() || !rank.ok() || building.connections[*rank]) co_return;
-  building.put(*rank, std::move(connection));
+  if (!bound.stop() || !sent.ok() || !join.ok() || building.joined[join->rank].connection)
+    co_return;
+  Joined joined;
+  joined.connection = std::move(connection);
+  joined.features = agreed.features;
+  building.put(join->rank, std::move(joined));
 }
 
-Task<Result<std::uint32_t>> Mesh::Impl::greet_peer(Building& building, Connection& connection) {
+Task<Result<Join>> Mesh::Impl::greet_peer(Building& building, Connection& connection) {
   CENTROID_CO_ASSIGN(const transport::Peer peer,
                      co_await transport::answer_hello(connection, greeting(building.roster)));
   connection.set_limits(peer.limits);
@@ -207,11 +234,11 @@ Task<Result<std::uint32_t>> Mesh::Impl::greet_peer(Building& building, Connectio
                         " does not fit the roster of rank " + std::to_string(roster.rank) + " of " +
                         std::to_string(roster.endpoints.size()));
   }
-  if (building.connections[join.rank]) {
+  if (building.joined[join.rank].connection) {
     co_return Error(ErrorCode::kFailedPrecondition,
                     "rank " + std::to_string(join.rank) + " is there already");
   }
-  co_return join.rank;
+  co_return join;
 }
 
 Task<Status> Mesh::Impl::build(Building& building) {
@@ -227,8 +254,8 @@ Task<Status> Mesh::Impl::build(Building& building) {
   if (building.refused) co_return std::move(*building.refused).with_context(doing);
   if (building.missing == 0) co_return Status();
   std::vector<std::uint32_t> missing;
-  for (std::uint32_t rank = 0; rank < building.connections.size(); ++rank)
-    if (rank != building.roster.rank && !building.connections[rank]) missing.push_back(rank);
+  for (std::uint32_t rank = 0; rank < building.joined.size(); ++rank)
+    if (rank != building.roster.rank && !building.joined[rank].connection) missing.push_back(rank);
   co_return Error(ErrorCode::kDeadlineExceeded,
                   doing + ": " + listed(missing) + " did not connect in time");
 }
@@ -275,11 +302,12 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
     CENTROID_CO_TRY(co_await impl->build(building));
     auto network =
         std::make_shared<Network>(impl->driver, building.roster.generation, building.roster.rank,
-                                  static_cast<std::uint32_t>(building.connections.size()),
+                                  static_cast<std::uint32_t>(building.joined.size()),
                                   impl->options.timeout, impl->options.leave_timeout);
-    for (std::uint32_t rank = 0; rank < building.connections.size(); ++rank)
-      if (building.connections[rank])
-        network->add_link(rank, std::move(building.connections[rank]));
+    for (std::uint32_t rank = 0; rank < building.joined.size(); ++rank) {
+      Impl::Joined& one = building.joined[rank];
+      if (one.connection) network->add_link(rank, std::move(one.connection), one.features);
+    }
     network->run_links();
     co_return network;
   };

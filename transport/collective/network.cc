@@ -34,8 +34,9 @@ Network::Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::
 
 Network::~Network() { close(); }
 
-void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection) {
-  links_[rank] = std::make_unique<Link>(*this, rank, std::move(connection));
+void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+                       std::uint32_t features) {
+  links_[rank] = std::make_unique<Link>(*this, rank, std::move(connection), features);
 }
 
 void Network::run_links() {

@@ -33,7 +33,8 @@ class Network : public std::enable_shared_from_this<Network> {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   /// Before the first operation, on the driver.
-  void add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection);
+  void add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+                std::uint32_t features);
   void run_links();
   /// From any thread: begin an operation. `is_waited`: the caller waits for it next.
   void start(std::shared_ptr<Call> call, bool is_waited);

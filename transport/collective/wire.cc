@@ -55,6 +55,13 @@ std::vector<std::byte> encode(const Join& join) {
   out.put(join.generation);
   out.put(join.rank);
   out.put(join.world);
+  out.put(join.features);
+  return out.take();
+}
+
+std::vector<std::byte> encode(const JoinReply& reply) {
+  ByteWriter out;
+  out.put(reply.features);
   return out.take();
 }
 
@@ -105,7 +112,16 @@ Result<Join> decode_join(Bytes head) {
   out.generation = in.get<std::uint64_t>();
   out.rank = in.get<std::uint32_t>();
   out.world = in.get<std::uint32_t>();
+  out.features = in.get<std::uint32_t>();
   if (!in.done()) return damaged("join");
+  return out;
+}
+
+Result<JoinReply> decode_join_reply(Bytes head) {
+  ByteReader in(head);
+  JoinReply out;
+  out.features = in.get<std::uint32_t>();
+  if (!in.done()) return damaged("join reply");
   return out;
 }
 

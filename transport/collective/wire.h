@@ -67,11 +67,20 @@ struct DataHead {
 static_assert(sizeof(DataHead) == 48 && std::is_trivially_copyable_v<DataHead>);
 inline constexpr std::size_t kDataOverhead = transport::kFrameHeaderBytes + sizeof(DataHead);
 
+/// What a rank can and wants to do; a pair does what both say.
+enum Feature : std::uint32_t {
+  kFeatureUnsummed = 1u << 0,  ///< payloads of data frames travel without a checksum
+};
+
 /// Heads of the others.
 struct Join {
   std::uint64_t generation = 0;
   std::uint32_t rank = 0;
   std::uint32_t world = 0;
+  std::uint32_t features = 0;
+};
+struct JoinReply {
+  std::uint32_t features = 0;  ///< of both
 };
 struct Abort {
   std::uint64_t group = 0;
@@ -84,6 +93,7 @@ struct Waiting {
 };
 
 std::vector<std::byte> encode(const Join& join);
+std::vector<std::byte> encode(const JoinReply& reply);
 std::vector<std::byte> encode(const Abort& abort);
 std::vector<std::byte> encode(const Key& key);
 std::vector<std::byte> encode(const Waiting& waiting);
@@ -92,6 +102,7 @@ std::vector<std::byte> encode_bytes(std::uint64_t bytes);
 /// All fail data_loss: wrong length, or a value out of its range.
 Result<DataHead> decode_data(Bytes head);
 Result<Join> decode_join(Bytes head);
+Result<JoinReply> decode_join_reply(Bytes head);
 Result<Abort> decode_abort(Bytes head);
 Result<Key> decode_key(Bytes head);
 Result<Waiting> decode_waiting(Bytes head);
