@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,18 +21,24 @@ class Codec {
   /// Upper bound of `encode`'s output for n elements; with `decode_add` the receiver's length
   /// limit.
   virtual std::size_t max_bytes(std::size_t n) const = 0;
-  /// Encode x into out (at least max_bytes(x.size())); returns the bytes written.
-  virtual Result<std::size_t> encode(std::span<const float> x, MutableBytes out) const = 0;
+  /// Encode x into out (at least max_bytes(x.size())); returns the bytes written. `stream` numbers
+  /// the random numbers of stochastic rounding: a hash of seed, rank, round and chunk, so that runs
+  /// repeat and no two chunks round alike. Others do not look at it.
+  virtual Result<std::size_t> encode(std::span<const float> x, MutableBytes out,
+                                     std::uint64_t stream = 0) const = 0;
   /// acc[i] += scale * x̂[i]; or acc[i] = scale * x̂[i] when `first`. Two roundings (multiply, then
-  /// add), so that every path gives the same bits. Refuses a payload of the wrong length
-  /// (invalid_argument) and changes nothing.
+  /// add), so that every path gives the same bits; where a sparse payload sends nothing, acc[i]
+  /// stays (0 when `first`). Refuses a payload that is not whole and right (invalid_argument, with
+  /// the cause) and changes nothing.
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
 };
 
-/// Make a codec from its spec: "f32", "bf16". fails invalid_argument, naming the field that is
-/// wrong.
+/// Make a codec from its spec: "f32", "bf16", "f16", "int8:rounding=stochastic",
+/// "topk:0.01,values=int8" (spec.h has all fields). What the sender alone does, error feedback and
+/// its options, is part of the spec and left to ErrorFeedback.
+/// fails invalid_argument, naming the field that is wrong.
 Result<std::unique_ptr<Codec>> make_codec(const std::string& spec);
 
 }  // namespace centroid

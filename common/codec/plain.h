@@ -3,21 +3,21 @@
 #include <memory>
 
 #include "common/codec/codec.h"
+#include "common/codec/spec.h"
 
 namespace centroid {
 
-/// Four bytes per number, the bits as they are.
+/// Every number on its own, in as many bytes as its type has. One of
 ///
-/// wire    4·n bytes, little-endian float32
-/// error   none
-/// cost    one pass, no allocation; thread any
-std::unique_ptr<Codec> make_f32_codec();
-
-/// Two bytes per number: the upper half of float32, rounded to nearest even.
+/// f32     4·n bytes, the bits as they are; no error
+/// bf16    2·n bytes, the upper half of float32, rounded to nearest even;
+///         |x - x̂| <= 2^-8 · |x| for normal x
+/// f16     2·n bytes, IEEE half, rounded to nearest even; |x - x̂| <= 2^-11 · |x| from 2^-14 on,
+///         2^-25 below; finite numbers beyond 65504 become 65504
 ///
-/// wire    2·n bytes, little-endian bfloat16
-/// error   |x - x̂| <= 2^-8 · |x| for normal x; NaN stays NaN, infinities stay
+/// wire    little-endian; nothing but the numbers
+/// nonfinite  NaN stays NaN, infinities stay
 /// cost    one pass, no allocation; thread any
-std::unique_ptr<Codec> make_bf16_codec();
+std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec);
 
 }  // namespace centroid

@@ -1,0 +1,282 @@
+#include "common/codec/payload.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "common/codec/index_code.h"
+#include "common/tensor/dtype.h"
+#include "common/tensor/multiversion.h"
+
+namespace centroid::payload {
+namespace {
+
+constexpr std::uint8_t kSparse = 16;  // the form's bit; below it the value type
+constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
+constexpr std::uint16_t kLargestBf16 = 0x7F7F;
+constexpr std::size_t kAhead = 24;  // elements between prefetch and addition
+
+struct ShrinkBf16 {
+  CENTROID_KERNEL void run(const float* x, std::byte* out, std::size_t n, bool* finite) {
+    std::uint32_t largest = 0;
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(x[i]);
+      const std::uint32_t key = bits & kMagnitude;
+      largest = key > largest ? key : largest;
+      std::uint32_t stored = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+      stored -=
+          (stored & 0x7FFFu) == 0x7F80u ? 1u : 0u;  // rounded to infinity: the largest instead
+      const auto half = static_cast<std::uint16_t>(stored);
+      std::memcpy(out + 2 * i, &half, 2);
+    }
+    *finite = largest < kInfinity;
+  }
+};
+
+struct ExpandBf16 {
+  CENTROID_KERNEL void run(const std::byte* in, float* out, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint16_t half;
+      std::memcpy(&half, in + 2 * i, 2);
+      out[i] = f32_from_bf16(half);
+    }
+  }
+};
+
+/// acc = weight * x, or acc + weight * x, of plain numbers of 2 or 4 bytes.
+template <bool kFirst, ValueType kType>
+struct AddPlain {
+  CENTROID_KERNEL void run(const std::byte* in, float weight, float* acc, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      float x;
+      if constexpr (kType == ValueType::kBf16) {
+        std::uint16_t half;
+        std::memcpy(&half, in + 2 * i, 2);
+        x = f32_from_bf16(half);
+      } else {
+        std::memcpy(&x, in + 4 * i, 4);
+      }
+      acc[i] = kFirst ? weight * x : acc[i] + weight * x;
+    }
+  }
+};
+
+struct LargestF32 {
+  CENTROID_KERNEL void run(const std::byte* in, std::size_t n, std::uint32_t* largest) {
+    std::uint32_t most = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint32_t bits;
+      std::memcpy(&bits, in + 4 * i, 4);
+      bits &= kMagnitude;
+      most = bits > most ? bits : most;
+    }
+    *largest = most;
+  }
+};
+
+struct LargestBf16 {
+  CENTROID_KERNEL void run(const std::byte* in, std::size_t n, std::uint32_t* largest) {
+    std::uint16_t most = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint16_t bits;
+      std::memcpy(&bits, in + 2 * i, 2);
+      bits &= 0x7FFF;
+      most = bits > most ? bits : most;
+    }
+    *largest = most;
+  }
+};
+
+bool write_values(ValueType type, int8::Draw draw, std::span<const float> x, std::byte* out) {
+  bool finite = true;
+  switch (type) {
+    case ValueType::kF32:
+      if (!x.empty()) std::memcpy(out, x.data(), x.size_bytes());
+      break;
+    case ValueType::kBf16:
+      run_multiversioned<ShrinkBf16>(x.data(), out, x.size(), &finite);
+      break;
+    case ValueType::kInt8:
+      finite = int8::quantize(x, draw, out);
+      break;
+  }
+  return finite;
+}
+
+void read_values(ValueType type, Bytes in, std::span<float> out) {
+  switch (type) {
+    case ValueType::kF32:
+      if (!out.empty()) std::memcpy(out.data(), in.data(), out.size_bytes());
+      break;
+    case ValueType::kBf16:
+      run_multiversioned<ExpandBf16>(in.data(), out.data(), out.size());
+      break;
+    case ValueType::kInt8:
+      int8::dequantize(in, out);
+      break;
+  }
+}
+
+Error bad(const std::string& what) { return {ErrorCode::kInvalidArgument, what}; }
+
+Status check_values(const View& view, std::size_t count) {
+  std::uint32_t largest = 0;
+  switch (view.type) {
+    case ValueType::kF32:
+      run_multiversioned<LargestF32>(view.values.data(), count, &largest);
+      if (view.is_sparse && largest >= kInfinity) return bad("a value is not finite");
+      return {};  // a dense one may carry what is not finite
+    case ValueType::kBf16:
+      run_multiversioned<LargestBf16>(view.values.data(), count, &largest);
+      if (largest > kLargestBf16) return bad("a value is not finite");
+      return {};
+    case ValueType::kInt8:
+      return int8::check(view.values, count);
+  }
+  return {};
+}
+
+/// The count at the front of `in`, as few bytes as it takes; what follows stays in `in`.
+Result<std::uint32_t> read_count(Bytes& in) {
+  std::uint64_t count = 0;
+  for (std::size_t at = 0; at < 5 && at < in.size(); ++at) {
+    const auto byte = std::to_integer<std::uint64_t>(in[at]);
+    count |= (byte & 0x7F) << (7 * at);
+    if (byte >= 0x80) continue;
+    if ((byte == 0 && at > 0) || count > std::numeric_limits<std::uint32_t>::max()) break;
+    in = in.subspan(at + 1);
+    return static_cast<std::uint32_t>(count);
+  }
+  return bad("the count of a sparse payload is cut short or not in its shortest form");
+}
+
+std::size_t count_bytes(std::uint64_t count) {
+  return static_cast<std::size_t>(std::bit_width(count | 1) + 6) / 7;
+}
+
+}  // namespace
+
+std::size_t value_bytes(ValueType type, std::size_t n) {
+  switch (type) {
+    case ValueType::kF32:
+      return 4 * n;
+    case ValueType::kBf16:
+      return 2 * n;
+    case ValueType::kInt8:
+      return int8::bytes(n);
+  }
+  return 0;
+}
+
+std::size_t sparse_bytes(ValueType type, std::uint64_t count, std::uint64_t n) {
+  return 1 + count_bytes(count) + index_code::max_bytes(count, n) + value_bytes(type, count);
+}
+
+std::size_t encode_dense(ValueType type, int8::Draw draw, std::span<const float> x,
+                         std::byte* out) {
+  *out = static_cast<std::byte>(type);
+  if (write_values(type, draw, x, out + 1)) return dense_bytes(type, x.size());
+  *out = static_cast<std::byte>(ValueType::kF32);
+  write_values(ValueType::kF32, draw, x, out + 1);
+  return dense_bytes(ValueType::kF32, x.size());
+}
+
+std::size_t encode_sparse(ValueType type, int8::Draw draw, std::span<const std::uint32_t> index,
+                          std::span<const float> value, std::byte* out) {
+  const std::byte* begin = out;
+  *out++ = static_cast<std::byte>(kSparse | static_cast<std::uint8_t>(type));
+  std::size_t count = index.size();
+  for (; count >= 0x80; count >>= 7) *out++ = static_cast<std::byte>(0x80 | (count & 0x7F));
+  *out++ = static_cast<std::byte>(count);
+  out += index_code::encode(index, out);
+  CENTROID_CHECK(write_values(type, draw, value, out));
+  return static_cast<std::size_t>(out - begin) + value_bytes(type, value.size());
+}
+
+Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, Scratch& scratch,
+                  const float* target) {
+  if (in.empty()) return bad("0 bytes, not even the form is there");
+  const auto form = std::to_integer<std::uint8_t>(in[0]);
+  View view;
+  view.is_sparse = (form & kSparse) != 0;
+  view.type = static_cast<ValueType>(form & ~kSparse);
+  const bool known = view.is_sparse ? may_be_sparse && view.type == type
+                                    : view.type == type || view.type == ValueType::kF32;
+  if (!known) return bad("form " + std::to_string(form) + " is not one of this codec");
+  Bytes rest = in.subspan(1);
+  if (!view.is_sparse) {
+    const std::size_t wanted = value_bytes(view.type, n);
+    if (rest.size() != wanted)
+      return bad("dense " + std::string(to_string(view.type)) + ", " + std::to_string(wanted + 1) +
+                 " bytes were expected for " + std::to_string(n) + " numbers");
+    view.values = rest;
+    CENTROID_TRY(check_values(view, n));
+    return view;
+  }
+  CENTROID_ASSIGN(const std::uint32_t count, read_count(rest));
+  if (count > n)
+    return bad(std::to_string(count) + " numbers are more than the " + std::to_string(n) +
+               " there are");
+  const std::size_t values = value_bytes(view.type, count);
+  if (values > rest.size())
+    return bad("too short for " + std::to_string(count) + " values of " +
+               std::string(to_string(view.type)));
+  const Bytes index = rest.first(rest.size() - values);
+  view.values = rest.subspan(index.size());
+  if (scratch.index.size() < count) scratch.index.resize(count);
+  const std::span<std::uint32_t> indices = std::span(scratch.index).first(count);
+  CENTROID_TRY(index_code::decode(index, values, n, indices, target));
+  view.index = indices;
+  CENTROID_TRY(check_values(view, count));
+  return view;
+}
+
+std::span<const float> sent(const View& view, Scratch& scratch) {
+  const std::size_t count = view.index.size();
+  if (scratch.value.size() < count) scratch.value.resize(count);
+  const std::span<float> values = std::span(scratch.value).first(count);
+  read_values(view.type, view.values, values);
+  return values;
+}
+
+void decode(const View& view, Scratch& scratch, std::span<float> out) {
+  if (!view.is_sparse) return read_values(view.type, view.values, out);
+  std::fill(out.begin(), out.end(), 0.0f);
+  const auto values = sent(view, scratch);
+  for (std::size_t j = 0; j < values.size(); ++j) out[view.index[j]] = values[j];
+}
+
+void add(const View& view, Scratch& scratch, float weight, bool first, std::span<float> acc) {
+  if (view.is_sparse) {
+    if (first) std::fill(acc.begin(), acc.end(), 0.0f);
+    const auto values = sent(view, scratch);
+    const std::size_t count = values.size(), near = count - std::min(count, kAhead);
+    const std::uint32_t* index = view.index.data();
+    std::size_t j = 0;
+    for (; j < near; ++j) {
+      __builtin_prefetch(&acc[index[j + kAhead]], 1);
+      acc[index[j]] += weight * values[j];
+    }
+    for (; j < count; ++j) acc[index[j]] += weight * values[j];
+    return;
+  }
+  const std::byte* in = view.values.data();
+  const std::size_t n = acc.size();
+  if (view.type == ValueType::kInt8)
+    int8::dequantize_add(view.values, weight, first, acc);
+  else if (view.type == ValueType::kBf16 && first)
+    run_multiversioned<AddPlain<true, ValueType::kBf16>>(in, weight, acc.data(), n);
+  else if (view.type == ValueType::kBf16)
+    run_multiversioned<AddPlain<false, ValueType::kBf16>>(in, weight, acc.data(), n);
+  else if (first)
+    run_multiversioned<AddPlain<true, ValueType::kF32>>(in, weight, acc.data(), n);
+  else
+    run_multiversioned<AddPlain<false, ValueType::kF32>>(in, weight, acc.data(), n);
+}
+
+}  // namespace centroid::payload

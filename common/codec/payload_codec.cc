@@ -1,0 +1,87 @@
+#include "common/codec/payload_codec.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "common/codec/payload.h"
+#include "common/codec/topk.h"
+
+namespace centroid {
+namespace {
+
+class PayloadCodec final : public Codec {
+ public:
+  explicit PayloadCodec(const CodecSpec& spec) : spec_(spec) {}
+
+  std::string spec() const override { return spec_.to_string(); }
+
+  std::size_t max_bytes(std::size_t n) const override {
+    constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+    return n > kMost / 4 - 1 ? kMost : payload::dense_bytes(ValueType::kF32, n);
+  }
+
+  Result<std::size_t> encode(std::span<const float> x, MutableBytes out,
+                             std::uint64_t stream) const override {
+    if (out.size() < max_bytes(x.size()))
+      return bad("out holds " + std::to_string(out.size()) + " bytes, " + std::to_string(x.size()) +
+                 " numbers need " + std::to_string(max_bytes(x.size())));
+    if (x.size() >> 32 != 0) return bad("more than 2^32 - 1 numbers");
+    const int8::Draw draw{spec_.rounding, stream};
+    const std::uint64_t k = spec_.ratio.kept(x.size());
+    if (!is_sparse() || payload::is_dense_better(spec_.values, k, x.size()))
+      return payload::encode_dense(spec_.values, draw, x, out.data());
+    thread_local TopkSelector selector;
+    const auto kept = selector.select(x, k);
+    // What is not finite has the largest keys: if there is any, some of it was selected.
+    const std::uint32_t limit = int8::limit(spec_.rounding);
+    const bool finite = std::all_of(kept.value.begin(), kept.value.end(),
+                                    [&](float v) { return topk::key_of(v) < limit; });
+    if (!finite) return payload::encode_dense(ValueType::kF32, draw, x, out.data());
+    return payload::encode_sparse(spec_.values, draw, kept.index, kept.value, out.data());
+  }
+
+  Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const override {
+    const auto view = payload::read(in, spec_.values, is_sparse(), acc.size(), scratch(),
+                                    first ? nullptr : acc.data());
+    if (!view.ok()) return refused(in, view.error());
+    payload::add(*view, scratch(), scale, first, acc);
+    return {};
+  }
+
+  Status decode(Bytes in, std::span<float> out) const override {
+    const auto view = payload::read(in, spec_.values, is_sparse(), out.size(), scratch());
+    if (!view.ok()) return refused(in, view.error());
+    payload::decode(*view, scratch(), out);
+    return {};
+  }
+
+ private:
+  bool is_sparse() const { return spec_.kind == CodecSpec::Kind::kTopk; }
+  const char* name() const { return is_sparse() ? "topk" : "int8"; }
+
+  static payload::Scratch& scratch() {
+    thread_local payload::Scratch memory;
+    return memory;
+  }
+
+  Error bad(const std::string& what) const {
+    return {ErrorCode::kInvalidArgument, std::string(name()) + " encode: " + what};
+  }
+
+  Error refused(Bytes in, const Error& cause) const {
+    return {ErrorCode::kInvalidArgument, std::string(name()) + " payload of " +
+                                             std::to_string(in.size()) +
+                                             " bytes: " + cause.message()};
+  }
+
+  CodecSpec spec_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> make_payload_codec(const CodecSpec& spec) {
+  return std::make_unique<PayloadCodec>(spec);
+}
+
+}  // namespace centroid

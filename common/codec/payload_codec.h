@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+
+#include "common/codec/codec.h"
+#include "common/codec/spec.h"
+
+namespace centroid {
+
+/// Every number in eight bits, with a scale per 256 of them.
+///
+/// wire    payload.h, dense: 1 + n + 2·ceil(n / 256) bytes
+/// error   int8.h; with rounding=stochastic unbiased, from `stream`, so that runs repeat
+/// nonfinite  such numbers arrive: the payload is then dense f32
+/// cost    less than a memcpy of the numbers where there is AVX-512 (docs/compression.md)
+/// source  Dettmers et al. 2022 (blockwise scales), Alistarh et al. 2017 (stochastic rounding)
+///
+/// and
+///
+/// Of a chunk, the ceil(ratio·n) numbers of largest magnitude (topk.h); the others are 0.
+///
+/// wire    payload.h: about 1.0 byte per index at 1 %, 1.4 at 0.1 %, and 4, 2 or 1 per value
+/// error   what is not sent is lost unless the sender keeps it (error_feedback.h); sent values as
+///         exact as their type: f32 none, bf16 2^-8 relative, int8 as above over the selected ones
+/// nonfinite  as above
+/// source  Aji and Heafield 2017, "Sparse communication for distributed gradient descent"
+std::unique_ptr<Codec> make_payload_codec(const CodecSpec& spec);
+
+}  // namespace centroid

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/result.h"
+
+namespace centroid {
+
+/// How the numbers of a chunk stand in a payload. The numbers are on the wire
+/// (docs/compression.md).
+enum class ValueType : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
+std::string_view to_string(ValueType type);
+
+enum class Rounding : std::uint8_t { kNearest, kStochastic };
+
+/// The share of elements that top-k keeps: billionths, so that every machine counts the same.
+struct KeepRatio {
+  std::uint32_t billionths = 0;
+  /// max(1, ceil(ratio * n)), at most n; 0 of nothing. Whole numbers throughout.
+  std::uint64_t kept(std::uint64_t n) const;
+  bool operator==(const KeepRatio&) const = default;
+};
+
+/// What top-k selects over.
+enum class Scope : std::uint8_t {
+  kTensor,  ///< each tensor keeps its own share; may be sent while others are computed
+  kGlobal   ///< one share of the whole gradient; nothing is sent before all of it is there
+};
+
+/// What the sender keeps from round to round.
+/// source  Lin et al. 2018, "Deep Gradient Compression", section 3 (momentum correction, local
+/// clipping, momentum factor masking, warm-up)
+struct FeedbackOptions {
+  bool enabled = false;   ///< residual += gradient - sent
+  float momentum = 0;     ///< 0: no momentum correction; the server then runs without momentum
+  bool nesterov = false;  ///< of the momentum correction
+  bool masking = true;    ///< momentum becomes 0 where something was sent
+  float clip = 0;  ///< 0: no; else the bound of the cluster's norm, each worker's is / sqrt(world)
+  std::uint32_t warmup = 0;  ///< rounds in which the ratio falls in steps of 4 from 25 %
+  bool carry = true;         ///< a new generation keeps the residual; otherwise it begins at 0
+  bool operator==(const FeedbackOptions&) const = default;
+};
+
+/// What a text like "topk:0.01,values=int8" says.
+///
+/// f32, bf16, f16          no selection, no scale
+/// int8                    one scale per 256 numbers
+/// topk:RATIO              the largest magnitudes, RATIO in [0, 1] with at most nine decimals
+///
+/// field        of                 values                default
+/// values       topk               f32, bf16, int8       f32
+/// rounding     int8, topk         nearest, stochastic   nearest
+/// scope        topk               tensor, global        tensor
+/// feedback     all but f32        on, off               on for topk, else off
+/// momentum     topk               [0, 1)                0
+/// nesterov     topk               on, off               off
+/// masking      topk               on, off               on
+/// clip         topk               > 0, or 0             0
+/// warmup       topk               rounds                0
+/// generation   all but f32        carry, reset          carry
+struct CodecSpec {
+  enum class Kind : std::uint8_t { kF32, kBf16, kF16, kInt8, kTopk };
+  Kind kind = Kind::kF32;
+  KeepRatio ratio;
+  ValueType values = ValueType::kF32;
+  Rounding rounding = Rounding::kNearest;
+  Scope scope = Scope::kTensor;
+  FeedbackOptions feedback;
+  bool operator==(const CodecSpec&) const = default;
+
+  /// fails invalid_argument: names the field that is wrong and what it may be.
+  static Result<CodecSpec> parse(std::string_view text);
+  /// The normal form: fields that differ from their default, in the order of the table.
+  std::string to_string() const;
+};
+
+}  // namespace centroid

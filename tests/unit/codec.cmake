@@ -1,0 +1,7 @@
+centroid_test(codec_topk_test LABEL unit
+  SOURCES unit/codec_topk_test.cc
+  DEPS centroid::codec)
+
+centroid_test(codec_payload_test LABEL unit
+  SOURCES unit/codec_payload_test.cc unit/codec_spec_test.cc
+  DEPS centroid::codec)
