@@ -202,6 +202,9 @@ Status check_together(const CodecSpec& s) {
   if (!s.feedback.enabled) {
     const bool has = s.feedback.momentum != 0 || s.feedback.clip != 0 || s.feedback.warmup != 0;
     if (has) return bad("field \"feedback\": momentum, clip and warmup need feedback=on");
+    if (s.scope == Scope::kGlobal)
+      return bad(
+          "field \"scope\": global needs feedback=on; without it every chunk keeps its share");
   }
   if (s.feedback.momentum == 0 && (s.feedback.nesterov || !s.feedback.masking))
     return bad(std::string("field \"") + (s.feedback.nesterov ? "nesterov" : "masking") +

@@ -5,3 +5,7 @@ centroid_test(codec_topk_test LABEL unit
 centroid_test(codec_payload_test LABEL unit
   SOURCES unit/codec_payload_test.cc unit/codec_spec_test.cc
   DEPS centroid::codec)
+
+centroid_test(codec_feedback_test LABEL unit
+  SOURCES unit/codec_feedback_test.cc
+  DEPS centroid::codec)

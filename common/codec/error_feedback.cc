@@ -1,0 +1,338 @@
+#include "common/codec/error_feedback.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "common/tensor/multiversion.h"
+
+namespace centroid {
+namespace {
+
+constexpr std::uint32_t kWarmupFirst = 250'000'000;  // 25 %, then a quarter of it, and so on
+
+bool is_finite(float x) { return topk::key_of(x) < topk::kInfinity; }
+
+struct Momentum {
+  CENTROID_KERNEL void run(const float* g, float* u, float* out, float momentum, bool nesterov,
+                           std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      const float plain = momentum * u[i] + g[i];
+      const float ahead = momentum * (u[i] + g[i]);
+      const float next = nesterov ? ahead : plain;
+      out[i] = nesterov ? next + g[i] : next;  // the residual's check finds what is not finite
+      u[i] = topk::key_of(next) < topk::kInfinity ? next : u[i];
+    }
+  }
+};
+
+struct Scale {
+  CENTROID_KERNEL void run(const float* x, float factor, float* out, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) out[i] = factor * x[i];
+  }
+};
+
+constexpr std::size_t kLanes = 16;  // sums side by side, always the same ones: the same bits
+
+struct SumOfSquares {
+  CENTROID_KERNEL void run(const float* x, std::size_t n, double* lanes) {
+    std::size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      for (std::size_t j = 0; j < kLanes; ++j)
+        lanes[j] += static_cast<double>(x[i + j]) * static_cast<double>(x[i + j]);
+    for (; i < n; ++i) lanes[0] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  }
+};
+
+double norm_of(std::span<const float> x) {
+  std::array<double, kLanes> lanes{};
+  run_multiversioned<SumOfSquares>(x.data(), x.size(), lanes.data());
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return std::sqrt(sum);
+}
+
+/// rest = v - sent; whether sent + rest gives v again everywhere.
+struct Subtract {
+  CENTROID_KERNEL void run(float* v, const float* sent, std::size_t n, bool write, bool* is_exact) {
+    std::uint32_t wrong = 0;
+    if (write) {
+      CENTROID_INDEPENDENT
+      for (std::size_t i = 0; i < n; ++i) v[i] = v[i] - sent[i];
+      return;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const float rest = v[i] - sent[i];
+      wrong |= sent[i] + rest == v[i] ? 0u : 1u;
+    }
+    *is_exact = wrong == 0;
+  }
+};
+
+std::span<float> of(const Buffer& buffer, std::uint64_t n) {
+  return buffer.as<float>().first(static_cast<std::size_t>(n));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ErrorFeedback>> ErrorFeedback::make(const std::string& text,
+                                                           const ChunkPlan& plan,
+                                                           ThreadPool* pool) {
+  CENTROID_ASSIGN(CodecSpec spec, CodecSpec::parse(text));
+  CENTROID_ASSIGN(std::unique_ptr<Codec> codec, make_codec(text));
+  if (!spec.feedback.enabled)
+    return Error(ErrorCode::kInvalidArgument,
+                 "codec spec \"" + spec.to_string() + "\": field \"feedback\" is off");
+  return std::unique_ptr<ErrorFeedback>(new ErrorFeedback(spec, std::move(codec), plan, pool));
+}
+
+ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const ChunkPlan& plan,
+                             ThreadPool* pool)
+    : spec_(spec),
+      codec_(std::move(codec)),
+      plan_(plan),
+      selector_(pool),
+      residual_(plan.total_elements() * sizeof(float)),
+      payloads_(plan.chunks().size()),
+      out_(codec_->max_bytes(plan.max_chunk_elements())) {
+  if (spec_.feedback.momentum != 0) momentum_ = Buffer(plan.total_elements() * sizeof(float));
+  const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
+  for (const Chunk& chunk : plan.chunks()) {
+    const bool is_same =
+        !units_.empty() && is_topk && (spec_.scope == Scope::kGlobal || chunk.offset != 0);
+    if (!is_same) {
+      const std::string& tensor = plan.manifest()[chunk.tensor.value].name;
+      units_.push_back({chunk.position, 0, chunk.id.value, 0,
+                        spec_.scope == Scope::kGlobal ? "the gradient" : "tensor " + tensor});
+    }
+    units_.back().elements += chunk.elements;
+    ++units_.back().chunks;
+    unit_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
+  }
+  reset();
+}
+
+void ErrorFeedback::reset() {
+  std::ranges::fill(of(residual_, plan_.total_elements()), 0.0f);
+  if (momentum_) std::ranges::fill(of(momentum_, plan_.total_elements()), 0.0f);
+  for (Payload& payload : payloads_) payload.is_there = false;
+  is_open_ = false;
+  rounds_ = 0;
+}
+
+void ErrorFeedback::begin_generation(std::uint32_t world) {
+  world_ = std::max(world, 1u);
+  if (!spec_.feedback.carry) reset();
+}
+
+KeepRatio ErrorFeedback::ratio() const {
+  if (rounds_ >= spec_.feedback.warmup) return spec_.ratio;
+  std::uint64_t stages = 0;
+  while (kWarmupFirst >> (2 * stages) > spec_.ratio.billionths) ++stages;
+  if (stages == 0) return spec_.ratio;
+  return {kWarmupFirst >> (2 * (rounds_ * stages / spec_.feedback.warmup))};
+}
+
+Result<Bytes> ErrorFeedback::encode(ChunkId chunk, std::span<const float> gradients,
+                                    std::uint64_t round) {
+  CENTROID_CHECK(chunk.value < payloads_.size() && gradients.size() == plan_.total_elements());
+  if (is_open_ && round != round_) commit();
+  round_ = round;
+  const Payload& payload = payloads_[chunk.value];
+  if (!payload.is_there) {
+    const Unit& unit = units_[unit_of_[chunk.value]];
+    CENTROID_TRY(encode_unit(unit, gradients.subspan(unit.begin, unit.elements)));
+    is_open_ = true;
+  }
+  return Bytes(payload.bytes);
+}
+
+std::span<float> ErrorFeedback::residual_of(const Unit& unit) {
+  return of(residual_, plan_.total_elements()).subspan(unit.begin, unit.elements);
+}
+
+/// The gradient after clipping and momentum correction; itself when there is neither.
+std::span<const float> ErrorFeedback::correct(const Unit& unit, std::span<const float> gradient) {
+  const FeedbackOptions& options = spec_.feedback;
+  if (options.clip == 0 && options.momentum == 0) return gradient;
+  corrected_.resize(std::max<std::size_t>(corrected_.size(), unit.elements));
+  const std::span<float> out = std::span(corrected_).first(unit.elements);
+  if (options.clip != 0) {
+    const double bound = static_cast<double>(options.clip) / std::sqrt(static_cast<double>(world_));
+    const double norm = norm_of(gradient);
+    if (norm > bound && std::isfinite(norm)) {
+      run_multiversioned<Scale>(gradient.data(), static_cast<float>(bound / norm), out.data(),
+                                out.size());
+      gradient = out;
+    }
+  }
+  if (options.momentum == 0) return gradient;
+  float* u = of(momentum_, plan_.total_elements()).data() + unit.begin;
+  run_multiversioned<Momentum>(gradient.data(), u, out.data(), options.momentum, options.nesterov,
+                               out.size());
+  return out;
+}
+
+Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const {
+  return Error(ErrorCode::kInvalidArgument,
+               "error feedback: " + std::to_string(count) + " of the " +
+                   std::to_string(unit.elements) + " sums of residual and gradient of " +
+                   unit.name + " are not finite, the first is number " + std::to_string(first));
+}
+
+Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
+  const std::span<const float> added = correct(unit, gradient);
+  const std::span<float> residual = residual_of(unit);
+  const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
+  const std::uint64_t k = is_topk ? ratio().kept(unit.elements) : unit.elements;
+  // Selecting nearly everything is dear, and then sent densely: select nothing instead.
+  const bool select = is_topk && !payload::is_dense_better(spec_.values, k, unit.elements);
+  const auto kept = selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_);
+  if (kept.nonfinite > 0 && !pass_nonfinite_)
+    return refused(unit, kept.nonfinite, kept.first_nonfinite);
+  for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
+    const Chunk& chunk = plan_.chunks()[c];
+    if (kept.nonfinite > 0)
+      CENTROID_TRY(send_dense(chunk, ValueType::kF32));
+    else if (select)
+      send_sparse(chunk, unit, kept);
+    else
+      CENTROID_TRY(send_dense(chunk, spec_.values));
+  }
+  return {};
+}
+
+/// Send the part of a selection that is the chunk's.
+void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
+                                const TopkSelector::Selection& kept) {
+  const auto from = static_cast<std::uint32_t>(chunk.position - unit.begin);
+  const auto begin = std::lower_bound(kept.index.begin(), kept.index.end(), from);
+  const auto end = std::lower_bound(begin, kept.index.end(), from + chunk.elements);
+  const auto first = static_cast<std::size_t>(begin - kept.index.begin());
+  const auto count = static_cast<std::size_t>(end - begin);
+  if (payload::is_dense_better(spec_.values, count, chunk.elements)) {
+    const Status sent = send_dense(chunk, spec_.values);
+    CENTROID_CHECK(sent.ok());  // finite numbers always fit
+    return;
+  }
+  index_.resize(std::max(index_.size(), count));
+  for (std::size_t j = 0; j < count; ++j) index_[j] = begin[static_cast<std::ptrdiff_t>(j)] - from;
+  const std::span<const std::uint32_t> index = std::span(index_).first(count);
+  const std::span<const float> value = kept.value.subspan(first, count);
+  const std::size_t bytes = payload::encode_sparse(spec_.values, {}, index, value, out_.data());
+  float* residual = of(residual_, plan_.total_elements()).data() + chunk.position;
+  if (spec_.values == ValueType::kF32) {
+    for (const std::uint32_t i : index) residual[i] = 0;
+  } else {
+    payload::View view{true, spec_.values, {}, index};
+    const std::size_t values = payload::value_bytes(spec_.values, count);
+    view.values = Bytes(out_).subspan(bytes - values, values);
+    const auto sent = payload::sent(view, scratch_);
+    for (std::size_t j = 0; j < count; ++j) residual[index[j]] = value[j] - sent[j];
+  }
+  if (momentum_ && spec_.feedback.masking) {
+    float* u = of(momentum_, plan_.total_elements()).data() + chunk.position;
+    for (const std::uint32_t i : index) u[i] = 0;
+  }
+  keep_payload(chunk, bytes, count);
+}
+
+/// Send all of a chunk; what rounding leaves stays in the residual.
+Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
+  const std::span<float> residual =
+      of(residual_, plan_.total_elements()).subspan(chunk.position, chunk.elements);
+  std::size_t bytes = 0;
+  if (spec_.kind == CodecSpec::Kind::kTopk || spec_.kind == CodecSpec::Kind::kInt8) {
+    bytes = payload::encode_dense(type, {}, residual, out_.data());
+  } else {
+    CENTROID_ASSIGN(bytes, codec_->encode(residual, out_));
+  }
+  decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
+  const std::span<float> sent = std::span(decoded_).first(chunk.elements);
+  CENTROID_TRY(codec_->decode(Bytes(out_).first(bytes), sent));
+  const bool is_whole = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
+  bool is_exact = false;
+  run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
+  if (is_whole) {
+    std::ranges::fill(residual, 0.0f);
+  } else if (!is_exact) {
+    return Error(ErrorCode::kInvalidArgument, "error feedback: chunk " + to_string(chunk.id) +
+                                                  " has numbers too large for " +
+                                                  spec_.to_string());
+  } else {
+    run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), true, &is_exact);
+  }
+  if (momentum_ && spec_.feedback.masking)
+    std::ranges::fill(of(momentum_, plan_.total_elements()).subspan(chunk.position, chunk.elements),
+                      0.0f);
+  if (spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
+  keep_payload(chunk, bytes, chunk.elements);
+  return {};
+}
+
+void ErrorFeedback::keep_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent) {
+  Payload& payload = payloads_[chunk.id.value];
+  payload.bytes.assign(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(bytes));
+  payload.is_there = true;
+  ++totals_.chunks;
+  totals_.elements += chunk.elements;
+  totals_.sent += sent;
+  totals_.bytes += bytes;
+}
+
+void ErrorFeedback::commit() {
+  if (!is_open_) return;
+  for (Payload& payload : payloads_) payload.is_there = false;
+  is_open_ = false;
+  ++rounds_;
+}
+
+void ErrorFeedback::take_back() {
+  for (const Chunk& chunk : plan_.chunks()) {
+    Payload& payload = payloads_[chunk.id.value];
+    if (!std::exchange(payload.is_there, false)) continue;
+    const std::span<float> residual =
+        of(residual_, plan_.total_elements()).subspan(chunk.position, chunk.elements);
+    decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
+    const std::span<float> sent = std::span(decoded_).first(chunk.elements);
+    CENTROID_CHECK(codec_->decode(payload.bytes, sent).ok());
+    for (std::size_t i = 0; i < sent.size(); ++i)
+      residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
+  }
+  is_open_ = false;
+}
+
+ErrorFeedback::State ErrorFeedback::state() const {
+  State state{of(residual_, plan_.total_elements()), {}, rounds_};
+  if (momentum_) state.momentum = of(momentum_, plan_.total_elements());
+  return state;
+}
+
+Status ErrorFeedback::restore(const State& state) {
+  const std::uint64_t n = plan_.total_elements(), momentum = momentum_ ? n : 0;
+  const auto bad = [](const std::string& what) {
+    return Error(ErrorCode::kInvalidArgument, "error feedback: " + what);
+  };
+  if (state.residual.size() != n || state.momentum.size() != momentum)
+    return bad("the state has " + std::to_string(state.residual.size()) + " numbers of residual, " +
+               std::to_string(state.momentum.size()) + " of momentum; expected " +
+               std::to_string(n) + " and " + std::to_string(momentum));
+  if (!std::ranges::all_of(state.residual, is_finite) ||
+      !std::ranges::all_of(state.momentum, is_finite))
+    return bad("the state has numbers that are not finite");
+  reset();
+  std::ranges::copy(state.residual, of(residual_, n).begin());
+  if (momentum_) std::ranges::copy(state.momentum, of(momentum_, n).begin());
+  rounds_ = state.rounds;
+  return {};
+}
+
+double ErrorFeedback::residual_norm() const {
+  return norm_of(of(residual_, plan_.total_elements()));
+}
+
+}  // namespace centroid

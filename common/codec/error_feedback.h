@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/codec/codec.h"
+#include "common/codec/payload.h"
+#include "common/codec/spec.h"
+#include "common/codec/topk.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+
+namespace centroid {
+
+/// A sender's memory of what its codec left out: what is not sent now is sent later.
+///
+/// steps   per round and unit (a tensor, everything with scope=global, a chunk with the dense
+///         codecs): residual += gradient; encode; residual -= sent
+/// exact   sent + residual = residual before + gradient, bit for bit, each element, every round
+/// repeat  within a round a chunk has one payload, however often it is asked for: attempts send the
+///         same bytes. The next round's first `encode` commits the round before
+/// nonfinite  the residual is finite always. A sum that is not finite refuses its unit: the payload
+///         is an error, the unit's other sums stay in the residual; or, with `pass_nonfinite`, the
+///         unit is sent densely as f32, so that it arrives
+/// options FeedbackOptions (spec.h): u = m u + g; residual += u (Nesterov: u = m (u + g); residual
+/// +=
+///         u + g); u = 0 where something was sent; g scaled to a norm of clip / sqrt(world) per
+///         unit
+/// owns    one float per element, two with momentum, and a round's payloads
+/// thread  one at a time; selection runs on `pool` when there is one
+/// source  Karimireddy et al. 2019, "Error Feedback Fixes SignSGD"; Lin et al. 2018, "Deep Gradient
+///         Compression"
+class ErrorFeedback {
+ public:
+  /// For a codec whose spec says feedback=on. `plan` outlives it.
+  /// fails invalid_argument: the spec, or its feedback is off
+  static Result<std::unique_ptr<ErrorFeedback>> make(const std::string& spec, const ChunkPlan& plan,
+                                                     ThreadPool* pool = nullptr);
+
+  /// The payload of a chunk, valid until the round is over. `gradients`: all tensors end to end;
+  /// those of the chunk's unit are read when the unit's first chunk is asked for.
+  /// fails invalid_argument: numbers that are not finite or, with f16, too large
+  Result<Bytes> encode(ChunkId chunk, std::span<const float> gradients, std::uint64_t round);
+  /// Whether all tensors must be ready before the first `encode`.
+  bool needs_all() const { return spec_.scope == Scope::kGlobal; }
+
+  /// The round's payloads were added to the sum: they are forgotten.
+  void commit();
+  /// They were not, and will not be: residual += sent. Momentum that was masked stays masked.
+  void take_back();
+
+  /// There are `world` senders now. Keeps the residual or begins at 0, as the spec says.
+  void begin_generation(std::uint32_t world);
+  /// Residual, momentum and warm-up from the beginning; a round under way starts again.
+  void reset();
+
+  /// What a checkpoint holds, between rounds.
+  struct State {
+    std::span<const float> residual;
+    std::span<const float> momentum;  ///< empty without momentum correction
+    std::uint64_t rounds = 0;         ///< committed ones; the warm-up goes by them
+  };
+  State state() const;
+  /// fails invalid_argument: other lengths, numbers that are not finite; nothing changes then
+  Status restore(const State& state);
+
+  void pass_nonfinite(bool pass) { pass_nonfinite_ = pass; }
+  std::string spec() const { return spec_.to_string(); }
+  /// The share that this round keeps; falls during the warm-up.
+  KeepRatio ratio() const;
+
+  /// Sums since the beginning.
+  struct Totals {
+    std::uint64_t chunks = 0;
+    std::uint64_t dense_chunks = 0;  ///< of top-k: dense was not longer, or not finite
+    std::uint64_t elements = 0;      ///< 4 bytes each without a codec
+    std::uint64_t sent = 0;          ///< elements
+    std::uint64_t bytes = 0;
+  };
+  const Totals& totals() const { return totals_; }
+  /// Euclidean norm of what is still to be sent; one pass over it.
+  double residual_norm() const;
+
+ private:
+  ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const ChunkPlan& plan,
+                ThreadPool* pool);
+  struct Unit {
+    std::uint64_t begin = 0, elements = 0;
+    std::size_t first_chunk = 0, chunks = 0;
+    std::string name;
+  };
+  struct Payload {
+    bool is_there = false;
+    std::vector<std::byte> bytes;
+  };
+  std::span<float> residual_of(const Unit& unit);
+  std::span<const float> correct(const Unit& unit, std::span<const float> gradient);
+  Status encode_unit(const Unit& unit, std::span<const float> gradient);
+  Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
+  Status add_all(const Unit& unit, std::span<const float> gradient, bool& has_nonfinite);
+  void send_sparse(const Chunk& chunk, const Unit& unit, const TopkSelector::Selection& kept);
+  Status send_dense(const Chunk& chunk, ValueType type);
+  void keep_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent);
+
+  CodecSpec spec_;
+  std::unique_ptr<Codec> codec_;
+  const ChunkPlan& plan_;
+  std::vector<Unit> units_;
+  std::vector<std::uint32_t> unit_of_;  // chunk
+  TopkSelector selector_;
+  Buffer residual_, momentum_;
+  std::vector<Payload> payloads_;  // of the round
+  std::uint64_t round_ = 0, rounds_ = 0;
+  std::uint32_t world_ = 1;
+  bool is_open_ = false;  // the round has payloads
+  bool pass_nonfinite_ = false;
+  Totals totals_;
+  std::vector<float> corrected_, decoded_;
+  std::vector<std::uint32_t> index_;
+  std::vector<std::byte> out_;
+  payload::Scratch scratch_;
+};
+
+}  // namespace centroid
