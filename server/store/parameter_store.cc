@@ -23,7 +23,7 @@ ParameterStore::~ParameterStore() = default;
 std::uint64_t ParameterStore::memory_bytes() const {
   std::uint64_t bytes = params_->bytes() + spare_->bytes();
   for (const auto& slot : slots_) bytes += slot->bytes();
-  if (const auto snapshot = snapshot_.lock()) bytes += snapshot->copied_bytes();
+  if (snapshot_) bytes += snapshot_->copied_bytes();
   return bytes;
 }
 
@@ -120,19 +120,18 @@ void ParameterStore::release(Hold hold) {
 }
 
 std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget_bytes) {
-  if (version_ == Version() || is_ahead_ || !is_current() || !snapshot_.expired()) return nullptr;
+  if (version_ == Version() || is_ahead_ || !is_current() || has_snapshot()) return nullptr;
   std::vector<std::shared_ptr<const Plane>> planes{params_};
   planes.insert(planes.end(), slots_.begin(), slots_.end());
   const std::shared_ptr<Snapshot> snapshot(
       new Snapshot(plan_, std::move(planes), version_, optimizer_step_, copy_budget_bytes));
   snapshot_ = snapshot;
-  return snapshot;
+  // The reader's handle. Its end is told to the store by `drop`: a weak pointer that has expired
+  // orders nothing between the reader's last look at the memory and the store's next write.
+  return {snapshot.get(), [snapshot](Snapshot* read) { read->drop(); }};
 }
 
-bool ParameterStore::snapshot_is_full() const {
-  const auto snapshot = snapshot_.lock();
-  return snapshot && snapshot->is_full();
-}
+bool ParameterStore::snapshot_is_full() const { return snapshot_ && snapshot_->is_full(); }
 
 Status ParameterStore::load(std::size_t plane, std::uint64_t offset, std::span<const float> from) {
   const std::uint64_t total = plan_->total_elements();
@@ -174,7 +173,7 @@ std::uint64_t ParameterStore::fingerprint() const {
 }
 
 void ParameterStore::preserve(const Plane& plane, const Chunk& chunk) {
-  if (const auto snapshot = snapshot_.lock()) snapshot->preserve(plane, chunk);
+  if (snapshot_) snapshot_->preserve(plane, chunk);
 }
 
 }  // namespace centroid::server

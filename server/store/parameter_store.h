@@ -107,6 +107,7 @@ class ParameterStore {
   std::uint64_t fingerprint() const;
 
  private:
+  bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
   void step(const Chunk& chunk, std::span<float> out);
 
@@ -118,7 +119,7 @@ class ParameterStore {
   // Shared with a running snapshot only, which may outlive the store.
   std::shared_ptr<Plane> params_, spare_;
   std::vector<std::shared_ptr<Plane>> slots_;
-  std::weak_ptr<Snapshot> snapshot_;
+  std::shared_ptr<Snapshot> snapshot_;  ///< the last one, also when nobody reads it any more
 };
 
 }  // namespace centroid::server

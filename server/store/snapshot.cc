@@ -131,6 +131,12 @@ void Snapshot::free_copy(Piece& piece, const Chunk& chunk) {
   copied_bytes_ -= bytes_of(chunk);
 }
 
+void Snapshot::drop() {
+  const std::lock_guard lock(mutex_);
+  if (!is_done()) fail();
+  is_dropped_.store(true, std::memory_order_release);
+}
+
 void Snapshot::fail() {
   has_failed_ = true;
   pieces_.clear();

@@ -59,6 +59,9 @@ class Snapshot {
   /// Copies that all pending chunks may still need do not fit into what is left of the budget.
   bool is_full() const;
   std::size_t copied_bytes() const;
+  /// The reader's handle is gone.
+  void drop();
+  bool is_dropped() const { return is_dropped_.load(std::memory_order_acquire); }
 
   std::size_t plane_of(const Plane& memory) const;
   Piece& piece(std::size_t plane, ChunkId chunk) {
@@ -73,7 +76,7 @@ class Snapshot {
   const std::uint64_t optimizer_step_;
   const std::size_t copy_budget_bytes_;
 
-  std::atomic<bool> is_done_ = false;
+  std::atomic<bool> is_done_ = false, is_dropped_ = false;
   mutable std::mutex mutex_;  // guards all below
   std::vector<Piece> pieces_;
   std::uint64_t unread_elements_ = 0;
