@@ -32,6 +32,15 @@ class ByteStream {
   /// cancelled.
   virtual Task<Moved> read_some(MutableBytes into) = 0;
   virtual Task<Moved> write_some(std::span<const Bytes> parts) = 0;
+  /// Whether what has come lies in memory that can be read in place: then `try_view` gives at least
+  /// `least` bytes of it or would_block, `wait_view` waits until it would, and what was `consume`d
+  /// must not be looked at any more. `end_frame` says that a frame of the peer's is over, so that
+  /// the next one begins aligned.
+  virtual bool has_view() const { return false; }
+  virtual Moved try_view(std::size_t /*least*/, Bytes& /*view*/) { return {}; }
+  virtual Task<Moved> wait_view(std::size_t /*least*/) { co_return Moved(); }
+  virtual void consume(std::size_t /*bytes*/) {}
+  virtual void end_frame() {}
   /// Ends what is pending (not inline); the peer reads what was sent, then the end.
   virtual void close() noexcept = 0;
   virtual std::string peer() const = 0;

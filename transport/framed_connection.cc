@@ -17,6 +17,9 @@ constexpr std::size_t kBufferBytes = 16 << 10;
 // Bytes received at once, so that they are still in cache when they are summed
 // (tests/bench/pingpong_bench.cc).
 constexpr std::size_t kPieceBytes = 256 << 10;
+// Looked at in the stream's own memory at once; then the peer gets the room back.
+constexpr std::size_t kViewBytes = 64 << 10;
+constexpr std::size_t kViewAlignment = 64;
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
 std::string seconds(std::chrono::milliseconds time) {
@@ -80,6 +83,7 @@ Result<FramedConnection::Reading> FramedConnection::begin_read(Reading wanted, s
   if (cause_) return *cause_;
   if (is_reading_)
     return Error(ErrorCode::kFailedPrecondition, "two readers on the connection to " + peer_);
+  consume_view();
   if (wanted == Reading::kHeader) {
     if (!has_payload_) return wanted;
     return Error(ErrorCode::kFailedPrecondition,
@@ -99,6 +103,7 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kHeader, 0));
   (void)reading;
   const ReadGuard guard(*this);
+  if (frame_bytes_ != 0) stream_->end_frame();
   frame_got_ = std::min(end_ - begin_, kFrameHeaderBytes);
   frame_bytes_ = kFrameHeaderBytes;
   while (end_ - begin_ < kFrameHeaderBytes) {
@@ -106,7 +111,9 @@ Task<Result<InFrame>> FramedConnection::read_header() {
       std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
       end_ -= std::exchange(begin_, 0);
     }
-    const MutableBytes space(buffer_.get() + end_, kBufferBytes - end_);
+    // What can be read in place is not read ahead.
+    const std::size_t most = stream_->has_view() ? kFrameHeaderBytes - end_ : kBufferBytes - end_;
+    const MutableBytes space(buffer_.get() + end_, most);
     CENTROID_CO_ASSIGN(const std::size_t got, co_await read_some(space));
     end_ += got;
     frame_got_ = std::min(end_, kFrameHeaderBytes);
@@ -159,9 +166,51 @@ Task<Result<Bytes>> FramedConnection::read_piece(MutableBytes scratch) {
   co_await asio::this_coro::throw_if_cancelled(false);
   CENTROID_CO_ASSIGN(const Reading reading, begin_read(Reading::kPayload, 0));
   if (reading == Reading::kNothing) co_return Bytes();
+  if (stream_->has_view()) co_return co_await view_piece();
   const MutableBytes into = scratch.first(std::min<std::uint64_t>(scratch.size(), payload_left_));
   CENTROID_CO_TRY(co_await fill(into));
   co_return Bytes(into);
+}
+
+Task<Result<Bytes>> FramedConnection::view_piece() {
+  const ReadGuard guard(*this);
+  const std::size_t least = std::min<std::uint64_t>(payload_left_, kViewAlignment);
+  Bytes view;
+  while (true) {
+    if (streak_ > kStreak) {
+      streak_ = 0;
+      co_await asio::post(stream_->executor(), asio::use_awaitable);
+    }
+    if (cause_) co_return *cause_;
+    Moved moved = stream_->try_view(least, view);
+    if (!moved.error) break;
+    if (moved.is_blocked()) {
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      moved.error = asio::error::operation_aborted;
+      if (state.cancelled() == asio::cancellation_type::none) {
+        reading_since_ = now();
+        watch();
+        moved = co_await stream_->wait_view(least);
+        reading_since_ = TimePoint::max();
+        streak_ = 0;
+      }
+    }
+    if (moved.error) co_return read_error(moved.error);
+  }
+  viewed_ = std::min<std::uint64_t>({view.size(), payload_left_, kViewBytes});
+  if (viewed_ != payload_left_) viewed_ -= viewed_ % kViewAlignment;
+  view = view.first(viewed_);
+  streak_ += 1 + viewed_ / kStreakBytes;
+  last_received_ = now();
+  traffic_.bytes_in += viewed_;
+  frame_got_ += viewed_;
+  sum(view);
+  if (payload_left_ == 0) CENTROID_CO_TRY(end_payload());
+  co_return view;
+}
+
+void FramedConnection::consume_view() {
+  if (viewed_ != 0) stream_->consume(std::exchange(viewed_, 0));
 }
 
 /// Reads the next bytes of the payload; with its last ones the checksum is looked at.
@@ -185,7 +234,8 @@ Task<Status> FramedConnection::skip_payload() {
   const ReadGuard guard(*this);
   while (payload_left_ != 0) {
     if (begin_ == end_) {
-      const MutableBytes space(buffer_.get(), kBufferBytes);
+      const std::uint64_t most = stream_->has_view() ? payload_left_ : kBufferBytes;
+      const MutableBytes space(buffer_.get(), std::min<std::uint64_t>(most, kBufferBytes));
       begin_ = end_ = 0;
       CENTROID_CO_ASSIGN(end_, co_await read_some(space));
     }

@@ -64,6 +64,8 @@ class FramedConnection final : public Connection {
   Task<Status> fill(MutableBytes into);
   void sum(Bytes piece);
   Status end_payload();
+  Task<Result<Bytes>> view_piece();
+  void consume_view();
   std::size_t take_buffered(MutableBytes into);
   Result<FrameHeader> header_for(const OutFrame& frame) const;
   Task<Status> await_turn();
@@ -87,7 +89,8 @@ class FramedConnection final : public Connection {
   bool is_reading_ = false;
   bool has_payload_ = false;  ///< a payload waits on the connection
   std::uint64_t payload_left_ = 0;
-  std::uint32_t payload_crc_ = 0;                  ///< of what has been read of it
+  std::size_t viewed_ = 0;         ///< of the stream's memory, given out and not yet consumed
+  std::uint32_t payload_crc_ = 0;  ///< of what has been read of it
   std::uint64_t frame_got_ = 0, frame_bytes_ = 0;  ///< of the frame being received
 
   bool is_writing_ = false;

@@ -116,7 +116,8 @@ struct TransportOptions {
       30'000};                     ///< no byte of a begun frame for so long: the connection ends
   std::string congestion_control;  ///< per-socket TCP_CONGESTION; empty: the system's; "auto":
                                    ///< cubic on loopback, else the system's
-  std::size_t socket_buffer_bytes = 0;  ///< SO_SNDBUF/SO_RCVBUF; 0: the system's autotuning
+  std::size_t socket_buffer_bytes = 0;  ///< SO_SNDBUF/SO_RCVBUF; 0: the system's autotuning.
+                                        ///< Shared memory: of each ring; 0: 1 MiB
 };
 
 /// TCP on Asio sockets. Connections made or accepted live on `executor`.
@@ -126,6 +127,12 @@ std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options 
 ///
 /// fails  unavailable: unknown name, no route
 Result<std::string> local_address_towards(const Endpoint& there);
+
+class PollSet;
+/// Shared memory between processes of one machine and one network namespace; the host of an
+/// endpoint is any name. `polls`: of the thread that runs the executor, when it polls.
+std::unique_ptr<Transport> make_shm(Executor executor, TransportOptions options = {},
+                                    PollSet* polls = nullptr);
 
 /// A name space of in-process endpoints, shared by the transports of several threads.
 class InProcessHub;

@@ -13,11 +13,12 @@ using namespace std::chrono_literals;
 
 class Centroid final : public Contestant {
  public:
-  explicit Centroid(const Place& place) {
+  Centroid(const Place& place, bool shares_memory) {
     transport::TransportOptions options;
     options.congestion_control = place.congestion_control;
     collective::MeshOptions mesh_options;
     mesh_options.spin = std::chrono::microseconds(place.spin_us);
+    mesh_options.shared_memory = shares_memory;
     transport::Endpoint endpoint;
     endpoint.host = place.hosts[place.rank];
     auto mesh = collective::Mesh::open(collective::tcp_factory(options), endpoint, mesh_options);
@@ -29,6 +30,11 @@ class Centroid final : public Contestant {
       endpoint.host = place.hosts[roster.endpoints.size()];
       endpoint.port = static_cast<std::uint16_t>(port);
       roster.endpoints.push_back(endpoint);
+    }
+    // Namespaces stand for machines.
+    for (const std::string& host : place.hosts) {
+      const bool is_loopback = host.starts_with("127.");
+      roster.nodes.push_back(is_loopback ? "here" : host);
     }
     auto group = mesh_->join(roster, std::chrono::steady_clock::now() + 30s);
     if (!group.ok()) die(group.error());
@@ -53,7 +59,10 @@ class Centroid final : public Contestant {
 }  // namespace
 
 std::vector<Entry> centroid_entries() {
-  return {{"centroid", [](const Place& place) { return std::make_unique<Centroid>(place); }}};
+  const auto make = [](bool shares_memory) {
+    return [=](const Place& place) { return std::make_unique<Centroid>(place, shares_memory); };
+  };
+  return {{"centroid", make(false)}, {"centroid_shm", make(true)}};
 }
 
 }  // namespace centroid::bench

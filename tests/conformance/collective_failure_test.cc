@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::Values;
 
 struct Failure : ::testing::TestWithParam<Carrier> {};
-INSTANTIATE_TEST_SUITE_P(All, Failure, Values(Carrier::kInProcess, Carrier::kTcp),
+INSTANTIATE_TEST_SUITE_P(All, Failure, Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                          ::testing::PrintToStringParamName());
 
 CallOptions within(std::chrono::milliseconds timeout) {
@@ -157,8 +157,8 @@ pid_t fork_rank(const Roster& shared, const std::function<void(Group&)>& body) {
 }
 
 /// Ranks 0 and 1 here, rank 2 in another process; what the two get.
-std::vector<Status> with_process(const std::function<void(Group&)>& body, CallOptions options,
-                                 bool kills) {
+std::vector<Status> with_process(Carrier carrier, const std::function<void(Group&)>& body,
+                                 CallOptions options, bool kills) {
   std::vector<std::unique_ptr<Mesh>> meshes;
   Roster roster;
   roster.generation = 1;
@@ -169,6 +169,7 @@ std::vector<Status> with_process(const std::function<void(Group&)>& body, CallOp
     meshes.push_back(std::move(*mesh));
   }
   roster.endpoints.emplace_back();
+  if (carrier == Carrier::kShm) roster.nodes = {"here", "here", "here"};
   const pid_t child = fork_rank(roster, body);
   std::vector<Status> out(2);
   std::vector<std::thread> threads;
@@ -189,14 +190,18 @@ std::vector<Status> with_process(const std::function<void(Group&)>& body, CallOp
   return out;
 }
 
-TEST(Process, ADeadPeerEndsTheOperationOnAllSurvivors) {
+struct Process : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, Process, Values(Carrier::kTcp, Carrier::kShm),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(Process, ADeadPeerEndsTheOperationOnAllSurvivors) {
   const auto die = [](Group& group) {
     Floats data(8 << 20, 1);
     Handle handle = all_reduce_async(group, view(data));
     ::kill(::getpid(), SIGKILL);
   };
   const TimePoint begin = now();
-  for (const Status& status : with_process(die, within(20s), false)) {
+  for (const Status& status : with_process(GetParam(), die, within(20s), false)) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));
@@ -204,14 +209,14 @@ TEST(Process, ADeadPeerEndsTheOperationOnAllSurvivors) {
   EXPECT_LT(now() - begin, 15s);
 }
 
-TEST(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
+TEST_P(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
   const auto stop = [](Group& group) {
     Floats data(8 << 20, 1);
     Handle handle = all_reduce_async(group, view(data));
     ::kill(::getpid(), SIGSTOP);
   };
   const TimePoint begin = now();
-  for (const Status& status : with_process(stop, within(800ms), true)) {
+  for (const Status& status : with_process(GetParam(), stop, within(800ms), true)) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));

@@ -24,20 +24,20 @@ using namespace std::chrono_literals;
 inline TimePoint now() { return std::chrono::steady_clock::now(); }
 
 /// What carries the frames.
-enum class Carrier { kInProcess, kTcp };
-inline void PrintTo(Carrier carrier, std::ostream* out) {
-  *out << (carrier == Carrier::kTcp ? "tcp" : "inprocess");
-}
+enum class Carrier { kInProcess, kTcp, kShm };
 inline std::string name_of(Carrier carrier) {
+  if (carrier == Carrier::kShm) return "shm";
   return carrier == Carrier::kTcp ? "tcp" : "inprocess";
 }
+inline void PrintTo(Carrier carrier, std::ostream* out) { *out << name_of(carrier); }
 
 /// The ranks of one job, each with a mesh of its own, as threads of this process.
 class Job {
  public:
-  explicit Job(Carrier carrier, std::uint32_t world, MeshOptions options = {}) {
+  explicit Job(Carrier carrier, std::uint32_t world, MeshOptions options = {}) : carrier_(carrier) {
     const auto hub = transport::make_inprocess_hub();
-    const auto factory = carrier == Carrier::kTcp ? tcp_factory() : inprocess_factory(hub);
+    const auto factory = carrier == Carrier::kInProcess ? inprocess_factory(hub) : tcp_factory();
+    options.shared_memory = carrier == Carrier::kShm;
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       transport::Endpoint endpoint;
       if (carrier == Carrier::kInProcess) endpoint.host = "rank" + std::to_string(rank);
@@ -49,10 +49,11 @@ class Job {
     join();
   }
 
-  /// Build the next generation.
+  /// Build the next generation. Without nodes: all on one for shared memory, else unknown.
   void join(std::vector<std::string> nodes = {}) {
     leave_all();
     groups_.clear();
+    if (nodes.empty() && carrier_ == Carrier::kShm) nodes.resize(meshes_.size(), "here");
     roster_.nodes = std::move(nodes);
     ++roster_.generation;
     std::vector<std::optional<Group>> made(meshes_.size());
@@ -97,6 +98,7 @@ class Job {
     });
   }
 
+  const Carrier carrier_;
   std::vector<std::unique_ptr<Mesh>> meshes_;
   Roster roster_;
   std::vector<std::optional<Group>> groups_;

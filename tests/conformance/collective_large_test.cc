@@ -14,7 +14,8 @@ void reduce_parts(Carrier carrier, std::uint32_t world, std::size_t part_bytes) 
 }
 
 struct Large : ::testing::TestWithParam<Carrier> {};
-INSTANTIATE_TEST_SUITE_P(All, Large, ::testing::Values(Carrier::kInProcess, Carrier::kTcp),
+INSTANTIATE_TEST_SUITE_P(All, Large,
+                         ::testing::Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                          ::testing::PrintToStringParamName());
 
 TEST_P(Large, PartsOf64MebibytesDoNotBlock) { reduce_parts(GetParam(), 3, 64 << 20); }

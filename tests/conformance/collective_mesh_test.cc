@@ -4,6 +4,7 @@ namespace centroid::collective::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TEST(Nodes, TheRosterNamesThemForGroupsAndSubgroups) {
   Job job(Carrier::kInProcess, 3);
@@ -37,6 +38,52 @@ TEST(Nodes, ThisOneHasAName) {
   EXPECT_EQ(this_node(), this_node());
 }
 
+TEST(SharedMemory, IsUsedBetweenRanksOfOneNodeUnlessItIsOff) {
+  Job job(Carrier::kShm, 3);
+  job.join({"a", "b", "a"});
+  job.run([&](Group& group) {
+    const auto names = group.connections();
+    ASSERT_EQ(names.size(), 3u);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      if (rank == group.rank()) continue;
+      const bool is_near = group.nodes()[rank] == group.nodes()[group.rank()];
+      EXPECT_EQ(names[rank].starts_with("shared memory of process"), is_near) << names[rank];
+    }
+    Floats data(1 << 20, 1);
+    EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
+    EXPECT_EQ(data, Floats(1 << 20, 3));
+  });
+  Job off(Carrier::kTcp, 2);
+  off.join({"a", "a"});
+  off.run([&](Group& group) {
+    for (const std::string& name : group.connections())
+      EXPECT_THAT(name, ::testing::Not(HasSubstr("shared")));
+  });
+}
+
+// One side has it off, or cannot: the pair stays on its first connection.
+TEST(SharedMemory, IsOnlyUsedWhenBothSidesHaveItOn) {
+  MeshOptions off;
+  off.shared_memory = false;
+  auto first = Mesh::open(tcp_factory(), transport::Endpoint());
+  auto second = Mesh::open(tcp_factory(), transport::Endpoint(), off);
+  ASSERT_TRUE(first.ok() && second.ok());
+  Roster roster;
+  roster.endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  roster.nodes = {"a", "a"};
+  const auto run = [&](Mesh& mesh, std::uint32_t rank) {
+    Roster mine = roster;
+    mine.rank = rank;
+    auto group = mesh.join(mine, now() + 20s);
+    ASSERT_TRUE(group.ok()) << group.error().to_string();
+    EXPECT_THAT(group->connections()[1 - rank], HasSubstr("127.0.0.1"));
+    EXPECT_TRUE(succeeds(barrier(*group)));
+  };
+  std::thread other([&] { run(**second, 1); });
+  run(**first, 0);
+  other.join();
+}
+
 /// What two ranks get when a bit of rank 1's numbers changes on the way.
 std::vector<Status> with_a_bad_wire(bool checks_one, bool checks_other,
                                     std::vector<std::string> nodes) {
@@ -54,6 +101,7 @@ std::vector<Status> with_a_bad_wire(bool checks_one, bool checks_other,
   roster.nodes = std::move(nodes);
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     MeshOptions options;
+    options.shared_memory = false;
     options.payload_checksum = rank == 0 ? checks_one : checks_other;
     transport::Endpoint endpoint;
     endpoint.host = "rank" + std::to_string(rank);

@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 using ::testing::Values;
 
 struct Move : ::testing::TestWithParam<Carrier> {};
-INSTANTIATE_TEST_SUITE_P(All, Move, Values(Carrier::kInProcess, Carrier::kTcp),
+INSTANTIATE_TEST_SUITE_P(All, Move, Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                          ::testing::PrintToStringParamName());
 
 std::span<const float> all_of(const Floats& values) { return values; }

@@ -116,8 +116,12 @@ inline std::vector<Kind> kinds() {
   inprocess.make = [](Executor e, std::shared_ptr<InProcessHub> hub, TransportOptions o) {
     return make_inprocess(e, hub, o);
   };
-  std::vector<Kind> all{tcp, inprocess};
-  for (const Kind& plain : {tcp, inprocess}) {
+  Kind shm{"shm", "server", {}, false, true};
+  shm.make = [](Executor e, std::shared_ptr<InProcessHub>, TransportOptions o) {
+    return make_shm(e, o);
+  };
+  std::vector<Kind> all{tcp, inprocess, shm};
+  for (const Kind& plain : {tcp, inprocess, shm}) {
     Kind faulty = plain;
     faulty.name += "_faulty";
     faulty.is_plain = false;

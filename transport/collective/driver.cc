@@ -2,11 +2,26 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 #include <boost/asio/post.hpp>
 
 #include "common/base/clock.h"
 
 namespace centroid::collective {
+
+namespace {
+
+/// Tells the core that this thread polls.
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
 
 Driver::Driver(const std::string& name, std::chrono::microseconds spin)
     : guard_(context_.get_executor()), spin_(spin) {
@@ -52,7 +67,7 @@ void Driver::wait(const std::atomic<bool>& is_done) {
     }
     is_driven_ = true;
     lock.unlock();
-    drive(is_done);
+    while (!is_done) turn(true, is_done);
     lock.lock();
     is_driven_ = false;
     if (waiting_ != 0) {
@@ -63,21 +78,41 @@ void Driver::wait(const std::atomic<bool>& is_done) {
   }
 }
 
-void Driver::drive(const std::atomic<bool>& is_done) {
-  if (spin_.count() != 0) {
-    TimePoint until = std::chrono::steady_clock::now() + spin_;
-    while (!is_done) {
-      const bool moved = context_.poll_one() != 0;
-      const TimePoint now = std::chrono::steady_clock::now();
-      if (moved) {
-        until = now + spin_;
-      } else if (now > until) {
-        context_.run_one();
-      }
-    }
+/// Run what is ready; else wait for something, by looking or asleep.
+void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
+  const bool spins = spin_.count() != 0 && may_look;
+  if (polls_.empty() && !spins) {
+    context_.run_one();
     return;
   }
-  while (!is_done) context_.run_one();
+  bool has_run = false;
+  while (!is_done && context_.poll_one() != 0) has_run = true;
+  if (has_run) return;
+  const TimePoint begin = std::chrono::steady_clock::now();
+  const bool looks = may_look && (spins || has_cores_);
+  if (looks && look(spins ? spin_ : look_)) {
+    look_ = std::min<std::chrono::nanoseconds>(kLook, 2 * look_);
+    return;
+  }
+  if (polls_.arm()) context_.run_one();
+  polls_.disarm();
+  if (!looks) return;
+  // A wait that was hardly longer would have paid; a long one is somebody who computes.
+  const bool would_pay = std::chrono::steady_clock::now() - begin < 3 * kLook;
+  look_ = would_pay ? kLook : std::max<std::chrono::nanoseconds>(kLook / 16, look_ / 2);
+}
+
+bool Driver::look(std::chrono::nanoseconds most) {
+  constexpr unsigned kLooks = 32;  // before a system call
+  const TimePoint until = std::chrono::steady_clock::now() + most;
+  do {
+    for (unsigned i = 0; i < kLooks && !polls_.empty(); ++i) {
+      if (polls_.poll()) return true;
+      relax();
+    }
+    if (context_.poll_one() != 0) return true;
+  } while (std::chrono::steady_clock::now() < until);
+  return false;
 }
 
 void Driver::run_in_background() {
@@ -87,7 +122,7 @@ void Driver::run_in_background() {
     if (is_stopping_) return;
     is_driven_ = true;
     lock.unlock();
-    while (work_ != 0 && !is_stopping_) context_.run_one();
+    while (work_ != 0 && !is_stopping_) turn(false, is_stopping_);
     lock.lock();
     is_driven_ = false;
     if (waiting_ != 0) waiters_.notify_all();

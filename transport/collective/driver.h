@@ -11,6 +11,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "common/async/task.h"
+#include "transport/poll_set.h"
 
 namespace centroid::collective {
 
@@ -23,7 +24,7 @@ namespace centroid::collective {
 class Driver {
  public:
   /// `spin`: how long a waiting caller polls before it sleeps; helps only while there are more
-  /// cores than ranks.
+  /// cores than ranks. 0: it looks into shared memory, at most for kLook, as long as that pays.
   Driver(const std::string& name, std::chrono::microseconds spin);
   ~Driver();
   Driver(const Driver&) = delete;
@@ -31,6 +32,9 @@ class Driver {
 
   Executor executor() { return context_.get_executor(); }
   boost::asio::io_context& context() { return context_; }
+  transport::PollSet& polls() { return polls_; }
+  /// Whether every rank of this machine has a core: else a waiting caller sleeps at once.
+  void set_has_cores(bool has_cores) { has_cores_ = has_cores; }
 
   /// Something is under way until `end_work`; any thread. `is_waited`: the caller calls `wait` next
   /// and runs the context itself, unless another does.
@@ -46,12 +50,18 @@ class Driver {
   T run(Task<T> task);
 
  private:
+  static constexpr std::chrono::microseconds kLook{50};
+
   void run_in_background();
-  void drive(const std::atomic<bool>& is_done);
+  void turn(bool may_look, const std::atomic<bool>& is_done);
+  bool look(std::chrono::nanoseconds most);
 
   boost::asio::io_context context_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
   const std::chrono::microseconds spin_;
+  transport::PollSet polls_;
+  std::atomic<bool> has_cores_{false};
+  std::chrono::nanoseconds look_ = kLook;  ///< how long it pays at present
   std::mutex mutex_;
   std::condition_variable waiters_, background_;
   std::size_t waiting_ = 0;  ///< threads asleep in `wait`

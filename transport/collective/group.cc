@@ -107,6 +107,14 @@ void Group::abort(Error cause) const {
   core_->generation->network->abort(core_->id, core_->members, std::move(cause));
 }
 
+std::vector<std::string> Group::connections() const {
+  return core_->generation->network->connections();
+}
+
+std::optional<std::uint32_t> Group::culprit() const {
+  return core_->generation->network->culprit();
+}
+
 transport::TrafficCounters Group::traffic() const { return core_->generation->network->traffic(); }
 
 }  // namespace centroid::collective

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,6 +71,11 @@ class Group {
 
   /// End every operation of the group on all members.
   void abort(Error cause) const;
+  /// What connects us with each rank of the generation, for people: "127.0.0.1:40312", "shared
+  /// memory of process 71"; empty for ourselves. Not from a coroutine of the driver.
+  std::vector<std::string> connections() const;
+  /// The generation's rank whose loss or silence ended an operation, as far as it is known.
+  std::optional<std::uint32_t> culprit() const;
   /// Bytes and frames of all connections of the generation. Not from a coroutine of the driver.
   transport::TrafficCounters traffic() const;
 

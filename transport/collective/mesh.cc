@@ -1,9 +1,12 @@
 #include "transport/collective/mesh.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include <boost/asio/this_coro.hpp>
 
+#include "common/base/log.h"
 #include "transport/collective/group_core.h"
 #include "transport/handshake.h"
 
@@ -17,6 +20,9 @@ using transport::OutFrame;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstRetry{2}, kLastRetry{200};
+// Operations have deadlines, and peers may compute for minutes between them.
+constexpr std::chrono::hours kNoStall{1};
+const Endpoint kSharedEndpoint{"collective", 0};
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -72,6 +78,12 @@ struct Mesh::Impl {
   std::shared_ptr<Driver> driver;
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<transport::Listener> listener;
+  struct Building;
+  Building* building_now = nullptr;  ///< on the driver
+  std::atomic<std::uint32_t> absent{kNoRank};
+  /// For ranks on this machine; none when it is off or does not work here.
+  std::unique_ptr<transport::Transport> shared;
+  std::unique_ptr<transport::Listener> shared_listener;
 
   /// The connection with one peer, and what both want.
   struct Joined {
@@ -111,7 +123,7 @@ struct Mesh::Impl {
     transport::Greeting out;
     out.role = "peer";
     out.name = "rank " + std::to_string(roster.rank);
-    out.run_id = options.run_id;
+    out.run_id = roster.run_id.empty() ? options.run_id : roster.run_id;
     out.token = options.token;
     out.manifest_hash = options.manifest_hash;
     return out;
@@ -123,12 +135,29 @@ struct Mesh::Impl {
                          roster.nodes[rank] == roster.nodes[roster.rank];
     std::uint32_t out = 0;
     if (is_near || !options.payload_checksum) out |= kFeatureUnsummed;
+    if (is_near && shared_listener) out |= kFeatureSharedMemory;
     return out;
+  }
+
+  void listen_near() {
+    if (!options.shared_memory) return;
+    transport::TransportOptions near;
+    near.stall_timeout = kNoStall;
+    shared = transport::make_shm(driver->executor(), near, &driver->polls());
+    auto made = shared->listen(kSharedEndpoint);
+    if (made.ok()) {
+      shared_listener = std::move(*made);
+    } else {
+      log::info("collective.shared_memory_failed", {{"error", made.error()}});
+    }
   }
 
   Task<void> call_peer(Building& building, std::uint32_t rank);
   Task<Status> try_peer(Building& building, std::uint32_t rank);
-  Task<void> answer_peers(Building& building);
+  Task<Result<JoinReply>> introduce(Building& building, Connection& connection, std::uint32_t rank,
+                                    std::uint32_t wanted);
+  Task<Status> try_shared(Building& building, std::uint32_t rank, std::uint32_t port);
+  Task<void> answer_peers(Building& building, transport::Listener& listening);
   Task<void> answer_peer(Building& building, std::unique_ptr<Connection> connection);
   Task<Result<Join>> greet_peer(Building& building, Connection& connection);
   Task<Status> build(Building& building);
@@ -154,35 +183,70 @@ Task<Status> Mesh::Impl::try_peer(Building& building, std::uint32_t rank) {
   const Endpoint endpoint = building.roster.endpoints[rank];
   CENTROID_CO_ASSIGN(auto connection, co_await transport->connect(endpoint, building.deadline));
   Bound bound(*connection, building.deadline);
-  CENTROID_CO_ASSIGN(const transport::Peer peer,
-                     co_await transport::send_hello(*connection, greeting(building.roster)));
-  connection->set_limits(peer.limits);
-  Join join;
-  join.generation = building.roster.generation;
-  join.rank = building.roster.rank;
-  join.world = static_cast<std::uint32_t>(building.roster.endpoints.size());
-  join.features = features(building.roster, rank);
-  const std::vector<std::byte> head = encode(join);
-  OutFrame frame;
-  frame.kind = kJoin;
-  frame.head = head;
-  CENTROID_CO_TRY(co_await connection->write(frame));
-  CENTROID_CO_ASSIGN(const InFrame reply, co_await read_kind(*connection, kJoinReply));
-  if ((reply.header.flags & transport::kFlagError) != 0)
-    co_return transport::decode_error(reply.head).with_context("rank " + std::to_string(rank));
-  CENTROID_CO_ASSIGN(const JoinReply agreed, decode_join_reply(reply.head));
+  const std::uint32_t wanted = features(building.roster, rank);
+  CENTROID_CO_ASSIGN(const JoinReply agreed,
+                     co_await introduce(building, *connection, rank, wanted));
+  if ((agreed.features & kFeatureSharedMemory) != 0) {
+    const Status moved = co_await try_shared(building, rank, agreed.shared_port);
+    if (moved.ok()) co_return Status();
+    log::info("collective.shared_memory_failed", {{"rank", rank}, {"error", moved.error()}});
+    OutFrame frame;
+    frame.kind = kStay;
+    CENTROID_CO_TRY(co_await connection->write(frame));
+  }
   if (!bound.stop()) co_return Error(ErrorCode::kDeadlineExceeded, "join: too late");
   Joined joined;
   joined.connection = std::move(connection);
-  joined.features = agreed.features & join.features;
+  joined.features = agreed.features;
   building.put(rank, std::move(joined));
   co_return Status();
 }
 
-Task<void> Mesh::Impl::answer_peers(Building& building) {
+/// Say who we are, and hear what both sides want.
+Task<Result<JoinReply>> Mesh::Impl::introduce(Building& building, Connection& connection,
+                                              std::uint32_t rank, std::uint32_t wanted) {
+  CENTROID_CO_ASSIGN(const transport::Peer peer,
+                     co_await transport::send_hello(connection, greeting(building.roster)));
+  connection.set_limits(peer.limits);
+  Join join;
+  join.generation = building.roster.generation;
+  join.rank = building.roster.rank;
+  join.world = static_cast<std::uint32_t>(building.roster.endpoints.size());
+  join.features = wanted;
+  const std::vector<std::byte> head = encode(join);
+  OutFrame frame;
+  frame.kind = kJoin;
+  frame.head = head;
+  CENTROID_CO_TRY(co_await connection.write(frame));
+  CENTROID_CO_ASSIGN(const InFrame reply, co_await read_kind(connection, kJoinReply));
+  if ((reply.header.flags & transport::kFlagError) != 0)
+    co_return transport::decode_error(reply.head).with_context("rank " + std::to_string(rank));
+  CENTROID_CO_ASSIGN(JoinReply agreed, decode_join_reply(reply.head));
+  agreed.features &= wanted;
+  co_return agreed;
+}
+
+Task<Status> Mesh::Impl::try_shared(Building& building, std::uint32_t rank, std::uint32_t port) {
+  const Deadline deadline = std::min(building.deadline, now() + transport::kGreetingTimeout);
+  Endpoint endpoint = kSharedEndpoint;
+  endpoint.port = static_cast<std::uint16_t>(port);
+  CENTROID_CO_ASSIGN(auto connection, co_await shared->connect(endpoint, deadline));
+  Bound bound(*connection, deadline);
+  const std::uint32_t wanted = kFeatureUnsummed;
+  CENTROID_CO_ASSIGN(const JoinReply agreed,
+                     co_await introduce(building, *connection, rank, wanted));
+  if (!bound.stop()) co_return Error(ErrorCode::kDeadlineExceeded, "join: too late");
+  Joined joined;
+  joined.connection = std::move(connection);
+  joined.features = agreed.features;
+  building.put(rank, std::move(joined));
+  co_return Status();
+}
+
+Task<void> Mesh::Impl::answer_peers(Building& building, transport::Listener& listening) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   while (true) {
-    auto accepted = co_await listener->accept();
+    auto accepted = co_await listening.accept();
     if (accepted.ok()) {
       building.tasks.spawn(answer_peer(building, std::move(*accepted)));
       continue;
@@ -198,6 +262,8 @@ Task<void> Mesh::Impl::answer_peer(Building& building, std::unique_ptr<Connectio
   auto join = co_await greet_peer(building, *connection);
   JoinReply agreed;
   if (join.ok()) agreed.features = join->features & features(building.roster, join->rank);
+  if ((agreed.features & kFeatureSharedMemory) != 0)
+    agreed.shared_port = shared_listener->endpoint().port;
   const std::vector<std::byte> head =
       join.ok() ? encode(agreed) : transport::encode_error(join.error());
   OutFrame frame;
@@ -205,6 +271,11 @@ Task<void> Mesh::Impl::answer_peer(Building& building, std::unique_ptr<Connectio
   if (!join.ok()) frame.flags = transport::kFlagError;
   frame.head = head;
   const Status sent = co_await connection->write(frame);
+  if (sent.ok() && (agreed.features & kFeatureSharedMemory) != 0) {
+    // The peer calls again through shared memory, and closes this; or that failed.
+    const auto stays = co_await read_kind(*connection, kStay);
+    if (!stays.ok()) co_return;
+  }
   if (!bound.stop() || !sent.ok() || !join.ok() || building.joined[join->rank].connection)
     co_return;
   Joined joined;
@@ -242,11 +313,15 @@ Task<Result<Join>> Mesh::Impl::greet_peer(Building& building, Connection& connec
 }
 
 Task<Status> Mesh::Impl::build(Building& building) {
-  building.tasks.spawn(answer_peers(building));
+  building_now = &building;
+  absent = kNoRank;
+  building.tasks.spawn(answer_peers(building, *listener));
+  if (shared_listener) building.tasks.spawn(answer_peers(building, *shared_listener));
   for (std::uint32_t rank = 0; rank < building.roster.rank; ++rank)
     building.tasks.spawn(call_peer(building, rank));
   while (building.missing != 0 && !building.refused && now() < building.deadline)
     (void)co_await building.changed.wait(building.deadline);
+  building_now = nullptr;
   building.tasks.cancel();
   co_await building.tasks.join();
   const std::string doing = "join generation " + std::to_string(building.roster.generation) +
@@ -256,6 +331,7 @@ Task<Status> Mesh::Impl::build(Building& building) {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t rank = 0; rank < building.joined.size(); ++rank)
     if (rank != building.roster.rank && !building.joined[rank].connection) missing.push_back(rank);
+  absent = missing.front();
   co_return Error(ErrorCode::kDeadlineExceeded,
                   doing + ": " + listed(missing) + " did not connect in time");
 }
@@ -268,6 +344,8 @@ Mesh::~Mesh() {
   const auto stop = [](Impl* impl) -> Task<void> {
     impl->listener->close();
     impl->listener.reset();
+    if (impl->shared_listener) impl->shared_listener->close();
+    impl->shared_listener.reset();
     co_return;
   };
   impl_->driver->run(stop(impl_.get()));
@@ -282,6 +360,7 @@ Result<std::unique_ptr<Mesh>> Mesh::open(const TransportFactory& make_transport,
   impl->options = std::move(options);
   impl->transport = make_transport(impl->driver->executor());
   CENTROID_ASSIGN(impl->listener, impl->transport->listen(listen));
+  impl->listen_near();
   return std::unique_ptr<Mesh>(new Mesh(std::move(impl)));
 }
 
@@ -296,6 +375,11 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
                                                   " nodes of " + std::to_string(world) +
                                                   " endpoints");
   }
+  const auto is_near = [&](const std::string& node) {
+    return !node.empty() && node == roster.nodes[roster.rank];
+  };
+  const auto near = std::count_if(roster.nodes.begin(), roster.nodes.end(), is_near);
+  impl_->driver->set_has_cores(near <= std::thread::hardware_concurrency());
   const auto join = [](Impl* impl, Roster given,
                        Deadline until) -> Task<Result<std::shared_ptr<Network>>> {
     Impl::Building building(std::move(given), until, impl->driver->executor());
@@ -321,15 +405,29 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
   return make_group(std::move(generation), std::move(members), roster.rank);
 }
 
+void Mesh::interrupt(Error cause) {
+  const auto refuse = [](Impl* impl, Error why) -> Task<void> {
+    if (impl->building_now != nullptr) impl->building_now->refuse(std::move(why));
+    co_return;
+  };
+  impl_->driver->run(refuse(impl_.get(), std::move(cause)));
+}
+
+std::optional<std::uint32_t> Mesh::absent() const {
+  const std::uint32_t rank = impl_->absent;
+  if (rank == kNoRank) return std::nullopt;
+  return rank;
+}
+
 Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {
   if (options.congestion_control.empty()) options.congestion_control = "auto";
-  options.stall_timeout = std::chrono::hours(1);
+  options.stall_timeout = kNoStall;
   return [options](Executor executor) { return transport::make_tcp(executor, options); };
 }
 
 Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {
   transport::TransportOptions options;
-  options.stall_timeout = std::chrono::hours(1);
+  options.stall_timeout = kNoStall;
   return [options, hub](Executor executor) {
     return transport::make_inprocess(executor, hub, options);
   };

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,17 +21,23 @@ struct MeshOptions {
   /// How long the last group of a generation waits until the peers have read everything: who has no
   /// operation under way reads nothing.
   std::chrono::milliseconds leave_timeout{2'000};
-  /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores.
+  /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores. 0: asleep
+  /// at once, but for short looks into shared memory while this machine's ranks are not more than
+  /// its cores.
   std::chrono::microseconds spin{0};
   /// Payloads of data frames carry a CRC-32C, because TCP's own checksum is weak; not between ranks
   /// on one machine, where bytes only go from memory to memory and it costs 8 % of an all-reduce,
   /// and not when both sides have it off. Headers always carry one.
   bool payload_checksum = true;
+  /// Ranks of one machine exchange through memory they share, where that works, else over the
+  /// transport.
+  bool shared_memory = true;
   std::string thread_name = "collective";
 };
 
 /// The ranks of one generation as the roster gives them.
 struct Roster {
+  std::string run_id;  ///< of the run, when it was not known to MeshOptions
   std::uint64_t generation = 0;
   std::uint32_t rank = 0;
   std::vector<transport::Endpoint> endpoints;  ///< by rank; our own is not used
@@ -65,6 +72,10 @@ class Mesh {
   ///        failed_precondition (token, run or model refused), aborted (a peer is in a later
   ///        generation)
   Result<Group> join(const Roster& roster, Deadline deadline);
+  /// A join under way on another thread ends soon, with this cause. Without one: nothing.
+  void interrupt(Error cause);
+  /// The lowest of the ranks that the last join missed.
+  std::optional<std::uint32_t> absent() const;
 
  private:
   struct Impl;

@@ -97,7 +97,7 @@ void Network::begin(const std::shared_ptr<Call>& call) {
       if (!link_to(channel.peer)->has_left()) continue;
       Error gone(ErrorCode::kUnavailable,
                  "rank " + std::to_string(channel.peer) + " has left the group");
-      begin_abort(key.group, call->plan().members, std::move(gone), true);
+      begin_abort(key.group, call->plan().members, std::move(gone), true, channel.peer);
       return;
     }
   }
@@ -188,8 +188,14 @@ void Network::on_ready(Link& link, const Key& key) {
 
 // ---- failures
 
-void Network::fail(const std::shared_ptr<Call>& call, Error error) {
-  begin_abort(call->key().group, call->plan().members, std::move(error), true);
+void Network::fail(const std::shared_ptr<Call>& call, Error error, std::uint32_t culprit) {
+  begin_abort(call->key().group, call->plan().members, std::move(error), true, culprit);
+}
+
+std::optional<std::uint32_t> Network::culprit() const {
+  const std::uint32_t rank = culprit_;
+  if (rank == kNoRank) return std::nullopt;
+  return rank;
 }
 
 void Network::abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause) {
@@ -202,13 +208,15 @@ void Network::abort(std::uint64_t group, std::vector<std::uint32_t> members, Err
 }
 
 void Network::begin_abort(std::uint64_t group, const std::vector<std::uint32_t>& members,
-                          Error cause, bool tells) {
+                          Error cause, bool tells, std::uint32_t culprit) {
   if (!aborted_.emplace(group, cause).second) return;
+  if (culprit_ == kNoRank) culprit_ = culprit;
   drop_pending(group);
   if (tells) {
     Abort abort;
     abort.group = group;
     abort.code = cause.code();
+    abort.culprit = culprit;
     abort.text = cause.message();
     for (const std::uint32_t member : members)
       if (Link* const link = link_to(member)) link->send_control(kAbort, encode(abort));
@@ -239,7 +247,7 @@ void Network::drop_pending(std::uint64_t group) {
 }
 
 void Network::on_abort(const Abort& abort) {
-  begin_abort(abort.group, {}, Error(abort.code, abort.text), false);
+  begin_abort(abort.group, {}, Error(abort.code, abort.text), false, abort.culprit);
 }
 
 void Network::on_lost(Link& link) {
@@ -260,7 +268,8 @@ void Network::on_lost(Link& link) {
           channel.received < channel.receives.size() || channel.next_send < channel.sends.size();
       if (!is_needed) continue;
     }
-    fail(call, Error(link.lost()->code(), link.lost()->message()).with_context(name_of(link)));
+    fail(call, Error(link.lost()->code(), link.lost()->message()).with_context(name_of(link)),
+         link.rank());
   }
 }
 
@@ -275,7 +284,7 @@ void Network::on_left(Link& link) {
       hit.push_back(call);
   }
   for (const auto& call : hit)
-    fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"));
+    fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"), link.rank());
 }
 
 void Network::on_query(Link& link, const Key& key) {
@@ -316,9 +325,11 @@ void Network::on_watch() {
     watch(call->is_queried ? call->deadline : call->query_at);
   }
   for (const auto& call : late) {
-    fail(call, Error(ErrorCode::kDeadlineExceeded,
-                     "rank " + std::to_string(call->blamed()) + " did not do its part within " +
-                         std::to_string(call->plan().timeout.count()) + " ms"));
+    const std::uint32_t blamed = call->blamed();
+    Error silent(ErrorCode::kDeadlineExceeded,
+                 "rank " + std::to_string(blamed) + " did not do its part within " +
+                     std::to_string(call->plan().timeout.count()) + " ms");
+    fail(call, std::move(silent), blamed);
   }
   const auto ending = ending_;
   for (const auto& [until, call] : ending) {
@@ -368,6 +379,15 @@ Task<void> Network::shut_down() {
 void Network::close() {
   if (std::exchange(is_closed_, true)) return;
   driver_->run(shut_down());
+}
+
+std::vector<std::string> Network::connections() {
+  const auto names = [](Network* self) -> Task<std::vector<std::string>> {
+    std::vector<std::string> out;
+    for (const auto& link : self->links_) out.push_back(link ? link->connection_->peer() : "");
+    co_return out;
+  };
+  return driver_->run(names(this));
 }
 
 transport::TrafficCounters Network::traffic() {

@@ -42,6 +42,10 @@ class Network : public std::enable_shared_from_this<Network> {
   void abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause);
   /// From any thread but the driver's: say goodbye and close; at most `leave_timeout`.
   void close();
+  std::vector<std::string> connections();  ///< by rank; any thread but the driver's
+  /// The rank whose loss or silence ended the first operation that failed, as far as it is known;
+  /// any thread.
+  std::optional<std::uint32_t> culprit() const;
   transport::TrafficCounters traffic();  ///< of all links; any thread but the driver's
 
   // For links.
@@ -61,7 +65,7 @@ class Network : public std::enable_shared_from_this<Network> {
   /// End the call if it is complete, or has failed and nothing touches its memory.
   void settle(const std::shared_ptr<Call>& call);
   /// End the call's whole group.
-  void fail(const std::shared_ptr<Call>& call, Error error);
+  void fail(const std::shared_ptr<Call>& call, Error error, std::uint32_t culprit = kNoRank);
 
  private:
   struct Early {
@@ -76,7 +80,7 @@ class Network : public std::enable_shared_from_this<Network> {
 
   void begin(const std::shared_ptr<Call>& call);
   void begin_abort(std::uint64_t group, const std::vector<std::uint32_t>& members, Error cause,
-                   bool tells);
+                   bool tells, std::uint32_t culprit = kNoRank);
   void deliver(const std::shared_ptr<Call>& call, Early& early);
   std::optional<Error> unreachable(const Call& call) const;
   void drop_pending(std::uint64_t group);
@@ -97,6 +101,7 @@ class Network : public std::enable_shared_from_this<Network> {
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> begun_;  ///< group, tag: next
   std::unordered_map<std::uint64_t, Error> aborted_;                        ///< by group
   boost::asio::steady_timer watchdog_;
+  std::atomic<std::uint32_t> culprit_{kNoRank};
   TimePoint watching_ = TimePoint::max();
   std::vector<std::pair<TimePoint, std::shared_ptr<Call>>> ending_;  ///< failed, with I/O to end
   bool has_bad_links_ = false, is_closing_ = false, is_closed_ = false;

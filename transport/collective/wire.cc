@@ -17,6 +17,9 @@ void put(ByteWriter& out, const Key& key) {
   out.put(key.tag);
   out.put(key.sequence);
 }
+// Not inline: g++ 12 warns wrongly about vectors that grow again and again in one function.
+[[gnu::noinline]] void put_text(ByteWriter& out, std::string_view text) { out.put_string(text); }
+
 Key get_key(ByteReader& in) {
   Key key;
   key.group = in.get<std::uint64_t>();
@@ -62,14 +65,16 @@ std::vector<std::byte> encode(const Join& join) {
 std::vector<std::byte> encode(const JoinReply& reply) {
   ByteWriter out;
   out.put(reply.features);
+  out.put(reply.shared_port);
   return out.take();
 }
 
 std::vector<std::byte> encode(const Abort& abort) {
   ByteWriter out;
   out.put(abort.group);
+  put_text(out, std::string_view(abort.text).substr(0, kMaxText));
+  out.put(abort.culprit);
   out.put(abort.code);
-  out.put_string(std::string_view(abort.text).substr(0, kMaxText));
   return out.take();
 }
 
@@ -121,7 +126,8 @@ Result<JoinReply> decode_join_reply(Bytes head) {
   ByteReader in(head);
   JoinReply out;
   out.features = in.get<std::uint32_t>();
-  if (!in.done()) return damaged("join reply");
+  out.shared_port = in.get<std::uint32_t>();
+  if (!in.done() || out.shared_port > 0xFFFF) return damaged("join reply");
   return out;
 }
 
@@ -129,8 +135,9 @@ Result<Abort> decode_abort(Bytes head) {
   ByteReader in(head);
   Abort out;
   out.group = in.get<std::uint64_t>();
-  out.code = in.get<ErrorCode>();
   out.text = in.get_string(kMaxText);
+  out.culprit = in.get<std::uint32_t>();
+  out.code = in.get<ErrorCode>();
   if (!in.done() || out.code < ErrorCode::kUnavailable || out.code > ErrorCode::kInternal)
     return damaged("abort");
   return out;

@@ -22,6 +22,7 @@ enum PeerKind : std::uint16_t {
   kQuery,    ///< my operation is late: for whom does yours wait?
   kWaiting,  ///< answer to kQuery
   kLeave,    ///< orderly end
+  kStay,     ///< shared memory did not work: this connection stays
 };
 
 /// One operation of one group, the same on all its ranks.
@@ -69,7 +70,8 @@ inline constexpr std::size_t kDataOverhead = transport::kFrameHeaderBytes + size
 
 /// What a rank can and wants to do; a pair does what both say.
 enum Feature : std::uint32_t {
-  kFeatureUnsummed = 1u << 0,  ///< payloads of data frames travel without a checksum
+  kFeatureUnsummed = 1u << 0,      ///< payloads of data frames travel without a checksum
+  kFeatureSharedMemory = 1u << 1,  ///< try it
 };
 
 /// Heads of the others.
@@ -80,11 +82,14 @@ struct Join {
   std::uint32_t features = 0;
 };
 struct JoinReply {
-  std::uint32_t features = 0;  ///< of both
+  std::uint32_t features = 0;     ///< of both
+  std::uint32_t shared_port = 0;  ///< where we listen for shared memory
 };
+inline constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
 struct Abort {
   std::uint64_t group = 0;
   ErrorCode code = ErrorCode::kAborted;
+  std::uint32_t culprit = kNoRank;  ///< global rank that was lost or silent
   std::string text;
 };
 struct Waiting {
