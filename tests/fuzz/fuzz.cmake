@@ -16,6 +16,8 @@ set(fuzzers
   frame centroid::transport
   greeting centroid::transport
   messages centroid::proto
+  codec centroid::codec
+  codec_spec centroid::codec
 )
 
 while(fuzzers)
