@@ -69,12 +69,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "exchange ring, hierarchical: least gradient bytes of one addition",
            .unit = "bytes",
            .min = 64});
-  s.field(
-      "reduce.timeout", &c.reduce_timeout,
-      {.text = "exchange ring, hierarchical: a rank that is silent for so long in an addition is "
-               "reported as lost",
-       .unit = "ms",
-       .min = 100});
+  s.field("reduce.timeout", &c.reduce_timeout,
+          {.text = "exchange ring, hierarchical: a worker that others wait for in an addition for "
+                   "so long is "
+                   "reported as lost",
+           .unit = "ms",
+           .min = 100});
   s.field(
       "nonfinite", &c.nonfinite,
       {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",

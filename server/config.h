@@ -32,7 +32,7 @@ struct ServerConfig {
   std::string sum_order = "rank";
   std::string reduce_algorithm = "auto";
   std::uint64_t reduce_bucket_bytes = 8u << 20;
-  std::chrono::milliseconds reduce_timeout{60'000};
+  std::chrono::milliseconds reduce_timeout{300'000};
   std::string nonfinite = "halt";
   OptimizerConfig optimizer;
   std::uint64_t chunk_bytes = 1u << 20;

@@ -48,6 +48,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   mesh.token = config.token;
   mesh.manifest_hash = manifest_hash(manifest);
   mesh.thread_name = "peers";
+  mesh.shared_memory = config.peer_shared_memory;
   CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
                   PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
   options.join.peer_endpoint =

@@ -24,6 +24,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "HOST:PORT that the other workers are told, when it is not peer.listen (NAT, "
                    "containers)"},
           "peer-advertise");
+  s.field("peer.shared_memory", &c.peer_shared_memory,
+          {.text = "exchange ring, hierarchical: workers on one machine exchange through shared "
+                   "memory instead of TCP"},
+          "peer-shared-memory");
   s.field("join_timeout", &c.join_timeout,
           {.text = "give up after so long without the server", .unit = "ms", .min = 0},
           "join-timeout");
@@ -45,7 +49,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("blas_threads", &c.blas_threads,
           {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024},
           "blas-threads");
-  s.field("codec", &c.codec, {.text = "form of the contributions on the wire: f32, bf16"});
+  s.field(
+      "codec", &c.codec,
+      {.text = "form of the contributions on the wire: f32, bf16, f16, int8, topk:RATIO, each with "
+               "options, e.g. topk:0.01,values=int8 (docs/compression.md)"});
   s.field(
       "congestion_control", &c.congestion_control,
       {.text =

@@ -17,6 +17,7 @@ struct WorkerConfig {
   std::string name;
   std::string token;
   std::string peer_listen, peer_advertise;
+  bool peer_shared_memory = true;
   std::chrono::milliseconds join_timeout{60'000};
   std::string data = "digits";
   std::string data_cache_dir = ".cache/data";

@@ -367,8 +367,8 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   const auto ranked = roster_.ranked();
   if (!ranked.empty()) evaluator = ranked.front();
   for (const auto& [id, link] : links_) {
-    const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted &&
-                          link->version == store_->version();
+    const bool evaluate =
+        id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,
                                  .evaluate = evaluate,
                                  .version = store_ ? store_->version() : Version(),

@@ -149,9 +149,14 @@ Task<std::vector<WaitView>> Cluster::waits() {
       for (const MemberId member : machine_.missing()) {
         const auto link = find(member);
         const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+        std::string what = adds ? "addition with its peers" : "contribution";
+        const Duration silent = clock_.now() - roster_.find(member)->heard;
+        if (silent > config_.lease / 2)  // it should have sent two heartbeats
+          what +=
+              ", silent for " + std::to_string(static_cast<int>(1000 * seconds(silent))) + " ms";
         views.push_back({.who = "round " + to_string(attempt_->round),
                          .for_whom = name_of(member),
-                         .what = adds ? "addition with its peers" : "contribution",
+                         .what = std::move(what),
                          .seconds = seconds(clock_.now() - round_opened_)});
       }
     if (upload_)

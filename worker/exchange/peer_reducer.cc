@@ -17,7 +17,7 @@ void add(transport::TrafficCounters& sum, const transport::TrafficCounters& more
 }
 
 /// Peers that were told of the generation meet within this time, or one of them is not there.
-constexpr std::chrono::seconds kMeetTimeout{20};
+constexpr std::chrono::milliseconds kMeetTimeout{20'000};
 }  // namespace
 
 Result<std::unique_ptr<PeerReducer>> PeerReducer::open(
@@ -84,6 +84,7 @@ void PeerReducer::abort(Error cause) {
     group = group_;
     changed_.notify_all();
   }
+  mesh_->interrupt(cause);
   if (group) group->abort(std::move(cause));
 }
 
@@ -114,6 +115,7 @@ PeerReducer::Outcome PeerReducer::run(const Job& job) {
   Outcome outcome;
   outcome.status = enter(job);
   if (outcome.status.ok()) outcome.status = reduce(job, outcome.nonfinite_tensor);
+  if (!outcome.status.ok()) outcome.culprit = group_ ? group_->culprit() : mesh_->absent();
   return outcome;
 }
 
@@ -130,7 +132,9 @@ Status PeerReducer::enter(const Job& job) {
   old.reset();  // says goodbye to the peers of the generation before
   if (auto cause = aborted()) return *std::move(cause);
   collective::Roster roster = job.roster;
-  auto group = mesh_->join(roster, std::chrono::steady_clock::now() + kMeetTimeout);
+  roster.run_id = terms_.run_id;
+  auto group = mesh_->join(
+      roster, std::chrono::steady_clock::now() + std::min(kMeetTimeout, 2 * terms_.timeout));
   if (!group.ok()) return std::move(group).error();
   log::debug("peers.joined", {{"generation", roster.generation},
                               {"rank", roster.rank},

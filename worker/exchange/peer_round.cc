@@ -100,10 +100,9 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   co_return co_await session.send(kind, head, Bytes(), TimePoint::max());
 }
 
-/// Everything we hold of a version, plane by plane. Between rounds, when the loop has applied the
-/// last one.
+/// Everything we hold of a version, plane by plane: it changes only when a round is committed.
 Task<void> ServerLink::send_state(Session& session, Version version) {
-  while (!loop_waits() && !session.is_closed()) co_await loop_ready_.wait(TimePoint::max());
+  while (!has_applied() && !session.is_closed()) co_await loop_ready_.wait(TimePoint::max());
   if (version != held_) {
     session.close(Error(ErrorCode::kInvalidArgument, "the server asks for the state of version " +
                                                          to_string(version) + ", we hold " +

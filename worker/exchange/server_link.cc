@@ -73,6 +73,9 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
   send_seconds_ =
       registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
                          metrics::latency_bounds(), {{"stage", "send"}});
+  encode_seconds_ =
+      registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+                         metrics::latency_bounds(), {{"stage", "encode"}});
 }
 
 Task<void> ServerLink::run() {
@@ -159,6 +162,12 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     params_ = memory_.params;
     results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
+    CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
+    if (spec.feedback.enabled) {
+      CENTROID_ASSIGN(feedback_, ErrorFeedback::make(options_.join.codec, plan_));
+      feedback_->pass_nonfinite(reply.nonfinite ==
+                                static_cast<std::uint8_t>(proto::NonFinite::kPropagate));
+    }
     if (reply.apply_on_worker) {
       OptimizerConfig config;
       config.name = reply.optimizer;
@@ -222,6 +231,7 @@ Task<Error> ServerLink::serve(Session& session) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
   session_ = nullptr;
+  if (open_) round_is_over(false);
   open_.reset();
   undelivered_.reset();
   wake_.notify_all();

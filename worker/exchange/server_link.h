@@ -9,6 +9,7 @@
 
 #include "common/async/task_group.h"
 #include "common/codec/codec.h"
+#include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
@@ -93,6 +94,8 @@ class ServerLink final : public transport::FrameSink {
   Task<void> send_state(transport::Session& session, Version version);
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
+  Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
+  void round_is_over(bool committed);
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
@@ -108,10 +111,15 @@ class ServerLink final : public transport::FrameSink {
   ExchangeMemory memory_;
   Mailbox& mailbox_;
   std::unique_ptr<Codec> codec_;
+  std::unique_ptr<ErrorFeedback> feedback_;  // what the codec leaves out, when it is to be kept
+  Generation feedback_generation_;
   Event wake_;  // sender
   Event loop_ready_, joined_;
   bool loop_waits() const { return waits_serial_ == serial_; }
-  std::uint64_t waits_serial_ = ~std::uint64_t{0};
+  /// The loop has made the results of every committed round its parameters.
+  bool has_applied() const { return waits_serial_.value_or(0) >= committed_serial_; }
+  std::optional<std::uint64_t> waits_serial_;
+  std::uint64_t committed_serial_ = 0;  // of the last committed round
   bool ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;
   TaskGroup* tasks_ = nullptr;  // of the session
@@ -140,7 +148,7 @@ class ServerLink final : public transport::FrameSink {
   transport::TrafficCounters closed_traffic_, live_traffic_;
   mutable std::mutex traffic_mutex_;
   metrics::Counter reconnects_, bytes_out_, bytes_in_;
-  metrics::Histogram send_seconds_;
+  metrics::Histogram send_seconds_, encode_seconds_;
 };
 
 }  // namespace centroid::worker

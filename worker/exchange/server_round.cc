@@ -3,6 +3,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "worker/exchange/finite.h"
 #include "worker/exchange/server_link.h"
 
@@ -124,11 +125,16 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
     return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " +
                                                   std::to_string(open.end) +
                                                   ") is outside the data");
+  if (!again && open_) round_is_over(false);  // it was aborted and not opened again
   open_ = open;
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
   have_count_ = 0;
   held_ = open.version;
+  if (feedback_ && feedback_generation_ != open.generation) {
+    feedback_generation_ = open.generation;
+    feedback_->begin_generation(open.world);
+  }
   if (!again) {
     ++serial_;
     order_.clear();
@@ -175,6 +181,7 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
     open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
     return {};
   }
+  round_is_over(closed.outcome == proto::Outcome::kCommitted);
   undelivered_ = std::move(closed);
   open_.reset();
   deliver_closed();
@@ -185,6 +192,7 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
 /// is being sent any more.
 void ServerLink::deliver_closed() {
   if (!undelivered_ || is_sending_) return;
+  if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
   mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
 }
 
@@ -220,7 +228,8 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
   const std::size_t tensors = plan_.manifest().size();
   std::size_t next = 0;
   while (is_current(open) && !session.is_closed()) {
-    if (has_share && next < order_.size() && nonfinite_tensor_.empty()) {
+    const bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
+    if (has_share && !waits_for_all && next < order_.size() && nonfinite_tensor_.empty()) {
       for (const Chunk& chunk : plan_.chunks_of(order_[next])) {
         CENTROID_CO_TRY(co_await send_chunk(session, chunk, open));
         if (!is_current(open) || !nonfinite_tensor_.empty()) break;
@@ -238,19 +247,20 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
 Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
                                     const proto::RoundOpen& open) {
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
+  const bool is_plain = options_.join.codec == "f32";
   std::optional<std::uint32_t> crc;
   if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
-    crc = checksum_of_finite(values);
-    if (!crc) {
+    if (is_plain) crc = checksum_of_finite(values);
+    if (is_plain ? !crc : !is_finite(values)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
   }
   Bytes payload = std::as_bytes(values);
-  if (options_.join.codec != "f32") {
-    CENTROID_CO_ASSIGN(const auto bytes, codec_->encode(values, encoded_));
-    payload = Bytes(encoded_).first(bytes);
-    crc.reset();  // of the numbers, not of what the codec made of them
+  if (!is_plain) {
+    const TimePoint begin = now();
+    CENTROID_CO_ASSIGN(payload, encode(chunk, open));
+    encode_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
   }
   proto::Push push;
   push.generation = open.generation;
@@ -265,6 +275,25 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   send_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
   bytes_out_.add(static_cast<double>(payload.size()));
   co_return sent;
+}
+
+/// The chunk as it goes on the wire; the same bytes in every attempt of the round.
+Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& open) {
+  if (feedback_) return feedback_->encode(chunk.id, memory_.gradients, open.round.value);
+  const std::uint64_t stream =
+      mix64(mix64(terms_.seed, open.round.value), mix64(open.begin, chunk.id.value));
+  const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
+  CENTROID_ASSIGN(const auto bytes, codec_->encode(values, encoded_, stream));
+  return Bytes(encoded_).first(bytes);
+}
+
+/// What was sent is in the sum, or is to be sent again in a later round.
+void ServerLink::round_is_over(bool committed) {
+  if (!feedback_) return;
+  if (committed)
+    feedback_->commit();
+  else
+    feedback_->take_back();
 }
 
 Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open) {

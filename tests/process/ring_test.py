@@ -1,0 +1,237 @@
+"""Exchanges ring and hierarchical with the real programs: gradients go among the workers, the server coordinates. ring_test.py BIN_DIR"""
+
+import signal
+
+from cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
+from wire import Link
+
+WIDE = "mlp:64-1024-1024-10"  # 4.5 MB
+
+
+class RingTest(ClusterTest):
+    exchange = "ring"
+
+    def ring(self, *names, arguments=(), model="mlp:64-16-10", rounds_seen=3):
+        """A server in training with these workers."""
+        server = self.server("--exchange", self.exchange, "--min-workers", len(names), *arguments)
+        workers = [self.peer(server, name, model=model) for name in names]
+        server.wait_round(rounds_seen)
+        return server, workers
+
+    def peer(self, server, name, *arguments, **settings):
+        return self.worker(server, name, "--exchange", self.exchange, *arguments, **settings)
+
+    def stop_in_order(self, server, *workers):
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server, *workers)
+
+    def assert_same_fingerprint(self, *names):
+        prints = {name: self.summary(name)["fingerprint"] for name in names}
+        self.assertEqual(len(set(prints.values())), 1, prints)
+
+    def last_model(self, run="run"):
+        return (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
+
+    def train(self, run, exchange, *arguments, workers=3, rounds=130, model="mlp:64-32-10"):
+        """A whole job of more than an epoch, whose last round is uneven; the bytes of its model."""
+        goal = ["--rounds", rounds, "--min-workers", workers, "--exit-when-finished"]
+        server = self.server("--exchange", exchange, "--optimizer", "adam", *goal, *arguments, name=f"server-{run}", run=run)
+        names = [f"w{i}-{run}" for i in range(workers)]
+        started = [self.worker(server, name, "--exchange", exchange, model=model) for name in names]
+        self.assert_exit(DONE, *started, server)
+        self.assert_same_fingerprint(*names)
+        return self.last_model(run)
+
+
+class Bits(RingTest):
+    def test_sums_in_rank_order_have_the_bits_of_star(self):
+        star = self.train("star", "star")
+        for bucket in ("64", "4KiB", "8MiB"):
+            with self.subTest(bucket=bucket):
+                run = f"chain-{bucket}"
+                self.assertEqual(self.train(run, "ring", "--reduce.algorithm", "chain", "--reduce.bucket_bytes", bucket), star)
+
+    def test_every_algorithm_repeats_its_bits(self):
+        for exchange, algorithm in (("ring", "ring"), ("ring", "recursive-doubling"), ("hierarchical", "auto")):
+            with self.subTest(exchange=exchange, algorithm=algorithm):
+                flags = ["--reduce.algorithm", algorithm]
+                models = [self.train(f"{exchange}-{algorithm}-{i}", exchange, *flags) for i in range(2)]
+                self.assertEqual(*models)
+
+    def test_one_worker_is_a_ring(self):
+        self.assertEqual(self.train("one", "ring", workers=1), self.train("star", "star", workers=1))
+
+    def test_more_workers_than_samples_in_the_last_round(self):
+        self.train("many", "ring", "--epochs", 2, "--rounds", 0, workers=5)
+
+
+class Loss(RingTest):
+    def test_worker_killed_in_training_and_the_rest_go_on(self):
+        server, workers = self.ring("w0", "w1", "w2", model=WIDE)
+        workers[1].kill()
+        server.wait_worker("w1", "dead")
+        server.wait_more_rounds(5)
+        self.assertEqual(server.cluster()["world"], 2)
+        self.assertEqual(server.metric("centroid_server_state_lost_total"), 0)
+        self.stop_in_order(server, workers[0], workers[2])
+        self.assert_same_fingerprint("w0", "w2")
+
+    def test_first_rank_killed_and_the_state_lives_on(self):
+        server, workers = self.ring("w0", "w1", "w2")
+        workers[0].kill()
+        server.wait_worker("w0", "dead")
+        server.wait_more_rounds(5)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        server.wait_event("state.fetched", worker="w1")
+        self.stop_in_order(server, *workers[1:])
+
+    def test_hanging_worker_is_fenced_and_comes_back(self):
+        server, workers = self.ring("w0", "w1", "w2", arguments=("--lease", 1500))
+        workers[2].send(signal.SIGSTOP)
+
+        def waits_for_w2():
+            return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "w2" and "silent for" in wait["what"]]
+
+        wait_for(waits_for_w2, "a wait that says that w2 is silent")
+        server.wait_worker("w2", "dead")
+        server.wait_more_rounds(5)
+        workers[2].send(signal.SIGCONT)
+        server.wait_worker("w2", "active", index=1)
+        server.wait_more_rounds(5)
+        self.stop_in_order(server, *workers)
+        self.assert_same_fingerprint("w0", "w1", "w2")
+
+    def test_newcomer_gets_the_state_of_the_others(self):
+        server, workers = self.ring("w0", "w1", arguments=("--optimizer", "adam"))
+        late = self.peer(server, "w9")
+        server.wait_worker("w9", "active")
+        server.wait_event("state.fetched", worker="w0")
+        server.wait_more_rounds(5)
+        self.stop_in_order(server, *workers, late)
+        self.assert_same_fingerprint("w0", "w1", "w9")
+
+    def test_everybody_lost_goes_back_to_the_last_checkpoint(self):
+        server, workers = self.ring("w0", "w1")
+        kept = server.post("/v1/checkpoints")[1]["version"]
+        server.wait_more_rounds(5)
+        for worker in workers:
+            worker.kill()
+        server.wait_cluster("waiting", lambda cluster: cluster["state"] == "waiting")
+        late = self.peer(server, "w9")
+        lost = server.wait_event("state.lost")
+        self.assertEqual(lost["to_version"], kept)
+        self.assertEqual(server.metric("centroid_server_state_lost_total"), 1)
+        server.wait_round(lost["to_round"] + 3)
+        self.stop_in_order(server, late)
+
+    def test_drained_workers_leave_their_state(self):
+        server, workers = self.ring("w0", "w1")
+        for worker in server.workers():
+            self.assertEqual(server.post(f"/v1/workers/{worker['member']}:drain")[0], 202)
+        self.assert_exit(DONE, *workers)
+        late = self.peer(server, "w9")
+        server.wait_more_rounds(3)
+        self.assertEqual(server.metric("centroid_server_state_lost_total"), 0)
+        self.stop_in_order(server, late)
+
+
+class Coordination(RingTest):
+    def test_checkpoints_are_written_while_training_goes_on(self):
+        server, workers = self.ring("w0", "w1", arguments=("--checkpoint-every", 10, "--optimizer", "adam"), rounds_seen=40)
+        status, written = server.post("/v1/checkpoints")
+        self.assertEqual(status, 201)
+        self.assertGreater(written["version"], 1)
+        versions = [event["version"] for event in server.events("checkpoint.written")]
+        self.assertGreater(len(versions), 1)
+        server.wait_more_rounds(3)
+        self.stop_in_order(server, *workers)
+
+    def test_killed_server_resumes_with_the_same_bits(self):
+        goal = 3000
+        flags = ["--optimizer", "adam", "--rounds", goal, "--min-workers", 2, "--checkpoint-every", 20, "--exchange", "ring"]
+        whole = self.train("whole", "ring", workers=2, rounds=goal, model="mlp:64-16-10")
+        server = self.server(*flags, name="before")
+        workers = [self.peer(server, name) for name in ("w0", "w1")]
+        server.wait_event("checkpoint.written")
+        server.wait_more_rounds(50)
+        server.kill()
+        again = self.server(*flags, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
+        self.assert_exit(DONE, *workers, again)
+        self.assertEqual(self.last_model(), whole)
+
+    def test_not_finite_gradient_halts_and_names_worker_and_tensor(self):
+        server = self.server("--exchange", "ring", "--min-workers", 2, "--lr", 1e30)
+        workers = [self.peer(server, name) for name in ("w0", "w1")]
+        halted = server.wait_event("job.halted")
+        self.assertRegex(halted["error"], r"JIDOKA HALT: worker \d \(w\d\): the gradient of tensor layers")
+        for worker in workers:
+            self.assert_status(worker, HALTED, "JIDOKA HALT")
+
+    def test_not_finite_gradient_skips_the_round_for_all(self):
+        server = self.server("--exchange", "ring", "--min-workers", 2, "--lr", 1e30, "--nonfinite", "skip")
+        workers = [self.peer(server, name) for name in ("w0", "w1")]
+        wait_for(lambda: server.cluster()["skipped_rounds"] > 3, "skipped rounds")
+        self.stop_in_order(server, *workers)
+        self.assert_same_fingerprint("w0", "w1")
+
+    def test_worker_of_another_exchange_is_refused(self):
+        server = self.server("--exchange", "ring")
+        self.assert_status(self.worker(server, "w0"), USAGE, "its exchange is 'star', the server's is 'ring'")
+
+    def test_settings_that_do_not_go_together_are_refused(self):
+        for flags, text in (
+            (["--apply", "server"], "apply must be worker or auto"),
+            (["--exchange", "hierarchical", "--reduce.algorithm", "ring"], "has an algorithm of its own"),
+        ):
+            with self.subTest(flags=flags):
+                server = self.launch_server("--exchange", "ring", *flags, name=text.split()[0])
+                self.assert_status(server, USAGE, text)
+        server = self.server("--exchange", "ring")
+        codec = self.peer(server, "w0", "--codec", "bf16")
+        self.assert_status(codec, USAGE, "exchange ring takes codec f32, not 'bf16'")
+
+
+class Peers(RingTest):
+    """Workers whose peers reach them through a link that can be cut and held."""
+
+    def linked(self, server, name, **settings):
+        listen = f"127.0.0.1:{free_port()}"
+        link = Link(listen)
+        self.addCleanup(link.close)
+        places = ["--peer-listen", listen, "--peer-advertise", link.endpoint, "--peer-shared-memory=false"]
+        return link, self.peer(server, name, *places, **settings)
+
+    def test_cut_between_peers_is_mended(self):
+        server = self.server("--exchange", "ring", "--min-workers", 3)
+        link, first = self.linked(server, "w0")
+        others = [self.peer(server, name) for name in ("w1", "w2")]
+        server.wait_round(5)
+        before = server.cluster()
+        link.cut()
+        server.wait_event("exchange.failed")
+        server.wait_more_rounds(5)
+        after = server.cluster()
+        self.assertGreater(after["aborted_attempts"], before["aborted_attempts"])
+        self.assertEqual((after["world"], after["lost_contributions"]), (3, 0))
+        self.stop_in_order(server, first, *others)
+        self.assert_same_fingerprint("w0", "w1", "w2")
+
+    def test_silence_between_peers_is_reported_and_the_unreachable_one_goes(self):
+        server = self.server("--exchange", "ring", "--min-workers", 3, "--reduce.timeout", 700)
+        link, bad = self.linked(server, "w0")
+        others = [self.peer(server, name) for name in ("w1", "w2")]
+        server.wait_round(5)
+        link.up.hold(1)
+        link.down.hold(1)
+        self.assert_status(bad, USAGE, "the other workers could not exchange with it")
+        server.wait_more_rounds(5)
+        self.stop_in_order(server, *others)
+        self.assert_same_fingerprint("w1", "w2")
+
+
+class Hierarchical(Loss):
+    exchange = "hierarchical"
+
+
+if __name__ == "__main__":
+    main()
