@@ -163,7 +163,8 @@ TEST_P(Grids, TheLoneRankOfANodeMovesTheBytesOnceEachWay) {
 
 // Without being asked: large messages where a node has several ranks.
 TEST_P(Grids, NodesDecideWhatIsChosen) {
-  for (const auto& [grid, name] : {std::pair("aabb", "hierarchical"), std::pair("abcd", "ring")}) {
+  for (const auto& [grid, name] :
+       {std::pair("aabb", "hierarchical"), std::pair("abcd", "halving")}) {
     GridJob job(GetParam(), grid);
     job.run([&, name = name](Group& group) {
       Floats large(1 << 18, 1);

@@ -17,14 +17,16 @@ struct Reduce : ::testing::TestWithParam<std::tuple<Carrier, Algorithm>> {
   CallOptions how(Reduction reduction) const { return with(reduction, std::get<1>(GetParam())); }
 };
 std::string reduce_name(const ::testing::TestParamInfo<Reduce::ParamType>& info) {
-  const std::vector<std::string> names = {"auto", "ring", "doubling", "chain"};
+  const std::vector<std::string> names = {"auto",  "ring",         "doubling",
+                                          "chain", "hierarchical", "halving"};
   return name_of(std::get<0>(info.param)) + "_" +
          names[static_cast<std::size_t>(std::get<1>(info.param))];
 }
 INSTANTIATE_TEST_SUITE_P(All, Reduce,
-                         Combine(Values(Carrier::kInProcess, Carrier::kTcp),
+                         Combine(Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                                  Values(Algorithm::kAuto, Algorithm::kRing,
-                                        Algorithm::kRecursiveDoubling, Algorithm::kChain)),
+                                        Algorithm::kRecursiveDoubling, Algorithm::kChain,
+                                        Algorithm::kHalvingDoubling)),
                          reduce_name);
 
 TEST_P(Reduce, ExactNumbersOfEveryWorld) {
@@ -97,7 +99,7 @@ TEST_P(Reduce, EveryRankHasTheSameBitsEveryTime) {
 }
 
 struct OnEach : ::testing::TestWithParam<Carrier> {};
-INSTANTIATE_TEST_SUITE_P(All, OnEach, Values(Carrier::kInProcess, Carrier::kTcp),
+INSTANTIATE_TEST_SUITE_P(All, OnEach, Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                          ::testing::PrintToStringParamName());
 
 // As the server does it: sum += weight * x in rank order, then times 1 / total weight.
@@ -239,6 +241,27 @@ TEST_P(OnEach, BytesPerRankAreThoseOfARing) {
   }
 }
 
+// As few as a ring's: all but the own part, there and back.
+TEST_P(OnEach, BytesPerRankAreTheSameWhenTheyHalveAndDouble) {
+  for (const std::uint32_t world : {2u, 4u, 8u}) {
+    Job job(GetParam(), world);
+    for (const std::uint64_t count : {1u << 18, 262'147u, 7u}) {
+      SCOPED_TRACE("world " + std::to_string(world) + " count " + std::to_string(count));
+      job.run([&](Group& group) {
+        Floats data(count, 1);
+        const auto before = group.traffic();
+        const auto how = with(Reduction::kSum, Algorithm::kHalvingDoubling);
+        EXPECT_TRUE(succeeds(all_reduce(group, view(data), how)));
+        const auto after = group.traffic();
+        const std::uint64_t payload = 8 * (count - part_of(count, world, group.rank()).size());
+        const std::uint64_t sent = after.bytes_out - before.bytes_out;
+        EXPECT_GE(sent + 4 * world, payload);  // parts differ by one element
+        EXPECT_LE(sent, payload + 4 * world + 96 * (after.frames_out - before.frames_out));
+      });
+    }
+  }
+}
+
 // Random sizes, types of call and worlds against sums made in one place.
 TEST_P(OnEach, RandomSizesMatchAPlainSum) {
   const std::uint64_t seed = 20260;
@@ -251,7 +274,7 @@ TEST_P(OnEach, RandomSizesMatchAPlainSum) {
       CounterRng rng(seed, 100 + static_cast<std::uint64_t>(round));
       for (int call = 0; call < 12; ++call) {
         const std::size_t count = rng.below(rng.below(4) == 0 ? 70'000 : 50);
-        const auto algorithm = static_cast<Algorithm>(rng.below(4));
+        const auto algorithm = static_cast<Algorithm>(rng.below(6));
         const bool is_in_place = rng.below(2) == 0;
         SCOPED_TRACE("world " + std::to_string(world) + " count " + std::to_string(count) +
                      " algorithm " + std::to_string(static_cast<int>(algorithm)));

@@ -1,6 +1,7 @@
 #include "transport/collective/collectives.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "common/base/random.h"
@@ -16,7 +17,8 @@ constexpr std::uint64_t kDirectBytes = 256 << 10;  // two ranks: the same bytes,
 constexpr std::uint64_t kTreeBytes = 64 << 10;
 constexpr std::uint64_t kGatherBytes = 64 << 10;
 constexpr std::uint64_t kMaxDoublingBytes = 16 << 20;
-constexpr std::uint64_t kLeastSegment = 128 << 10;
+constexpr std::uint64_t kHalvingBytes = 2 << 20;  // worlds of 4, 8, 16, ...: fewer steps
+constexpr std::uint64_t kLeastSegment = 512 << 10;
 
 constexpr std::uint64_t kWeightTag = 0x7765696768747300;
 constexpr std::uint64_t kPairTag = 0x7061697273000000;
@@ -183,7 +185,9 @@ Result<Algorithm> choose(const Draft& draft, std::uint64_t bytes) {
   if (wanted != Algorithm::kAuto) return wanted;
   const std::uint64_t limit = draft.shape.world == 2 ? kDirectBytes : kDoublingBytes;
   if (bytes <= limit) return Algorithm::kRecursiveDoubling;
-  return pays_hierarchy(draft.group.nodes()) ? Algorithm::kHierarchical : Algorithm::kRing;
+  if (pays_hierarchy(draft.group.nodes())) return Algorithm::kHierarchical;
+  const bool halves = std::has_single_bit(draft.shape.world) && draft.shape.world > 2;
+  return halves && bytes <= kHalvingBytes ? Algorithm::kHalvingDoubling : Algorithm::kRing;
 }
 
 /// Everything a reduction has beyond its schedule.
@@ -231,9 +235,12 @@ Status plan_all_reduce(Draft& draft) {
       // A part in at least four segments, so that adding and sending overlap.
       draft.shape.segment_bytes = std::clamp(draft.input.bytes.size() / draft.shape.world / 4,
                                              kLeastSegment, kSegmentBytes);
-      draft.schedule = algorithm == Algorithm::kHierarchical
-                           ? hierarchical_all_reduce(draft.shape, count, draft.group.nodes())
-                           : ring_all_reduce(draft.shape, count);
+      if (algorithm == Algorithm::kHierarchical)
+        draft.schedule = hierarchical_all_reduce(draft.shape, count, draft.group.nodes());
+      else if (algorithm == Algorithm::kHalvingDoubling)
+        draft.schedule = halving_all_reduce(draft.shape, count);
+      else
+        draft.schedule = ring_all_reduce(draft.shape, count);
       return {};
   }
 }

@@ -196,6 +196,8 @@ std::string_view to_string(Algorithm algorithm) {
       return "chain";
     case Algorithm::kHierarchical:
       return "hierarchical";
+    case Algorithm::kHalvingDoubling:
+      return "halving and doubling";
   }
   return "unknown";
 }

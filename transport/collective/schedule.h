@@ -79,6 +79,7 @@ Parts parts_of(std::span<const std::uint64_t> counts);
 
 Schedule ring_all_reduce(const Shape& shape, std::uint64_t count);
 Schedule doubling_all_reduce(const Shape& shape, std::uint64_t count);
+Schedule halving_all_reduce(const Shape& shape, std::uint64_t count);
 Schedule chain_all_reduce(const Shape& shape, std::uint64_t count);
 /// `nodes`: the name of each rank's node; a rank whose name is empty is a node of its own.
 Schedule hierarchical_all_reduce(const Shape& shape, std::uint64_t count,

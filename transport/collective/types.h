@@ -40,13 +40,14 @@ std::string_view to_string(Operation operation);  ///< "all_reduce"
 
 /// How an all-reduce travels (docs/algorithms.md). Every rank must ask for the same.
 enum class Algorithm : std::uint8_t {
-  kAuto = 0,               ///< by size and nodes: recursive doubling, ring or hierarchical
+  kAuto = 0,               ///< by size, ranks and nodes
   kRing = 1,               ///< 2(N-1)/N of the bytes; sums in ring order
   kRecursiveDoubling = 2,  ///< log2 N steps of all the bytes; for two ranks a direct exchange
   kChain = 3,              ///< sums in rank order, as a parameter server does; 2 times the bytes
   kHierarchical = 4,       ///< a ring in each node, then one across nodes: the fewest bytes there
+  kHalvingDoubling = 5,    ///< the bytes of a ring in 2 log2 N steps
 };
-inline constexpr Algorithm kLastAlgorithm = Algorithm::kHierarchical;
+inline constexpr Algorithm kLastAlgorithm = Algorithm::kHalvingDoubling;
 std::string_view to_string(Algorithm algorithm);  ///< "recursive doubling"
 
 template <class T>
