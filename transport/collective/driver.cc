@@ -1,6 +1,7 @@
 #include "transport/collective/driver.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 
@@ -89,30 +90,31 @@ void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
   while (!is_done && context_.poll_one() != 0) has_run = true;
   if (has_run) return;
   const TimePoint begin = std::chrono::steady_clock::now();
-  const bool looks = may_look && (spins || has_cores_);
-  if (looks && look(spins ? spin_ : look_)) {
+  if (may_look && look(spins ? spin_ : look_)) {
     look_ = std::min<std::chrono::nanoseconds>(kLook, 2 * look_);
     return;
   }
   if (polls_.arm()) context_.run_one();
   polls_.disarm();
-  if (!looks) return;
+  if (!may_look) return;
   // A wait that was hardly longer would have paid; a long one is somebody who computes.
   const bool would_pay = std::chrono::steady_clock::now() - begin < 3 * kLook;
   look_ = would_pay ? kLook : std::max<std::chrono::nanoseconds>(kLook / 16, look_ / 2);
 }
 
 bool Driver::look(std::chrono::nanoseconds most) {
-  constexpr unsigned kLooks = 32;  // before a system call
+  // Where ranks share cores, the next look is worth something only when another one has run.
+  const unsigned looks = has_cores_ ? 32 : 1;
   const TimePoint until = std::chrono::steady_clock::now() + most;
-  do {
-    for (unsigned i = 0; i < kLooks && !polls_.empty(); ++i) {
+  for (unsigned n = 1;; ++n) {
+    for (unsigned i = 0; i < looks && !polls_.empty(); ++i) {
       if (polls_.poll()) return true;
       relax();
     }
-    if (context_.poll_one() != 0) return true;
-  } while (std::chrono::steady_clock::now() < until);
-  return false;
+    ::sched_yield();  // whoever can run goes first
+    if ((polls_.empty() || n % 4 == 0) && context_.poll_one() != 0) return true;
+    if (std::chrono::steady_clock::now() >= until) return false;
+  }
 }
 
 void Driver::run_in_background() {

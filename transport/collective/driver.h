@@ -24,7 +24,8 @@ namespace centroid::collective {
 class Driver {
  public:
   /// `spin`: how long a waiting caller polls before it sleeps; helps only while there are more
-  /// cores than ranks. 0: it looks into shared memory, at most for kLook, as long as that pays.
+  /// cores than ranks. 0: it looks into shared memory, at most for kLook, as long as that pays, and
+  /// gives its core to whoever can run between looks.
   Driver(const std::string& name, std::chrono::microseconds spin);
   ~Driver();
   Driver(const Driver&) = delete;
@@ -33,7 +34,7 @@ class Driver {
   Executor executor() { return context_.get_executor(); }
   boost::asio::io_context& context() { return context_; }
   transport::PollSet& polls() { return polls_; }
-  /// Whether every rank of this machine has a core: else a waiting caller sleeps at once.
+  /// Whether every rank of this machine has a core: else a look needs another to have run before.
   void set_has_cores(bool has_cores) { has_cores_ = has_cores; }
 
   /// Something is under way until `end_work`; any thread. `is_waited`: the caller calls `wait` next

@@ -22,8 +22,8 @@ struct MeshOptions {
   /// operation under way reads nothing.
   std::chrono::milliseconds leave_timeout{2'000};
   /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores. 0: asleep
-  /// at once, but for short looks into shared memory while this machine's ranks are not more than
-  /// its cores.
+  /// at once, but for short looks into shared memory as long as they pay, between which it gives
+  /// its core to whoever can run.
   std::chrono::microseconds spin{0};
   /// Payloads of data frames carry a CRC-32C, because TCP's own checksum is weak; not between ranks
   /// on one machine, where bytes only go from memory to memory and it costs 8 % of an all-reduce,
