@@ -16,7 +16,8 @@ namespace {
 constexpr std::uint8_t kSparse = 16;  // the form's bit; below it the value type
 constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 constexpr std::uint16_t kLargestBf16 = 0x7F7F;
-constexpr std::size_t kAhead = 24;  // elements between prefetch and addition
+constexpr std::size_t kAhead = 24;    // elements between prefetch and addition
+constexpr std::size_t kPiece = 4096;  // elements of half a first cache
 
 struct ShrinkBf16 {
   CENTROID_KERNEL void run(const float* x, std::byte* out, std::size_t n, bool* finite) {
@@ -159,6 +160,26 @@ std::size_t count_bytes(std::uint64_t count) {
   return static_cast<std::size_t>(std::bit_width(count | 1) + 6) / 7;
 }
 
+void add_sparse(const View& view, std::span<const float> values, float weight, bool first,
+                std::span<float> acc) {
+  const std::uint32_t* index = view.index.data();
+  std::size_t j = 0;
+  if (first) {  // zeros and numbers together, piece by piece, while the piece is near
+    for (std::size_t begin = 0; begin < acc.size(); begin += kPiece) {
+      const std::size_t end = std::min(acc.size(), begin + kPiece);
+      std::fill(acc.data() + begin, acc.data() + end, 0.0f);
+      for (; j < values.size() && index[j] < end; ++j) acc[index[j]] = weight * values[j];
+    }
+    return;
+  }
+  const std::size_t near = values.size() - std::min(values.size(), kAhead);
+  for (; j < near; ++j) {
+    __builtin_prefetch(&acc[index[j + kAhead]], 1);
+    acc[index[j]] += weight * values[j];
+  }
+  for (; j < values.size(); ++j) acc[index[j]] += weight * values[j];
+}
+
 }  // namespace
 
 std::size_t value_bytes(ValueType type, std::size_t n) {
@@ -252,19 +273,7 @@ void decode(const View& view, Scratch& scratch, std::span<float> out) {
 }
 
 void add(const View& view, Scratch& scratch, float weight, bool first, std::span<float> acc) {
-  if (view.is_sparse) {
-    if (first) std::fill(acc.begin(), acc.end(), 0.0f);
-    const auto values = sent(view, scratch);
-    const std::size_t count = values.size(), near = count - std::min(count, kAhead);
-    const std::uint32_t* index = view.index.data();
-    std::size_t j = 0;
-    for (; j < near; ++j) {
-      __builtin_prefetch(&acc[index[j + kAhead]], 1);
-      acc[index[j]] += weight * values[j];
-    }
-    for (; j < count; ++j) acc[index[j]] += weight * values[j];
-    return;
-  }
+  if (view.is_sparse) return add_sparse(view, sent(view, scratch), weight, first, acc);
   const std::byte* in = view.values.data();
   const std::size_t n = acc.size();
   if (view.type == ValueType::kInt8)

@@ -9,9 +9,6 @@
 namespace centroid::topk {
 namespace {
 
-// Floats between prefetch and load.
-constexpr std::size_t kAhead = 1024;
-
 // One byte per element, which is plain vector code; then eight bytes 0 or 1 become eight bits by a
 // multiplication. Free of branches: which elements pass is as random as the numbers.
 std::uint64_t mask_of_64(const float* x, std::int32_t below) {
@@ -68,7 +65,7 @@ std::size_t add_and_mark(const float* g, float* e, std::size_t n, std::uint32_t 
   return n;
 }
 
-// Few bits are set as a rule: four are written without asking, so that no branch depends on how
+// Few bits are set as a rule: three are written without asking, so that no branch depends on how
 // many there are.
 std::size_t expand_by_bits(const std::uint64_t* masks, std::size_t words, std::uint32_t base,
                            std::uint32_t* out) {
@@ -76,11 +73,11 @@ std::size_t expand_by_bits(const std::uint64_t* masks, std::size_t words, std::u
   for (std::size_t w = 0; w < words; ++w, base += 64) {
     std::uint64_t mask = masks[w];
     const auto count = static_cast<std::size_t>(std::popcount(mask));
-    for (std::size_t j = 0; j < 4; ++j) {
+    for (std::size_t j = 0; j < 3; ++j) {
       to[j] = base + static_cast<std::uint32_t>(std::countr_zero(mask));
       mask &= mask - 1;
     }
-    for (std::size_t j = 4; j < count; ++j) {
+    for (std::size_t j = 3; j < count; ++j) {
       to[j] = base + static_cast<std::uint32_t>(std::countr_zero(mask));
       mask &= mask - 1;
     }

@@ -13,6 +13,9 @@ constexpr std::uint32_t kInfinity = 0x7F800000u;
 /// Elements per call: 8 KiB stay in the first cache while their masks are read again.
 constexpr std::size_t kBlock = 2048;
 constexpr std::size_t kWords = kBlock / 64;
+/// Floats between prefetch and load: more than a block, so that memory is busy while masks are
+/// expanded (a fifth faster than half a block, measured with 25 M numbers).
+constexpr std::size_t kAhead = 3 * kBlock / 2;
 /// What `expand` may write behind the last index that counts.
 constexpr std::size_t kSlack = 64;
 

@@ -42,6 +42,10 @@ void bench_selection(const Options& options) {
     const std::uint64_t k = KeepRatio{share.billionths}.kept(options.elements);
     Turns turns;
     const std::size_t read = turns.add([&] { sink = read_pass(x.span()); });
+    const std::size_t half = x.span().size() / 2;
+    const std::size_t both_read = turns.add([&] {
+      pool.run([&](int part) { sink = read_pass(x.span().subspan(part == 0 ? 0 : half, half)); });
+    });
     std::vector<std::pair<const topk::Kernels*, std::size_t>> contenders;
     std::vector<std::unique_ptr<TopkSelector>> selectors;
     for (const topk::Kernels* kernels : topk::runnable_kernels()) {
@@ -60,6 +64,10 @@ void bench_selection(const Options& options) {
               turns.median(contender) / turns.median(read), bar_of(share, kernels->name),
               milliseconds(turns.median(contender)));
     const double one = turns.median(contenders.back().second);
+    row("read pass, 2 threads, times faster than 1", turns.median(read) / turns.median(both_read),
+        "", "what this machine's memory allows");
+    row(std::string("top-k ") + share.name + ", 2 threads / read with 2",
+        turns.median(two) / turns.median(both_read), "");
     if (std::thread::hardware_concurrency() > 1)
       at_least(std::string("top-k ") + share.name + ", 2 threads, times faster than 1",
                one / turns.median(two), 1.6, milliseconds(turns.median(two)));
