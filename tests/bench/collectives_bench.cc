@@ -145,13 +145,18 @@ std::vector<Launch> contestants(const Settings& settings) {
                    [name](const RankOptions& options) { return run_mpi(name, options); }});
   }
 #endif
-  std::erase_if(out, [&](const Launch& launch) {
-    const auto& only = settings.only;
-    return !only.empty() && std::none_of(only.begin(), only.end(), [&](const std::string& name) {
-      return launch.name.starts_with(name);
-    });
-  });
-  return out;
+  // A name, or the beginning of several when no name is so.
+  const auto is_wanted = [&](const Launch& launch) {
+    for (const std::string& name : settings.only) {
+      const bool is_name = std::any_of(out.begin(), out.end(),
+                                       [&](const Launch& other) { return other.name == name; });
+      if (is_name ? launch.name == name : launch.name.starts_with(name)) return true;
+    }
+    return settings.only.empty();
+  };
+  std::vector<Launch> wanted;
+  std::copy_if(out.begin(), out.end(), std::back_inserter(wanted), is_wanted);
+  return wanted;
 }
 
 /// All contestants at one size: each starts, is verified, and then they take turns.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <utility>
 
 namespace centroid::bench {
@@ -21,47 +20,53 @@ double mib_per_peer(const Row& row) {
   return static_cast<double>(row.extra_kib) / 1024 / (row.world - 1);
 }
 
-using Better = double (*)(const Row&);
-/// The best of the rows of this cell whose name begins so; null: none there.
+using Cost = double (*)(const Row&);
+/// Of this cell, the cheapest row whose name begins so; null: none there.
 const Row* best(const std::vector<Row>& rows, const Cell& cell, const std::string& prefix,
-                Better value) {
+                Cost cost) {
   const Row* found = nullptr;
   for (const Row& row : rows) {
     if (Cell(row.world, row.bytes) != cell || !row.name.starts_with(prefix)) continue;
-    if (found == nullptr || value(row) < value(*found)) found = &row;
+    if (found == nullptr || cost(row) < cost(*found)) found = &row;
   }
   return found;
 }
+const Row* named(const std::vector<Row>& rows, const Cell& cell, const std::string& name) {
+  for (const Row& row : rows)
+    if (Cell(row.world, row.bytes) == cell && row.name == name) return &row;
+  return nullptr;
+}
 
-std::string ratio(double a, double b) {
+/// One over the other; "-" when one was not measured.
+std::string ratio(const Row* above, const Row* below, Cost cost) {
+  if (above == nullptr || below == nullptr) return "-";
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f", a / b);
+  std::snprintf(text, sizeof text, "%.2f", cost(*above) / cost(*below));
   return text;
 }
 
 void print_ratios(const std::vector<Row>& rows) {
-  std::printf("\nratios; time of x / time of centroid, but the limit: centroid / limit\n");
-  std::printf("%5s %10s %8s %10s %12s %12s %14s\n", "ranks", "bytes", "limit", "best gloo",
-              "openmpi_tcp", "openmpi_shm", "cpu over gloo");
-  std::map<Cell, int> seen;
-  const auto time = [](const Row& row) { return row.p50(); };
+  std::printf(
+      "\ncentroid over limit; how many times longer the best of others takes (Open MPI over shared "
+      "memory: than centroid_shm);\nprocessor time and memory over those of the Gloo that has "
+      "least\n");
+  std::printf("%5s %10s %8s %8s %12s %12s %12s %14s\n", "ranks", "bytes", "limit", "gloo",
+              "openmpi_tcp", "openmpi_shm", "cpu / gloo", "memory / gloo");
+  const Cost time = [](const Row& row) { return row.p50(); };
+  Cell last;
   for (const Row& row : rows) {
     const Cell cell(row.world, row.bytes);
-    if (seen[cell]++ != 0) continue;
-    const Row* const ours = best(rows, cell, "centroid", time);
-    if (ours == nullptr) continue;
-    const auto against = [&](const std::string& name) -> std::string {
-      const Row* const other = best(rows, cell, name, time);
-      return other == nullptr ? "-" : ratio(other->p50(), ours->p50());
-    };
-    const Row* const limit = best(rows, cell, "limit", time);
-    const Row* const cheap = best(rows, cell, "gloo", cpu_per_gigabyte);
+    if (std::exchange(last, cell) == cell) continue;
+    const Row* const ours = named(rows, cell, "centroid");
     std::printf(
-        "%5u %10llu %8s %10s %12s %12s %14s\n", row.world,
+        "%5u %10llu %8s %8s %12s %12s %12s %14s\n", row.world,
         static_cast<unsigned long long>(row.bytes),
-        limit == nullptr ? "-" : ratio(ours->p50(), limit->p50()).c_str(), against("gloo").c_str(),
-        against("openmpi_tcp").c_str(), against("openmpi_shm").c_str(),
-        cheap == nullptr ? "-" : ratio(cpu_per_gigabyte(*ours), cpu_per_gigabyte(*cheap)).c_str());
+        ratio(ours, named(rows, cell, "limit"), time).c_str(),
+        ratio(best(rows, cell, "gloo", time), ours, time).c_str(),
+        ratio(named(rows, cell, "openmpi_tcp"), ours, time).c_str(),
+        ratio(named(rows, cell, "openmpi_shm"), named(rows, cell, "centroid_shm"), time).c_str(),
+        ratio(ours, best(rows, cell, "gloo", cpu_per_gigabyte), cpu_per_gigabyte).c_str(),
+        ratio(ours, best(rows, cell, "gloo", mib_per_peer), mib_per_peer).c_str());
   }
 }
 
