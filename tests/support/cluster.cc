@@ -6,6 +6,7 @@
 
 #include "common/base/random.h"
 #include "worker/exchange/local_exchange.h"
+#include "worker/exchange/peer_reducer.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::test {
@@ -116,7 +117,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   options.token = spec.token;
   options.join_timeout = spec.join_timeout;
   options.join.name = spec.name;
-  options.join.exchange = "star";
+  options.join.exchange = spec.exchange;
   options.join.codec = spec.codec;
   options.join.batch = spec.batch;
   options.join.train_samples = data.train.samples;
@@ -128,6 +129,12 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   memory.gradients = group->gradients();
   memory.use_params = [&](std::span<float> params) { group->use_params(params); };
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
+  if (spec.exchange != "star") {
+    collective::MeshOptions mesh;
+    mesh.token = spec.token;
+    options.peers = worker::PeerReducer::open(spec.peers, transport::Endpoint{}, mesh).value();
+    options.join.peer_endpoint = options.peers->endpoint().to_string();
+  }
   const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
                                                       options, memory, registry);
   outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer);

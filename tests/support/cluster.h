@@ -63,7 +63,8 @@ struct WorkerOutcome {
 struct WorkerSpec {
   std::string name;
   std::string model = "mlp:8-16-4";
-  std::string codec = "f32", devices = "cpu:0", token;
+  std::string codec = "f32", devices = "cpu:0", token, exchange = "star";
+  TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: how workers meet
   std::uint64_t batch = 8;
   std::chrono::milliseconds join_timeout{20'000};
 };

@@ -79,7 +79,9 @@ struct Mesh::Impl {
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<transport::Listener> listener;
   struct Building;
-  Building* building_now = nullptr;  ///< on the driver
+  Building* building_now = nullptr;          ///< on the driver
+  std::optional<std::uint64_t> interrupted;  ///< generation
+  Error interrupted_by{ErrorCode::kCancelled, ""};
   std::atomic<std::uint32_t> absent{kNoRank};
   /// For ranks on this machine; none when it is off or does not work here.
   std::unique_ptr<transport::Transport> shared;
@@ -314,6 +316,7 @@ Task<Result<Join>> Mesh::Impl::greet_peer(Building& building, Connection& connec
 
 Task<Status> Mesh::Impl::build(Building& building) {
   building_now = &building;
+  if (interrupted == building.roster.generation) building.refuse(interrupted_by);
   absent = kNoRank;
   building.tasks.spawn(answer_peers(building, *listener));
   if (shared_listener) building.tasks.spawn(answer_peers(building, *shared_listener));
@@ -405,12 +408,15 @@ Result<Group> Mesh::join(const Roster& roster, Deadline deadline) {
   return make_group(std::move(generation), std::move(members), roster.rank);
 }
 
-void Mesh::interrupt(Error cause) {
-  const auto refuse = [](Impl* impl, Error why) -> Task<void> {
-    if (impl->building_now != nullptr) impl->building_now->refuse(std::move(why));
+void Mesh::interrupt(std::uint64_t generation, Error cause) {
+  const auto refuse = [](Impl* impl, std::uint64_t number, Error why) -> Task<void> {
+    impl->interrupted = number;
+    impl->interrupted_by = why;
+    if (impl->building_now != nullptr && impl->building_now->roster.generation == number)
+      impl->building_now->refuse(std::move(why));
     co_return;
   };
-  impl_->driver->run(refuse(impl_.get(), std::move(cause)));
+  impl_->driver->run(refuse(impl_.get(), generation, std::move(cause)));
 }
 
 std::optional<std::uint32_t> Mesh::absent() const {

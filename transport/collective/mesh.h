@@ -72,8 +72,9 @@ class Mesh {
   ///        failed_precondition (token, run or model refused), aborted (a peer is in a later
   ///        generation)
   Result<Group> join(const Roster& roster, Deadline deadline);
-  /// A join under way on another thread ends soon, with this cause. Without one: nothing.
-  void interrupt(Error cause);
+  /// From another thread: a join of this generation, under way or yet to begin, ends with this
+  /// cause.
+  void interrupt(std::uint64_t generation, Error cause);
   /// The lowest of the ranks that the last join missed.
   std::optional<std::uint32_t> absent() const;
 

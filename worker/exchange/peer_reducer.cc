@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kMeetTimeout{20'000};
 Result<std::unique_ptr<PeerReducer>> PeerReducer::open(
     const collective::Mesh::TransportFactory& make_transport, const transport::Endpoint& listen,
     collective::MeshOptions options) {
+  // Whoever leaves a generation owes its peers nothing: the round is committed or given up.
+  options.leave_timeout = std::chrono::milliseconds(0);
   CENTROID_ASSIGN(auto mesh, collective::Mesh::open(make_transport, listen, std::move(options)));
   return std::unique_ptr<PeerReducer>(new PeerReducer(std::move(mesh)));
 }
@@ -77,14 +79,16 @@ void PeerReducer::ready(TensorId tensor) {
 
 void PeerReducer::abort(Error cause) {
   std::optional<collective::Group> group;
+  std::uint64_t generation = 0;
   {
     const std::lock_guard lock(mutex_);
     if (!job_ || aborted_) return;
     aborted_ = cause;
     group = group_;
+    generation = job_->roster.generation;
     changed_.notify_all();
   }
-  mesh_->interrupt(cause);
+  mesh_->interrupt(generation, cause);
   if (group) group->abort(std::move(cause));
 }
 

@@ -1,0 +1,185 @@
+#include <cstring>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+/// Clusters whose workers add among themselves, in one process.
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+using Action = transport::FaultPlan::Action;
+
+enum class Wire { kInProcess, kTcp };
+
+class RingTest : public ::testing::TestWithParam<Wire> {
+ protected:
+  TestServer::TransportFactory transports() {
+    transport::TransportOptions options;
+    options.stall_timeout = std::chrono::hours(1);
+    if (GetParam() == Wire::kTcp)
+      return [options](Executor executor) { return transport::make_tcp(executor, options); };
+    return [options, hub = hub_](Executor executor) {
+      return transport::make_inprocess(executor, hub, options);
+    };
+  }
+
+  TestServer::TransportFactory faulty(Action action, std::uint64_t operation) {
+    return [=, plain = transports()](Executor executor) {
+      transport::FaultPlan plan;
+      plan.action = action;
+      plan.at_operation = operation;
+      return transport::make_faulty(plain(executor), plan);
+    };
+  }
+
+  ServerConfig config(const std::string& exchange = "ring") {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.exit_when_finished = true;
+    c.exchange = exchange;
+    c.chunk_bytes = 256;
+    c.reduce_bucket_bytes = 300;  // several buckets even in a small model
+    c.lease = std::chrono::seconds(20);
+    c.optimizer = {.name = "momentum", .learning_rate = 0.05};
+    c.epochs = 2;
+    return c;
+  }
+
+  std::vector<WorkerSpec> workers(const ServerConfig& c, std::size_t n) {
+    std::vector<WorkerSpec> specs(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      specs[i].name = "worker-" + std::to_string(i);
+      specs[i].exchange = c.exchange;
+      specs[i].peers = transports();
+    }
+    return specs;
+  }
+
+  std::vector<WorkerOutcome> train(ServerConfig c, std::size_t n, const worker::DataSplit& data) {
+    c.min_workers = n;
+    TestServer server(c, transports());
+    auto outcomes = run_workers(workers(c, n), data, server.endpoint(), transports());
+    const Status ended = server.join();
+    EXPECT_TRUE(ended.ok()) << ended.error().to_string();
+    for (const auto& outcome : outcomes) {
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+      EXPECT_TRUE(same_bits(outcome.params, outcomes[0].params));
+    }
+    return outcomes;
+  }
+
+  static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+
+  /// Two workers, of which the second meets server and peers through these; the first must end
+  /// well, with the bits of the second if both saw the end.
+  void expect_good_end(const ServerConfig& c, const worker::DataSplit& data,
+                       const TestServer::TransportFactory& to_server,
+                       const TestServer::TransportFactory& to_peers) {
+    TestServer server(c, transports());
+    auto specs = workers(c, 2);
+    specs[1].join_timeout = std::chrono::milliseconds(150);
+    specs[1].peers = to_peers;
+    WorkerOutcome steady, shaky;
+    std::thread first(
+        [&] { steady = run_worker(specs[0], data, server.endpoint(), transports()); });
+    std::thread second([&] {
+      shaky = run_worker(specs[1], data, server.endpoint(), to_server);
+      if (shaky.status.ok() || server.view().state != "waiting") return;
+      specs[1].join_timeout = std::chrono::seconds(20);  // it gave up before the job began
+      shaky = run_worker(specs[1], data, server.endpoint(), transports());
+    });
+    first.join();
+    EXPECT_TRUE(steady.status.ok()) << steady.status.error().to_string();
+    const Status ended = server.join();
+    EXPECT_TRUE(ended.ok()) << ended.error().to_string();
+    second.join();
+    if (shaky.status.ok() && shaky.summary.version == steady.summary.version) {
+      EXPECT_TRUE(same_bits(shaky.params, steady.params));
+    }
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, RingTest, ::testing::Values(Wire::kInProcess, Wire::kTcp),
+                         [](const auto& wire) {
+                           return wire.param == Wire::kTcp ? "tcp" : "inprocess";
+                         });
+
+TEST_P(RingTest, AddingInRankOrderHasTheBitsOfStar) {
+  const auto data = make_blobs(100, 8, 4, 1);
+  for (const char* optimizer : {"sgd", "adam"}) {
+    SCOPED_TRACE(optimizer);
+    ServerConfig star = config("star"), chain = config();
+    star.optimizer.name = chain.optimizer.name = optimizer;
+    chain.reduce_algorithm = "chain";
+    EXPECT_TRUE(same_bits(train(star, 4, data)[0].params, train(chain, 4, data)[0].params));
+  }
+}
+
+TEST_P(RingTest, EveryAlgorithmLearnsAndRepeats) {
+  const auto data = make_blobs(100, 8, 4, 2);
+  for (const char* algorithm : {"auto", "ring", "recursive-doubling", "chain"}) {
+    SCOPED_TRACE(algorithm);
+    ServerConfig c = config();
+    c.epochs = 8;
+    c.reduce_algorithm = algorithm;
+    const auto outcomes = train(c, 3, data);
+    EXPECT_GT(outcomes[0].summary.test_accuracy, 0.8);
+    c.run_dir += "-again";
+    EXPECT_TRUE(same_bits(train(c, 3, data)[0].params, outcomes[0].params));
+  }
+}
+
+TEST_P(RingTest, ACheckpointHasTheSlotsOfTheWorkers) {
+  const auto data = make_blobs(100, 8, 4, 3);
+  ServerConfig c = config();
+  c.optimizer.name = "adam";
+  c.epochs = 4;
+  const auto whole = train(c, 2, data);
+  c = config();
+  c.optimizer.name = "adam";
+  train(c, 2, data);
+  c.epochs = 4;
+  c.resume = true;
+  EXPECT_TRUE(same_bits(train(c, 2, data)[0].params, whole[0].params));
+}
+
+TEST_P(RingTest, ABreakAtEveryOperationBetweenPeersEndsWell) {
+  const auto data = make_blobs(48, 8, 4, 10);
+  for (const Action action : {Action::kCut, Action::kFail, Action::kTruncate}) {
+    for (std::uint64_t n = 0; n < 60; n += action == Action::kCut ? 1 : 7) {
+      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
+                   std::to_string(n));
+      ServerConfig c = config();
+      c.min_workers = 2;
+      expect_good_end(c, data, transports(), faulty(action, n));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(RingTest, ABreakAtEveryOperationWithTheServerEndsWell) {
+  const auto data = make_blobs(48, 8, 4, 11);
+  for (const Action action : {Action::kCut, Action::kFail, Action::kCorrupt}) {
+    for (std::uint64_t n = 0; n < 40; n += action == Action::kCut ? 1 : 5) {
+      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
+                   std::to_string(n));
+      ServerConfig c = config();
+      c.min_workers = 2;
+      expect_good_end(c, data, faulty(action, n), transports());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace centroid::test
