@@ -5,3 +5,6 @@ set_tests_properties(process.local_cluster PROPERTIES LABELS process TIMEOUT 120
 add_test(NAME process.demo COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/demo_test.py
   $<TARGET_FILE_DIR:centroid-server> ${PROJECT_SOURCE_DIR}/.cache/data)
 set_tests_properties(process.demo PROPERTIES LABELS process TIMEOUT 300 SKIP_RETURN_CODE 77)
+add_test(NAME process.convergence COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/convergence_test.py
+  $<TARGET_FILE_DIR:centroid-server> ${PROJECT_SOURCE_DIR}/.cache/data)
+set_tests_properties(process.convergence PROPERTIES LABELS slow TIMEOUT 600 SKIP_RETURN_CODE 77)
