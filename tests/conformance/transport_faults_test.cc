@@ -210,7 +210,10 @@ TEST_P(TransportFaults, EndsMayLiveOnTwoExecutors) {
   auto whole = boost::asio::co_spawn(there.executor(), serve_connections(**listener, kConnections),
                                      boost::asio::use_future);
   wait(here_, send_and_part(*near, (*listener)->endpoint(), kConnections));
-  ASSERT_EQ(whole.wait_for(20s), std::future_status::ready) << "the peer learns of every end";
+  // A busy system drops what it has no room for, and TCP's repetitions come seconds apart; what
+  // does not move at all the transport ends itself after its stall timeout.
+  const auto limit = 2 * TransportOptions().stall_timeout;
+  ASSERT_EQ(whole.wait_for(limit), std::future_status::ready) << "the peer learns of every end";
   const int got = whole.get();
   EXPECT_GE(got, 3 * kConnections) << "what was handed over before the close arrives";
   EXPECT_LE(got, 4 * kConnections);
