@@ -70,9 +70,9 @@ class Connection {
   /// connection.
   virtual Task<Status> read_payload(MutableBytes into) = 0;
   /// The next bytes of the current frame's payload, for who can work on pieces: where they lie, or
-  /// read into `scratch`, whose size is a multiple of 64. Valid until the next call that reads. A
-  /// multiple of 64 bytes but for the last piece; empty after it. The CRC is looked at before the
-  /// last piece is given, so what was made of earlier ones counts only when that came.
+  /// read into `scratch`, whose size is a multiple of 64. Valid until the next call that reads or
+  /// closes. A multiple of 64 bytes but for the last piece; empty after it. The CRC is looked at
+  /// before the last piece is given, so what was made of earlier ones counts only when that came.
   virtual Task<Result<Bytes>> read_piece(MutableBytes scratch) = 0;
   /// Read and drop the rest of the current frame's payload (CRC still checked), with bounded
   /// memory.

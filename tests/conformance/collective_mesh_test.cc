@@ -84,6 +84,44 @@ TEST(SharedMemory, IsOnlyUsedWhenBothSidesHaveItOn) {
   other.join();
 }
 
+struct Leaving : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, Leaving,
+                         ::testing::Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(Leaving, IsAnsweredByPeersThatAreIdle) {
+  MeshOptions options;
+  options.leave_timeout = 20s;
+  Job job(GetParam(), 3, options);
+  job.run([](Group& group) { EXPECT_TRUE(succeeds(barrier(group))); });
+  const TimePoint begin = now();
+  job.leave(1);  // nobody else calls anything
+  EXPECT_LT(now() - begin, 5s);
+  job.leave(2);
+  EXPECT_LT(now() - begin, 5s);
+  // What is left knows it.
+  const Status status = barrier(job.group(0));
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.error().message(), HasSubstr("has left"));
+}
+
+// Calls between two silences, on threads that come and go: whoever waits takes over.
+TEST_P(Leaving, IdlenessCostsNoOperation) {
+  Job job(GetParam(), 2);
+  for (int round = 0; round < 3; ++round) {
+    const Deadline idle = now() + 40ms;  // longer than the driver waits before it listens
+    while (now() < idle) std::this_thread::yield();
+    job.run([](Group& group) {
+      Floats data(1000, 1), more(100'000, 1);
+      Handle handle = all_reduce_async(group, view(more));
+      EXPECT_TRUE(succeeds(all_reduce(group, view(data))));
+      EXPECT_TRUE(succeeds(handle.wait()));
+      EXPECT_EQ(data, Floats(1000, 2));
+      EXPECT_EQ(more, Floats(100'000, 2));
+    });
+  }
+}
+
 /// What two ranks get when a bit of rank 1's numbers changes on the way.
 std::vector<Status> with_a_bad_wire(bool checks_one, bool checks_other,
                                     std::vector<std::string> nodes) {

@@ -42,6 +42,7 @@ Driver::~Driver() {
 }
 
 void Driver::begin_work(bool is_waited) {
+  begun_.fetch_add(1);
   work_.fetch_add(1);
   if (is_waited) return;
   // Under the mutex: the background thread may stand between its check and its sleep.
@@ -50,6 +51,14 @@ void Driver::begin_work(bool is_waited) {
 }
 
 void Driver::end_work() { work_.fetch_sub(1); }
+
+void Driver::begin_watch() {
+  const std::lock_guard lock(mutex_);
+  ++watches_;
+  background_.notify_one();
+}
+
+void Driver::end_watch() { --watches_; }
 
 void Driver::finish(std::atomic<bool>& is_done) {
   const std::lock_guard lock(mutex_);
@@ -119,12 +128,24 @@ bool Driver::look(std::chrono::nanoseconds most) {
 
 void Driver::run_in_background() {
   std::unique_lock lock(mutex_);
-  while (true) {
-    background_.wait(lock, [this] { return is_stopping_ || (!is_driven_ && work_ != 0); });
-    if (is_stopping_) return;
+  while (!is_stopping_) {
+    const std::size_t begun = begun_;
+    // Whoever waits drives itself.
+    const auto has_work = [this] {
+      return is_stopping_ || (!is_driven_ && waiting_ == 0 && work_ != 0);
+    };
+    if (watches_ == 0) {
+      background_.wait(lock, [&] { return has_work() || watches_ != 0; });
+    } else {
+      background_.wait_for(lock, kIdle, has_work);
+    }
+    const bool is_idle = work_ == 0;
+    if (is_stopping_ || is_driven_ || waiting_ != 0 ||
+        (is_idle && (watches_ == 0 || begun != begun_)))
+      continue;
     is_driven_ = true;
     lock.unlock();
-    while (work_ != 0 && !is_stopping_) turn(false, is_stopping_);
+    while ((work_ == 0) == is_idle && waiting_ == 0 && !is_stopping_) turn(false, is_stopping_);
     lock.lock();
     is_driven_ = false;
     if (waiting_ != 0) waiters_.notify_all();

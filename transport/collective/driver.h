@@ -19,8 +19,9 @@ namespace centroid::collective {
 /// itself, so that its bytes are sent, received and summed without a hop between threads (a wake-up
 /// on another core costs about 45 us, a small all-reduce 30). While operations are under way that
 /// nobody waits for, a thread of the driver's own runs it. One thread at a time: objects on the
-/// executor need no locks. With nothing under way nobody runs it, and what peers send stays in the
-/// sockets.
+/// executor need no locks. When nothing has been under way for kIdle, the driver's own thread
+/// sleeps on the sockets, so that a peer's goodbye is answered; before that nobody reads, so that
+/// the next operation finds no thread to take over from.
 class Driver {
  public:
   /// `spin`: how long a waiting caller polls before it sleeps; helps only while there are more
@@ -41,6 +42,9 @@ class Driver {
   /// and runs the context itself, unless another does.
   void begin_work(bool is_waited);
   void end_work();
+  /// From now on there are peers to listen to while idle; any thread.
+  void begin_watch();
+  void end_watch();
   /// Block until `finish(is_done)`, running the context when no other thread does.
   void wait(const std::atomic<bool>& is_done);
   /// On the driver: end the waits for `is_done`.
@@ -52,6 +56,7 @@ class Driver {
 
  private:
   static constexpr std::chrono::microseconds kLook{50};
+  static constexpr std::chrono::milliseconds kIdle{20};
 
   void run_in_background();
   void turn(bool may_look, const std::atomic<bool>& is_done);
@@ -65,7 +70,9 @@ class Driver {
   std::chrono::nanoseconds look_ = kLook;  ///< how long it pays at present
   std::mutex mutex_;
   std::condition_variable waiters_, background_;
-  std::size_t waiting_ = 0;  ///< threads asleep in `wait`
+  std::atomic<std::size_t> waiting_{0};  ///< threads asleep in `wait`
+  std::atomic<std::size_t> watches_{0};
+  std::atomic<std::size_t> begun_{0};  ///< works, ever
   bool is_driven_ = false;
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::size_t> work_{0};

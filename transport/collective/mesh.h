@@ -18,8 +18,8 @@ struct MeshOptions {
   std::uint64_t manifest_hash = 0;  ///< peers must work on the same model; 0: not said
   /// Of an operation, unless the call says otherwise.
   std::chrono::milliseconds timeout{60'000};
-  /// How long the last group of a generation waits until the peers have read everything: who has no
-  /// operation under way reads nothing.
+  /// How long the last group of a generation waits at most until the peers have read everything;
+  /// they answer within milliseconds unless they hang.
   std::chrono::milliseconds leave_timeout{2'000};
   /// How long a waiting caller polls before it sleeps; helps only while ranks <= cores. 0: asleep
   /// at once, but for short looks into shared memory as long as they pay, between which it gives

@@ -45,6 +45,8 @@ void Network::run_links() {
     readers_.spawn(link->read());
     writers_.spawn(link->write());
   }
+  is_watched_ = true;
+  driver_->begin_watch();
 }
 
 // ---- operations
@@ -379,6 +381,7 @@ Task<void> Network::shut_down() {
 void Network::close() {
   if (std::exchange(is_closed_, true)) return;
   driver_->run(shut_down());
+  if (is_watched_) driver_->end_watch();
 }
 
 std::vector<std::string> Network::connections() {

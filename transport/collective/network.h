@@ -104,7 +104,7 @@ class Network : public std::enable_shared_from_this<Network> {
   std::atomic<std::uint32_t> culprit_{kNoRank};
   TimePoint watching_ = TimePoint::max();
   std::vector<std::pair<TimePoint, std::shared_ptr<Call>>> ending_;  ///< failed, with I/O to end
-  bool has_bad_links_ = false, is_closing_ = false, is_closed_ = false;
+  bool has_bad_links_ = false, is_closing_ = false, is_closed_ = false, is_watched_ = false;
 };
 
 }  // namespace centroid::collective

@@ -224,7 +224,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
   }
 
   void consume(std::size_t bytes) {
-    if (in_.consume(bytes)) ring(peers_bell_);
+    if (is_attached_ && in_.consume(bytes)) ring(peers_bell_);
   }
   void end_frame() {
     if (is_attached_ && in_.align()) ring(peers_bell_);
@@ -256,6 +256,8 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     socket_.close(ignored);
     if (bell_) bell_->close(ignored);
     peers_bell_ = File();
+    is_attached_ = is_armed_ = false;
+    memory_.reset();
     if (std::exchange(reads_, false)) reader_.wake();
     if (std::exchange(writes_, false)) writer_.wake();
   }
