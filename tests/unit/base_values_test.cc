@@ -78,16 +78,16 @@ TEST(Bytes, WhatIsWrittenIsRead) {
   ByteWriter writer;
   writer.put(std::uint16_t{0x0102});
   writer.put(ErrorCode::kAborted);
-  writer.put_string("hello");
   writer.put(-1.5);
+  writer.put_string("hello");
   const auto bytes = writer.take();
   EXPECT_EQ(bytes[0], std::byte{0x02});  // little-endian
   ByteReader reader(bytes);
   EXPECT_EQ(reader.get<std::uint16_t>(), 0x0102);
   EXPECT_EQ(reader.get<ErrorCode>(), ErrorCode::kAborted);
-  EXPECT_EQ(reader.get_string(5), "hello");
-  EXPECT_FALSE(reader.done());
   EXPECT_EQ(reader.get<double>(), -1.5);
+  EXPECT_FALSE(reader.done());
+  EXPECT_EQ(reader.get_string(5), "hello");
   EXPECT_TRUE(reader.done());
 }
 

@@ -1,5 +1,6 @@
 #include "common/proto/messages.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -209,8 +210,8 @@ void expect_every_cut_refused(const M& message) {
   const auto bytes = encode(message);
   for (std::size_t n = 0; n < bytes.size(); ++n)
     EXPECT_FALSE(decode<M>(Bytes(bytes).first(n)).ok()) << n;
-  auto longer = bytes;
-  longer.push_back(std::byte{0});
+  std::vector<std::byte> longer(bytes.size() + 1);
+  std::copy(bytes.begin(), bytes.end(), longer.begin());
   EXPECT_FALSE(decode<M>(longer).ok());
 }
 
