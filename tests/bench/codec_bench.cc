@@ -32,6 +32,12 @@ std::string number(double value) {
   return text.data();
 }
 
+double middle_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 struct Read {
   CENTROID_KERNEL void run(const float* x, std::size_t n, std::uint32_t* out) {
     std::array<std::uint32_t, 64> any{};
@@ -140,10 +146,13 @@ void Turns::run(std::uint64_t repetitions) {
 }
 
 double Turns::median(std::size_t contender) const {
-  std::vector<double> seconds = contenders_[contender].seconds;
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return *middle;
+  return middle_of(contenders_[contender].seconds);
+}
+
+double Turns::ratio(std::size_t a, std::size_t b) const {
+  std::vector<double> ratios = contenders_[a].seconds;
+  for (std::size_t i = 0; i < ratios.size(); ++i) ratios[i] /= contenders_[b].seconds[i];
+  return middle_of(std::move(ratios));
 }
 
 void heading(const std::string& text) { std::printf("\n%s\n", text.c_str()); }

@@ -15,7 +15,7 @@ namespace centroid::bench {
 
 struct Options {
   std::uint64_t elements = 25'000'000;
-  std::uint64_t repetitions = 9;
+  std::uint64_t repetitions = 21;
 };
 
 /// n floats in pages that were touched.
@@ -43,6 +43,8 @@ class Turns {
   std::size_t add(std::function<void()> work, std::function<void()> prepare = {});
   void run(std::uint64_t repetitions);
   double median(std::size_t contender) const;
+  /// Median of a's time over b's, turn by turn: what slows the machine for a while slows both.
+  double ratio(std::size_t a, std::size_t b) const;
 
  private:
   struct Contender {

@@ -61,16 +61,15 @@ void bench_selection(const Options& options) {
     row("read pass", turns.median(read) * 1e3, "ms");
     for (const auto& [kernels, contender] : contenders)
       at_most(std::string("top-k ") + share.name + " " + std::string(kernels->name) + " / read",
-              turns.median(contender) / turns.median(read), bar_of(share, kernels->name),
+              turns.ratio(contender, read), bar_of(share, kernels->name),
               milliseconds(turns.median(contender)));
-    const double one = turns.median(contenders.back().second);
-    row("read pass, 2 threads, times faster than 1", turns.median(read) / turns.median(both_read),
-        "", "what this machine's memory allows");
+    row("read pass, 2 threads, times faster than 1", turns.ratio(read, both_read), "",
+        "what this machine's memory allows");
     row(std::string("top-k ") + share.name + ", 2 threads / read with 2",
-        turns.median(two) / turns.median(both_read), "");
+        turns.ratio(two, both_read), "");
     if (std::thread::hardware_concurrency() > 1)
       at_least(std::string("top-k ") + share.name + ", 2 threads, times faster than 1",
-               one / turns.median(two), 1.6, milliseconds(turns.median(two)));
+               turns.ratio(contenders.back().second, two), 1.6, milliseconds(turns.median(two)));
   }
 }
 
@@ -84,8 +83,8 @@ void bench_distributions(const Options& options) {
     Turns turns;
     const std::size_t read = turns.add([&] { sink = read_pass(x.span()); });
     const std::size_t select = turns.add([&] { sink = selector.select(x.span(), k).index.size(); });
-    turns.run(std::min<std::uint64_t>(options.repetitions, 5));
-    at_most(name, turns.median(select) / turns.median(read), 2.5,
+    turns.run(std::min<std::uint64_t>(options.repetitions, 9));
+    at_most(name, turns.ratio(select, read), 2.5,
             milliseconds(turns.median(select)) + ", " + std::to_string(selector.passes()) +
                 " pass" + (selector.passes() > 1 ? "es" : ""));
   }
@@ -122,7 +121,7 @@ void bench_others(const Options& options) {
     }
     sink = at;
   });
-  turns.run(std::min<std::uint64_t>(options.repetitions, 5));
+  turns.run(std::min<std::uint64_t>(options.repetitions, 9));
   Turns once;
   const std::size_t sort = once.add([&] {
     std::vector<std::pair<std::size_t, float>> pairs(n);
@@ -134,7 +133,7 @@ void bench_others(const Options& options) {
   });
   once.run(1);
   const double base = turns.median(ours);
-  at_least("std::nth_element of keys, times slower", turns.median(nth) / base, 25,
+  at_least("std::nth_element of keys, times slower", turns.ratio(nth, ours), 25,
            milliseconds(turns.median(nth)));
   at_least("stable sort of (index, value) pairs, times slower", once.median(sort) / base, 800,
            milliseconds(once.median(sort)));
@@ -156,8 +155,7 @@ void bench_feedback(const Options& options) {
     const std::size_t fused = turns.add(
         [&] { sink = selector.add_and_select(gradient.span(), residual.span(), k).index.size(); });
     turns.run(options.repetitions);
-    at_most(std::string("add and select ") + share.name + " / add",
-            turns.median(fused) / turns.median(add), 1.4,
+    at_most(std::string("add and select ") + share.name + " / add", turns.ratio(fused, add), 1.4,
             milliseconds(turns.median(fused)) + " against " + milliseconds(turns.median(add)));
   }
 }

@@ -1,8 +1,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <numeric>
+#include <sstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -303,6 +306,21 @@ TEST(Payload, IsRefusedWithItsCauseAndChangesNothing) {
     EXPECT_NE(
         refusal("topk:0.5", {good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)}, 6),
         "");
+}
+
+TEST(Payload, IsWhatTheDocumentShows) {
+  std::ifstream in("docs/compression.md");
+  ASSERT_TRUE(in) << "run from the root of the project";
+  std::vector<std::byte> shown;
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("```")) inside = line == "```hex sparse";
+    if (!inside || line.starts_with("```")) continue;
+    std::istringstream words(line.substr(0, line.find('#')));
+    for (std::string word; words >> word;)
+      shown.push_back(static_cast<std::byte>(std::stoi(word, nullptr, 16)));
+  }
+  EXPECT_EQ(encoded("topk:0.5", std::vector<float>{.1f, -5, 3, .2f, -4, .05f}), shown);
 }
 
 TEST(Payload, ScalesAndBytesOfInt8AreChecked) {
