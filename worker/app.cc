@@ -51,8 +51,12 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   mesh.shared_memory = config.peer_shared_memory;
   CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
                   PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
+  transport::Endpoint told = peers->endpoint();
+  if (told.host == "0.0.0.0" || told.host == "::") {  // no address that others could call
+    CENTROID_ASSIGN(told.host, transport::local_address_towards(options.server));
+  }
   options.join.peer_endpoint =
-      config.peer_advertise.empty() ? peers->endpoint().to_string() : config.peer_advertise;
+      config.peer_advertise.empty() ? told.to_string() : config.peer_advertise;
   CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
   options.join.node = collective::this_node();
   return peers;

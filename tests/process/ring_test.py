@@ -147,13 +147,13 @@ class Coordination(RingTest):
         self.stop_in_order(server, *workers)
 
     def test_killed_server_resumes_with_the_same_bits(self):
-        goal = 3000
+        goal = 10000  # far away: the first checkpoint may take the disk a while
         flags = ["--optimizer", "adam", "--rounds", goal, "--min-workers", 2, "--checkpoint-every", 20, "--exchange", "ring"]
         whole = self.train("whole", "ring", workers=2, rounds=goal, model="mlp:64-16-10")
         server = self.server(*flags, name="before")
         workers = [self.peer(server, name) for name in ("w0", "w1")]
         server.wait_event("checkpoint.written")
-        server.wait_more_rounds(50)
+        server.wait_more_rounds(5)
         server.kill()
         again = self.server(*flags, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
         self.assert_exit(DONE, *workers, again)
@@ -177,6 +177,17 @@ class Coordination(RingTest):
     def test_worker_of_another_exchange_is_refused(self):
         server = self.server("--exchange", "ring")
         self.assert_status(self.worker(server, "w0"), USAGE, "its exchange is 'star', the server's is 'ring'")
+
+    def test_worker_open_to_other_machines_needs_a_token(self):
+        server = self.server("--exchange", "ring")
+        open_one = self.peer(server, "w0", "--peer-listen", "0.0.0.0:0")
+        self.assert_status(open_one, USAGE, "peer.listen 0.0.0.0:0 is reachable from other machines")
+
+    def test_worker_that_listens_everywhere_tells_an_address(self):
+        server = self.server("--exchange", "ring", "--min-workers", 2, "--token", "secret")
+        workers = [self.peer(server, name, "--peer-listen", "0.0.0.0:0", "--token", "secret") for name in ("w0", "w1")]
+        server.wait_round(3)
+        self.stop_in_order(server, *workers)
 
     def test_settings_that_do_not_go_together_are_refused(self):
         for flags, text in (
