@@ -36,16 +36,13 @@ class SampleControl final : public server::ControlPlane {
   }
   Task<std::vector<server::WorkerView>> workers() override {
     co_await answer();
-    server::WorkerView view;
-    view.member = 7;
-    view.name = "alpha";
-    view.state = "active";
-    server::WorkerView other;
-    other.member = 9;
-    other.name = "bad utf-8 \xff";
-    other.state = "dead";
-    std::vector<server::WorkerView> views(1, view);
-    views.push_back(other);
+    std::vector<server::WorkerView> views(2);
+    views[0].member = 7;
+    views[0].name = "alpha";
+    views[0].state = "active";
+    views[1].member = 9;
+    views[1].name = "bad utf-8 \xff";
+    views[1].state = "dead";
     co_return views;
   }
   Task<std::vector<server::RoundView>> rounds(std::size_t limit) override {
