@@ -134,6 +134,7 @@ std::vector<Launch> contestants(const Settings& settings) {
 #endif
   std::vector<Launch> out;
   for (const Entry& entry : entries) {
+    if (entry.is_asked_for && settings.only.empty()) continue;
     out.push_back({entry.name, entry.most_bytes, [&settings, entry](const RankOptions& options) {
                      return fork_ranks(settings, options, entry);
                    }});
@@ -275,7 +276,7 @@ int main(int argc, char** argv) {
   if (argc % 2 == 0) {
     std::fprintf(stderr,
                  "usage: %s [--ranks 2,4] [--sizes BYTES,...] [--rounds N] [--seconds S] "
-                 "[--spin-us N] [--congestion-control NAME] [--only NAME,...] "
+                 "[--spin-us N] [--congestion-control NAME] [--only NAME,... (also algorithm)] "
                  "[--namespaces NAME,... --hosts ADDRESS,...] [--format table|csv|json]\n",
                  argv[0]);
     return 2;

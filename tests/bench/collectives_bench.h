@@ -34,11 +34,12 @@ struct Entry {
   std::string name;
   std::function<std::unique_ptr<Contestant>(const Place&)> make;
   std::uint64_t most_bytes = ~std::uint64_t{0};  ///< it does not get through larger messages
+  bool is_asked_for = false;                     ///< takes part only when it is named
 };
 
 /// A bare two-way socket program that moves the bytes of a ring and adds nothing.
 Entry limit_entry();
-/// This project, with its own choice of algorithm.
+/// This project with its own choice of algorithm, and, when asked for, with each of them.
 std::vector<Entry> centroid_entries();
 #if defined(CENTROID_BENCH_GLOO)
 std::vector<Entry> gloo_entries();

@@ -13,7 +13,8 @@ using namespace std::chrono_literals;
 
 class Centroid final : public Contestant {
  public:
-  Centroid(const Place& place, bool shares_memory) {
+  Centroid(const Place& place, bool shares_memory, collective::Algorithm algorithm) {
+    options_.algorithm = algorithm;
     transport::TransportOptions options;
     options.congestion_control = place.congestion_control;
     collective::MeshOptions mesh_options;
@@ -42,7 +43,7 @@ class Centroid final : public Contestant {
   }
 
   void reduce(float* data, std::uint64_t count) override {
-    const Status status = collective::all_reduce(*group_, std::span<float>(data, count));
+    const Status status = collective::all_reduce(*group_, std::span<float>(data, count), options_);
     if (!status.ok()) die(status.error());
   }
 
@@ -52,6 +53,7 @@ class Centroid final : public Contestant {
     std::_Exit(3);
   }
 
+  collective::CallOptions options_;
   std::unique_ptr<collective::Mesh> mesh_;
   std::optional<collective::Group> group_;
 };
@@ -59,10 +61,21 @@ class Centroid final : public Contestant {
 }  // namespace
 
 std::vector<Entry> centroid_entries() {
-  const auto make = [](bool shares_memory) {
-    return [=](const Place& place) { return std::make_unique<Centroid>(place, shares_memory); };
+  using collective::Algorithm;
+  const auto make = [](bool shares_memory, Algorithm algorithm) {
+    return [=](const Place& place) {
+      return std::make_unique<Centroid>(place, shares_memory, algorithm);
+    };
   };
-  return {{"centroid", make(false)}, {"centroid_shm", make(true)}};
+  std::vector<Entry> out = {{"centroid", make(false, Algorithm::kAuto)},
+                            {"centroid_shm", make(true, Algorithm::kAuto)},
+                            {"algorithm_ring", make(false, Algorithm::kRing)},
+                            {"algorithm_halving", make(false, Algorithm::kHalvingDoubling)},
+                            {"algorithm_chain", make(false, Algorithm::kChain)},
+                            {"algorithm_doubling", make(false, Algorithm::kRecursiveDoubling)}};
+  out.back().most_bytes = 16 << 20;
+  for (Entry& entry : out) entry.is_asked_for = entry.name.starts_with("algorithm");
+  return out;
 }
 
 }  // namespace centroid::bench
