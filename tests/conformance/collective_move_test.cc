@@ -332,9 +332,12 @@ Task<void> reduce_twice(Group* group, Floats* data, Status* status) {
 }
 
 TEST_P(Move, CoroutinesAwaitTheEndOnTheirOwnExecutor) {
+  // They outlive the drivers, which post to them.
+  std::vector<std::unique_ptr<IoThread>> threads;
+  for (int rank = 0; rank < 3; ++rank) threads.push_back(std::make_unique<IoThread>("test"));
   Job job(GetParam(), 3);
   job.run([&](Group& group) {
-    IoThread thread("test");
+    IoThread& thread = *threads[group.rank()];
     Floats data(100, 1);
     Status status;
     thread.wait(reduce_twice(&group, &data, &status));
