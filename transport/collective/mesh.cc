@@ -79,7 +79,7 @@ struct Mesh::Impl {
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<transport::Listener> listener;
   struct Building;
-  Building* building_now = nullptr;  ///< on the driver
+  Building* building_now = nullptr;          ///< on the driver
   std::optional<std::uint64_t> interrupted;  ///< generation
   Error interrupted_by{ErrorCode::kCancelled, ""};
   std::atomic<std::uint32_t> absent{kNoRank};

@@ -259,7 +259,13 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   Bytes payload = std::as_bytes(values);
   if (!is_plain) {
     const TimePoint begin = now();
-    CENTROID_CO_ASSIGN(payload, encode(chunk, open));
+    auto encoded = encode(chunk, open);
+    if (!encoded.ok()) {  // e.g. what was left out so far and this gradient are infinite together
+      log::warn("codec.refused", {{"round", open.round.value}, {"why", encoded.error()}});
+      nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
+      co_return Status();
+    }
+    payload = *encoded;
     encode_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
   }
   proto::Push push;
