@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -179,6 +180,8 @@ class Cluster final : public ControlPlane {
                                 proto::StateChunk head, std::uint64_t bytes);
   Status state_done(Link& link, const proto::StateMark& mark);
   void exchange_failed(Link& link, const proto::ExchangeFailed& failed);
+  Task<void> hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first, std::string why);
+  void give_up_attempt(MemberId reporter, const std::string& why);
   Status heed_failures();
 
   // state.cc
@@ -253,6 +256,7 @@ class Cluster final : public ControlPlane {
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
   std::uint64_t exchange_failures_ = 0;
   std::map<MemberId, std::uint64_t> blamed_;  ///< by members that failed, in this round
+  std::set<MemberId> failed_;                 ///< who could not complete this attempt
 
   std::optional<CheckpointEntry> resumed_from_;
 

@@ -10,7 +10,8 @@ namespace centroid::server {
 
 namespace {
 constexpr std::uint64_t kFailuresBeforeBlame = 3, kFailuresBeforeHalt = 6;
-}
+constexpr std::chrono::seconds kHearing{1};
+}  // namespace
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
 bool Cluster::holds_newest(const Link& link) const {
@@ -145,9 +146,30 @@ void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
                                 {"round", failed.round.value},
                                 {"attempt", failed.attempt},
                                 {"why", failed.reason}});
-  if (failed.has_culprit && failed.culprit.value < attempt_->members.size())
+  if (!failed_.contains(link.id) && failed.has_culprit &&
+      failed.culprit.value < attempt_->members.size())
     ++blamed_[attempt_->members[failed.culprit.value]];
-  auto decision = machine_.failed(link.id, "worker '" + link.join.name + "': " + failed.reason);
+  failed_.insert(link.id);
+  const std::string why = "worker '" + link.join.name + "': " + failed.reason;
+  const auto missing = machine_.missing();
+  const bool is_told_by_all = std::all_of(missing.begin(), missing.end(),
+                                          [this](MemberId id) { return failed_.contains(id); });
+  if (is_told_by_all)
+    give_up_attempt(link.id, why);
+  else if (failed_.size() == 1)
+    tasks_.spawn(hear_the_others(attempt_, link.id, why));
+}
+
+/// One worker alone may be the cut-off one that blames the others: who else failed says so soon.
+Task<void> Cluster::hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first,
+                                    std::string why) {
+  const TimePoint until = clock_.now() + kHearing;
+  const bool in_time = co_await sleep_until(until);
+  if (in_time && attempt == attempt_ && !attempt->closed) give_up_attempt(first, why);
+}
+
+void Cluster::give_up_attempt(MemberId reporter, const std::string& why) {
+  auto decision = machine_.failed(reporter, why);
   if (decision.action == RoundAction::kRetry) ++exchange_failures_;
   decide(std::move(decision));
 }

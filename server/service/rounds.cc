@@ -126,6 +126,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
   complete_chunks_ = 0;
+  failed_.clear();
   round_tally_ = {};
   decision_.reset();
   aggregator_->begin(std::move(codecs));
