@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -147,8 +148,8 @@ struct FaultPlan {
   Action action = Action::kNone;
   std::uint64_t at_operation = ~std::uint64_t{0};  ///< the N-th connect/read/write
   std::chrono::milliseconds delay{0};              ///< for kDelay
-  std::shared_ptr<std::uint64_t> operations =
-      std::make_shared<std::uint64_t>(0);  ///< counts; read it after a run
+  std::shared_ptr<std::atomic<std::uint64_t>> operations =
+      std::make_shared<std::atomic<std::uint64_t>>(0);  ///< counts; read it after a run
 };
 /// Decorator: at the planned operation it fails the call (kFail), closes the connection when the
 /// call is done (kCut), flips a bit of the payload or head (kCorrupt), sends a part and closes

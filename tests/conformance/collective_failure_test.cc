@@ -148,7 +148,7 @@ TEST_P(Failure, ATimeoutOfAnAsyncCallNeedsNoWaiter) {
 
 /// Enough that nobody is done before rank 2 has ended; little enough that the others' own part
 /// takes much less than the deadline, also under a sanitizer.
-constexpr std::size_t kProcessElements = 1 << 20;
+constexpr std::size_t kProcessElements = 4 << 20;
 
 /// A rank in a process of its own: the highest, which nobody calls.
 pid_t fork_rank(const Roster& shared, const std::function<void(Group&)>& body) {

@@ -414,7 +414,7 @@ struct Outcome {
 
 Outcome run_with(const World& kind, FaultPlan plan) {
   Outcome out;
-  plan.operations = std::make_shared<std::uint64_t>(0);
+  plan.operations = std::make_shared<std::atomic<std::uint64_t>>(0);
   {
     SessionWorld world(kind, plan);
     Greeting server = SessionWorld::greeting("server", "server-0");
