@@ -24,7 +24,7 @@ enum class Kind : std::uint16_t {
   kRoundOpen = 21,    ///< server -> worker: your part of a round
   kPush = 22,         ///< worker -> server, payload: one encoded chunk of the contribution
   kPushEnd = 23,      ///< worker -> server: the contribution is complete
-  kResult = 24,       ///< server -> worker, payload: one chunk of the round's result, float32
+  kResult = 24,       ///< server -> worker, payload: one encoded chunk of the round's result
   kRoundClosed = 25,  ///< server -> worker: outcome of an attempt
   kHeartbeat = 26,    ///< both ways
   kLeave = 27,        ///< worker -> server, request: I go
@@ -89,15 +89,18 @@ struct JoinReply {
   std::string optimizer;         ///< name; the settings follow (used with apply_on_worker)
   double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   // peer-to-peer exchanges: the same on every worker
-  std::uint8_t algorithm = 0;         ///< Algorithm of docs/algorithms.md
-  std::uint64_t bucket_bytes = 0;     ///< least gradient bytes of one operation
-  std::uint32_t peer_timeout_ms = 0;  ///< an operation without progress for so long has failed
+  std::uint8_t algorithm = 0;           ///< Algorithm of docs/algorithms.md
+  std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
+  std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
+  std::string codec_down = "f32";       ///< of the results, with exchange star
+  std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
         f(apply_on_worker), f(nonfinite);
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
-        f(weight_decay), f(algorithm), f(bucket_bytes), f(peer_timeout_ms);
+        f(weight_decay), f(algorithm), f(bucket_bytes), f(peer_timeout_ms),
+        f(codec_down, kMaxNameBytes), f(checkpoint_rounds);
   }
 };
 
@@ -172,11 +175,18 @@ struct PushEnd {
   double wait_seconds = 0;     ///< waiting for the previous round's result
   bool nonfinite = false;      ///< a gradient holds NaN or infinity; chunks may be missing
   std::string nonfinite_tensor;
+  // what codecs did, for the operator
+  double encode_seconds = 0;  ///< this contribution
+  double decode_seconds = 0;  ///< the previous round's result
+  double residual_norm = 0;   ///< of what error feedback has left to send, when last looked at
+  std::uint64_t raw_bytes = 0, encoded_bytes = 0;  ///< of this contribution
+  std::uint32_t chunks = 0, dense_chunks = 0;      ///< sent; of top-k's those sent whole
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
         f(compute_seconds), f(wait_seconds);
-    f(nonfinite), f(nonfinite_tensor, kMaxNameBytes);
+    f(nonfinite), f(nonfinite_tensor, kMaxNameBytes), f(encode_seconds), f(decode_seconds),
+        f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks);
   }
   Status check() const;
 };

@@ -55,7 +55,8 @@ Status check_weight(std::string_view field, double weight, bool may_be_zero) {
   return wrong(field, text(weight), may_be_zero ? "from 0 to 1e15" : "above 0, at most 1e15");
 }
 
-Status check_seconds(std::string_view field, double seconds) {
+/// Of seconds and norms.
+Status check_positive(std::string_view field, double seconds) {
   if (std::isfinite(seconds) && seconds >= 0) return {};
   return wrong(field, text(seconds), "a finite number, not below 0");
 }
@@ -102,8 +103,14 @@ Status PushEnd::check() const {
   CENTROID_TRY(check_weight("PushEnd.weight", weight, true));
   CENTROID_TRY(check_correct("PushEnd.correct", correct, samples));
   CENTROID_TRY(check_loss("PushEnd.loss_sum", loss_sum));
-  CENTROID_TRY(check_seconds("PushEnd.compute_seconds", compute_seconds));
-  return check_seconds("PushEnd.wait_seconds", wait_seconds);
+  CENTROID_TRY(check_positive("PushEnd.compute_seconds", compute_seconds));
+  CENTROID_TRY(check_positive("PushEnd.wait_seconds", wait_seconds));
+  CENTROID_TRY(check_positive("PushEnd.encode_seconds", encode_seconds));
+  CENTROID_TRY(check_positive("PushEnd.decode_seconds", decode_seconds));
+  CENTROID_TRY(check_positive("PushEnd.residual_norm", residual_norm));
+  if (dense_chunks <= chunks) return {};
+  return wrong("PushEnd.dense_chunks", std::to_string(dense_chunks),
+               "at most PushEnd.chunks, " + std::to_string(chunks));
 }
 
 Status RoundClosed::check() const {

@@ -271,6 +271,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce_bucket_bytes;
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
+  reply.checkpoint_rounds = config_.checkpoint_every_rounds;
   return reply;
 }
 

@@ -105,6 +105,13 @@ PushEnd sample_end() {
   end.wait_seconds = 0.125;
   end.nonfinite = true;
   end.nonfinite_tensor = "bias";
+  end.encode_seconds = 0x1p-10;
+  end.decode_seconds = 0x1p-11;
+  end.residual_norm = 1.5;
+  end.raw_bytes = 1 << 20;
+  end.encoded_bytes = 32 << 10;
+  end.chunks = 5;
+  end.dense_chunks = 1;
   return end;
 }
 
@@ -174,6 +181,8 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.optimizer, "adam");
   EXPECT_EQ(reply.epsilon, 1e-8);
   EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
+  EXPECT_EQ(reply.codec_down, "topk:0.01");
+  EXPECT_EQ(reply.checkpoint_rounds, 50u);
   const StateChunk state = decode<StateChunk>(documented("state-chunk")).value();
   EXPECT_EQ(state.plane, 1);
   EXPECT_EQ(state.chunk, ChunkId(5));
@@ -287,6 +296,11 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::compute_seconds, nan), "PushEnd.compute_seconds is nan");
   expect(end_with(&PushEnd::wait_seconds, kInf), "PushEnd.wait_seconds is inf");
   expect(end_with(&PushEnd::wait_seconds, -1e-9), "PushEnd.wait_seconds is -1");
+  expect(end_with(&PushEnd::encode_seconds, nan), "PushEnd.encode_seconds is nan");
+  expect(end_with(&PushEnd::decode_seconds, -1.0), "PushEnd.decode_seconds is -1");
+  expect(end_with(&PushEnd::residual_norm, kInf), "PushEnd.residual_norm is inf");
+  expect(end_with(&PushEnd::dense_chunks, 6u),
+         "PushEnd.dense_chunks is 6, it must be at most PushEnd.chunks, 5");
   Push push;
   expect(push, "Push.weight is 0, it must be above 0");
   push.weight = kInf;
