@@ -163,6 +163,7 @@ def server_settings(options, folder):
         "policy": options.policy,
         "exchange": options.exchange,
         "apply": options.apply,
+        "codec_down": options.codec_down,
         "reduce": {"algorithm": options.algorithm},
         "optimizer": {"name": options.optimizer, "learning_rate": options.lr},
     }
@@ -413,7 +414,8 @@ def parse_arguments(arguments):
     add("--epochs", type=positive, default=20, metavar="N", help="passes over the data")
     add("--model", default="mlp:64-512-512-10", metavar="SPEC", help="layers of a multi-layer perceptron")
     add("--data", default="digits", metavar="SPEC", help="data set")
-    add("--codec", default="f32", metavar="SPEC", help="how contributions travel")
+    add("--codec", default="f32", metavar="SPEC", help="how contributions travel (docs/compression.md)")
+    add("--codec-down", default="f32", metavar="SPEC", help="star: how results travel; the workers then apply the optimizer")
     add("--batch", type=positive, default=32, metavar="N", help="samples of one worker (local: of one device) in one round")
     add("--optimizer", default="adam", metavar="NAME", help="update rule")
     add("--lr", type=float, default=0.001, metavar="X", help="learning rate")

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "common/base/log.h"
+#include "common/codec/spec.h"
 
 namespace centroid::server {
 
@@ -52,10 +53,17 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "how gradients are added: star = through this server; ring = by the workers among "
                "themselves; hierarchical = as ring, the workers of one machine first",
        .choices = {"star", "ring", "hierarchical"}});
-  s.field("apply", &c.apply,
-          {.text = "who applies the optimizer: the server (results are parameters) or every worker "
-                   "(results are mean gradients); auto: the server with star, else the workers",
-           .choices = {"auto", "server", "worker"}});
+  s.field(
+      "apply", &c.apply,
+      {.text =
+           "who applies the optimizer: the server (results are parameters) or every worker "
+           "(results are mean gradients); auto: the server with star and codec_down f32, else the "
+           "workers",
+       .choices = {"auto", "server", "worker"}});
+  s.field("codec_down", &c.codec_down,
+          {.text = "exchange star: form of the results on the wire, a codec of docs/compression.md "
+                   "such as topk:0.01; with another than f32 every worker applies the optimizer"},
+          "codec-down");
   s.field("sum_order", &c.sum_order,
           {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
            .choices = {"rank", "arrival"}},
@@ -134,7 +142,36 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("resume", &c.resume, {.text = "go on from the newest valid checkpoint"});
 }
 
+namespace {
+
+Status check_codec_down(ServerConfig& c) {
+  auto parsed = CodecSpec::parse(c.codec_down);
+  if (!parsed.ok()) return std::move(parsed).error().with_context("codec_down");
+  c.codec_down = parsed->to_string();
+  if (!c.compresses_results()) return {};
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, "codec_down " + c.codec_down + ": " + why);
+  };
+  if (c.is_peer_to_peer())
+    return refuse(
+        "with exchange " + c.exchange +
+        " no result goes through the server: leave codec_down f32, or take exchange star");
+  if (c.apply == "server")
+    return refuse(
+        "what is compressed are mean gradients, so the workers must apply them: set apply to "
+        "worker or auto (apply is server), or codec_down to f32");
+  if (parsed->feedback.momentum != 0 || parsed->feedback.clip != 0)
+    return refuse(
+        "momentum and clip correct a worker's own gradient: leave them to the workers' codec");
+  if (parsed->kind == CodecSpec::Kind::kF16 && parsed->feedback.enabled)
+    return refuse("f16 with feedback=on cannot send a mean beyond 65504: take bf16:feedback=on");
+  return {};
+}
+
+}  // namespace
+
 Status finish(ServerConfig& c) {
+  CENTROID_TRY(check_codec_down(c));
   if (c.min_workers > c.max_workers)
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +

@@ -29,6 +29,7 @@ struct ServerConfig {
   std::string policy = "bsp";
   std::string exchange = "star";
   std::string apply = "auto";
+  std::string codec_down = "f32";
   std::string sum_order = "rank";
   std::string reduce_algorithm = "auto";
   std::uint64_t reduce_bucket_bytes = 8u << 20;
@@ -51,7 +52,11 @@ struct ServerConfig {
 
   /// The workers add among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
-  bool applies_on_worker() const { return is_peer_to_peer() || apply == "worker"; }
+  /// Results go through a codec, so they are mean gradients.
+  bool compresses_results() const { return codec_down != "f32"; }
+  bool applies_on_worker() const {
+    return is_peer_to_peer() || apply == "worker" || (apply == "auto" && compresses_results());
+  }
 };
 
 /// Bind every field to the schema.

@@ -80,23 +80,29 @@ std::span<float> of(const Buffer& buffer, std::uint64_t n) {
 }  // namespace
 
 Result<std::unique_ptr<ErrorFeedback>> ErrorFeedback::make(const std::string& text,
-                                                           const ChunkPlan& plan,
-                                                           ThreadPool* pool) {
+                                                           const ChunkPlan& plan, ThreadPool* pool,
+                                                           Residual residual) {
   CENTROID_ASSIGN(CodecSpec spec, CodecSpec::parse(text));
   CENTROID_ASSIGN(std::unique_ptr<Codec> codec, make_codec(text));
   if (!spec.feedback.enabled)
     return Error(ErrorCode::kInvalidArgument,
                  "codec spec \"" + spec.to_string() + "\": field \"feedback\" is off");
-  return std::unique_ptr<ErrorFeedback>(new ErrorFeedback(spec, std::move(codec), plan, pool));
+  if (residual == Residual::kCallers && (spec.feedback.momentum != 0 || spec.feedback.clip != 0))
+    return Error(ErrorCode::kInvalidArgument,
+                 "codec spec \"" + spec.to_string() +
+                     "\": momentum and clip are for a worker's gradients, not for results");
+  return std::unique_ptr<ErrorFeedback>(
+      new ErrorFeedback(spec, std::move(codec), plan, pool, residual));
 }
 
 ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const ChunkPlan& plan,
-                             ThreadPool* pool)
+                             ThreadPool* pool, Residual residual)
     : spec_(spec),
       codec_(std::move(codec)),
       plan_(plan),
       selector_(pool),
-      residual_(plan.total_elements() * sizeof(float)),
+      owns_residual_(residual == Residual::kOwn),
+      residual_(owns_residual_ ? plan.total_elements() * sizeof(float) : 0),
       payloads_(plan.chunks().size()),
       out_(codec_->max_bytes(plan.max_chunk_elements())) {
   if (spec_.feedback.momentum != 0) momentum_ = Buffer(plan.total_elements() * sizeof(float));
@@ -111,13 +117,16 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
     }
     units_.back().elements += chunk.elements;
     ++units_.back().chunks;
-    unit_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
+    units_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
   }
   reset();
 }
 
 void ErrorFeedback::reset() {
-  std::ranges::fill(of(residual_, plan_.total_elements()), 0.0f);
+  if (owns_residual_) {
+    sums_ = of(residual_, plan_.total_elements());
+    std::ranges::fill(sums_, 0.0f);
+  }
   if (momentum_) std::ranges::fill(of(momentum_, plan_.total_elements()), 0.0f);
   for (Payload& payload : payloads_) payload.is_there = false;
   is_open_ = false;
@@ -139,20 +148,36 @@ KeepRatio ErrorFeedback::ratio() const {
 
 Result<Bytes> ErrorFeedback::encode(ChunkId chunk, std::span<const float> gradients,
                                     std::uint64_t round) {
-  CENTROID_CHECK(chunk.value < payloads_.size() && gradients.size() == plan_.total_elements());
+  CENTROID_CHECK(owns_residual_ && gradients.size() == sums_.size());
+  return payload_of(chunk, gradients, round);
+}
+
+Result<Bytes> ErrorFeedback::encode_onto(ChunkId chunk, std::span<const float> residual,
+                                         std::span<float> sums, std::uint64_t round) {
+  CENTROID_CHECK(!owns_residual_ && residual.size() == plan_.total_elements() &&
+                 sums.size() == residual.size());
+  sums_ = sums;
+  return payload_of(chunk, residual, round);
+}
+
+std::pair<ChunkId, ChunkId> ErrorFeedback::unit_of(ChunkId chunk) const {
+  const Unit& unit = units_[units_of_[chunk.value]];
+  const auto first = static_cast<std::uint32_t>(unit.first_chunk);
+  return {ChunkId(first), ChunkId(first + static_cast<std::uint32_t>(unit.chunks))};
+}
+
+Result<Bytes> ErrorFeedback::payload_of(ChunkId chunk, std::span<const float> added,
+                                        std::uint64_t round) {
+  CENTROID_CHECK(chunk.value < payloads_.size());
   if (is_open_ && round != round_) commit();
   round_ = round;
   const Payload& payload = payloads_[chunk.value];
   if (!payload.is_there) {
-    const Unit& unit = units_[unit_of_[chunk.value]];
-    CENTROID_TRY(encode_unit(unit, gradients.subspan(unit.begin, unit.elements)));
+    const Unit& unit = units_[units_of_[chunk.value]];
+    CENTROID_TRY(encode_unit(unit, added.subspan(unit.begin, unit.elements)));
     is_open_ = true;
   }
   return Bytes(payload.bytes);
-}
-
-std::span<float> ErrorFeedback::residual_of(const Unit& unit) {
-  return of(residual_, plan_.total_elements()).subspan(unit.begin, unit.elements);
 }
 
 /// The gradient after clipping and momentum correction; itself when there is neither.
@@ -186,7 +211,7 @@ Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64
 
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
   const std::span<const float> added = correct(unit, gradient);
-  const std::span<float> residual = residual_of(unit);
+  const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
   const std::uint64_t k = is_topk ? ratio().kept(unit.elements) : unit.elements;
   // Selecting nearly everything is dear, and then sent densely: select nothing instead.
@@ -224,7 +249,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
   const std::span<const std::uint32_t> index = std::span(index_).first(count);
   const std::span<const float> value = kept.value.subspan(first, count);
   const std::size_t bytes = payload::encode_sparse(spec_.values, {}, index, value, out_.data());
-  float* residual = of(residual_, plan_.total_elements()).data() + chunk.position;
+  float* residual = sums_.data() + chunk.position;
   if (spec_.values == ValueType::kF32) {
     for (const std::uint32_t i : index) residual[i] = 0;
   } else {
@@ -243,8 +268,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
 
 /// Send all of a chunk; what rounding leaves stays in the residual.
 Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
-  const std::span<float> residual =
-      of(residual_, plan_.total_elements()).subspan(chunk.position, chunk.elements);
+  const std::span<float> residual = sums_.subspan(chunk.position, chunk.elements);
   std::size_t bytes = 0;
   if (spec_.kind == CodecSpec::Kind::kTopk || spec_.kind == CodecSpec::Kind::kInt8) {
     bytes = payload::encode_dense(type, {}, residual, out_.data());
@@ -291,12 +315,18 @@ void ErrorFeedback::commit() {
   ++rounds_;
 }
 
+void ErrorFeedback::forget() {
+  CENTROID_CHECK(!owns_residual_);
+  for (Payload& payload : payloads_) payload.is_there = false;
+  is_open_ = false;
+}
+
 void ErrorFeedback::take_back() {
+  CENTROID_CHECK(owns_residual_);
   for (const Chunk& chunk : plan_.chunks()) {
     Payload& payload = payloads_[chunk.id.value];
     if (!std::exchange(payload.is_there, false)) continue;
-    const std::span<float> residual =
-        of(residual_, plan_.total_elements()).subspan(chunk.position, chunk.elements);
+    const std::span<float> residual = sums_.subspan(chunk.position, chunk.elements);
     decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
     const std::span<float> sent = std::span(decoded_).first(chunk.elements);
     CENTROID_CHECK(codec_->decode(payload.bytes, sent).ok());
@@ -307,13 +337,14 @@ void ErrorFeedback::take_back() {
 }
 
 ErrorFeedback::State ErrorFeedback::state() const {
-  State state{of(residual_, plan_.total_elements()), {}, rounds_};
+  State state{sums_, {}, rounds_};
   if (momentum_) state.momentum = of(momentum_, plan_.total_elements());
   return state;
 }
 
 Status ErrorFeedback::restore(const State& state) {
   const std::uint64_t n = plan_.total_elements(), momentum = momentum_ ? n : 0;
+  CENTROID_CHECK(owns_residual_);
   const auto bad = [](const std::string& what) {
     return Error(ErrorCode::kInvalidArgument, "error feedback: " + what);
   };
@@ -325,14 +356,12 @@ Status ErrorFeedback::restore(const State& state) {
       !std::ranges::all_of(state.momentum, is_finite))
     return bad("the state has numbers that are not finite");
   reset();
-  std::ranges::copy(state.residual, of(residual_, n).begin());
+  std::ranges::copy(state.residual, sums_.begin());
   if (momentum_) std::ranges::copy(state.momentum, of(momentum_, n).begin());
   rounds_ = state.rounds;
   return {};
 }
 
-double ErrorFeedback::residual_norm() const {
-  return norm_of(of(residual_, plan_.total_elements()));
-}
+double ErrorFeedback::residual_norm() const { return norm_of(sums_); }
 
 }  // namespace centroid

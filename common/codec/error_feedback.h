@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -32,21 +33,33 @@ namespace centroid {
 /// +=
 ///         u + g); u = 0 where something was sent; g scaled to a norm of clip / sqrt(world) per
 ///         unit
-/// owns    one float per element, two with momentum, and a round's payloads
+/// owns    one float per element, two with momentum, and a round's payloads; made with
+/// Residual::kCallers only the payloads
 /// thread  one at a time; selection runs on `pool` when there is one
 /// source  Karimireddy et al. 2019, "Error Feedback Fixes SignSGD"; Lin et al. 2018, "Deep Gradient
 ///         Compression"
 class ErrorFeedback {
  public:
+  /// Whose memory the residual is in.
+  enum class Residual : std::uint8_t { kOwn, kCallers };
   /// For a codec whose spec says feedback=on. `plan` outlives it.
-  /// fails invalid_argument: the spec, or its feedback is off
+  /// fails invalid_argument: the spec, its feedback is off, or with kCallers momentum or clip
   static Result<std::unique_ptr<ErrorFeedback>> make(const std::string& spec, const ChunkPlan& plan,
-                                                     ThreadPool* pool = nullptr);
+                                                     ThreadPool* pool = nullptr,
+                                                     Residual residual = Residual::kOwn);
 
   /// The payload of a chunk, valid until the round is over. `gradients`: all tensors end to end;
   /// those of the chunk's unit are read when the unit's first chunk is asked for.
   /// fails invalid_argument: numbers that are not finite or, with f16, too large
   Result<Bytes> encode(ChunkId chunk, std::span<const float> gradients, std::uint64_t round);
+  /// The same with kCallers, for a sender whose round may turn out never to have been: `residual`
+  /// is what earlier rounds left and is only read; `sums` holds the gradients and becomes what this
+  /// round leaves. The caller takes it for the next `residual` when the round counts (`commit`), or
+  /// drops it (`forget`). All tensors end to end, both.
+  Result<Bytes> encode_onto(ChunkId chunk, std::span<const float> residual, std::span<float> sums,
+                            std::uint64_t round);
+  /// The chunks whose gradients `encode` of this one reads and writes: [first, last).
+  std::pair<ChunkId, ChunkId> unit_of(ChunkId chunk) const;
   /// Whether all tensors must be ready before the first `encode`.
   bool needs_all() const { return spec_.scope == Scope::kGlobal; }
 
@@ -54,6 +67,8 @@ class ErrorFeedback {
   void commit();
   /// They were not, and will not be: residual += sent. Momentum that was masked stays masked.
   void take_back();
+  /// With kCallers: the round never was.
+  void forget();
 
   /// There are `world` senders now. Keeps the residual or begins at 0, as the spec says.
   void begin_generation(std::uint32_t world);
@@ -84,12 +99,15 @@ class ErrorFeedback {
     std::uint64_t bytes = 0;
   };
   const Totals& totals() const { return totals_; }
+  /// Committed rounds; the warm-up goes by them.
+  std::uint64_t rounds() const { return rounds_; }
+  void set_rounds(std::uint64_t rounds) { rounds_ = rounds; }
   /// Euclidean norm of what is still to be sent; one pass over it.
   double residual_norm() const;
 
  private:
   ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const ChunkPlan& plan,
-                ThreadPool* pool);
+                ThreadPool* pool, Residual residual);
   struct Unit {
     std::uint64_t begin = 0, elements = 0;
     std::size_t first_chunk = 0, chunks = 0;
@@ -99,7 +117,7 @@ class ErrorFeedback {
     bool is_there = false;
     std::vector<std::byte> bytes;
   };
-  std::span<float> residual_of(const Unit& unit);
+  Result<Bytes> payload_of(ChunkId chunk, std::span<const float> added, std::uint64_t round);
   std::span<const float> correct(const Unit& unit, std::span<const float> gradient);
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
@@ -112,9 +130,11 @@ class ErrorFeedback {
   std::unique_ptr<Codec> codec_;
   const ChunkPlan& plan_;
   std::vector<Unit> units_;
-  std::vector<std::uint32_t> unit_of_;  // chunk
+  std::vector<std::uint32_t> units_of_;  // chunk
   TopkSelector selector_;
+  bool owns_residual_;
   Buffer residual_, momentum_;
+  std::span<float> sums_;          // where residual and gradient are added: mostly residual_
   std::vector<Payload> payloads_;  // of the round
   std::uint64_t round_ = 0, rounds_ = 0;
   std::uint32_t world_ = 1;

@@ -17,6 +17,7 @@
 #include "common/proto/messages.h"
 #include "common/tensor/buffer.h"
 #include "server/aggregate/aggregator.h"
+#include "server/aggregate/reply_encoder.h"
 #include "server/aggregate/round_machine.h"
 #include "server/api/view.h"
 #include "server/config.h"
@@ -30,7 +31,8 @@ namespace centroid::server {
 /// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes
 /// (which send from it).
 struct Attempt {
-  /// A finished chunk of the result; its memory may not change while the attempt lives.
+  /// A finished chunk of the result, as it goes on the wire; its memory may not change while the
+  /// attempt lives.
   struct Piece {
     ChunkId chunk;
     Bytes values;
@@ -42,10 +44,11 @@ struct Attempt {
   bool resend = false;
   Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
-  std::vector<MemberId> members;        ///< in rank order
-  proto::Peers peers;                   ///< the same ranks, for each other
-  std::vector<proto::RoundOpen> opens;  ///< one a rank
-  std::vector<Piece> pieces;            ///< in order of completion
+  std::vector<MemberId> members;                ///< in rank order
+  proto::Peers peers;                           ///< the same ranks, for each other
+  std::vector<proto::RoundOpen> opens;          ///< one a rank
+  std::vector<Piece> pieces;                    ///< in order of completion
+  std::deque<std::vector<std::byte>> payloads;  ///< the pieces' memory when results are encoded
   std::optional<proto::RoundClosed> closed;
   std::vector<ParameterStore::Hold> holds;                                ///< on the pieces' memory
   std::function<void(const std::vector<ParameterStore::Hold>&)> release;  ///< gives it back
@@ -85,8 +88,9 @@ struct Link {
 
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
-/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), state.cc (initial values,
-/// checkpoints), handover.cc (state that the workers hold), view.cc (what REST sees).
+/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), replies.cc (results
+/// through a codec), state.cc (initial values, checkpoints), handover.cc (state that the workers
+/// hold), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -171,6 +175,12 @@ class Cluster final : public ControlPlane {
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   void decide(RoundDecision decision);
 
+  // replies.cc
+  Status make_replies();
+  void begin_replies();
+  void encode_reply(ChunkId chunk);
+  Status apply_reply(const Attempt::Piece& piece);
+
   // handover.cc: the state of a peer-to-peer exchange is with the workers
   bool holds_newest(const Link& link) const;
   bool state_is_wanted() const;
@@ -218,6 +228,10 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<Aggregator> aggregator_;
+  std::unique_ptr<ReplyEncoder> replies_;  ///< with codec_down
+  Generation replies_generation_;
+  std::optional<Error> reply_failure_;
+  std::vector<float> reply_mean_;  ///< a chunk, decoded
   std::shared_ptr<Attempt> attempt_;
   std::uint32_t next_attempt_ = 0;
   std::size_t complete_chunks_ = 0;

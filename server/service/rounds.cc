@@ -125,6 +125,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.evaluate = rank == 0 && std::exchange(evaluate_next_, false);
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
+  if (replies_) begin_replies();
   complete_chunks_ = 0;
   failed_.clear();
   round_tally_ = {};
@@ -224,7 +225,10 @@ bool Cluster::retry(const RoundDecision& decision) {
 void Cluster::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = store_->plan().chunk(id);
   chunk_weight_ = total_weight;
-  if (early_) {
+  if (replies_) {
+    store_->scale(chunk, total_weight);
+    encode_reply(id);
+  } else if (early_) {
     store_->scale(chunk, total_weight);
     if (!config_.applies_on_worker()) store_->apply(chunk);
     emit(chunk);
@@ -253,6 +257,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     co_await changed_.wait(TimePoint::max());
     results_taken();
   }
+  if (reply_failure_) co_return *reply_failure_;
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors = static_cast<std::uint32_t>(decision.contributors.size());
@@ -261,12 +266,16 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     store_->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
-    std::size_t turn = 0;
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      store_->shadow_apply(chunk);
-      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+    const auto attempt = attempt_;
+    for (std::size_t turn = 0; turn < chunks; ++turn) {
+      if (replies_)
+        CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
+      else
+        store_->shadow_apply(store_->plan().chunks()[turn]);
+      if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
     store_->commit_in_place();
+    if (replies_) replies_->commit();
   } else {
     std::size_t turn = 0;
     for (const Chunk& chunk : store_->plan().chunks()) {

@@ -191,7 +191,14 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
   if (join.exchange != config_.exchange)
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");
-  CENTROID_TRY(make_codec(join.codec));
+  CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
+  if (codec.feedback.momentum != 0 && config_.optimizer.name != "sgd")
+    return refuse("its codec '" + join.codec +
+                  "' carries momentum, and so does the server's "
+                  "optimizer '" +
+                  config_.optimizer.name +
+                  "': it would count twice. Take "
+                  "optimizer sgd on the server, or a codec without momentum on the worker");
   if (config_.is_peer_to_peer()) {
     if (join.codec != "f32")
       return refuse("exchange " + config_.exchange + " takes codec f32, not '" + join.codec + "'");
@@ -222,6 +229,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   if (links_.empty() && store_ && store_->version().value == 0) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     aggregator_.reset();
+    replies_.reset();
     store_.reset();
     agreed_.reset();
   }
@@ -271,6 +279,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce_bucket_bytes;
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
+  reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
   return reply;
 }

@@ -6,7 +6,9 @@ namespace centroid::server {
 
 namespace {
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
-}
+/// Plane of a checkpoint behind the optimizer's: what the codec of the results has left out.
+constexpr const char* kResidualSlot = "codec_down_residual";
+}  // namespace
 
 Task<Status> Cluster::prepare() {
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, config_.checkpoint_keep);
@@ -43,11 +45,14 @@ Status Cluster::make_store(const Manifest& manifest) {
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   early_ = config_.applies_on_worker() || optimizer->slots() == 0;
   try {
-    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+    CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
+                                              codec_down.feedback.enabled);
+    CENTROID_TRY(make_replies());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
                                                     std::to_string(model_bytes) +
-                                                    " bytes and its optimizer slots");
+                                                    " bytes, its optimizer slots and residual");
   }
   const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
@@ -99,8 +104,11 @@ Status Cluster::load_checkpoint() {
                                                      "', not to '" + config_.run_id + "' (run_id)");
   CENTROID_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(entry));
   CENTROID_TRY(make_store(manifest));
+  const std::vector<std::string> slots = store_->optimizer().slot_names();
+  const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   if (info.optimizer != config_.optimizer.name ||
-      info.slot_names != store_->optimizer().slot_names())
+      !std::equal(slots.begin(), slots.end(), info.slot_names.begin(),
+                  info.slot_names.end() - (has_residual ? 1 : 0)))
     return Error(ErrorCode::kFailedPrecondition,
                  "checkpoint " + entry.path.string() + " was made with optimizer '" +
                      info.optimizer + "', the configuration says '" + config_.optimizer.name + "'");
@@ -109,7 +117,10 @@ Status Cluster::load_checkpoint() {
                  "checkpoint " + entry.path.string() + " was made with seed " +
                      std::to_string(info.seed) + ", the configuration says " +
                      std::to_string(config_.seed) + ": the order of the data follows it");
-  const auto load = [this](std::size_t plane, std::uint64_t offset, std::span<const float> from) {
+  const bool takes_residual = store_->keeps_residual();
+  const auto load = [&](std::size_t plane, std::uint64_t offset,
+                        std::span<const float> from) -> Status {
+    if (plane > slots.size() && !takes_residual) return {};
     return store_->load(plane, offset, from);
   };
   CENTROID_TRY(checkpoints_->read(entry, manifest, load));
@@ -122,6 +133,18 @@ Status Cluster::load_checkpoint() {
   held_position_ = {round_, epoch_, offset_, info.optimizer_step};
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
     roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
+  if (has_residual && takes_residual) {
+    if (const auto rounds = info.extra.find("codec_down_rounds"); rounds != info.extra.end())
+      replies_->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
+  } else if (has_residual || takes_residual) {
+    log::warn("checkpoint.residual",
+              {{"path", entry.path.string()},
+               {"codec_down", config_.codec_down},
+               {"why", has_residual ? "the checkpoint has a residual of the results' codec, which "
+                                      "codec_down does not use: it is lost"
+                                    : "the checkpoint has no residual of the results' codec: it "
+                                      "begins at zero"}});
+  }
   resumed_from_ = entry;
   log::info("checkpoint.loaded", {{"path", entry.path.string()},
                                   {"version", info.version.value},
@@ -215,6 +238,10 @@ CheckpointInfo Cluster::checkpoint_info() const {
   info.seed = config_.seed;
   info.optimizer = config_.optimizer.name;
   info.slot_names = store_->optimizer().slot_names();
+  if (store_->keeps_residual()) {
+    info.slot_names.emplace_back(kResidualSlot);
+    info.extra["codec_down_rounds"] = std::to_string(replies_->rounds());
+  }
   info.created_unix_seconds = clock_.unix_seconds();
   info.extra["generation"] = to_string(roster_.generation());
   if (agreed_) info.extra["model"] = agreed_->model;

@@ -8,7 +8,8 @@
 
 namespace centroid::server {
 
-ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer)
+ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer,
+                               bool keeps_residual)
     : plan_(std::make_shared<const ChunkPlan>(std::move(plan))),
       optimizer_(std::move(optimizer)),
       params_(std::make_shared<Plane>(*plan_, 0)),
@@ -16,6 +17,8 @@ ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimi
   CENTROID_CHECK(optimizer_ != nullptr);
   for (std::size_t k = 0; k < optimizer_->slots(); ++k)
     slots_.push_back(std::make_shared<Plane>(*plan_, static_cast<std::uint32_t>(2 + k)));
+  if (keeps_residual)
+    residual_ = std::make_shared<Plane>(*plan_, static_cast<std::uint32_t>(2 + slots_.size()));
 }
 
 ParameterStore::~ParameterStore() = default;
@@ -23,6 +26,7 @@ ParameterStore::~ParameterStore() = default;
 std::uint64_t ParameterStore::memory_bytes() const {
   std::uint64_t bytes = params_->bytes() + spare_->bytes();
   for (const auto& slot : slots_) bytes += slot->bytes();
+  if (residual_) bytes += residual_->bytes();
   if (snapshot_) bytes += snapshot_->copied_bytes();
   return bytes;
 }
@@ -44,6 +48,13 @@ std::span<const float> ParameterStore::slot(std::size_t k, const Chunk& chunk) c
   return slots_[k]->values(chunk);
 }
 
+void ParameterStore::clear_residual() {
+  for (const Chunk& chunk : plan_->chunks()) {
+    preserve(*residual_, chunk);
+    std::ranges::fill(residual_->values(chunk), 0.0f);
+  }
+}
+
 std::span<float> ParameterStore::initial(const Chunk& chunk) {
   CENTROID_CHECK(version_ == Version());
   return params_->values(chunk);
@@ -63,16 +74,18 @@ void ParameterStore::scale(const Chunk& chunk, double total_weight) {
 
 void ParameterStore::apply(const Chunk& chunk) {
   CENTROID_CHECK(!spare_->is_held(chunk.id));
-  step(chunk, spare(chunk));
+  const std::span<float> result = spare(chunk);
+  step(chunk, result, result);
 }
 
-void ParameterStore::shadow_apply(const Chunk& chunk) {
+void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const float> mean) {
   CENTROID_CHECK(!params_->is_held(chunk.id));
   preserve(*params_, chunk);
-  step(chunk, params_->values(chunk));
+  step(chunk, mean, params_->values(chunk));
 }
 
-void ParameterStore::step(const Chunk& chunk, std::span<float> out) {
+void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
+                          std::span<float> out) {
   is_ahead_ = is_ahead_ || !slots_.empty() || out.data() == params_->values(chunk).data();
   std::vector<std::span<float>> slots;
   slots.reserve(slots_.size());
@@ -80,7 +93,7 @@ void ParameterStore::step(const Chunk& chunk, std::span<float> out) {
     preserve(*slot, chunk);
     slots.push_back(slot->values(chunk));
   }
-  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), spare_->values(chunk), slots, out);
+  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), gradient, slots, out);
 }
 
 void ParameterStore::commit_swap() {
@@ -89,6 +102,7 @@ void ParameterStore::commit_swap() {
 }
 
 void ParameterStore::commit_in_place() {
+  if (residual_) std::swap(spare_, residual_);
   ++optimizer_step_;
   is_ahead_ = false;
   commit_unchanged();
@@ -123,6 +137,7 @@ std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget
   if (version_ == Version() || is_ahead_ || !is_current() || has_snapshot()) return nullptr;
   std::vector<std::shared_ptr<const Plane>> planes{params_};
   planes.insert(planes.end(), slots_.begin(), slots_.end());
+  if (residual_) planes.push_back(residual_);
   const std::shared_ptr<Snapshot> snapshot(
       new Snapshot(plan_, std::move(planes), version_, optimizer_step_, copy_budget_bytes));
   snapshot_ = snapshot;
@@ -133,17 +148,17 @@ std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget
 
 bool ParameterStore::snapshot_is_full() const { return snapshot_ && snapshot_->is_full(); }
 
-Status ParameterStore::load(std::size_t plane, std::uint64_t offset, std::span<const float> from) {
+Status ParameterStore::load(std::size_t number, std::uint64_t offset, std::span<const float> from) {
   const std::uint64_t total = plan_->total_elements();
-  if (plane > slots_.size())
-    return Error(
-        ErrorCode::kInvalidArgument,
-        "store has planes 0.." + std::to_string(slots_.size()) + ", not " + std::to_string(plane));
+  const std::size_t last_plane = slots_.size() + (residual_ ? 1 : 0);
+  if (number > last_plane)
+    return Error(ErrorCode::kInvalidArgument, "store has planes 0.." + std::to_string(last_plane) +
+                                                  ", not " + std::to_string(number));
   if (offset > total || from.size() > total - offset)
     return Error(ErrorCode::kInvalidArgument,
                  "store has " + std::to_string(total) + " elements per plane; got " +
                      std::to_string(from.size()) + " from " + std::to_string(offset));
-  const Plane& to = plane == 0 ? *params_ : *slots_[plane - 1];
+  const Plane& to = *plane(number);
   const std::uint64_t end = offset + from.size();
   const auto chunks = plan_->chunks();
   const auto first = std::partition_point(chunks.begin(), chunks.end(), [&](const Chunk& chunk) {
@@ -160,6 +175,11 @@ Status ParameterStore::load(std::size_t plane, std::uint64_t offset, std::span<c
   for (auto chunk = first; chunk != last; ++chunk) preserve(to, *chunk);
   std::copy(from.begin(), from.end(), to.values().begin() + static_cast<std::ptrdiff_t>(offset));
   return {};
+}
+
+const std::shared_ptr<Plane>& ParameterStore::plane(std::size_t number) const {
+  if (number == 0) return params_;
+  return number <= slots_.size() ? slots_[number - 1] : residual_;
 }
 
 void ParameterStore::restore(Version version, std::uint64_t optimizer_step) {

@@ -18,14 +18,17 @@ namespace centroid::server {
 /// Committed parameters, optimizer slots and the spare plane in which the next version grows. All
 /// planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
 ///
-/// memory  (2 + slots) planes, nothing else that grows with the model (a running snapshot: at most
+/// memory  (2 + slots) planes, one more with a residual, nothing else that grows with the model (a
+/// running snapshot: at most
 ///         its copy budget)
 /// thread  one (the service's), except Snapshot, which one other thread reads
 /// rounds  contributions are summed into spare(); `apply` turns a chunk's sum into its result;
 ///         `commit_swap` publishes by one swap
 class ParameterStore {
  public:
-  ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer);
+  /// `keeps_residual`: results are sent through a codec with error feedback. What it leaves out
+  /// grows in spare and becomes the residual with the commit.
+  ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer, bool keeps_residual = false);
   ~ParameterStore();
 
   const ChunkPlan& plan() const { return *plan_; }
@@ -46,6 +49,12 @@ class ParameterStore {
   /// To read (a reply): saves nothing.
   std::span<const float> spare(const Chunk& chunk) const;
   std::span<const float> slot(std::size_t k, const Chunk& chunk) const;
+  bool keeps_residual() const { return residual_ != nullptr; }
+  /// All of what committed rounds left out.
+  std::span<const float> residual() const { return residual_->values(); }
+  /// All of spare, to write into those chunks that `spare` was asked for since the last commit.
+  std::span<float> all_spare() { return spare_->values(); }
+  void clear_residual();
   /// Before initialisation only: where initial values are written.
   std::span<float> initial(const Chunk& chunk);
 
@@ -58,11 +67,14 @@ class ParameterStore {
   void apply(const Chunk& chunk);
   /// For `apply: worker`: the same step as the workers', from the mean in spare into the parameters
   /// in place.
-  void shadow_apply(const Chunk& chunk);
+  void shadow_apply(const Chunk& chunk) { shadow_apply(chunk, spare_->values(chunk)); }
+  /// The same from a mean that is elsewhere.
+  void shadow_apply(const Chunk& chunk, std::span<const float> mean);
 
   /// Spare becomes the parameters (every chunk has been applied). version + 1, optimizer_step + 1.
   void commit_swap();
-  /// After shadow_apply on every chunk. version + 1, optimizer_step + 1.
+  /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; spare and residual change
+  /// places.
   void commit_in_place();
   /// A round without effect (all weights 0): version + 1, values unchanged. Not after an apply that
   /// changed slots or parameters.
@@ -95,7 +107,8 @@ class ParameterStore {
   /// snapshot, never the round). Once false it stays false until the next begin_snapshot.
   bool snapshot_is_full() const;
 
-  /// Load values (checkpoint, safetensors file): planes as in PlaneWriter. Then `restore` sets the
+  /// Load values (checkpoint, safetensors file): planes as in PlaneWriter, the residual behind the
+  /// slots. Then `restore` sets the
   /// counters.
   ///
   /// fails  invalid_argument: no such plane or elements; failed_precondition: a reply still reads
@@ -109,7 +122,8 @@ class ParameterStore {
  private:
   bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
-  void step(const Chunk& chunk, std::span<float> out);
+  void step(const Chunk& chunk, std::span<const float> gradient, std::span<float> out);
+  const std::shared_ptr<Plane>& plane(std::size_t number) const;
 
   const std::shared_ptr<const ChunkPlan> plan_;
   const std::unique_ptr<Optimizer> optimizer_;
@@ -119,6 +133,7 @@ class ParameterStore {
   // Shared with a running snapshot only, which may outlive the store.
   std::shared_ptr<Plane> params_, spare_;
   std::vector<std::shared_ptr<Plane>> slots_;
+  std::shared_ptr<Plane> residual_;     // nullptr: none is kept
   std::shared_ptr<Snapshot> snapshot_;  ///< the last one, also when nobody reads it any more
 };
 

@@ -31,7 +31,7 @@ MAY = {
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
-    "server/config": [BASE, OPTIM],
+    "server/config": [BASE, OPTIM, CODEC],
     "server/api": [BASE, ASYNC, "transport", "server/api/view"],
     "server/api/view": [BASE, ASYNC],
     "server/service": MEANING

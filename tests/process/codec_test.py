@@ -16,6 +16,7 @@ CODECS = (
     "topk:0.05,values=bf16,scope=global",
     "topk:0.05,momentum=0.9,clip=1,warmup=20",
 )
+DOWN = ("bf16", "int8:rounding=stochastic", "int8:feedback=on", "topk:0.05", "topk:0.05,values=int8,scope=global")
 
 
 class Codecs(ClusterTest):
@@ -38,10 +39,69 @@ class Codecs(ClusterTest):
                 self.assertLess(sent, dense * (0.55 if "f16" in codec else 0.3 if "int8" in codec else 0.25))
                 self.assertEqual(self.train(f"{number}-b", codec)[1], model)
 
+    def test_results_may_be_compressed_too(self):
+        dense, _ = self.train("f32", "f32", "--apply", "worker")
+        for number, codec in enumerate(DOWN):
+            with self.subTest(codec_down=codec):
+                flags = ["--codec-down", codec]
+                sent, model = self.train(f"{number}-a", "topk:0.05", *flags)
+                received = self.summary(f"w1-{number}-a")["bytes_in"]
+                self.assertLess(sent, dense * 0.25)
+                self.assertLess(received, dense * (0.6 if "bf16" == codec[:4] else 0.35 if "int8" in codec else 0.25))
+                self.assertEqual(self.train(f"{number}-b", "topk:0.05", *flags)[1], model)
+
+    def test_compressed_results_are_the_workers_to_apply(self):
+        for arguments, texts in (
+            (["--codec-down", "topk:0.01", "--apply", "server"], ["codec_down topk:0.01", "apply"]),
+            (["--codec-down", "topk:0.01", "--exchange", "ring"], ["codec_down topk:0.01", "exchange ring"]),
+            (["--codec-down", "topk:0.01,momentum=0.9"], ["momentum", "workers' codec"]),
+            (["--codec-down", "f16:feedback=on"], ["bf16:feedback=on"]),
+            (["--codec-down", "zip"], ["codec_down", "zip"]),
+        ):
+            with self.subTest(arguments):
+                self.assert_status(self.launch_server(*arguments, name=f"server-{len(self.processes)}"), USAGE, *texts)
+
+    def test_loss_of_a_worker_leaves_no_trace_in_what_the_server_left_out(self):
+        server = self.server("--min-workers", 3, "--lease", 1500, "--codec-down", "topk:0.05")
+        workers = [self.worker(server, f"w{i}", "--codec", "topk:0.05", model=WIDE) for i in range(3)]
+        server.wait_round(10)
+        workers[1].kill()
+        server.wait_worker("w1", "dead")
+        server.wait_more_rounds(5)
+        late = self.worker(server, "w3", "--codec", "topk:0.05", model=WIDE)
+        server.wait_worker("w3", "active")
+        server.wait_more_rounds(5)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server, workers[0], workers[2], late)
+        prints = {self.summary(name)["fingerprint"] for name in ("w0", "w2", "w3")}
+        self.assertEqual(len(prints), 1)
+
+    def test_resumed_server_goes_on_with_what_it_had_left_out(self):
+        flags = ["--codec-down", "topk:0.03,warmup=80", "--optimizer", "momentum"]
+        _, whole = self.train("whole", "f32", *flags, rounds=120)
+        self.train("half", "f32", *flags, rounds=60)
+        for name in ("w0-half", "w1-half"):
+            self.summary_file(name).unlink()
+        _, resumed = self.train("half", "f32", *flags, "--resume", rounds=120)
+        self.assertEqual(resumed, whole)
+        self.assertIn(b"codec_down_residual/", (self.checkpoints("half")[-1] / "optimizer.safetensors").read_bytes())
+
+    def test_resume_tells_when_the_residual_cannot_be_used(self):
+        self.train("run", "f32", "--codec-down", "topk:0.03", rounds=60)
+        server = self.server("--rounds", 70, "--resume", "--apply", "worker", name="server-2")
+        self.assertIn("it is lost", server.wait_event("checkpoint.residual")["why"])
+
     def test_workers_may_differ_in_codec(self):
         server = self.server("--min-workers", 3, "--rounds", 100, "--exit-when-finished")
         workers = [self.worker(server, f"w{i}", "--codec", codec) for i, codec in enumerate(("f32", "int8", "topk:0.1"))]
         self.assert_exit(DONE, *workers, server)
+
+    def test_momentum_is_the_codecs_or_the_optimizers(self):
+        for optimizer in ("momentum", "adam"):
+            with self.subTest(optimizer):
+                server = self.server("--optimizer", optimizer, name=f"server-{optimizer}", run=optimizer)
+                worker = self.worker(server, f"w-{optimizer}", "--codec", "topk:0.05,momentum=0.9")
+                self.assert_status(worker, USAGE, "topk:0.05,momentum=0.9", f"optimizer '{optimizer}'", "optimizer sgd")
 
     def test_wrong_spec_names_the_field(self):
         server = self.server()

@@ -63,6 +63,56 @@ TEST(ParameterStore, CountsVersionsAndOptimizerSteps) {
   EXPECT_EQ(planes_of(*store), before);
 }
 
+TEST(ParameterStore, WhatResultsLeaveOutGrowsInSpareAndIsTheResidualWithTheCommit) {
+  CounterRng rng(21);
+  ParameterStore store(small_plan(), optimizer_of("momentum"), true);
+  for (const Chunk& chunk : store.plan().chunks()) fill(store.initial(chunk), rng);
+  store.initialize();
+  EXPECT_EQ(store.memory_bytes(), 4 * small_plan().total_elements() * sizeof(float));
+  EXPECT_THAT(store.residual(), Each(0.0f));
+  const auto leave = [&](float left) {
+    for (const Chunk& chunk : store.plan().chunks()) std::ranges::fill(store.spare(chunk), left);
+  };
+  leave(3);  // an attempt that fails
+  EXPECT_THAT(store.residual(), Each(0.0f));
+  leave(4);
+  const std::vector<float> mean(store.plan().max_chunk_elements(), 0.5f);
+  for (const Chunk& chunk : store.plan().chunks())
+    store.shadow_apply(chunk, std::span(mean).first(chunk.elements));
+  store.commit_in_place();
+  EXPECT_THAT(store.residual(), Each(4.0f));
+  EXPECT_THAT(store.slot(0, store.plan().chunks()[0]), Each(testing::Ne(4.0f)));
+  store.clear_residual();
+  EXPECT_THAT(store.residual(), Each(0.0f));
+}
+
+TEST(ParameterStore, SnapshotAndLoadKnowTheResidualBehindTheSlots) {
+  CounterRng rng(22);
+  ParameterStore store(small_plan(), optimizer_of("momentum"), true);
+  store.initialize();
+  const std::uint64_t total = store.plan().total_elements();
+  const auto round = [&](float left) {
+    const std::vector<float> mean(store.plan().max_chunk_elements(), 0.5f);
+    for (const Chunk& chunk : store.plan().chunks()) {
+      std::ranges::fill(store.spare(chunk), left);
+      store.shadow_apply(chunk, std::span(mean).first(chunk.elements));
+    }
+    store.commit_in_place();
+  };
+  round(5);
+  const auto snapshot = store.begin_snapshot(1 << 20);
+  round(6);
+  round(7);  // writes where the snapshot's residual lies
+  std::vector<float> read(total);
+  ASSERT_TRUE(snapshot->read(2, 0, read).ok());
+  EXPECT_THAT(read, Each(5.0f));
+  ASSERT_TRUE(store.load(2, 0, read).ok());
+  EXPECT_THAT(store.residual(), Each(5.0f));
+  EXPECT_FALSE(store.load(3, 0, read).ok());
+  ParameterStore without(small_plan(), optimizer_of("momentum"));
+  EXPECT_FALSE(without.load(2, 0, read).ok());
+}
+
 class EveryOptimizer : public ::testing::TestWithParam<std::string> {};
 
 // The worker runs its optimizer over its own memory, uncut: all three must hold the same bits.

@@ -170,7 +170,23 @@ class ClusterExchange final : public Exchange {
     }
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
+    if (link_.results_are_encoded()) return step_encoded(params, slots);
     optimizer_->step(optimizer_step_ + 1, params, results, slots, params);
+    return {};
+  }
+
+  /// The same chunk by chunk, so that a decoded mean is used while it is in the cache.
+  Status step_encoded(std::span<float> params, const std::vector<std::span<float>>& slots) {
+    mean_.resize(link_.plan().max_chunk_elements());
+    std::vector<std::span<float>> parts(slots.size());
+    for (const Chunk& chunk : link_.plan().chunks()) {
+      const std::span<float> mean = std::span(mean_).first(chunk.elements);
+      CENTROID_TRY(link_.decode_result(chunk, mean));
+      for (std::size_t k = 0; k < slots.size(); ++k)
+        parts[k] = slots[k].subspan(chunk.position, chunk.elements);
+      const std::span<float> part = params.subspan(chunk.position, chunk.elements);
+      optimizer_->step(optimizer_step_ + 1, part, mean, parts, part);
+    }
     return {};
   }
 
@@ -180,6 +196,7 @@ class ClusterExchange final : public Exchange {
   ServerLink link_;
   std::future<void> running_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   double waited_ = 0;
   std::string stop_reason_;

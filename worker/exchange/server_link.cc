@@ -158,8 +158,17 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
                  "the server cuts the model into other chunks than this program: versions differ");
   if (!joined_once_) {
     plan_ = std::move(plan);
-    second_plane_ = Buffer(plan_.total_elements() * sizeof(float));
     params_ = memory_.params;
+    if (reply.codec_down != "f32") {
+      if (!reply.apply_on_worker)
+        return Error(ErrorCode::kFailedPrecondition,
+                     "the server compresses results (codec_down " + reply.codec_down +
+                         ") that are parameters: only gradients can be");
+      CENTROID_ASSIGN(codec_down_, make_codec(reply.codec_down));
+      encoded_results_.resize(plan_.chunks().size());
+    } else {
+      second_plane_ = Buffer(plan_.total_elements() * sizeof(float));
+    }
     results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
     CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
@@ -174,10 +183,11 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       CENTROID_ASSIGN(const auto optimizer, make_optimizer(config));
       slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
     }
-  } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker) {
-    return Error(
-        ErrorCode::kFailedPrecondition,
-        "the server came back with other settings (chunk_bytes or apply): restart the worker");
+  } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker ||
+             reply.codec_down != terms_.codec_down) {
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the server came back with other settings (chunk_bytes, apply or codec_down): "
+                 "restart the worker");
   }
   terms_ = std::move(reply);
   joined_once_ = true;

@@ -72,6 +72,9 @@ class ServerLink final : public transport::FrameSink {
   /// between a round's end and its next `ready`.
   std::span<float> params() const { return params_; }
   std::span<float> results() const { return results_; }
+  /// Results come through a codec: one chunk of them, decoded into `out` (chunk.elements).
+  bool results_are_encoded() const { return codec_down_ != nullptr; }
+  Status decode_result(const Chunk& chunk, std::span<float> out) const;
   void swap_planes() { std::swap(params_, results_); }
   std::span<const std::vector<float>> slots() const { return slots_; }
   std::vector<std::vector<float>>& mutable_slots() { return slots_; }
@@ -111,6 +114,8 @@ class ServerLink final : public transport::FrameSink {
   ExchangeMemory memory_;
   Mailbox& mailbox_;
   std::unique_ptr<Codec> codec_;
+  std::unique_ptr<Codec> codec_down_;                    // nullptr: results are floats
+  std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
   std::unique_ptr<ErrorFeedback> feedback_;  // what the codec leaves out, when it is to be kept
   Generation feedback_generation_;
   Event wake_;  // sender

@@ -154,16 +154,31 @@ Task<Status> ServerLink::take_result(Session& session, proto::ResultChunk head,
                     "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
                         " was not expected (twice, another round, or no such chunk)");
   const Chunk& chunk = plan_.chunk(head.chunk);
-  const auto into = std::as_writable_bytes(results_.subspan(chunk.position, chunk.elements));
-  if (bytes != into.size())
+  const std::size_t limit =
+      codec_down_ ? codec_down_->max_bytes(chunk.elements) : chunk.elements * sizeof(float);
+  if (codec_down_ ? bytes > limit : bytes != limit)
     co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) + " has " +
                                                      std::to_string(bytes) + " bytes, expected " +
-                                                     std::to_string(into.size()));
+                                                     (codec_down_ ? "at most " : "") +
+                                                     std::to_string(limit));
+  MutableBytes into;
+  if (codec_down_) {
+    encoded_results_[head.chunk.value].resize(bytes);
+    into = encoded_results_[head.chunk.value];
+  } else {
+    into = std::as_writable_bytes(results_.subspan(chunk.position, chunk.elements));
+  }
   CENTROID_CO_TRY(co_await session.read_payload(into));
   bytes_in_.add(static_cast<double>(bytes));
   have_[head.chunk.value] = true;
   ++have_count_;
   co_return Status();
+}
+
+Status ServerLink::decode_result(const Chunk& chunk, std::span<float> out) const {
+  const Status decoded = codec_down_->decode(encoded_results_[chunk.id.value], out);
+  if (decoded.ok()) return {};
+  return decoded.error().with_context("result chunk " + to_string(chunk.id));
 }
 
 Status ServerLink::round_closed(proto::RoundClosed closed) {

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/codec/codec.h"
+#include "common/codec/error_feedback.h"
+#include "common/tensor/chunk_plan.h"
+
+namespace centroid::server {
+
+/// The mean of a round as the workers get it: encoded once for all of them, by `codec_down`.
+///
+/// memory  what the codec leaves out stays with the server (error feedback). It grows in the memory
+///         of the round's sums, beside what earlier rounds left, so an attempt that fails, or a
+///         round that is skipped, leaves no trace: `begin` forgets it
+/// order   a chunk's payload is known when the chunks it is selected with are complete: its tensor
+///         (top-k), all (top-k with scope=global), itself (the others)
+/// bits    of means, residual and codec alone: not of the order in which chunks become complete
+/// thread  one
+class ReplyEncoder {
+ public:
+  /// `plan` outlives it. fails as CodecSpec::parse and ErrorFeedback::make
+  static Result<std::unique_ptr<ReplyEncoder>> make(const std::string& spec, const ChunkPlan& plan,
+                                                    std::uint64_t seed);
+
+  /// Where means and residual lie, all tensors end to end.
+  struct Memory {
+    std::span<float> means;           ///< becomes what this round leaves out
+    std::span<const float> residual;  ///< of the committed rounds; empty without error feedback
+  };
+  using Emit = std::function<void(const Chunk&, std::vector<std::byte> payload)>;
+
+  bool keeps_residual() const { return feedback_ != nullptr; }
+  /// A new generation of workers begins with no residual.
+  bool resets_residual() const;
+  /// Begin an attempt: what was not committed is forgotten.
+  void begin(Round round);
+  /// The chunk's mean is in memory. Emits every chunk whose payload is known now.
+  Status complete(ChunkId chunk, const Memory& memory, const Emit& emit);
+  /// The round counts: its means are the residual now.
+  void commit();
+
+  const Codec& codec() const { return *codec_; }
+  /// Committed rounds, which a warm-up goes by.
+  std::uint64_t rounds() const { return feedback_ ? feedback_->rounds() : 0; }
+  void set_rounds(std::uint64_t rounds);
+
+  /// Of the committed and the other rounds, since the beginning.
+  struct Totals {
+    std::uint64_t chunks = 0, dense_chunks = 0;  ///< of top-k: sent whole
+    std::uint64_t raw_bytes = 0, bytes = 0;
+  };
+  Totals totals() const;
+
+ private:
+  ReplyEncoder(const ChunkPlan& plan, std::uint64_t seed) : plan_(plan), seed_(seed) {}
+
+  const ChunkPlan& plan_;
+  const std::uint64_t seed_;
+  CodecSpec spec_;
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<ErrorFeedback> feedback_;  // nullptr: what is left out is lost
+  Round round_;
+  std::vector<std::uint32_t> missing_;  // of the unit that begins with the chunk
+  std::vector<std::byte> out_;
+  Totals plain_;
+};
+
+}  // namespace centroid::server
