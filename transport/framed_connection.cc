@@ -14,6 +14,7 @@ namespace asio = boost::asio;
 namespace {
 
 constexpr std::size_t kBufferBytes = 16 << 10;
+constexpr std::size_t kShortBytes = 2 * kFrameHeaderBytes;  // a header and the head of a segment
 // Bytes received at once, so that they are still in cache when they are summed
 // (tests/bench/pingpong_bench.cc).
 constexpr std::size_t kPieceBytes = 256 << 10;
@@ -111,8 +112,14 @@ Task<Result<InFrame>> FramedConnection::read_header() {
       std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
       end_ -= std::exchange(begin_, 0);
     }
-    // What can be read in place is not read ahead.
-    const std::size_t most = stream_->has_view() ? kFrameHeaderBytes - end_ : kBufferBytes - end_;
+    // What can be read in place is not read ahead; after a long payload another one is likely,
+    // and what is read ahead of it would be copied twice.
+    std::size_t most = kBufferBytes - end_;
+    if (stream_->has_view()) {
+      most = kFrameHeaderBytes - end_;
+    } else if (header_.payload_bytes > kBufferBytes) {
+      most = kShortBytes - end_;
+    }
     const MutableBytes space(buffer_.get() + end_, most);
     CENTROID_CO_ASSIGN(const std::size_t got, co_await read_some(space));
     end_ += got;

@@ -154,7 +154,11 @@ void Call::stored(Channel& channel, std::uint32_t receive, std::optional<std::ui
 void Call::received(Channel& channel, std::uint32_t receive, Bytes payload) {
   const ReceiveStep& step = plan_.schedule.receives[receive];
   if (!is_received(step.after)) {
-    early_.emplace(receive, std::vector<std::byte>(payload.begin(), payload.end()));
+    Kept segment;
+    segment.memory = plan_.pool->take(payload.size());
+    segment.bytes = payload.size();
+    std::copy(payload.begin(), payload.end(), segment.payload().begin());
+    early_.emplace(receive, std::move(segment));
     return;
   }
   combine(step, payload);
@@ -196,10 +200,11 @@ void Call::complete(Channel& channel, std::uint32_t receive) {
       ++it;
       continue;
     }
-    combine(step, it->second);
+    combine(step, it->second.payload());
     received_[it->first] = 1;
     ++channel_of(plan_.members[step.peer])->received;
     --left_;
+    plan_.pool->give_back(std::move(it->second.memory));
     early_.erase(it);
     it = early_.begin();  // another may have waited for this one
   }

@@ -137,7 +137,7 @@ class Call {
   std::vector<std::uint8_t> received_;
   std::vector<std::optional<std::uint32_t>>
       checksums_;  ///< of payloads that were stored as they came
-  std::map<std::uint32_t, std::vector<std::byte>> early_;
+  std::map<std::uint32_t, Kept> early_;
   std::map<std::uint32_t, std::uint32_t> answers_;  ///< global rank -> the one it waits for
   std::size_t left_ = 0;                            ///< sends and receives
   std::size_t io_ = 0;

@@ -91,7 +91,7 @@ void Driver::wait(const std::atomic<bool>& is_done) {
 /// Run what is ready; else wait for something, by looking or asleep.
 void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
   const bool spins = spin_.count() != 0 && may_look;
-  if (polls_.empty() && !spins) {
+  if (!may_look && polls_.empty()) {
     context_.run_one();
     return;
   }

@@ -193,10 +193,12 @@ Task<Status> Link::take_early(DataHead head, std::uint64_t bytes) {
                                                        " sent more than its credit of " +
                                                        std::to_string(kCreditBytes) + " bytes");
   }
-  std::vector<std::byte> payload(bytes);
+  Kept segment;
+  segment.memory = network_.spares().take(bytes);
+  segment.bytes = bytes;
   kept_ += bytes;
-  CENTROID_CO_TRY(co_await connection_->read_payload(payload));
-  network_.keep(*this, head, std::move(payload));
+  CENTROID_CO_TRY(co_await connection_->read_payload(segment.payload()));
+  network_.keep(*this, head, std::move(segment));
   co_return Status();
 }
 

@@ -18,7 +18,7 @@ class Network;
 /// keep for it. Segments of operations that have begun on both sides are not counted.
 inline constexpr std::uint64_t kCreditBytes = 4 << 20;
 /// From so many bytes on, a rank tells its senders that it has begun.
-inline constexpr std::uint64_t kReadyFrom = 512 << 10;
+inline constexpr std::uint64_t kReadyFrom = 2 << 20;
 
 /// The connection with one peer: one coroutine that reads and one that writes, for all operations.
 /// It never stops reading, whoever waits for whatever, so no cycle of ranks can block.

@@ -122,13 +122,14 @@ void Network::begin(const std::shared_ptr<Call>& call) {
 
 void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
   Link& link = *link_to(early.rank);
-  link.kept_ -= early.payload.size();
-  link.give_back(early.payload.size());
+  link.kept_ -= early.segment.bytes;
+  link.give_back(early.segment.bytes);
   Call::Channel* const channel = call->channel_of(early.rank);
   if (channel == nullptr) return refuse_late(link, early.head);
-  auto expected = call->expect(*channel, early.head, early.payload.size());
+  auto expected = call->expect(*channel, early.head, early.segment.bytes);
   if (!expected.ok()) return fail(call, std::move(expected).error());
-  call->received(*channel, *expected, early.payload);
+  call->received(*channel, *expected, early.segment.payload());
+  spares_.give_back(std::move(early.segment.memory));
 }
 
 void Network::advance(const std::shared_ptr<Call>& call) {
@@ -144,10 +145,10 @@ void Network::settle(const std::shared_ptr<Call>& call) {
   call->wake();
 }
 
-void Network::keep(Link& link, const DataHead& head, std::vector<std::byte> payload) {
+void Network::keep(Link& link, const DataHead& head, Kept segment) {
   Early early;
   early.head = head;
-  early.payload = std::move(payload);
+  early.segment = std::move(segment);
   early.rank = link.rank();
   if (auto call = find(head.key)) {  // begun while the payload came
     deliver(call, early);
@@ -156,8 +157,8 @@ void Network::keep(Link& link, const DataHead& head, std::vector<std::byte> payl
     return;
   }
   if (is_over(head.key)) {
-    link.kept_ -= early.payload.size();
-    link.give_back(early.payload.size());
+    link.kept_ -= early.segment.bytes;
+    link.give_back(early.segment.bytes);
     return;
   }
   pending_[head.key].frames.push_back(std::move(early));
@@ -241,8 +242,8 @@ void Network::drop_pending(std::uint64_t group) {
     if (entry.first.group != group) return false;
     for (const Early& early : entry.second.frames) {
       Link& link = *link_to(early.rank);
-      link.kept_ -= early.payload.size();
-      link.give_back(early.payload.size());
+      link.kept_ -= early.segment.bytes;
+      link.give_back(early.segment.bytes);
     }
     return true;
   });

@@ -27,6 +27,7 @@ class Network : public std::enable_shared_from_this<Network> {
   ~Network();
 
   Driver& driver() { return *driver_; }
+  ScratchPool& spares() { return spares_; }
   std::uint64_t generation() const { return generation_; }
   std::uint32_t rank() const { return rank_; }
   std::uint32_t world() const { return world_; }
@@ -52,7 +53,7 @@ class Network : public std::enable_shared_from_this<Network> {
   std::shared_ptr<Call> find(const Key& key) const;
   /// The operation has ended here, or its group is over.
   bool is_over(const Key& key) const;
-  void keep(Link& link, const DataHead& head, std::vector<std::byte> payload);
+  void keep(Link& link, const DataHead& head, Kept segment);
   void refuse_late(Link& link, const DataHead& head);
   void on_ready(Link& link, const Key& key);
   void on_query(Link& link, const Key& key);
@@ -70,7 +71,7 @@ class Network : public std::enable_shared_from_this<Network> {
  private:
   struct Early {
     DataHead head;
-    std::vector<std::byte> payload;
+    Kept segment;
     std::uint32_t rank = 0;
   };
   struct Pending {
@@ -102,6 +103,7 @@ class Network : public std::enable_shared_from_this<Network> {
   std::unordered_map<std::uint64_t, Error> aborted_;                        ///< by group
   boost::asio::steady_timer watchdog_;
   std::atomic<std::uint32_t> culprit_{kNoRank};
+  ScratchPool spares_;  ///< for segments that come before their operation
   TimePoint watching_ = TimePoint::max();
   std::vector<std::pair<TimePoint, std::shared_ptr<Call>>> ending_;  ///< failed, with I/O to end
   bool has_bad_links_ = false, is_closing_ = false, is_closed_ = false, is_watched_ = false;

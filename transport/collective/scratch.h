@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/bytes.h"
+
 namespace centroid::collective {
 
 /// Memory that operations use one after the other: fresh pages cost more than a small all-reduce.
@@ -43,6 +45,14 @@ class ScratchPool {
   std::mutex mutex_;
   std::vector<Block> blocks_;
   std::size_t kept_ = 0;
+};
+
+/// A segment that came before its turn and waits for it.
+struct Kept {
+  ScratchPool::Block memory;
+  std::size_t bytes = 0;
+
+  MutableBytes payload() const { return {memory.memory.get(), bytes}; }
 };
 
 }  // namespace centroid::collective
