@@ -87,21 +87,35 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "nonfinite", &c.nonfinite,
       {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",
        .choices = {"halt", "skip", "propagate"}});
-  s.field("optimizer.name", &c.optimizer.name,
-          {.text = "update rule", .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}},
-          "optimizer");
+  s.field(
+      "optimizer.name", &c.optimizer.name,
+      {.text = "update rule; mean: the mean is taken off as it is", .choices = optimizer_names()},
+      "optimizer");
   s.field("optimizer.learning_rate", &c.optimizer.learning_rate, {.text = "step size", .min = 0.0},
           "lr");
+  s.field("optimizer.schedule", &c.optimizer.schedule,
+          {.text = "factor on the learning rate by committed rounds: constant, "
+                   "step:every=N,factor=0.1, linear:rounds=N, cosine:rounds=N, each with "
+                   "warmup=N,floor=F, or onecycle:rounds=N,rise=0.3,start=0.04 "
+                   "(docs/optimizers.md)"},
+          "lr-schedule");
+  s.field("optimizer.clip_norm", &c.optimizer.clip_norm,
+          {.text = "bound of the norm of the mean gradient over all tensors; 0: none", .min = 0.0},
+          "clip-norm");
   s.field("optimizer.momentum", &c.optimizer.momentum,
           {.text = "momentum, nesterov", .min = 0.0, .max = 1.0});
   s.field("optimizer.beta1", &c.optimizer.beta1,
-          {.text = "adam, adamw: decay of the first moment", .min = 0.0, .max = 1.0});
+          {.text = "adam, adamw, yogi: decay of the first moment", .min = 0.0, .max = 1.0});
   s.field("optimizer.beta2", &c.optimizer.beta2,
-          {.text = "adam, adamw: decay of the second moment", .min = 0.0, .max = 1.0});
+          {.text = "adam, adamw, yogi: decay of the second moment", .min = 0.0, .max = 1.0});
   s.field("optimizer.epsilon", &c.optimizer.epsilon,
-          {.text = "adam, adamw: added to the root", .min = 0.0});
+          {.text = "adam, adamw, yogi, adagrad: added to the root", .min = 0.0});
   s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
-          {.text = "L2 added to the gradient; decoupled for adamw", .min = 0.0});
+          {.text = "L2 added to the gradient; decoupled for adamw; ftrl: its L2", .min = 0.0});
+  s.field("optimizer.l1", &c.optimizer.l1,
+          {.text = "ftrl: L1, which makes parameters exactly 0", .min = 0.0});
+  s.field("optimizer.ftrl_beta", &c.optimizer.ftrl_beta,
+          {.text = "ftrl: added to the root of the sum of squares; above 0", .min = 0.0});
   s.field("chunk_bytes", &c.chunk_bytes,
           {.text = "largest chunk", .unit = "bytes", .min = 64, .max = 64u << 20}, "chunk-bytes");
   s.field("credit_bytes", &c.credit_bytes,
@@ -172,10 +186,17 @@ Status check_codec_down(ServerConfig& c) {
 
 Status finish(ServerConfig& c) {
   CENTROID_TRY(check_codec_down(c));
+  if (c.compresses_results() && c.optimizer.clip_norm > 0)
+    return Error(ErrorCode::kInvalidArgument,
+                 "codec_down " + c.codec_down +
+                     ": what is left out of one result is added to a later one, so the norm of a "
+                     "single one says nothing: leave optimizer.clip_norm 0, or codec_down f32");
   if (c.min_workers > c.max_workers)
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
                      std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
+  if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
+    return std::move(optimizer).error();
   if (c.is_peer_to_peer() && c.apply == "server")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange " + c.exchange +

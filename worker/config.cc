@@ -72,11 +72,14 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "exchange local: passes over the data; 0: no limit", .unit = "epochs"});
   s.field("rounds", &c.rounds, {.text = "exchange local: rounds; 0: no limit", .unit = "rounds"});
   s.field("optimizer.name", &c.optimizer.name,
-          {.text = "exchange local: update rule",
-           .choices = {"sgd", "momentum", "nesterov", "adam", "adamw"}},
-          "optimizer");
+          {.text = "exchange local: update rule", .choices = optimizer_names()}, "optimizer");
   s.field("optimizer.learning_rate", &c.optimizer.learning_rate,
           {.text = "exchange local: step size", .min = 0.0}, "lr");
+  s.field("optimizer.schedule", &c.optimizer.schedule,
+          {.text = "exchange local: as the server's (docs/optimizers.md)"}, "lr-schedule");
+  s.field("optimizer.clip_norm", &c.optimizer.clip_norm,
+          {.text = "exchange local: bound of the gradient's norm; 0: none", .min = 0.0},
+          "clip-norm");
   s.field("optimizer.momentum", &c.optimizer.momentum,
           {.text = "exchange local", .min = 0.0, .max = 1.0});
   s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
@@ -98,6 +101,8 @@ Status finish(WorkerConfig& c) {
   if (c.name.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
+  if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
+    return std::move(optimizer).error();
   if (c.exchange == "local" && c.epochs == 0 && c.rounds == 0)
     return Error(ErrorCode::kInvalidArgument,
                  "exchange local needs a goal: --epochs N or --rounds N");

@@ -4,25 +4,30 @@
 #include <cmath>
 #include <string_view>
 
+#include "common/optim/adaptive.h"
+#include "common/optim/rule.h"
 #include "common/tensor/multiversion.h"
 #include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
 
-// One name, one row: how many slots, and which settings the name uses.
-enum class Rule { kSgd, kMomentum, kNesterov, kAdam, kAdamW };
+enum class Rule { kMean, kSgd, kMomentum, kNesterov, kAdagrad, kAdam, kAdamW, kYogi, kFtrl };
 
 struct Entry {
   std::string_view name;
   Rule rule;
 };
 
-constexpr std::array<Entry, 5> kRules{{{"sgd", Rule::kSgd},
+constexpr std::array<Entry, 9> kRules{{{"sgd", Rule::kSgd},
                                        {"momentum", Rule::kMomentum},
                                        {"nesterov", Rule::kNesterov},
+                                       {"adagrad", Rule::kAdagrad},
                                        {"adam", Rule::kAdam},
-                                       {"adamw", Rule::kAdamW}}};
+                                       {"adamw", Rule::kAdamW},
+                                       {"yogi", Rule::kYogi},
+                                       {"ftrl", Rule::kFtrl},
+                                       {"mean", Rule::kMean}}};
 
 // The kernels read every operand of element i before they write it, so `out` may be `params` or
 // `gradient`.
@@ -54,56 +59,30 @@ struct MomentumKernel {
   }
 };
 
-struct AdamScalars {
-  float weight_decay;  // L2, into the gradient
-  float decay;         // decoupled: learning_rate * weight_decay
-  float one_minus_beta1;
-  float beta2;
-  float one_minus_beta2;
-  float epsilon;
-  float step_size;              // learning_rate / (1 - beta1^t)
-  float root_bias_correction2;  // sqrt(1 - beta2^t)
-};
-
-struct AdamKernel {
-  CENTROID_KERNEL void run(const float* params, const float* gradient, float* mean, float* square,
-                           float* out, std::size_t n, const AdamScalars* scalars) {
-    const AdamScalars s = *scalars;
-    CENTROID_INDEPENDENT
-    for (std::size_t i = 0; i < n; ++i) {
-      const float g = gradient[i] + s.weight_decay * params[i];
-      // Not params * (1 - decay): rounding that factor shifts every step the same way.
-      const float p = params[i] - s.decay * params[i];
-      const float m = mean[i] + s.one_minus_beta1 * (g - mean[i]);
-      const float v = s.beta2 * square[i] + s.one_minus_beta2 * g * g;
-      mean[i] = m;
-      square[i] = v;
-      const float denominator = std::sqrt(v) / s.root_bias_correction2 + s.epsilon;
-      out[i] = p - s.step_size * (m / denominator);
-    }
-  }
-};
-
-class Sgd final : public Optimizer {
+class Sgd final : public RuleBase {
  public:
-  Sgd(OptimizerConfig config, Rule rule) : config_(std::move(config)), rule_(rule) {}
-
-  const OptimizerConfig& config() const override { return config_; }
+  Sgd(OptimizerConfig config, LearningRateSchedule schedule, Rule rule)
+      : RuleBase(std::move(config), schedule), rule_(rule) {}
 
   std::vector<std::string> slot_names() const override {
-    if (rule_ == Rule::kSgd) return {};
+    if (rule_ == Rule::kSgd || rule_ == Rule::kMean) return {};
     return {"momentum_buffer"};
   }
 
-  void step(std::uint64_t, std::span<const float> params, std::span<const float> gradient,
+  double learning_rate(std::uint64_t step) const override {
+    return rule_ == Rule::kMean ? 1 : RuleBase::learning_rate(step);
+  }
+
+  void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
             std::span<const std::span<float>> slots, std::span<float> out) const override {
     const std::size_t n = params.size();
-    const auto rate = static_cast<float>(config_.learning_rate);
-    const auto decay = static_cast<float>(config_.weight_decay);
-    const auto momentum = static_cast<float>(config_.momentum);
+    const auto rate = static_cast<float>(learning_rate(step));
+    const auto decay = static_cast<float>(config().weight_decay);
+    const auto momentum = static_cast<float>(config().momentum);
+    const bool has_slot = rule_ == Rule::kMomentum || rule_ == Rule::kNesterov;
     CENTROID_CHECK(gradient.size() == n && out.size() == n);
-    CENTROID_CHECK(slots.size() == (rule_ == Rule::kSgd ? 0u : 1u));
-    if (rule_ == Rule::kSgd)
+    CENTROID_CHECK(slots.size() == (has_slot ? 1u : 0u));
+    if (!has_slot)
       return run_multiversioned<SgdKernel>(params.data(), gradient.data(), out.data(), n, rate,
                                            decay);
     CENTROID_CHECK(slots[0].size() == n);
@@ -115,49 +94,6 @@ class Sgd final : public Optimizer {
   }
 
  private:
-  OptimizerConfig config_;
-  Rule rule_;
-};
-
-class Adam final : public Optimizer {
- public:
-  Adam(OptimizerConfig config, Rule rule) : config_(std::move(config)), rule_(rule) {}
-
-  const OptimizerConfig& config() const override { return config_; }
-  std::vector<std::string> slot_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-
-  void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
-            std::span<const std::span<float>> slots, std::span<float> out) const override {
-    const std::size_t n = params.size();
-    CENTROID_CHECK(step >= 1 && slots.size() == 2);
-    CENTROID_CHECK(gradient.size() == n && out.size() == n);
-    CENTROID_CHECK(slots[0].size() == n && slots[1].size() == n);
-    const AdamScalars scalars = scalars_at(step);
-    run_multiversioned<AdamKernel>(params.data(), gradient.data(), slots[0].data(), slots[1].data(),
-                                   out.data(), n, &scalars);
-  }
-
- private:
-  // Per-step factors in double, rounded once.
-  AdamScalars scalars_at(std::uint64_t step) const {
-    const auto t = static_cast<double>(step);
-    const double correction1 = 1.0 - std::pow(config_.beta1, t);
-    const double correction2 = 1.0 - std::pow(config_.beta2, t);
-    const bool is_decoupled = rule_ == Rule::kAdamW;
-    AdamScalars s{};
-    s.weight_decay = is_decoupled ? 0.0f : static_cast<float>(config_.weight_decay);
-    s.decay =
-        is_decoupled ? static_cast<float>(config_.learning_rate * config_.weight_decay) : 0.0f;
-    s.one_minus_beta1 = static_cast<float>(1.0 - config_.beta1);
-    s.beta2 = static_cast<float>(config_.beta2);
-    s.one_minus_beta2 = static_cast<float>(1.0 - config_.beta2);
-    s.epsilon = static_cast<float>(config_.epsilon);
-    s.step_size = static_cast<float>(config_.learning_rate / correction1);
-    s.root_bias_correction2 = static_cast<float>(std::sqrt(correction2));
-    return s;
-  }
-
-  OptimizerConfig config_;
   Rule rule_;
 };
 
@@ -181,12 +117,41 @@ Status check(const OptimizerConfig& config) {
   CENTROID_TRY(check_not_negative("learning_rate", config.learning_rate));
   CENTROID_TRY(check_not_negative("weight_decay", config.weight_decay));
   CENTROID_TRY(check_not_negative("epsilon", config.epsilon));
+  CENTROID_TRY(check_not_negative("l1", config.l1));
+  CENTROID_TRY(check_not_negative("clip_norm", config.clip_norm));
   CENTROID_TRY(check_decay_rate("momentum", config.momentum));
   CENTROID_TRY(check_decay_rate("beta1", config.beta1));
-  return check_decay_rate("beta2", config.beta2);
+  CENTROID_TRY(check_decay_rate("beta2", config.beta2));
+  if (!(config.ftrl_beta > 0 && std::isfinite(config.ftrl_beta)))
+    return bad("ftrl_beta", config.ftrl_beta, "finite and > 0");
+  return {};
+}
+
+/// What does not go with one rule.
+Status check_rule(Rule rule, const OptimizerConfig& config, const LearningRateSchedule& schedule) {
+  const auto refuse = [&](const std::string& what) {
+    return Error(ErrorCode::kInvalidArgument, "optimizer " + config.name + " " + what);
+  };
+  const bool is_constant = schedule == LearningRateSchedule();
+  if (rule == Rule::kMean && (!is_constant || config.weight_decay != 0))
+    return refuse("takes the mean as it is: leave schedule constant and weight_decay 0");
+  if (rule == Rule::kFtrl && !is_constant)
+    return refuse("adapts the learning rate by itself: leave schedule constant");
+  if (rule == Rule::kFtrl && !(config.learning_rate > 0))
+    return refuse("needs a learning_rate above 0");
+  return {};
 }
 
 }  // namespace
+
+const std::vector<std::string>& optimizer_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Entry& entry : kRules) list.emplace_back(entry.name);
+    return list;
+  }();
+  return names;
+}
 
 Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config) {
   std::string known;
@@ -195,9 +160,22 @@ Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config)
     known += entry.name;
     if (entry.name != config.name) continue;
     CENTROID_TRY(check(config));
-    if (entry.rule == Rule::kAdam || entry.rule == Rule::kAdamW)
-      return std::unique_ptr<Optimizer>(std::make_unique<Adam>(config, entry.rule));
-    return std::unique_ptr<Optimizer>(std::make_unique<Sgd>(config, entry.rule));
+    CENTROID_ASSIGN(const auto schedule, LearningRateSchedule::parse(config.schedule));
+    CENTROID_TRY(check_rule(entry.rule, config, schedule));
+    switch (entry.rule) {
+      case Rule::kAdagrad:
+        return make_adaptive(AdaptiveRule::kAdagrad, config, schedule);
+      case Rule::kAdam:
+        return make_adaptive(AdaptiveRule::kAdam, config, schedule);
+      case Rule::kAdamW:
+        return make_adaptive(AdaptiveRule::kAdamW, config, schedule);
+      case Rule::kYogi:
+        return make_adaptive(AdaptiveRule::kYogi, config, schedule);
+      case Rule::kFtrl:
+        return make_adaptive(AdaptiveRule::kFtrl, config, schedule);
+      default:
+        return std::unique_ptr<Optimizer>(std::make_unique<Sgd>(config, schedule, entry.rule));
+    }
   }
   return Error(ErrorCode::kInvalidArgument,
                "optimizer name: \"" + printable(config.name) + "\" is not one of " + known);

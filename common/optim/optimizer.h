@@ -12,31 +12,42 @@ namespace centroid {
 
 /// Settings of an optimizer; names and defaults as in PyTorch's torch.optim.
 struct OptimizerConfig {
-  std::string name = "sgd";  ///< sgd, momentum, nesterov, adam, adamw
+  std::string name = "sgd";  ///< one of `optimizer_names`
   double learning_rate = 0.01;
   double momentum = 0.9;      ///< momentum, nesterov
-  double beta1 = 0.9;         ///< adam, adamw
-  double beta2 = 0.999;       ///< adam, adamw
-  double epsilon = 1e-8;      ///< adam, adamw
-  double weight_decay = 0.0;  ///< L2 term added to the gradient; decoupled for adamw
+  double beta1 = 0.9;         ///< adam, adamw, yogi
+  double beta2 = 0.999;       ///< adam, adamw, yogi
+  double epsilon = 1e-8;      ///< adam, adamw, yogi, adagrad
+  double weight_decay = 0.0;  ///< L2 term added to the gradient; decoupled for adamw; ftrl: its L2
+  double l1 = 0.0;            ///< ftrl
+  double ftrl_beta = 1.0;     ///< ftrl: added to the root of the squares' sum
+  std::string schedule = "constant";  ///< of the learning rate: schedule.h
+  /// Bound of the Euclidean norm of the whole gradient, 0: none. Not applied by `step`, which sees
+  /// slices: whoever has the gradient looks at its norm first (norm.h).
+  double clip_norm = 0.0;
 };
+
+/// All names, in the order of their documentation.
+const std::vector<std::string>& optimizer_names();
 
 /// Update rule over slices: the same code, and the same bits, on server and worker.
 ///
-/// slots    per-parameter state planes of the parameters' length (0 for sgd, 1 for momentum and
-/// nesterov, 2 for adam and
-///          adamw); all zero before step 1
-/// error    float32 arithmetic, against the same formulas in double over 1,000 steps: |p - p64| <=
-/// 1e-5 * max|p64|
-///          (checked in tests/unit/optimizer_test.cc)
-/// source   PyTorch 2, torch.optim.SGD (dampening 0), Adam, AdamW: "Algorithm" boxes of their
-/// documentation thread   `step` is pure apart from its arguments: any thread, one slice at a time
+/// slots    per-parameter state planes of the parameters' length (0 for mean and sgd, 1 for
+///          momentum, nesterov and adagrad, 2 for the others); all zero before step 1
+/// error    float32 arithmetic, against the same formulas in double over 1,000 steps:
+///          ||p - p64|| <= 1e-6 ||p64|| (Euclidean; tests/unit/optimizer_test.cc)
+/// source   PyTorch 2, torch.optim.SGD (dampening 0), Adam, AdamW, Adagrad (lr_decay 0):
+/// "Algorithm"
+///          boxes of their documentation; yogi: Zaheer et al. 2018, with Adam's bias corrections;
+///          ftrl: McMahan et al. 2013, algorithm 1; mean: w -= g
+/// thread   `step` is pure apart from its arguments: any thread, one slice at a time
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual const OptimizerConfig& config() const = 0;
   virtual std::vector<std::string> slot_names() const = 0;  ///< e.g. {"exp_avg", "exp_avg_sq"}
   std::size_t slots() const { return slot_names().size(); }
+  virtual double learning_rate(std::uint64_t step) const = 0;  ///< of that step, by the schedule
   /// out[i] = params[i] updated by gradient[i]; slots[k] are updated in place. `out` may be
   /// `params`, or may be `gradient`. `step` counts from 1. All spans have the same length; slot k
   /// is slots[k].

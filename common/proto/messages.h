@@ -88,6 +88,9 @@ struct JoinReply {
   std::uint8_t nonfinite = 0;    ///< NonFinite
   std::string optimizer;         ///< name; the settings follow (used with apply_on_worker)
   double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  double l1 = 0, ftrl_beta = 1;
+  std::string schedule = "constant";  ///< of the learning rate
+  double clip_norm = 0;               ///< of the mean gradient; 0: none
   // peer-to-peer exchanges: the same on every worker
   std::uint8_t algorithm = 0;           ///< Algorithm of docs/algorithms.md
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
@@ -99,8 +102,9 @@ struct JoinReply {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
         f(apply_on_worker), f(nonfinite);
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
-        f(weight_decay), f(algorithm), f(bucket_bytes), f(peer_timeout_ms),
-        f(codec_down, kMaxNameBytes), f(checkpoint_rounds);
+        f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
+    f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(codec_down, kMaxNameBytes),
+        f(checkpoint_rounds);
   }
 };
 

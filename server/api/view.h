@@ -37,6 +37,9 @@ struct ClusterView {
   std::string data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model;
   std::uint64_t parameters = 0, chunks = 0, skipped_rounds = 0, aborted_attempts = 0,
                 lost_contributions = 0;
+  double learning_rate = 0;   ///< of the next step
+  double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
+  std::uint64_t clipped_rounds = 0;
 };
 
 struct RoundView {

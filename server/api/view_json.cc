@@ -11,7 +11,8 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
                samples_total, epochs, rounds, train_samples, progress, samples_per_second, loss,
                train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
                data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
-               parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions] = view;
+               parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions,
+               learning_rate, gradient_norm, clipped_rounds] = view;
   nlohmann::ordered_json out;
   out["run_id"] = run_id;
   out["state"] = state;
@@ -47,6 +48,9 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   out["skipped_rounds"] = skipped_rounds;
   out["aborted_attempts"] = aborted_attempts;
   out["lost_contributions"] = lost_contributions;
+  out["learning_rate"] = learning_rate;
+  out["gradient_norm"] = gradient_norm;
+  out["clipped_rounds"] = clipped_rounds;
   return out;
 }
 

@@ -165,6 +165,7 @@ class Cluster final : public ControlPlane {
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
+  Task<void> clip(double total_weight);
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
@@ -285,7 +286,8 @@ class Cluster final : public ControlPlane {
   double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1,
          test_loss_ = -1;
   Version test_version_;
-  std::uint64_t skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
+  double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
+  std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   bool checkpointing_ = false;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members

@@ -37,6 +37,10 @@ Probe::Probe(metrics::Registry& r) {
   state_lost_ = r.counter("centroid_server_state_lost_total",
                           "Times the job went back because every worker with the newest state was "
                           "gone (exchange ring, hierarchical).");
+  clipped_ = r.counter("centroid_server_rounds_clipped_total",
+                       "Rounds whose mean gradient was over optimizer.clip_norm.");
+  gradient_norm_ = r.gauge("centroid_server_gradient_norm",
+                           "Norm of the last mean gradient (with optimizer.clip_norm).");
   loss_ =
       r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   present_ = r.gauge("centroid_server_members", "Workers present.");
@@ -96,6 +100,11 @@ void Probe::position(std::uint64_t round, std::uint64_t version, std::uint64_t e
 void Probe::buffers(std::size_t in_use, std::size_t waiting) const {
   buffers_in_use_.set(static_cast<double>(in_use));
   waiting_.set(static_cast<double>(waiting));
+}
+
+void Probe::gradient_norm(double norm, bool is_clipped) const {
+  gradient_norm_.set(norm);
+  if (is_clipped) clipped_.add();
 }
 
 void Probe::evaluated(double accuracy, double loss) const {

@@ -32,13 +32,15 @@ class Probe {
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
   void buffers(std::size_t in_use, std::size_t waiting) const;
+  void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
 
  private:
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
-      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_;
+      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
+      clipped_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
-      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_;
+      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_;
   metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_,
       checkpoint_seconds_;
 };

@@ -5,6 +5,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/optim/norm.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
@@ -251,6 +252,25 @@ Task<void> Cluster::snapshot_room() {
     co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
 }
 
+/// Norm clipping needs the whole mean before the first step. `total_weight`: the sums in spare are
+/// to be made means first; 0: they are means.
+Task<void> Cluster::clip(double total_weight) {
+  const double bound = config_.optimizer.clip_norm;
+  if (bound == 0) co_return;
+  PlaneNorm norm;
+  std::size_t turn = 0;
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    if (total_weight > 0) store_->scale(chunk, total_weight);
+    norm.add(chunk.position, std::as_const(*store_).spare(chunk));
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+  }
+  gradient_norm_ = norm.value();
+  const float factor = clip_factor(gradient_norm_, bound);
+  store_->set_gradient_factor(factor);
+  if (factor != 1) ++clipped_;
+  probe_.gradient_norm(gradient_norm_, factor != 1);
+}
+
 Task<Status> Cluster::merge(RoundDecision decision) {
   const std::size_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
   while (complete_chunks_ < chunks) {
@@ -266,6 +286,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     store_->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
+    co_await clip(0);
     const auto attempt = attempt_;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
       if (replies_)
@@ -278,9 +299,11 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     if (replies_) replies_->commit();
   } else {
     std::size_t turn = 0;
+    const bool clips = config_.optimizer.clip_norm > 0;
+    co_await clip(decision.total_weight);
     for (const Chunk& chunk : store_->plan().chunks()) {
       if (early_) break;  // applied and sent when it was complete
-      store_->scale(chunk, decision.total_weight);
+      if (!clips) store_->scale(chunk, decision.total_weight);
       store_->apply(chunk);
       emit(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);

@@ -276,6 +276,10 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.beta2 = optimizer.beta2;
   reply.epsilon = optimizer.epsilon;
   reply.weight_decay = optimizer.weight_decay;
+  reply.l1 = optimizer.l1;
+  reply.ftrl_beta = optimizer.ftrl_beta;
+  reply.schedule = optimizer.schedule;
+  reply.clip_norm = optimizer.clip_norm;
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce_bucket_bytes;
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());

@@ -43,7 +43,10 @@ Status Cluster::make_store(const Manifest& manifest) {
                      std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
-  early_ = config_.applies_on_worker() || optimizer->slots() == 0;
+  // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
+  // taken at all only when it needs nothing else.
+  early_ =
+      config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0);
   try {
     CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
     store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),

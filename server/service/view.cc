@@ -84,7 +84,10 @@ Task<ClusterView> Cluster::cluster() {
       view.version = store_->version().value;
       view.parameters = store_->plan().total_elements();
       view.chunks = store_->plan().chunks().size();
+      view.learning_rate = store_->optimizer().learning_rate(store_->optimizer_step() + 1);
     }
+    view.gradient_norm = gradient_norm_;
+    view.clipped_rounds = clipped_;
     view.skipped_rounds = skipped_;
     view.aborted_attempts = aborted_;
     view.lost_contributions = lost_contributions_;

@@ -93,6 +93,12 @@ void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
     preserve(*slot, chunk);
     slots.push_back(slot->values(chunk));
   }
+  if (gradient_factor_ != 1) {
+    scratch_.resize(plan_->max_chunk_elements());
+    std::ranges::transform(gradient, scratch_.begin(),
+                           [this](float g) { return g * gradient_factor_; });
+    gradient = std::span(scratch_).first(gradient.size());
+  }
   optimizer_->step(optimizer_step_ + 1, params_->values(chunk), gradient, slots, out);
 }
 
@@ -104,6 +110,7 @@ void ParameterStore::commit_swap() {
 void ParameterStore::commit_in_place() {
   if (residual_) std::swap(spare_, residual_);
   ++optimizer_step_;
+  gradient_factor_ = 1;
   is_ahead_ = false;
   commit_unchanged();
 }

@@ -64,6 +64,9 @@ class ParameterStore {
   /// Sum -> mean: spare *= float32(1 / total_weight), in place; total_weight > 0. Then for
   /// `apply: server`: the optimizer's step into spare (slots change).
   void scale(const Chunk& chunk, double total_weight);
+  /// The steps that follow, up to the next commit, see the mean times this (norm clipping); the
+  /// mean in spare, which replies may be reading, stays.
+  void set_gradient_factor(float factor) { gradient_factor_ = factor; }
   void apply(const Chunk& chunk);
   /// For `apply: worker`: the same step as the workers', from the mean in spare into the parameters
   /// in place.
@@ -129,7 +132,9 @@ class ParameterStore {
   const std::unique_ptr<Optimizer> optimizer_;
   Version version_, held_;
   std::uint64_t optimizer_step_ = 0;
-  bool is_ahead_ = false;  // slots or parameters hold part of the next version
+  float gradient_factor_ = 1;
+  std::vector<float> scratch_;  // a chunk of the mean times gradient_factor_
+  bool is_ahead_ = false;       // slots or parameters hold part of the next version
   // Shared with a running snapshot only, which may outlive the store.
   std::shared_ptr<Plane> params_, spare_;
   std::vector<std::shared_ptr<Plane>> slots_;

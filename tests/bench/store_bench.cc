@@ -82,6 +82,42 @@ void bench_rounds(const std::string& name) {
   }
 }
 
+/// One step over the whole plane against a plain loop, turn by turn: the share of the memory
+/// bandwidth of `a[i] += b[i]` that the rule reaches. Bytes as above; for the loop 3 (read a and b,
+/// write a).
+void bench_steps() {
+  const std::size_t n = kParameters;
+  std::vector<float> params(n, 0.5f), gradient(n, 0.25f), out(n), slot0(n), slot1(n);
+  for (const std::string& name : optimizer_names()) {
+    OptimizerConfig config;
+    config.name = name;
+    const auto optimizer = make_optimizer(config);
+    CENTROID_CHECK(optimizer.ok());
+    std::vector<std::span<float>> slots{slot0, slot1};
+    slots.resize((*optimizer)->slots());
+    const double plane = static_cast<double>(n) * sizeof(float);
+    const double bytes = plane * (3.0 + 2.0 * static_cast<double>(slots.size()));
+    std::vector<double> shares, seconds, plain;
+    for (std::uint64_t turn = 1; turn <= 2 * kRounds; ++turn) {
+      const double loop = seconds_of([&] {
+        float* const a = out.data();
+        const float* const b = gradient.data();
+        for (std::size_t i = 0; i < n; ++i) a[i] += b[i];
+      });
+      const double step =
+          seconds_of([&] { (*optimizer)->step(turn, params, gradient, slots, params); });
+      plain.push_back(loop);
+      seconds.push_back(step);
+      shares.push_back((bytes / step) / (3 * plane / loop));
+    }
+    std::sort(shares.begin(), shares.end());
+    std::printf("%-28s %6.0f %% of a[i] += b[i] (%.0f..%.0f)\n", (name + " step").c_str(),
+                100 * shares[shares.size() / 2], 100 * shares.front(), 100 * shares.back());
+    report("", bytes, std::move(seconds));
+    report("  a[i] += b[i]", 3 * plane, std::move(plain));
+  }
+}
+
 void bench_fingerprint() {
   const auto store = make_store("sgd");
   std::vector<double> seconds;
@@ -129,8 +165,8 @@ int main() {
               static_cast<unsigned long long>(centroid::server::kParameters),
               static_cast<unsigned long long>(centroid::server::kChunkBytes),
               centroid::server::kRounds);
-  for (const char* name : {"sgd", "momentum", "nesterov", "adam", "adamw"})
-    centroid::server::bench_rounds(name);
+  centroid::server::bench_steps();
+  for (const std::string& name : centroid::optimizer_names()) centroid::server::bench_rounds(name);
   centroid::server::bench_fingerprint();
   centroid::server::bench_snapshot();
 }

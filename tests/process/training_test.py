@@ -40,11 +40,38 @@ class Repeating(ClusterTest):
         self.assertNotEqual(models["f32", "server", 0], models["bf16", "server", 0])
 
     def test_apply_makes_no_difference_for_any_optimizer(self):
-        for optimizer in ("sgd", "momentum", "nesterov", "adamw"):
+        ftrl = ["--optimizer.l1", 0.001, "--lr", 0.1]
+        for optimizer, more in [(name, []) for name in ("sgd", "nesterov", "adagrad", "adamw", "yogi")] + [("ftrl", ftrl)]:
             with self.subTest(optimizer):
-                flags = ["--optimizer", optimizer, "--optimizer.weight_decay", 0.01]
+                flags = ["--optimizer", optimizer, "--optimizer.weight_decay", 0.01, *more]
                 models = [self.train(f"{optimizer}-{apply}", *flags, "--apply", apply) for apply in ("server", "worker")]
                 self.assertEqual(models[0], models[1])
+
+    def test_schedule_and_clipping_are_the_same_wherever_they_are_applied(self):
+        flags = ["--optimizer", "momentum", "--lr-schedule", "cosine:rounds=60,warmup=5,floor=0.1", "--clip-norm", 0.3]
+        on_server, cut_small = self.train("server", *flags), self.train("small", *flags, "--chunk-bytes", 256)
+        self.assertEqual(on_server, cut_small)
+        self.assertEqual(on_server, self.train("worker", *flags, "--apply", "worker"))
+        self.assertNotEqual(on_server, self.train("unclipped", *flags[:-2]))
+        self.assertNotEqual(on_server, self.train("constant", *flags[:2], *flags[-2:]))
+
+    def test_operator_sees_learning_rate_and_clipping(self):
+        flags = ["--lr", 0.5, "--lr-schedule", "step:every=10,factor=0.5", "--clip-norm", 1e-3]
+        for apply in ("server", "worker"):
+            with self.subTest(apply):
+                server = self.server(*flags, "--rounds", 25, "--apply", apply, run=f"run-{apply}", name=f"server-{apply}")
+                self.assert_exit(DONE, self.worker(server, f"w-{apply}"))
+                cluster = server.wait_cluster("finished", lambda cluster: cluster["state"] == "finished")
+                self.assertEqual(cluster["learning_rate"], 0.125)
+                self.assertGreater(cluster["gradient_norm"], 1e-3)
+                self.assertEqual(cluster["clipped_rounds"], 25)
+                self.assertEqual(server.metric("centroid_server_rounds_clipped_total"), 25)
+                server.post("/v1/job:stop")
+                self.assert_exit(DONE, server)
+
+    def test_wrong_schedule_is_named(self):
+        server = self.launch_server("--lr-schedule", "cosine:rounds=0")
+        self.assert_status(server, USAGE, 'field "rounds" is "0", expected a whole number, at least 1')
 
     def test_other_seed_gives_other_bytes(self):
         self.assertNotEqual(self.train("one", "--seed", 1), self.train("two", "--seed", 2))

@@ -180,6 +180,9 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.member, MemberId(7));
   EXPECT_EQ(reply.optimizer, "adam");
   EXPECT_EQ(reply.epsilon, 1e-8);
+  EXPECT_EQ(reply.ftrl_beta, 1);
+  EXPECT_EQ(reply.schedule, "constant");
+  EXPECT_EQ(reply.clip_norm, 1.5);
   EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);

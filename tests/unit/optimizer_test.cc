@@ -57,7 +57,18 @@ struct Oracle {
   double p = 0, buffer = 0, m = 0, v = 0;
 
   void step(int t, double g) {
-    if (c.name == "adam" || c.name == "adamw") return adam(t, g);
+    if (c.name == "adam" || c.name == "adamw" || c.name == "yogi") return adam(t, g);
+    if (c.name == "ftrl") return ftrl(t, g);
+    if (c.name == "mean") {
+      p -= g;
+      return;
+    }
+    if (c.name == "adagrad") {
+      g += c.weight_decay * p;
+      v += g * g;
+      p -= c.learning_rate * g / (std::sqrt(v) + c.epsilon);
+      return;
+    }
     g += c.weight_decay * p;
     if (c.name != "sgd") {
       buffer = t == 1 ? g : c.momentum * buffer + g;
@@ -71,10 +82,24 @@ struct Oracle {
     else
       g += c.weight_decay * p;
     m = c.beta1 * m + (1 - c.beta1) * g;
-    v = c.beta2 * v + (1 - c.beta2) * g * g;
+    if (c.name == "yogi")
+      v -= (1 - c.beta2) * (v > g * g ? 1.0 : -1.0) * g * g;
+    else
+      v = c.beta2 * v + (1 - c.beta2) * g * g;
     const double m_hat = m / (1 - std::pow(c.beta1, t));
     const double v_hat = v / (1 - std::pow(c.beta2, t));
     p -= c.learning_rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
+  }
+  // m: the sum z, v: the sum n of squares of the paper.
+  void ftrl(int t, double g) {
+    const auto strength = [&] {
+      return (c.ftrl_beta + std::sqrt(v)) / c.learning_rate + c.weight_decay;
+    };
+    if (t == 1 && p != 0) m = -(p * strength() + (p > 0 ? c.l1 : -c.l1));
+    const double sigma = (std::sqrt(v + g * g) - std::sqrt(v)) / c.learning_rate;
+    m += g - sigma * p;
+    v += g * g;
+    p = std::abs(m) <= c.l1 ? 0 : -(m - (m > 0 ? c.l1 : -c.l1)) / strength();
   }
 };
 
@@ -96,15 +121,15 @@ TEST_P(OptimizerConformance, FollowsTheFormulasInDoubleOverAThousandSteps) {
     for (std::size_t i = 0; i < kElements; ++i)
       oracles[i].step(t, static_cast<double>(gradient[i]));
   }
-  double worst = 0;
-  double largest = 0;
+  double error = 0, length = 0;
   for (std::size_t i = 0; i < kElements; ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(state.params[i]) - oracles[i].p));
-    largest = std::max(largest, std::abs(oracles[i].p));
+    error += std::pow(static_cast<double>(state.params[i]) - oracles[i].p, 2);
+    length += std::pow(oracles[i].p, 2);
   }
-  std::printf("%s: max |p - p64| / max |p64| = %.2e\n", GetParam().name.c_str(), worst / largest);
-  EXPECT_LE(worst, 1e-5 * largest);
-  EXPECT_GT(largest, 0.01);
+  const double relative = std::sqrt(error / length);
+  std::printf("%s: ||p - p64|| / ||p64|| = %.2e\n", GetParam().name.c_str(), relative);
+  EXPECT_LE(relative, 1e-6);
+  EXPECT_GT(length, 0.01);
 }
 
 // All variants and slicings against the whole in the baseline variant.
@@ -186,7 +211,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, OptimizerConformance,
     ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
                       with("momentum", 0.01), with("nesterov", 0), with("nesterov", 0.01),
-                      with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01)),
+                      with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01),
+                      with("adagrad", 0), with("adagrad", 0.01), with("yogi", 0),
+                      with("yogi", 0.01), with("mean", 0), with("ftrl", 0), with("ftrl", 0.01)),
     [](const auto& test) {
       return test.param.name + (test.param.weight_decay > 0 ? "_with_decay" : "");
     });
@@ -233,7 +260,8 @@ TEST(Optimizers, WrongSettingsAreNamed) {
     return optimizer.error().message();
   };
   EXPECT_THAT(message([](OptimizerConfig& c) { c.name = "lion"; }),
-              HasSubstr("\"lion\" is not one of sgd, momentum, nesterov, adam, adamw"));
+              HasSubstr("\"lion\" is not one of sgd, momentum, nesterov, adagrad, adam, adamw, "
+                        "yogi, ftrl, mean"));
   EXPECT_THAT(message([](OptimizerConfig& c) { c.learning_rate = -1; }),
               HasSubstr("learning_rate"));
   EXPECT_THAT(message([](OptimizerConfig& c) { c.learning_rate = std::nan(""); }),
@@ -244,6 +272,78 @@ TEST(Optimizers, WrongSettingsAreNamed) {
   EXPECT_THAT(message([](OptimizerConfig& c) { c.epsilon = -1; }), HasSubstr("epsilon"));
   EXPECT_THAT(message([](OptimizerConfig& c) { c.weight_decay = HUGE_VAL; }),
               HasSubstr("weight_decay"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.clip_norm = -1; }), HasSubstr("clip_norm"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.l1 = -1; }), HasSubstr("l1"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.ftrl_beta = 0; }), HasSubstr("ftrl_beta"));
+  EXPECT_THAT(message([](OptimizerConfig& c) { c.schedule = "cosine"; }), HasSubstr("rounds"));
+  EXPECT_THAT(message([](OptimizerConfig& c) {
+                c.name = "ftrl";
+                c.schedule = "constant:warmup=3";
+              }),
+              HasSubstr("leave schedule constant"));
+  EXPECT_THAT(message([](OptimizerConfig& c) {
+                c.name = "mean";
+                c.weight_decay = 0.1;
+              }),
+              HasSubstr("weight_decay 0"));
+}
+
+TEST(Optimizers, FtrlWithL1SetsParametersToZeroAndStaysWithTheFormulas) {
+  constexpr std::size_t kElements = 97;
+  OptimizerConfig config = with("ftrl", 0.01);
+  config.learning_rate = 0.1;
+  config.l1 = 2.0;
+  const auto optimizer = made(config);
+  State state(*optimizer, kElements);
+  fill_normal(state.params, 0);
+  state.params[0] = 0;
+  std::vector<Oracle> oracles(kElements, Oracle{config});
+  for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
+  std::vector<float> gradient(kElements);
+  std::size_t zeros = 0;
+  for (int t = 1; t <= 1000; ++t) {
+    fill_normal(gradient, static_cast<std::uint64_t>(t));
+    const auto slots = state.slot_spans(0, kElements);
+    optimizer->step(static_cast<std::uint64_t>(t), state.params, gradient, slots, state.params);
+    for (std::size_t i = 0; i < kElements; ++i) {
+      oracles[i].step(t, static_cast<double>(gradient[i]));
+      ASSERT_NEAR(static_cast<double>(state.params[i]), oracles[i].p, 1e-5) << i << " at " << t;
+      zeros += state.params[i] == 0;
+    }
+  }
+  EXPECT_GT(zeros, 500u);
+  EXPECT_LT(zeros, 1000 * kElements / 2);
+}
+
+TEST(Optimizers, FtrlBeginsAtTheParametersItIsGiven) {
+  for (const double l1 : {0.0, 0.5}) {
+    OptimizerConfig config = with("ftrl", 0.01);
+    config.l1 = l1;
+    const auto optimizer = made(config);
+    State state(*optimizer, 4);
+    state.params = {0.25f, -3.0f, 0.0f, 1e-3f};
+    const auto before = state.params;
+    const std::vector<float> nothing(4);
+    const auto slots = state.slot_spans(0, 4);
+    optimizer->step(1, state.params, nothing, slots, state.params);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(state.params[i], before[i], 1e-6);
+  }
+}
+
+TEST(Optimizers, TheScheduleScalesEachStep) {
+  OptimizerConfig config = with("sgd", 0);
+  config.learning_rate = 0.5;
+  config.schedule = "step:every=2,factor=0.5";
+  const auto optimizer = made(config);
+  float param = 16;
+  const float gradient = 2;
+  std::vector<float> seen;
+  for (std::uint64_t t = 1; t <= 5; ++t) {
+    optimizer->step(t, {&param, 1}, {&gradient, 1}, {}, {&param, 1});
+    seen.push_back(param);
+  }
+  EXPECT_THAT(seen, ::testing::ElementsAre(15, 14, 13.5, 13, 12.75));
+  EXPECT_EQ(optimizer->learning_rate(5), 0.125);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@ centroid_test(tensor_test LABEL unit
   DEPS centroid::tensor)
 
 centroid_test(codec_optimizer_test LABEL unit
-  SOURCES unit/codec_test.cc unit/optimizer_test.cc
+  SOURCES unit/codec_test.cc unit/optimizer_test.cc unit/schedule_test.cc
   DEPS centroid::codec centroid::optim centroid::tensor)
 
 centroid_test(checkpoint_test LABEL unit

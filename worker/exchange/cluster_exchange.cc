@@ -7,6 +7,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
+#include "common/optim/norm.h"
 #include "worker/exchange/server_link.h"
 
 namespace centroid::worker {
@@ -165,12 +166,23 @@ class ClusterExchange final : public Exchange {
                              .beta1 = terms.beta1,
                              .beta2 = terms.beta2,
                              .epsilon = terms.epsilon,
-                             .weight_decay = terms.weight_decay};
+                             .weight_decay = terms.weight_decay,
+                             .l1 = terms.l1,
+                             .ftrl_beta = terms.ftrl_beta,
+                             .schedule = terms.schedule,
+                             .clip_norm = terms.clip_norm};
       CENTROID_ASSIGN(optimizer_, make_optimizer(config));
     }
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
     if (link_.results_are_encoded()) return step_encoded(params, slots);
+    if (const double bound = optimizer_->config().clip_norm; bound > 0) {
+      PlaneNorm norm;
+      norm.add(0, results);
+      const float factor = clip_factor(norm.value(), bound);
+      if (factor != 1)
+        for (float& g : results) g *= factor;
+    }
     optimizer_->step(optimizer_step_ + 1, params, results, slots, params);
     return {};
   }

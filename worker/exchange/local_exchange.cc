@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/optim/norm.h"
 
 namespace centroid::worker {
 
@@ -56,7 +57,7 @@ class LocalExchange final : public Exchange {
     if (bad.empty()) {
       std::vector<std::span<float>> slots;
       for (auto& slot : slots_) slots.emplace_back(slot);
-      optimizer_->step(++steps_, memory_.params, memory_.gradients, slots, memory_.params);
+      optimizer_->step(++steps_, memory_.params, gradient(), slots, memory_.params);
       version_ = version_.next();
     } else {
       report.outcome = RoundReport::Outcome::kSkipped;
@@ -85,6 +86,18 @@ class LocalExchange final : public Exchange {
   ExchangeTraffic traffic() const override { return {}; }
 
  private:
+  /// The round's gradient, clipped where that is asked for.
+  std::span<const float> gradient() {
+    PlaneNorm norm;
+    const double bound = optimizer_->config().clip_norm;
+    if (bound > 0) norm.add(0, memory_.gradients);
+    const float factor = clip_factor(norm.value(), bound);
+    if (factor == 1) return memory_.gradients;
+    clipped_.assign(memory_.gradients.begin(), memory_.gradients.end());
+    for (float& g : clipped_) g *= factor;
+    return clipped_;
+  }
+
   std::string nonfinite_tensor() const {
     std::size_t at = 0;
     for (const TensorInfo& tensor : options_.manifest)
@@ -123,6 +136,7 @@ class LocalExchange final : public Exchange {
   ExchangeMemory memory_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::vector<float>> slots_;
+  std::vector<float> clipped_;
   Share share_;
   Round round_{1};
   Version version_{1};
