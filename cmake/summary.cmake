@@ -23,6 +23,7 @@ message(STATUS "Centroid ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, in ${CMAKE_BIN
 message(STATUS "  compiler    ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, ${launcher}")
 message(STATUS "  libraries   Boost ${Boost_VERSION_STRING}, nlohmann-json ${nlohmann_json_VERSION}, zlib ${ZLIB_VERSION_STRING}")
 message(STATUS "  BLAS        ${BLAS_LIBRARIES}")
+message(STATUS "  CUDA        ${CENTROID_CUDA_SUMMARY}")
 message(STATUS "  sanitizers  ${sanitizers}")
 message(STATUS "  options     tests ${CENTROID_TESTS}, benchmarks ${CENTROID_BENCH}, fuzzers ${CENTROID_FUZZ}, warnings as errors ${CENTROID_WERROR}")
 message(STATUS "")

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/codec/momentum.h"
 #include "common/tensor/multiversion.h"
 
 namespace centroid {
@@ -20,11 +21,9 @@ struct Momentum {
                            std::size_t n) {
     CENTROID_INDEPENDENT
     for (std::size_t i = 0; i < n; ++i) {
-      const float plain = momentum * u[i] + g[i];
-      const float ahead = momentum * (u[i] + g[i]);
-      const float next = nesterov ? ahead : plain;
-      out[i] = nesterov ? next + g[i] : next;  // the residual's check finds what is not finite
-      u[i] = topk::key_of(next) < topk::kInfinity ? next : u[i];
+      const MomentumStep step = momentum_step(g[i], u[i], momentum, nesterov);
+      out[i] = step.gained;
+      u[i] = step.momentum;
     }
   }
 };

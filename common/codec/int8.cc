@@ -27,7 +27,7 @@ struct DequantizeFirst {
       const std::size_t end = std::min(n, begin + kBlock);
       CENTROID_INDEPENDENT
       for (std::size_t i = begin; i < end; ++i)
-        acc[i] = weight * (scale * static_cast<float>(static_cast<std::int8_t>(in[i])));
+        acc[i] = weight * dequantized(scale, static_cast<std::uint8_t>(in[i]));
     }
   }
 };
@@ -40,7 +40,7 @@ struct DequantizeAdd {
       const std::size_t end = std::min(n, begin + kBlock);
       CENTROID_INDEPENDENT
       for (std::size_t i = begin; i < end; ++i)
-        acc[i] = acc[i] + weight * (scale * static_cast<float>(static_cast<std::int8_t>(in[i])));
+        acc[i] = acc[i] + weight * dequantized(scale, static_cast<std::uint8_t>(in[i]));
     }
   }
 };
@@ -67,13 +67,9 @@ bool quantize_portable(const float* x, std::size_t n, std::uint32_t first, Round
     std::memcpy(scales, &step.stored, sizeof step.stored);
     for (std::size_t i = 0; i < count; ++i) {
       float quotient = x[begin + i] * step.inverse;
-      if (rounding == Rounding::kStochastic) {
-        const auto random =
-            static_cast<std::int32_t>(random16(key, first + static_cast<std::uint32_t>(begin + i)));
-        quotient += static_cast<float>(random) * kDitherStep + kDitherFirst;
-      }
-      const auto bits = std::bit_cast<std::int32_t>(quotient + kRound);
-      out[begin + i] = static_cast<std::byte>(bits & 0xFF);  // the low bits are the whole number
+      if (rounding == Rounding::kStochastic)
+        quotient += dither(key, first + static_cast<std::uint32_t>(begin + i));
+      out[begin + i] = static_cast<std::byte>(rounded(quotient));
     }
   }
   return true;

@@ -16,7 +16,7 @@ struct Step {
 };
 
 /// `magnitude`: the bits of the block's largest |x|, below `limit`.
-inline Step step_of(std::uint32_t magnitude, Rounding rounding) {
+constexpr Step step_of(std::uint32_t magnitude, Rounding rounding) {
   const float largest = std::bit_cast<float>(magnitude);
   if (largest < 0x1p-119f) return {};
   const auto bits = std::bit_cast<std::uint32_t>(largest / 127.0f);
@@ -52,8 +52,21 @@ constexpr std::uint32_t random16(Key key, std::uint32_t i) {
 /// sum is half-way and none is rounded beyond 127. All of it is exact in float32.
 constexpr float kDitherStep = 0x1p-16f, kDitherFirst = 0x1p-17f - 0.5f;
 
+constexpr float dither(Key key, std::uint32_t i) {
+  return static_cast<float>(static_cast<std::int32_t>(random16(key, i))) * kDitherStep +
+         kDitherFirst;
+}
+
 /// Adding this and taking it away rounds to the nearest whole number, ties to even.
 constexpr float kRound = 0x1.8p23f;
+/// The eight bits of a quotient: the low bits of its rounded sum are the whole number.
+constexpr std::uint8_t rounded(float quotient) {
+  return static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(quotient + kRound) & 0xFF);
+}
+/// x̂ of eight bits, exact.
+constexpr float dequantized(float scale, std::uint8_t bits) {
+  return scale * static_cast<float>(static_cast<std::int8_t>(bits));
+}
 
 /// Quantise whole blocks: `blocks` times 256 numbers, the first of which is number `first` of its
 /// stream. Returns false at a number beyond the limit.

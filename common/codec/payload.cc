@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "common/codec/format.h"
 #include "common/codec/index_code.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/multiversion.h"
@@ -24,13 +25,9 @@ struct ShrinkBf16 {
     std::uint32_t largest = 0;
     CENTROID_INDEPENDENT
     for (std::size_t i = 0; i < n; ++i) {
-      const auto bits = std::bit_cast<std::uint32_t>(x[i]);
-      const std::uint32_t key = bits & kMagnitude;
+      const std::uint32_t key = std::bit_cast<std::uint32_t>(x[i]) & kMagnitude;
       largest = key > largest ? key : largest;
-      std::uint32_t stored = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-      stored -=
-          (stored & 0x7FFFu) == 0x7F80u ? 1u : 0u;  // rounded to infinity: the largest instead
-      const auto half = static_cast<std::uint16_t>(stored);
+      const std::uint16_t half = format::FiniteBf16::shrink(x[i]);
       std::memcpy(out + 2 * i, &half, 2);
     }
     *finite = largest < kInfinity;

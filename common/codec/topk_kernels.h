@@ -21,7 +21,7 @@ constexpr std::size_t kSlack = 64;
 
 /// The order of magnitudes: whole numbers compare alike on every machine, and NaN is above
 /// infinity.
-inline std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
+constexpr std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
 /// The loops of top-k for one instruction set. Bit i % 64 of word i / 64 stands for element i; bits
 /// past n are 0. n <= kBlock.

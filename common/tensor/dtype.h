@@ -27,14 +27,15 @@ Result<DType> parse_dtype(std::string_view text);  ///< either spelling
 Result<DType> dtype_from_wire(std::uint8_t number);
 
 /// bfloat16 <-> float32, round to nearest even; NaN stays NaN (quiet), infinities and signs are
-/// kept. Inline and free of branches, so that loops over them become vector code.
-inline std::uint16_t bf16_from_f32(float x) {
+/// kept. Free of branches, so that loops over them become vector code; constexpr, so that CUDA
+/// kernels call them too.
+constexpr std::uint16_t bf16_from_f32(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet = (bits >> 16) | 0x40u;
   return static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
 }
-inline float f32_from_bf16(std::uint16_t x) {
+constexpr float f32_from_bf16(std::uint16_t x) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16);
 }
 /// IEEE half <-> float32, round to nearest even, subnormals exact, overflow to infinity.

@@ -15,7 +15,7 @@ MAX_LINES = 600
 # (where, where not, what, why): regular expressions over the file's name and over its code
 RULES = [
     (
-        r"tests/.*\.(h|cc|cu)",
+        r"tests/.*\.(h|cc|cuh?)",
         r"",
         r"\bthis_thread\s*::\s*sleep_(for|until)|\b(u|nano)?sleep\s*\(",
         "a test does not sleep; wait for the condition under a deadline",
@@ -27,13 +27,13 @@ RULES = [
         "a test does not sleep; wait for the condition under a deadline",
     ),
     (
-        r".*\.(h|cc|cu)",
+        r".*\.(h|cc|cuh?)",
         r"common/base/config[^/]*\.cc|tests/.*",
         r"\b(secure_)?getenv\s*\(|\benviron\b",
         "the environment is read in common/base/config only",
     ),
     (
-        r".*\.(h|cc|cu)",
+        r".*\.(h|cc|cuh?)",
         r"([a-z]+/)?main\.cc",
         r"\bdetached(_t)?\b|\.\s*detach\s*\(\s*\)",
         "no detached work outside main; children belong to a joined group",

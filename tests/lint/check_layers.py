@@ -62,7 +62,7 @@ HOMES = {
     r"zlib\.h": r"worker/data/[^/]*\.cc",
     r"cblas": r"common/device/blas\.cc",
     r"nccl\.h": r"worker/node/nccl[^/]*\.cc",
-    r"cuda|cublas": r".*\.cu|.*cuda[^/]*\.cc",
+    r"cuda|cublas": r".*\.cuh?|.*cuda[^/]*\.cc|.*/cuda/[^/]*\.cc",
     r"CLI/": r"client/.*|[a-z]+/main\.cc",
     r"gtest/|gmock/|benchmark/": r"tests/.*",
 }

@@ -71,6 +71,12 @@ class Layers(LintTest):
                 self.assert_clean(check_layers, "tests/unit/a.cc", include)
                 self.assert_found(check_layers, "worker/model/a.cc", include, "may be included only in")
 
+    def test_cuda_sources_are_looked_at(self):
+        self.assert_clean(check_layers, "common/codec/cuda/a.cuh", "#include <cuda_runtime.h>\n")
+        self.assert_clean(check_layers, "common/device/cuda/a.cc", "#include <cuda_runtime.h>\n")
+        self.assert_found(check_layers, "common/device/cuda/a.h", "#include <cuda_runtime.h>\n", "may be included only in")
+        self.assert_found(check_layers, "common/codec/cuda/a.cuh", '#include "server/config.h"\n', "may not include server")
+
     def test_table_has_no_cycle_and_a_cycle_is_found(self):
         self.assertEqual(check_layers.cycle(check_layers.MAY), [])
         self.assertEqual(check_layers.cycle({"a": ["b"], "b": ["a"]}), ["a", "b", "a"])
@@ -165,6 +171,7 @@ class Habits(LintTest):
 
     def test_long_file_is_found(self):
         self.assert_found(check_habits, "server/a.cc", "\n" * 601, "split")
+        self.assert_found(check_habits, "common/codec/cuda/a.cuh", "\n" * 601, "split")
         self.assert_clean(check_habits, "server/a.cc", "\n" * 600)
 
 

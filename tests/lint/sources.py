@@ -5,7 +5,7 @@ import re
 import sys
 
 FOLDERS = ("common", "transport", "server", "worker", "client", "deploy", "dashboards", "docs", "tests")
-CPP = (".h", ".cc", ".cu")
+CPP = (".h", ".cc", ".cu", ".cuh")
 PYTHON = (".py",)
 WAIVER = "lint-ok:"  # in a comment on the same line, with the reason behind it
 

@@ -13,3 +13,10 @@ centroid_test(codec_feedback_test LABEL unit
 centroid_test(codec_topk_slow_test LABEL slow TIMEOUT 600
   SOURCES unit/codec_topk_slow_test.cc
   DEPS centroid::codec)
+
+# The kernels themselves, on the CPU: no CUDA toolkit is needed. The thread sanitizer does not follow their fibers.
+if(NOT CENTROID_SANITIZE MATCHES "thread")
+  centroid_test(cuda_kernels_test LABEL unit
+    SOURCES unit/cuda_kernels_test.cc support/device_codec_cases.cc support/simt.cc
+    DEPS centroid::codec)
+endif()

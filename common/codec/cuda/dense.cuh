@@ -1,0 +1,373 @@
+#pragma once
+
+// Dense payloads: numbers to bytes, bytes to sums, and what is left. One pass each.
+//
+// A payload has no boundary of its own: with kFast its numbers stand on one (kernels.h) and eight
+// are accessed together, otherwise every byte on its own.
+
+#include "common/codec/cuda/grid.cuh"
+#include "common/codec/cuda/kernels.h"
+#include "common/codec/format.h"
+#include "common/codec/int8_kernels.h"
+
+namespace centroid::cuda {
+
+constexpr unsigned kEight = 8;
+
+template <class T>
+__device__ __forceinline__ void store_bytes(std::byte* to, T value) {
+  const auto bits = static_cast<std::uint32_t>(value);
+  for (unsigned b = 0; b < sizeof(T); ++b) to[b] = static_cast<std::byte>(bits >> (8 * b) & 0xFF);
+}
+__device__ __forceinline__ std::uint32_t load_bytes(const std::byte* from, unsigned count) {
+  std::uint32_t bits = 0;
+  for (unsigned b = 0; b < count; ++b) bits |= static_cast<std::uint32_t>(from[b]) << (8 * b);
+  return bits;
+}
+
+__device__ __forceinline__ void load_eight(const float* from, float* to) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x;
+  to[1] = low.y;
+  to[2] = low.z;
+  to[3] = low.w;
+  to[4] = high.x;
+  to[5] = high.y;
+  to[6] = high.z;
+  to[7] = high.w;
+}
+__device__ __forceinline__ void store_eight(float* to, const float* from) {
+  reinterpret_cast<float4*>(to)[0] = float4{from[0], from[1], from[2], from[3]};
+  reinterpret_cast<float4*>(to)[1] = float4{from[4], from[5], from[6], from[7]};
+}
+
+/// `kNotFinite` and `kInexact` of one number.
+__device__ __forceinline__ std::uint32_t flags_of(float x, float sent) {
+  const std::uint32_t finite = topk::key_of(x) < topk::kInfinity ? 0 : kNotFinite;
+  return finite | (sent + (x - sent) == x ? 0 : kInexact);
+}
+
+template <class Format, bool kFast>
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(const float* x, std::uint64_t n, std::byte* out, std::uint32_t* flags) {
+  static_assert(sizeof(typename Format::Stored) == 2);
+  std::uint32_t seen = 0;
+  const std::uint64_t groups = kFast ? n / kEight : 0;
+  for (std::uint64_t g = thread_number(); kFast && g < groups; g += thread_count()) {
+    float v[kEight];
+    std::uint32_t words[kEight / 2] = {};
+    load_eight(x + kEight * g, v);
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint16_t stored = Format::shrink(v[j]);
+      words[j / 2] |= std::uint32_t{stored} << (16 * (j % 2));
+      seen |= flags_of(v[j], Format::expand(stored));
+    }
+    reinterpret_cast<uint4*>(out)[g] = uint4{words[0], words[1], words[2], words[3]};
+  }
+  for (std::uint64_t i = kEight * groups + thread_number(); i < n; i += thread_count()) {
+    const std::uint16_t stored = Format::shrink(x[i]);
+    store_bytes(out + 2 * i, stored);
+    seen |= flags_of(x[i], Format::expand(stored));
+  }
+  if (seen != 0) atomicOr(flags, seen);
+}
+
+template <class Format>
+__global__ void __launch_bounds__(kThreads)
+    subtract_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
+  if (*flags != 0) return;
+  for (std::uint64_t i = thread_number(); i < n; i += thread_count()) {
+    x[i] = x[i] - Format::expand(Format::shrink(x[i]));
+    if (momentum != nullptr) momentum[i] = 0.0f;
+  }
+}
+
+/// A warp's part of a block of 256: eight numbers per lane.
+struct Int8Part {
+  float v[kEight];
+  std::uint32_t count;    // of the block
+  std::uint32_t largest;  // magnitude of the block
+
+  /// Place of a lane's j-th number in the block: neighbours with kFast, else 32 apart.
+  template <bool kFast>
+  static __device__ __forceinline__ std::uint32_t place(unsigned lane, unsigned j) {
+    return kFast ? kEight * lane + j : lane + kLanes * j;
+  }
+
+  template <bool kFast>
+  static __device__ __forceinline__ Int8Part load(const float* x, std::uint64_t begin,
+                                                  std::uint64_t n, unsigned lane) {
+    Int8Part part{};
+    part.count = static_cast<std::uint32_t>(n - begin < int8::kBlock ? n - begin : int8::kBlock);
+    if (kFast && part.count == int8::kBlock) {
+      load_eight(x + begin + kEight * lane, part.v);
+    } else {
+      for (unsigned j = 0; j < kEight; ++j) {
+        const std::uint32_t i = place<kFast>(lane, j);
+        part.v[j] = i < part.count ? x[begin + i] : 0.0f;
+      }
+    }
+    std::uint32_t most = 0;
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t key = topk::key_of(part.v[j]);
+      most = key > most ? key : most;
+    }
+    part.largest = __reduce_max_sync(kAllLanes, most);
+    return part;
+  }
+};
+
+/// A warp per block of 256 numbers.
+template <Rounding kRounding, bool kFast>
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const float* x, std::uint64_t n, int8::Key key, std::byte* scales,
+                    std::byte* out, std::uint32_t* flags) {
+  const unsigned lane = threadIdx.x % kLanes;
+  const std::uint64_t blocks = (n + int8::kBlock - 1) / int8::kBlock;
+  for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
+    const std::uint64_t begin = b * int8::kBlock;
+    Int8Part part = Int8Part::load<kFast>(x, begin, n, lane);
+    if (part.largest >= int8::limit(kRounding)) {
+      if (lane == 0) atomicOr(flags, kNotFinite);
+      continue;
+    }
+    const int8::Step step = int8::step_of(part.largest, kRounding);
+    if (lane == 0) store_bytes(scales + 2 * b, step.stored);
+    std::uint8_t q[kEight];
+    for (unsigned j = 0; j < kEight; ++j) {
+      float quotient = part.v[j] * step.inverse;
+      if constexpr (kRounding == Rounding::kStochastic)
+        quotient +=
+            int8::dither(key, static_cast<std::uint32_t>(begin) + Int8Part::place<kFast>(lane, j));
+      q[j] = int8::rounded(quotient);
+    }
+    if (kFast && part.count == int8::kBlock) {
+      std::uint32_t words[2] = {};
+      for (unsigned j = 0; j < kEight; ++j) words[j / 4] |= std::uint32_t{q[j]} << (8 * (j % 4));
+      reinterpret_cast<uint2*>(out + begin)[lane] = uint2{words[0], words[1]};
+      continue;
+    }
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t i = Int8Part::place<kFast>(lane, j);
+      if (i < part.count) out[begin + i] = static_cast<std::byte>(q[j]);
+    }
+  }
+}
+
+/// The scale and the bits are computed once more: cheaper than to read them from the host's memory.
+template <bool kFast>
+__global__ void __launch_bounds__(kThreads)
+    subtract_int8_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
+  if (*flags != 0) return;
+  const unsigned lane = threadIdx.x % kLanes;
+  const std::uint64_t blocks = (n + int8::kBlock - 1) / int8::kBlock;
+  for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
+    const std::uint64_t begin = b * int8::kBlock;
+    Int8Part part = Int8Part::load<kFast>(x, begin, n, lane);
+    const int8::Step step = int8::step_of(part.largest, Rounding::kNearest);
+    const float scale = f32_from_bf16(step.stored);
+    for (unsigned j = 0; j < kEight; ++j)
+      part.v[j] = part.v[j] - int8::dequantized(scale, int8::rounded(part.v[j] * step.inverse));
+    if (kFast && part.count == int8::kBlock) {
+      store_eight(x + begin + kEight * lane, part.v);
+    } else {
+      for (unsigned j = 0; j < kEight; ++j) {
+        const std::uint32_t i = Int8Part::place<kFast>(lane, j);
+        if (i < part.count) x[begin + i] = part.v[j];
+      }
+    }
+    if (momentum == nullptr) continue;
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t i = lane + kLanes * j;
+      if (i < part.count) momentum[begin + i] = 0.0f;
+    }
+  }
+}
+
+/// How a dense payload is read: `one` number, or `eight` from number 8 g on.
+struct InF32 {
+  const std::byte* in;
+  __device__ __forceinline__ float one(std::uint64_t i) const {
+    return std::bit_cast<float>(load_bytes(in + 4 * i, 4));
+  }
+  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
+    load_eight(reinterpret_cast<const float*>(in) + kEight * g, to);
+  }
+};
+
+template <class Format>
+struct InHalf {
+  const std::byte* in;
+  __device__ __forceinline__ float one(std::uint64_t i) const {
+    return Format::expand(static_cast<std::uint16_t>(load_bytes(in + 2 * i, 2)));
+  }
+  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
+    const uint4 all = reinterpret_cast<const uint4*>(in)[g];
+    const std::uint32_t words[kEight / 2] = {all.x, all.y, all.z, all.w};
+    for (unsigned j = 0; j < kEight; ++j)
+      to[j] = Format::expand(static_cast<std::uint16_t>(words[j / 2] >> (16 * (j % 2)) & 0xFFFF));
+  }
+};
+
+struct InInt8 {
+  const std::byte *scales, *in;
+  __device__ __forceinline__ float scale(std::uint64_t i) const {
+    return f32_from_bf16(
+        static_cast<std::uint16_t>(load_bytes(scales + 2 * (i / int8::kBlock), 2)));
+  }
+  __device__ __forceinline__ float one(std::uint64_t i) const {
+    return int8::dequantized(scale(i), static_cast<std::uint8_t>(in[i]));
+  }
+  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
+    const uint2 all = reinterpret_cast<const uint2*>(in)[g];
+    const std::uint32_t words[2] = {all.x, all.y};
+    const float of = scale(kEight * g);  // 8 divides 256
+    for (unsigned j = 0; j < kEight; ++j)
+      to[j] =
+          int8::dequantized(of, static_cast<std::uint8_t>(words[j / 4] >> (8 * (j % 4)) & 0xFF));
+  }
+};
+
+template <class In, bool kFirst, bool kFast>
+__global__ void __launch_bounds__(kThreads)
+    add_dense_kernel(In in, float weight, float* acc, std::uint64_t n) {
+  const std::uint64_t groups = kFast ? n / kEight : 0;
+  for (std::uint64_t g = thread_number(); kFast && g < groups; g += thread_count()) {
+    float v[kEight], sum[kEight] = {};
+    in.eight(g, v);
+    if constexpr (!kFirst) load_eight(acc + kEight * g, sum);
+    for (unsigned j = 0; j < kEight; ++j) {
+      const float product = weight * v[j];
+      sum[j] = kFirst ? product : sum[j] + product;
+    }
+    store_eight(acc + kEight * g, sum);
+  }
+  for (std::uint64_t i = kEight * groups + thread_number(); i < n; i += thread_count()) {
+    const float product = weight * in.one(i);
+    acc[i] = kFirst ? product : acc[i] + product;
+  }
+}
+
+template <class = void>
+__global__ void __launch_bounds__(kThreads) zero_kernel(float* x, std::uint64_t n) {
+  for (std::uint64_t i = thread_number(); i < n; i += thread_count()) x[i] = 0.0f;
+}
+
+template <bool kFirst>
+__global__ void __launch_bounds__(kThreads)
+    add_sparse_kernel(const std::uint32_t* index, const float* value, std::uint64_t count,
+                      float weight, float* acc) {
+  for (std::uint64_t j = thread_number(); j < count; j += thread_count()) {
+    const float product = weight * value[j];
+    float* at = acc + index[j];
+    *at = kFirst ? product : *at + product;
+  }
+}
+
+// ---- launches ------------------------------------------------------------------------------
+
+template <class Format>
+void launch_encode_half(const EncodeArguments& of, unsigned processors, cudaStream_t stream) {
+  const bool is_fast = (address(of.x) | address(of.out)) % 16 == 0;
+  const auto kernel = is_fast ? encode_kernel<Format, true> : encode_kernel<Format, false>;
+  const unsigned blocks = blocks_for((of.n + kEight - 1) / kEight, processors);
+  CENTROID_LAUNCH(kernel, blocks, kThreads, stream, of.x, of.n, of.out, of.flags);
+}
+
+inline unsigned int8_blocks(std::uint64_t n, unsigned processors) {
+  return blocks_for((n + int8::kBlock - 1) / int8::kBlock * kLanes, processors);
+}
+
+template <Rounding kRounding>
+void launch_quantize(const EncodeArguments& of, unsigned processors, cudaStream_t stream) {
+  std::byte* numbers = of.out + (int8::bytes(of.n) - of.n);
+  const bool is_fast = address(of.x) % 16 == 0 && address(numbers) % 8 == 0;
+  const auto kernel =
+      is_fast ? quantize_kernel<kRounding, true> : quantize_kernel<kRounding, false>;
+  CENTROID_LAUNCH(kernel, int8_blocks(of.n, processors), kThreads, stream, of.x, of.n,
+                  int8::key_of(of.stream), of.out, numbers, of.flags);
+}
+
+inline void launch_encode(const EncodeArguments& of, unsigned processors, cudaStream_t stream) {
+  switch (of.type) {
+    case Dense::kF32:
+      return;
+    case Dense::kBf16:
+      return launch_encode_half<format::Bf16>(of, processors, stream);
+    case Dense::kF16:
+      return launch_encode_half<format::F16>(of, processors, stream);
+    case Dense::kFiniteBf16:
+      return launch_encode_half<format::FiniteBf16>(of, processors, stream);
+    case Dense::kInt8:
+      break;
+  }
+  if (of.rounding == Rounding::kNearest)
+    return launch_quantize<Rounding::kNearest>(of, processors, stream);
+  launch_quantize<Rounding::kStochastic>(of, processors, stream);
+}
+
+template <class Format>
+void launch_subtract_plain(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
+                           unsigned processors, cudaStream_t stream) {
+  const auto kernel = subtract_kernel<Format>;
+  CENTROID_LAUNCH(kernel, blocks_for(n, processors), kThreads, stream, x, momentum, n, flags);
+}
+
+inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t n,
+                            const std::uint32_t* flags, unsigned processors, cudaStream_t stream) {
+  switch (type) {
+    case Dense::kF32:
+      return launch_subtract_plain<format::F32>(x, momentum, n, flags, processors, stream);
+    case Dense::kBf16:
+      return launch_subtract_plain<format::Bf16>(x, momentum, n, flags, processors, stream);
+    case Dense::kF16:
+      return launch_subtract_plain<format::F16>(x, momentum, n, flags, processors, stream);
+    case Dense::kFiniteBf16:
+      return launch_subtract_plain<format::FiniteBf16>(x, momentum, n, flags, processors, stream);
+    case Dense::kInt8:
+      break;
+  }
+  const auto kernel =
+      address(x) % 16 == 0 ? subtract_int8_kernel<true> : subtract_int8_kernel<false>;
+  CENTROID_LAUNCH(kernel, int8_blocks(n, processors), kThreads, stream, x, momentum, n, flags);
+}
+
+template <class In>
+void launch_add_in(In in, std::uint64_t boundary, float weight, bool first, float* acc,
+                   std::uint64_t n, unsigned processors, cudaStream_t stream) {
+  const bool is_fast = address(acc) % 16 == 0 && address(in.in) % boundary == 0;
+  const auto kernel =
+      first ? (is_fast ? add_dense_kernel<In, true, true> : add_dense_kernel<In, true, false>)
+            : (is_fast ? add_dense_kernel<In, false, true> : add_dense_kernel<In, false, false>);
+  const unsigned blocks = blocks_for((n + kEight - 1) / kEight, processors);
+  CENTROID_LAUNCH(kernel, blocks, kThreads, stream, in, weight, acc, n);
+}
+
+inline void launch_add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
+                             std::uint64_t n, unsigned processors, cudaStream_t stream) {
+  switch (type) {
+    case Dense::kF32:
+      return launch_add_in(InF32{in}, 16, weight, first, acc, n, processors, stream);
+    case Dense::kBf16:
+    case Dense::kFiniteBf16:
+      return launch_add_in(InHalf<format::Bf16>{in}, 16, weight, first, acc, n, processors, stream);
+    case Dense::kF16:
+      return launch_add_in(InHalf<format::F16>{in}, 16, weight, first, acc, n, processors, stream);
+    case Dense::kInt8:
+      break;
+  }
+  const InInt8 numbers{in, in + (int8::bytes(n) - n)};
+  launch_add_in(numbers, 8, weight, first, acc, n, processors, stream);
+}
+
+inline void launch_add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count,
+                              float weight, bool first, float* acc, std::uint64_t n,
+                              unsigned processors, cudaStream_t stream) {
+  if (first) CENTROID_LAUNCH(zero_kernel<>, blocks_for(n, processors), kThreads, stream, acc, n);
+  const auto kernel = first ? add_sparse_kernel<true> : add_sparse_kernel<false>;
+  CENTROID_LAUNCH(kernel, blocks_for(count, processors), kThreads, stream, index, value, count,
+                  weight, acc);
+}
+
+}  // namespace centroid::cuda

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/codec/spec.h"
+
+struct CUstream_st;
+
+namespace centroid::cuda {
+
+/// The codecs' loops on a GPU: what common/codec computes on the CPU, bit for bit (but which NaN a
+/// sum is). All addresses are the device's, or of pinned host memory; all functions queue work on
+/// `stream` and return a cudaError_t at once (0: it is queued). None allocates or waits.
+///
+/// limits  n < 2^32; floats on 4-byte boundaries; n = 0 is nothing to do
+/// speed   16-byte accesses where the addresses allow it: see each function
+using CudaStream = CUstream_st*;
+
+/// residual += gradient (with momentum correction); element by element as error_feedback.h says.
+struct AddArguments {
+  const float* gradient = nullptr;  ///< none: nothing is added, x is only looked at
+  float* x = nullptr;               ///< the residual
+  float* momentum = nullptr;        ///< none: no momentum correction
+  float factor = 0;
+  bool nesterov = false;
+  bool store_nonfinite = false;  ///< sums that are not finite are stored; else x keeps its value
+};
+
+/// What became of a selection.
+struct SelectSummary {
+  std::uint64_t count = 0;
+  std::uint64_t nonfinite = 0;  ///< sums that are not finite; then nothing is selected
+  std::uint64_t first_nonfinite = 0;
+};
+
+struct SelectArguments {
+  AddArguments add;
+  std::uint64_t n = 0, k = 0;
+  std::byte* memory = nullptr;       ///< select_bytes(n), on a 16-byte boundary, not shared
+  std::uint32_t* index = nullptr;    ///< min(k, n), ascending
+  float* value = nullptr;            ///< x[index]
+  SelectSummary* summary = nullptr;  ///< written last
+};
+
+/// Scratch memory of a selection of n numbers: n / 4 bytes and a little.
+std::size_t select_bytes(std::uint64_t n);
+
+/// The k largest magnitudes as TopkSelector selects them, after the addition.
+/// cost  with addition 12 n bytes, then 4 n; what else is read or written depends on what is near
+///       the k-th number: below 1 n for gradients, 8 n at most (all numbers equal). Ten launches.
+int select(const SelectArguments& arguments, unsigned processors, CudaStream stream);
+
+/// Where something was sent: x[index[j]] = rest[j] (0 without `rest`), momentum[index[j]] = 0 (if
+/// there is one). Indices differ from each other.
+int settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
+           float* momentum, unsigned processors, CudaStream stream);
+
+/// How numbers of a dense payload are stored; f32 is a copy.
+enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8 };
+
+/// What `encode` found; added to `flags` by bits.
+constexpr std::uint32_t kNotFinite = 1;  ///< a number is not finite (int8: beyond int8::limit)
+constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂)
+
+struct EncodeArguments {
+  Dense type = Dense::kBf16;  ///< not kF32
+  Rounding rounding = Rounding::kNearest;
+  std::uint64_t stream = 0;  ///< of stochastic rounding
+  const float* x = nullptr;
+  std::uint64_t n = 0;
+  std::byte* out = nullptr;  ///< the numbers without the form; any boundary
+  std::uint32_t* flags = nullptr;
+};
+/// Write the numbers of a dense payload. 16-byte accesses with x and `out` on 16-byte boundaries
+/// (int8: and n a multiple of 1024, or the numbers behind the scales on an 8-byte boundary).
+int encode(const EncodeArguments& arguments, unsigned processors, CudaStream stream);
+
+/// x -= x̂ as `encode` stored it (int8: to nearest), and momentum = 0 if there is one; nothing when
+/// `flags` are not 0.
+int subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
+             unsigned processors, CudaStream stream);
+
+/// acc[i] += weight * x̂[i], or = when `first`, of a dense payload that the CPU has checked, without
+/// its form. Multiplied and added with a rounding each.
+int add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
+              std::uint64_t n, unsigned processors, CudaStream stream);
+/// The same of a sparse one whose indices were decoded and checked; where nothing was sent, acc
+/// stays (0 when `first`).
+int add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
+               bool first, float* acc, std::uint64_t n, unsigned processors, CudaStream stream);
+
+}  // namespace centroid::cuda

@@ -1,0 +1,394 @@
+#include "tests/support/device_codec_cases.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/codec/codec.h"
+#include "common/codec/error_feedback.h"
+#include "common/codec/payload.h"
+#include "tests/unit/codec_topk_cases.h"
+
+namespace centroid::device_cases {
+namespace {
+
+using cuda::Dense;
+using topk_cases::kDistributions;
+using topk_cases::kNonFinite;
+using topk_cases::numbers;
+
+/// Numbers on the device, `offset` of them behind a 16-byte boundary.
+template <class T>
+class Array {
+ public:
+  Array(Machine& machine, std::uint64_t n, std::uint64_t offset = 0)
+      : machine_(machine),
+        n_(n),
+        data_(reinterpret_cast<T*>(machine.allocate((n + offset) * sizeof(T))) + offset) {}
+  Array(Machine& machine, const std::vector<T>& values, std::uint64_t offset = 0)
+      : Array(machine, values.size(), offset) {
+    machine_.copy(data_, values.data(), n_ * sizeof(T));
+  }
+  T* data() const { return data_; }
+  std::vector<T> read() const {
+    std::vector<T> out(n_);
+    machine_.copy(out.data(), data_, n_ * sizeof(T));
+    return out;
+  }
+
+ private:
+  Machine& machine_;
+  std::uint64_t n_;
+  T* data_;
+};
+
+/// "" or the first place where the bits differ.
+template <class T>
+std::string difference(std::span<const T> got, std::span<const T> expected) {
+  if (got.size() != expected.size())
+    return std::to_string(got.size()) + " instead of " + std::to_string(expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i)
+    if (std::memcmp(&got[i], &expected[i], sizeof(T)) != 0)
+      return "place " + std::to_string(i) + " of " + std::to_string(got.size()) + ": " +
+             std::to_string(static_cast<double>(got[i])) + " instead of " +
+             std::to_string(static_cast<double>(expected[i]));
+  return {};
+}
+template <class T>
+std::string difference(const std::vector<T>& got, const std::vector<T>& expected) {
+  return difference(std::span<const T>(got), std::span<const T>(expected));
+}
+
+/// Bytes as numbers, to print them.
+std::vector<std::uint8_t> plain(Bytes bytes) {
+  std::vector<std::uint8_t> out(bytes.size());
+  if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
+struct Selected {
+  cuda::SelectSummary summary;
+  std::vector<std::uint32_t> index;
+  std::vector<float> value;
+};
+
+/// A selection, with its output memory exactly as large as promised.
+Selected run_select(Machine& machine, const cuda::AddArguments& add, std::uint64_t n,
+                    std::uint64_t k) {
+  const std::uint64_t most = std::min(n, k);
+  const Array<std::byte> memory(machine, machine.select_bytes(n));
+  const Array<std::uint32_t> index(machine, most);
+  const Array<float> value(machine, most);
+  const Array<cuda::SelectSummary> summary(machine, std::uint64_t{1});
+  cuda::SelectArguments of;
+  of.add = add;
+  of.n = n;
+  of.k = k;
+  of.memory = memory.data();
+  of.index = index.data();
+  of.value = value.data();
+  of.summary = summary.data();
+  machine.select(of);
+  Selected out{summary.read()[0], index.read(), value.read()};
+  if (out.summary.count > most) {
+    ADD_FAILURE() << out.summary.count << " selected of " << n << ", k = " << k;
+    out.summary.count = most;
+  }
+  out.index.resize(out.summary.count);
+  out.value.resize(out.summary.count);
+  return out;
+}
+
+void compare_selection(Machine& machine, const std::vector<float>& x, std::uint64_t k, int way) {
+  const std::uint64_t n = x.size();
+  const std::uint64_t offset = static_cast<std::uint64_t>(way) % 4;
+  const bool adds = way >= 2;
+  std::vector<float> residual(adds ? n : 0, 0.0f), gradient = x;
+  for (std::uint64_t i = 0; i < residual.size(); i += 3) std::swap(residual[i], gradient[i]);
+  TopkSelector selector;
+  TopkSelector::Selection expected;
+  std::vector<float> sums = adds ? residual : x;
+  if (adds)
+    expected = selector.add_and_select(gradient, sums, k);
+  else
+    expected = selector.select(x, k);
+  const Array<float> at(machine, adds ? residual : x, offset);
+  const Array<float> g(machine, gradient, way == 3 ? offset - 1 : offset);
+  cuda::AddArguments add;
+  add.x = at.data();
+  if (adds) add.gradient = g.data();
+  const Selected got = run_select(machine, add, n, k);
+  EXPECT_EQ(got.summary.nonfinite, 0u);
+  EXPECT_EQ(difference(std::span<const std::uint32_t>(got.index), expected.index), "");
+  EXPECT_EQ(difference(std::span<const float>(got.value), expected.value), "");
+  EXPECT_EQ(difference(at.read(), sums), "");
+}
+
+std::vector<std::byte> cpu_encode(Dense type, Rounding rounding, std::uint64_t stream,
+                                  std::span<const float> x, bool& is_finite) {
+  std::vector<std::byte> out(4 * x.size() + 1);
+  is_finite = true;
+  if (type == Dense::kBf16 || type == Dense::kF16) {
+    const auto codec = make_codec(type == Dense::kBf16 ? "bf16" : "f16");
+    out.resize(codec.value()->encode(x, out).value());
+    return out;
+  }
+  const ValueType values = type == Dense::kInt8 ? ValueType::kInt8 : ValueType::kBf16;
+  out.resize(payload::encode_dense(values, {rounding, stream}, x, out.data()));
+  is_finite = out[0] == static_cast<std::byte>(values);
+  out.erase(out.begin());
+  return out;
+}
+
+/// x̂ of what was encoded.
+std::vector<float> cpu_decode(Dense type, Bytes bytes, std::size_t n) {
+  std::vector<float> out(n);
+  if (type == Dense::kInt8) {
+    int8::dequantize(bytes, out);
+  } else {
+    const auto codec = make_codec(type == Dense::kF16 ? "f16" : "bf16");
+    EXPECT_TRUE(codec.value()->decode(bytes, out).ok());
+  }
+  return out;
+}
+
+void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std::vector<float>& x,
+                      std::uint64_t offset) {
+  const std::uint64_t n = x.size(), stream = 77 + n;
+  bool is_finite = true;
+  const auto expected = cpu_encode(type, rounding, stream, x, is_finite);
+  const std::uint64_t bytes = type == Dense::kInt8 ? int8::bytes(n) : 2 * n;
+  const Array<float> at(machine, x, offset % 4), momentum(machine, x, (offset + 1) % 4);
+  const Array<std::byte> out(machine, bytes, offset);
+  const Array<std::uint32_t> flags(machine, std::vector<std::uint32_t>{0});
+  cuda::EncodeArguments of;
+  of.type = type;
+  of.rounding = rounding;
+  of.stream = stream;
+  of.x = at.data();
+  of.n = n;
+  of.out = out.data();
+  of.flags = flags.data();
+  machine.encode(of);
+  const std::uint32_t seen = flags.read()[0];
+  const bool has_nonfinite =
+      std::ranges::any_of(x, [&](float v) { return topk::key_of(v) >= topk::kInfinity; });
+  const bool is_flagged = type == Dense::kInt8 ? !is_finite : has_nonfinite;
+  EXPECT_EQ((seen & cuda::kNotFinite) != 0, is_flagged);
+  if (!is_finite) return;  // the CPU then sends f32
+  EXPECT_EQ(difference(plain(out.read()), plain(expected)), "");
+  if (rounding == Rounding::kStochastic) return;  // never with error feedback
+
+  const auto sent = cpu_decode(type, expected, n);
+  bool is_exact = true;
+  std::vector<float> rest(n);
+  for (std::uint64_t i = 0; i < n; ++i) {
+    rest[i] = x[i] - sent[i];
+    is_exact = is_exact && sent[i] + rest[i] == x[i];
+  }
+  EXPECT_EQ((seen & cuda::kInexact) == 0, is_exact);
+  machine.subtract(type, at.data(), offset == 0 ? nullptr : momentum.data(), n, flags.data());
+  const bool is_done = is_exact && !has_nonfinite;
+  EXPECT_EQ(difference(at.read(), is_done ? rest : x), "");
+  EXPECT_EQ(difference(momentum.read(), is_done && offset != 0 ? std::vector<float>(n, 0.0f) : x),
+            "");
+}
+
+/// Equal bits, or both are NaN: which NaN a sum is, machines do not agree upon.
+void expect_same_sums(const std::vector<float>& got, std::vector<float> expected) {
+  for (std::size_t i = 0; i < got.size(); ++i)
+    if (std::isnan(got[i]) && std::isnan(expected[i])) expected[i] = got[i];
+  EXPECT_EQ(difference(got, expected), "");
+}
+
+void compare_addition(Machine& machine, Dense type, const std::vector<float>& x,
+                      std::uint64_t offset, bool first, float weight) {
+  const std::uint64_t n = x.size();
+  bool is_finite = true;
+  std::vector<std::byte> bytes(4 * n);
+  if (type != Dense::kF32)
+    bytes = cpu_encode(type, Rounding::kNearest, 0, x, is_finite);
+  else if (n > 0)
+    std::memcpy(bytes.data(), x.data(), 4 * n);
+  if (!is_finite) return;
+  const auto before = numbers(0, n, 5);
+  auto expected = before;
+  switch (type) {
+    case Dense::kInt8:
+      int8::dequantize_add(bytes, weight, first, expected);
+      break;
+    case Dense::kF32:
+    case Dense::kF16:
+    case Dense::kBf16:
+    case Dense::kFiniteBf16: {
+      const char* spec = type == Dense::kF32 ? "f32" : type == Dense::kF16 ? "f16" : "bf16";
+      ASSERT_TRUE(make_codec(spec).value()->decode_add(bytes, weight, first, expected).ok());
+      break;
+    }
+  }
+  const Array<float> acc(machine, before, offset / 4 % 4);
+  const Array<std::byte> in(machine, bytes, offset);
+  machine.add_dense(type, in.data(), weight, first, acc.data(), n);
+  expect_same_sums(acc.read(), expected);
+}
+
+}  // namespace
+
+void compare_selections(Machine& machine, std::uint64_t n, std::uint64_t seed) {
+  constexpr std::uint64_t kMany = 50'000;  // from here on fewer cases
+  for (int distribution = 0; distribution < kDistributions; ++distribution) {
+    if (n > kMany && distribution % 7 != 0) continue;
+    const auto x = numbers(distribution, n, seed);
+    int way = distribution == kNonFinite ? 0 : distribution;
+    const bool is_odd = (way + seed) % 2 != 0;
+    for (const std::uint64_t k : {is_odd ? 1 : n + 5, n / 100 + 1, is_odd ? n / 4 + 1 : n}) {
+      SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
+                   ", k = " + std::to_string(k) + ", way " + std::to_string(way % 6));
+      compare_selection(machine, x, k, way++ % (distribution == kNonFinite ? 2 : 6));
+      machine.free_all();
+    }
+  }
+}
+
+void compare_nonfinite(Machine& machine, std::uint64_t n, std::uint64_t seed) {
+  auto gradient = numbers(kNonFinite, n, seed);
+  gradient[n / 2] = std::bit_cast<float>(0xFF812345u);  // a signalling NaN
+  const auto before = numbers(0, n, seed);
+  for (const bool stores : {false, true}) {
+    SCOPED_TRACE(stores ? "stored" : "not stored");
+    auto residual = before;
+    TopkSelector selector;
+    const auto expected = selector.add_and_select(gradient, residual, n / 10, stores);
+    const Array<float> at(machine, before, 1), g(machine, gradient, 1);
+    cuda::AddArguments add;
+    add.x = at.data();
+    add.gradient = g.data();
+    add.store_nonfinite = stores;
+    const Selected got = run_select(machine, add, n, n / 10);
+    EXPECT_GT(expected.nonfinite, 0u);
+    EXPECT_EQ(got.summary.nonfinite, expected.nonfinite);
+    EXPECT_EQ(got.summary.first_nonfinite, expected.first_nonfinite);
+    EXPECT_EQ(got.summary.count, 0u);
+    EXPECT_EQ(difference(at.read(), residual), "");
+    machine.free_all();
+  }
+}
+
+void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed) {
+  for (int distribution = 0; distribution < kDistributions; ++distribution) {
+    const auto x = numbers(distribution, n, seed);
+    const std::uint64_t offset = distribution % 3 == 0   ? 0
+                                 : distribution % 3 == 1 ? 2
+                                                         : static_cast<std::uint64_t>(distribution);
+    for (const Dense type : {Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8}) {
+      SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
+                   ", type " + std::to_string(static_cast<int>(type)) + ", offset " +
+                   std::to_string(offset));
+      compare_encoding(machine, type, Rounding::kNearest, x, offset);
+      if (type == Dense::kInt8) compare_encoding(machine, type, Rounding::kStochastic, x, offset);
+      machine.free_all();
+    }
+  }
+}
+
+void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed) {
+  for (int distribution = 0; distribution < kDistributions; ++distribution) {
+    const auto x = numbers(distribution, n, seed);
+    for (const Dense type :
+         {Dense::kF32, Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8}) {
+      const std::uint64_t offset = distribution % 2 == 0 ? 0 : 15 - n % 3;
+      SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
+                   ", type " + std::to_string(static_cast<int>(type)));
+      if (type == Dense::kFiniteBf16 && distribution == kNonFinite) continue;
+      compare_addition(machine, type, x, offset, true, 0.37f);
+      compare_addition(machine, type, x, offset, false, -2.5f);
+      machine.free_all();
+    }
+    if (distribution == kNonFinite) continue;
+    const auto codec = make_codec("topk:0.1").value();
+    std::vector<std::byte> bytes(codec->max_bytes(n));
+    bytes.resize(codec->encode(x, bytes).value());
+    payload::Scratch scratch;
+    const auto view = payload::read(bytes, ValueType::kF32, true, n, scratch);
+    ASSERT_TRUE(view.ok());
+    if (!view->is_sparse) continue;
+    const auto sent = payload::sent(*view, scratch);
+    for (const bool first : {true, false}) {
+      auto expected = numbers(1, n, seed);
+      const Array<float> acc(machine, expected, 3), value(machine, {sent.begin(), sent.end()});
+      const Array<std::uint32_t> index(machine, {view->index.begin(), view->index.end()});
+      payload::add(*view, scratch, 0.3f, first, expected);
+      machine.add_sparse(index.data(), value.data(), sent.size(), 0.3f, first, acc.data(), n);
+      expect_same_sums(acc.read(), expected);
+      machine.free_all();
+    }
+  }
+}
+
+void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
+  struct Options {
+    const char* spec;
+    ValueType values;
+    float momentum;
+    bool nesterov;
+  };
+  for (const Options& of :
+       {Options{"topk:0.05", ValueType::kF32, 0, false},
+        Options{"topk:0.05,values=bf16,momentum=0.9", ValueType::kBf16, 0.9f, false},
+        Options{"topk:0.05,values=int8,momentum=0.9,nesterov=on", ValueType::kInt8, 0.9f, true}}) {
+    SCOPED_TRACE(of.spec);
+    Manifest manifest;
+    manifest.push_back({"w", DType::kF32, {n}});
+    const auto plan = ChunkPlan::make(manifest, 4 * n);
+    ASSERT_TRUE(plan.ok()) << plan.error().message();
+    const auto feedback = ErrorFeedback::make(of.spec, *plan);
+    ASSERT_TRUE(feedback.ok());
+    const std::uint64_t k = CodecSpec::parse(of.spec)->ratio.kept(n);
+    const bool has_momentum = of.momentum != 0;
+    const std::vector<float> zeros(n, 0.0f);
+    const Array<float> residual(machine, zeros, 2), momentum(machine, zeros, 2);
+    for (std::uint64_t round = 1; round <= 4; ++round) {
+      const auto gradient = numbers(static_cast<int>(round % 2), n, seed + round);
+      const auto expected = (*feedback)->encode(ChunkId{0}, gradient, round);
+      ASSERT_TRUE(expected.ok());
+      const Array<float> g(machine, gradient, 2);
+      cuda::AddArguments add;
+      add.gradient = g.data();
+      add.x = residual.data();
+      add.momentum = has_momentum ? momentum.data() : nullptr;
+      add.factor = of.momentum;
+      add.nesterov = of.nesterov;
+      const Selected got = run_select(machine, add, n, k);
+      std::vector<std::byte> bytes(payload::sparse_bytes(of.values, k, n));
+      bytes.resize(payload::encode_sparse(of.values, {}, got.index, got.value, bytes.data()));
+      EXPECT_EQ(difference(plain(bytes), plain(*expected)), "");
+      payload::Scratch scratch;
+      const auto view = payload::read(bytes, of.values, true, n, scratch);
+      ASSERT_TRUE(view.ok()) << view.error().message();
+      const auto sent = payload::sent(*view, scratch);
+      std::vector<float> rest(sent.size());
+      for (std::size_t j = 0; j < rest.size(); ++j) rest[j] = got.value[j] - sent[j];
+      const Array<float> left(machine, rest);
+      const Array<std::uint32_t> index(machine, got.index);
+      machine.settle(index.data(), of.values == ValueType::kF32 ? nullptr : left.data(),
+                     got.index.size(), residual.data(), add.momentum);
+      const auto state = (*feedback)->state();
+      const auto residual_now = residual.read(), momentum_now = momentum.read();
+      EXPECT_EQ(difference(std::span<const float>(residual_now), state.residual), "");
+      if (has_momentum) {
+        EXPECT_EQ(difference(std::span<const float>(momentum_now), state.momentum), "");
+      }
+    }
+    machine.free_all();
+  }
+}
+
+}  // namespace centroid::device_cases

@@ -1,0 +1,124 @@
+// The CUDA kernels of the codecs, run on the CPU by tests/support/simt.h, against the CPU's codecs:
+// the same bytes. tests/gpu runs the same comparisons on a GPU.
+
+// clang-format off
+#include "tests/support/simt.h"  // before the kernels
+// clang-format on
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "common/codec/cuda/dense.cuh"
+#include "common/codec/cuda/select.cuh"
+#include "tests/support/device_codec_cases.h"
+
+namespace centroid {
+namespace {
+
+/// Memory is the host's, a stream is nothing: what is queued has run.
+class Emulator final : public device_cases::Machine {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    // Exactly as long as asked, so that the address sanitizer sees the first byte too many.
+    memory_.push_back(std::make_unique<std::byte[]>(bytes));
+    return memory_.back().get();
+  }
+  void free_all() override { memory_.clear(); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void select(const cuda::SelectArguments& arguments) override {
+    cuda::launch_select(arguments, kProcessors, nullptr);
+  }
+  std::size_t select_bytes(std::uint64_t n) override { return cuda::select_memory_bytes(n); }
+  void settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
+              float* momentum) override {
+    cuda::launch_settle(index, rest, count, x, momentum, kProcessors, nullptr);
+  }
+  void encode(const cuda::EncodeArguments& arguments) override {
+    cuda::launch_encode(arguments, kProcessors, nullptr);
+  }
+  void subtract(cuda::Dense type, float* x, float* momentum, std::uint64_t n,
+                const std::uint32_t* flags) override {
+    cuda::launch_subtract(type, x, momentum, n, flags, kProcessors, nullptr);
+  }
+  void add_dense(cuda::Dense type, const std::byte* in, float weight, bool first, float* acc,
+                 std::uint64_t n) override {
+    cuda::launch_add_dense(type, in, weight, first, acc, n, kProcessors, nullptr);
+  }
+  void add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
+                  bool first, float* acc, std::uint64_t n) override {
+    cuda::launch_add_sparse(index, value, count, weight, first, acc, n, kProcessors, nullptr);
+  }
+
+ private:
+  static constexpr unsigned kProcessors = 1;  // so that grids of few blocks walk in strides
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+};
+
+class CudaKernels : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    RecordProperty("seed", GetParam());
+    simt::use_seed(static_cast<std::uint64_t>(GetParam()));
+  }
+  Emulator machine_;
+};
+
+TEST_P(CudaKernels, SelectTheSameAsTheCpu) {
+  const auto seed = static_cast<std::uint64_t>(GetParam());
+  const std::vector<std::uint64_t> even{0, 31, 255, 8192, 8193}, odd{1, 33, 1000, 70'001};
+  for (const std::uint64_t n : seed % 2 == 0 ? even : odd)
+    device_cases::compare_selections(machine_, n, seed);
+}
+
+TEST_P(CudaKernels, CountSumsThatAreNotFiniteAndNameTheFirst) {
+  device_cases::compare_nonfinite(machine_, 9001, static_cast<std::uint64_t>(GetParam()));
+}
+
+TEST_P(CudaKernels, EncodeTheSameBytesAsTheCpuAndKeepTheSameRest) {
+  const auto seed = static_cast<std::uint64_t>(GetParam());
+  for (const std::uint64_t n : {0u, 1u, 7u, 8u, 9u, 255u, 256u, 257u, 2048u, 5003u})
+    device_cases::compare_dense(machine_, n, seed);
+}
+
+TEST_P(CudaKernels, AddPayloadsAsTheCpuDoes) {
+  const auto seed = static_cast<std::uint64_t>(GetParam());
+  for (const std::uint64_t n : {0u, 1u, 8u, 15u, 256u, 1031u, 4096u})
+    device_cases::compare_additions(machine_, n, seed);
+}
+
+TEST_P(CudaKernels, FollowTheCpuThroughRoundsOfErrorFeedback) {
+  device_cases::compare_rounds(machine_, 3001, static_cast<std::uint64_t>(GetParam()));
+}
+
+/// As many tiles as 40 million numbers have.
+TEST(CudaSelection, SumsUpTheTilesBeforeEachOne) {
+  constexpr std::uint64_t kTiles = 5003;
+  CounterRng random(3);
+  std::vector<cuda::Wide> tiles(kTiles), expected(kTiles);
+  cuda::Wide sum = 0;
+  for (std::uint64_t t = 0; t < kTiles; ++t) {
+    tiles[t] = random.below(8193) << 32 | random.below(8193);
+    expected[t] = sum;
+    sum += tiles[t];
+  }
+  cuda::SelectState state{};
+  state.k = 7;
+  cuda::SelectSummary summary;
+  const cuda::SelectMemory memory{&state, nullptr, nullptr, tiles.data()};
+  simt::launch(1, cuda::kThreads, [&] { cuda::offsets_kernel<>(kTiles, memory, &summary); });
+  EXPECT_EQ(tiles, expected);
+  EXPECT_EQ(summary.count, 7u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, CudaKernels, ::testing::Values(1, 2));
+
+}  // namespace
+}  // namespace centroid
