@@ -117,9 +117,22 @@ def table(header, rows):
     ]
 
 
+def uses_codec(worker):
+    compression = worker.get("compression", {})
+    return any(compression.get(name, "f32") != "f32" for name in ("codec", "codec_down"))
+
+
+def times(worker, name):
+    """How many times shorter than float32 its gradients or its results were; 19.83 -> 19.8 x"""
+    return f"{worker.get('compression', {}).get(name, 1):.1f} x"
+
+
 def worker_table(workers):
     """Lines that say what every worker did, by name, from the workers' summaries."""
-    header = ("worker", "rounds", "samples", "mean step", "computing", "waiting", "bytes out", "bytes in")
+    header = ["worker", "rounds", "samples", "mean step", "computing", "waiting", "bytes out", "bytes in"]
+    is_compressed = any(uses_codec(worker) for worker in workers)
+    if is_compressed:
+        header += ["shorter out", "shorter in"]
     rows = [
         (
             worker["name"],
@@ -130,6 +143,7 @@ def worker_table(workers):
             seconds(worker["wait_seconds"]),
             size(worker["bytes_out"]),
             size(worker["bytes_in"]),
+            *((times(worker, "ratio_out"), times(worker, "ratio_in")) if is_compressed else ()),
         )
         for worker in sorted(workers, key=lambda worker: worker["name"])
     ]

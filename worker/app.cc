@@ -105,6 +105,26 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
                                std::move(memory), registry);
 }
 
+double ratio(std::uint64_t raw, std::uint64_t encoded) {
+  return encoded == 0 ? 1 : static_cast<double>(raw) / static_cast<double>(encoded);
+}
+
+nlohmann::json describe(const CodecTotals& c) {
+  return {{"codec", c.codec},
+          {"codec_down", c.codec_down},
+          {"raw_bytes_out", c.raw_out},
+          {"encoded_bytes_out", c.encoded_out},
+          {"ratio_out", ratio(c.raw_out, c.encoded_out)},
+          {"raw_bytes_in", c.raw_in},
+          {"encoded_bytes_in", c.encoded_in},
+          {"ratio_in", ratio(c.raw_in, c.encoded_in)},
+          {"chunks", c.chunks},
+          {"dense_chunks", c.dense_chunks},
+          {"encode_seconds", c.encode_seconds},
+          {"decode_seconds", c.decode_seconds},
+          {"residual_norm", c.residual_norm}};
+}
+
 Status write_summary(const std::string& path, const WorkerConfig& config, const TrainingSummary& s,
                      std::span<const float> params, const Status& result) {
   const nlohmann::json summary = {
@@ -120,6 +140,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"step_seconds", s.rounds > 0 ? s.compute_seconds / static_cast<double>(s.rounds) : 0},
       {"bytes_in", s.traffic.bytes_in},
       {"bytes_out", s.traffic.bytes_out},
+      {"compression", describe(s.traffic.codecs)},
       {"loss", s.last_loss},
       {"test_accuracy", s.test_accuracy},
       {"test_loss", s.test_loss},
@@ -214,6 +235,20 @@ int run_worker(const WorkerConfig& config) {
   TrainingSummary summary;
   const Status result = start_and_run(config, summary);
   if (result.ok()) {
+    if (const CodecTotals& c = summary.traffic.codecs; c.codec != "f32" || c.codec_down != "f32")
+      log::info("worker.compressed", {{"codec", c.codec},
+                                      {"codec_down", c.codec_down},
+                                      {"raw_bytes_out", c.raw_out},
+                                      {"encoded_bytes_out", c.encoded_out},
+                                      {"ratio_out", ratio(c.raw_out, c.encoded_out)},
+                                      {"raw_bytes_in", c.raw_in},
+                                      {"encoded_bytes_in", c.encoded_in},
+                                      {"ratio_in", ratio(c.raw_in, c.encoded_in)},
+                                      {"chunks", c.chunks},
+                                      {"dense_chunks", c.dense_chunks},
+                                      {"encode_seconds", c.encode_seconds},
+                                      {"decode_seconds", c.decode_seconds},
+                                      {"residual_norm", c.residual_norm}});
     log::info("worker.ended", {{"why", summary.end},
                                {"rounds", summary.rounds},
                                {"samples", summary.samples},

@@ -13,7 +13,8 @@ namespace {
 
 using Kind = CodecSpec::Kind;
 
-constexpr std::array<std::string_view, 5> kNames{"f32", "bf16", "f16", "int8", "topk"};
+constexpr std::array<std::string_view, CodecSpec::kKinds> kNames{"f32", "bf16", "f16", "int8",
+                                                                 "topk"};
 constexpr std::uint32_t kWhole = 1'000'000'000;
 
 /// One field: who takes it, what it may be, how it is read and printed. `get` gives nothing for the
@@ -274,6 +275,8 @@ Result<CodecSpec> CodecSpec::parse(std::string_view text) {
   return spec;
 }
 
+std::string_view CodecSpec::name() const { return kNames[std::size_t(kind)]; }
+
 std::string CodecSpec::to_string() const {
   std::string fields = kind == Kind::kTopk ? print_ratio(ratio) : "";
   for (const Field& field : kFields) {
@@ -283,7 +286,7 @@ std::string CodecSpec::to_string() const {
     if (!fields.empty()) fields += ',';
     fields += std::string(field.name) + "=" + value;
   }
-  return std::string(kNames[std::size_t(kind)]) + (fields.empty() ? "" : ":" + fields);
+  return std::string(name()) + (fields.empty() ? "" : ":" + fields);
 }
 
 }  // namespace centroid

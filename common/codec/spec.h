@@ -62,6 +62,7 @@ struct FeedbackOptions {
 /// generation   all but f32        carry, reset          carry
 struct CodecSpec {
   enum class Kind : std::uint8_t { kF32, kBf16, kF16, kInt8, kTopk };
+  static constexpr std::size_t kKinds = 5;
   Kind kind = Kind::kF32;
   KeepRatio ratio;
   ValueType values = ValueType::kF32;
@@ -72,6 +73,8 @@ struct CodecSpec {
 
   /// fails invalid_argument: names the field that is wrong and what it may be.
   static Result<CodecSpec> parse(std::string_view text);
+  /// "f32" to "topk".
+  std::string_view name() const;
   /// The normal form: fields that differ from their default, in the order of the table.
   std::string to_string() const;
 };

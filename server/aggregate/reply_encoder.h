@@ -49,6 +49,7 @@ class ReplyEncoder {
   void commit();
 
   const Codec& codec() const { return *codec_; }
+  CodecSpec::Kind kind() const { return spec_.kind; }
   /// Committed rounds, which a warm-up goes by.
   std::uint64_t rounds() const { return feedback_ ? feedback_->rounds() : 0; }
   void set_rounds(std::uint64_t rounds);

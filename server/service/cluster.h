@@ -70,6 +70,8 @@ struct Link {
   MemberId id;
   proto::Join join;
   std::shared_ptr<const Codec> codec;
+  CodecSpec::Kind codec_kind = CodecSpec::Kind::kF32;
+  double residual_norm = 0;  ///< of its error feedback, as it told last
   transport::Session* session = nullptr;
   TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
   bool is_gone = false;
@@ -138,6 +140,7 @@ class Cluster final : public ControlPlane {
   void set_phase(Phase phase, std::string reason);
 
   // sessions.cc
+  void tell_codecs(Link& link, const proto::PushEnd& end);
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
   Status check_join(const transport::Session& session, const proto::Join& join) const;
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
@@ -181,6 +184,7 @@ class Cluster final : public ControlPlane {
   void begin_replies();
   void encode_reply(ChunkId chunk);
   Status apply_reply(const Attempt::Piece& piece);
+  void commit_replies();
 
   // handover.cc: the state of a peer-to-peer exchange is with the workers
   bool holds_newest(const Link& link) const;
@@ -232,7 +236,8 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<ReplyEncoder> replies_;  ///< with codec_down
   Generation replies_generation_;
   std::optional<Error> reply_failure_;
-  std::vector<float> reply_mean_;  ///< a chunk, decoded
+  ReplyEncoder::Totals replies_told_;  ///< in the metrics
+  std::vector<float> reply_mean_;      ///< a chunk, decoded
   std::shared_ptr<Attempt> attempt_;
   std::uint32_t next_attempt_ = 0;
   std::size_t complete_chunks_ = 0;

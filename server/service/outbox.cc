@@ -67,6 +67,8 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await session.send(kind, head, piece.values,
                                             clock_.now() + config_.stall_timeout, piece.crc));
       probe_.payload_sent(piece.values.size());
+      probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32)
+          .moved(store_->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
     } else if (!attempt && link->init_requested) {
       link->init_requested = false;
       const proto::Empty nothing;

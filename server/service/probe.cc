@@ -2,6 +2,26 @@
 
 namespace centroid::server {
 
+CodecProbe::CodecProbe(metrics::Registry& r, CodecSpec::Kind kind, Direction direction) {
+  CodecSpec spec;
+  spec.kind = kind;
+  const metrics::Labels labels{{"codec", std::string(spec.name())},
+                               {"direction", direction == Direction::kUp ? "up" : "down"}};
+  raw_ = r.counter("centroid_server_codec_raw_bytes_total",
+                   "Contributions (up) and results sent (down), as float32.", labels);
+  encoded_ = r.counter("centroid_server_codec_encoded_bytes_total",
+                       "The same as they were on the wire.", labels);
+  encode_seconds_ =
+      r.counter("centroid_server_codec_encode_seconds_total",
+                "Encoding: by the workers, as they tell (up); by the server (down).", labels);
+  decode_seconds_ = r.counter(
+      "centroid_server_codec_decode_seconds_total",
+      "Decoding and adding by the server (up); by the workers, as they tell (down).", labels);
+  chunks_ = r.counter("centroid_server_codec_chunks_total", "Chunks encoded.", labels);
+  dense_chunks_ = r.counter("centroid_server_codec_dense_chunks_total",
+                            "Chunks that top-k sent whole.", labels);
+}
+
 Probe::Probe(metrics::Registry& r) {
   const auto& latency = metrics::latency_bounds();
   const auto rounds = [&](const char* outcome) {
@@ -69,6 +89,18 @@ Probe::Probe(metrics::Registry& r) {
   apply_seconds_ = stage("apply");
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
+  const auto residual = [&](const char* direction) {
+    return r.gauge("centroid_server_codec_residual_norm",
+                   "Norm of what error feedback has left to send, when last looked at: the largest "
+                   "of the workers' (up), the server's (down).",
+                   {{"direction", direction}});
+  };
+  residual_up_ = residual("up");
+  residual_down_ = residual("down");
+  for (std::size_t kind = 0; kind < CodecSpec::kKinds; ++kind) {
+    up_[kind] = CodecProbe(r, CodecSpec::Kind(kind), CodecProbe::Direction::kUp);
+    down_[kind] = CodecProbe(r, CodecSpec::Kind(kind), CodecProbe::Direction::kDown);
+  }
 }
 
 void Probe::round_committed(double seconds, std::uint64_t samples, double loss) const {

@@ -1,8 +1,33 @@
 #pragma once
 
+#include <array>
+
 #include "common/base/metrics.h"
+#include "common/codec/spec.h"
 
 namespace centroid::server {
+
+/// What one codec did in one direction.
+class CodecProbe {
+ public:
+  enum class Direction : std::uint8_t { kUp, kDown };
+  CodecProbe() = default;
+  CodecProbe(metrics::Registry& registry, CodecSpec::Kind kind, Direction direction);
+
+  void moved(std::uint64_t raw_bytes, std::uint64_t encoded_bytes) const {
+    raw_.add(static_cast<double>(raw_bytes));
+    encoded_.add(static_cast<double>(encoded_bytes));
+  }
+  void encoded(double seconds) const { encode_seconds_.add(seconds); }
+  void decoded(double seconds) const { decode_seconds_.add(seconds); }
+  void chunks(std::uint64_t all, std::uint64_t dense) const {
+    chunks_.add(static_cast<double>(all));
+    dense_chunks_.add(static_cast<double>(dense));
+  }
+
+ private:
+  metrics::Counter raw_, encoded_, encode_seconds_, decode_seconds_, chunks_, dense_chunks_;
+};
 
 /// The service's metrics behind verbs. Handles are looked up once.
 class Probe {
@@ -34,13 +59,19 @@ class Probe {
   void buffers(std::size_t in_use, std::size_t waiting) const;
   void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
+  const CodecProbe& up(CodecSpec::Kind codec) const { return up_[std::size_t(codec)]; }
+  const CodecProbe& down(CodecSpec::Kind codec) const { return down_[std::size_t(codec)]; }
+  void residual_up(double norm) const { residual_up_.set(norm); }
+  void residual_down(double norm) const { residual_down_.set(norm); }
 
  private:
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
       clipped_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
-      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_;
+      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
+      residual_up_, residual_down_;
+  std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_,
       checkpoint_seconds_;
 };

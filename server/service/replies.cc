@@ -1,9 +1,19 @@
 #include "common/base/crc32c.h"
-#include "common/base/log.h"
+#include "common/optim/norm.h"
 #include "server/service/cluster.h"
 
 /// Results through a codec: encoded once for all workers, and decoded here for the server's copy.
 namespace centroid::server {
+namespace {
+/// Rounds between looks at the residual: each is a pass over it.
+constexpr std::uint64_t kResidualRounds = 16;
+
+double norm_of(std::span<const float> plane) {
+  PlaneNorm norm;
+  norm.add(0, plane);
+  return norm.value();
+}
+}  // namespace
 
 Status Cluster::make_replies() {
   replies_.reset();
@@ -11,6 +21,7 @@ Status Cluster::make_replies() {
   CENTROID_ASSIGN(replies_, ReplyEncoder::make(config_.codec_down, store_->plan(), config_.seed));
   reply_mean_.resize(store_->plan().max_chunk_elements());
   replies_generation_ = Generation();
+  replies_told_ = {};
   return {};
 }
 
@@ -33,7 +44,10 @@ void Cluster::encode_reply(ChunkId chunk) {
     const Bytes bytes = attempt_->payloads.back();
     attempt_->pieces.push_back({of.id, bytes, crc32c(bytes)});
   };
+  const TimePoint begin = clock_.now();
   const Status encoded = replies_->complete(chunk, memory, emit);
+  probe_.down(replies_->kind())
+      .encoded(std::chrono::duration<double>(clock_.now() - begin).count());
   if (!encoded.ok()) reply_failure_ = encoded.error().with_context("codec_down");
   outgoing_.notify_all();
 }
@@ -45,6 +59,17 @@ Status Cluster::apply_reply(const Attempt::Piece& piece) {
   CENTROID_TRY(replies_->codec().decode(piece.values, mean));
   store_->shadow_apply(chunk, mean);
   return {};
+}
+
+/// The round counts: so does what it left out.
+void Cluster::commit_replies() {
+  replies_->commit();
+  const ReplyEncoder::Totals now = replies_->totals();
+  probe_.down(replies_->kind())
+      .chunks(now.chunks - replies_told_.chunks, now.dense_chunks - replies_told_.dense_chunks);
+  replies_told_ = now;
+  if (store_->keeps_residual() && round_.value % kResidualRounds == 1)
+    probe_.residual_down(norm_of(store_->residual()));
 }
 
 }  // namespace centroid::server

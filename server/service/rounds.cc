@@ -296,7 +296,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
     store_->commit_in_place();
-    if (replies_) replies_->commit();
+    if (replies_) commit_replies();
   } else {
     std::size_t turn = 0;
     const bool clips = config_.optimizer.clip_norm > 0;

@@ -21,6 +21,14 @@ std::uint8_t algorithm_of(const ServerConfig& config) {
   if (config.reduce_algorithm == "recursive-doubling") return 2;
   return config.reduce_algorithm == "chain" ? 3 : 0;
 }
+
+bool carries_momentum(const OptimizerConfig& config) {
+  const auto optimizer = make_optimizer(config);
+  if (!optimizer.ok()) return false;
+  const auto slots = optimizer.value()->slot_names();
+  return std::ranges::any_of(
+      slots, [](const auto& name) { return name == "momentum_buffer" || name == "exp_avg"; });
+}
 }  // namespace
 
 /// Frames of one session, from Join to its end.
@@ -192,13 +200,12 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");
   CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
-  if (codec.feedback.momentum != 0 && config_.optimizer.name != "sgd")
+  if (codec.feedback.momentum != 0 && carries_momentum(config_.optimizer))
     return refuse("its codec '" + join.codec +
-                  "' carries momentum, and so does the server's "
-                  "optimizer '" +
+                  "' carries momentum, and so does the server's optimizer '" +
                   config_.optimizer.name +
-                  "': it would count twice. Take "
-                  "optimizer sgd on the server, or a codec without momentum on the worker");
+                  "': it would count twice. Take optimizer sgd on the server, or a codec without "
+                  "momentum on the worker");
   if (config_.is_peer_to_peer()) {
     if (join.codec != "f32")
       return refuse("exchange " + config_.exchange + " takes codec f32, not '" + join.codec + "'");
@@ -248,6 +255,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   auto link = std::make_shared<Link>();
   link->id = joined.member;
   link->codec = make_codec(join.codec).value();
+  link->codec_kind = CodecSpec::parse(join.codec)->kind;
   link->session = &session;
   link->join = std::move(join);
   links_[link->id] = link;
@@ -328,7 +336,11 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const TimePoint begin = clock_.now();
   const Status added =
       aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
-  probe_.aggregated(std::chrono::duration<double>(clock_.now() - begin).count());
+  const double seconds = std::chrono::duration<double>(clock_.now() - begin).count();
+  probe_.aggregated(seconds);
+  const CodecProbe& codec = probe_.up(link->codec_kind);
+  codec.moved(store_->plan().chunk(head.chunk).elements * sizeof(float), bytes);
+  codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
   co_return Status();
 }
@@ -363,6 +375,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   round_tally_.correct += end.correct;
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
+  tell_codecs(link, end);
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     aggregator_->absent(*rank);
   Contribution contribution{
@@ -370,6 +383,19 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));
   decide(std::move(decision));
   return {};
+}
+
+/// What the worker says of its codecs.
+void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
+  const CodecProbe& up = probe_.up(link.codec_kind);
+  up.encoded(end.encode_seconds);
+  up.chunks(end.chunks, end.dense_chunks);
+  if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
+  probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32).decoded(end.decode_seconds);
+  link.residual_norm = end.residual_norm;
+  double largest = 0;
+  for (const auto& [id, other] : links_) largest = std::max(largest, other->residual_norm);
+  probe_.residual_up(largest);
 }
 
 Status Cluster::take_report(Link& link, const proto::Report& report) {

@@ -50,6 +50,30 @@ class Codecs(ClusterTest):
                 self.assertLess(received, dense * (0.6 if "bf16" == codec[:4] else 0.35 if "int8" in codec else 0.25))
                 self.assertEqual(self.train(f"{number}-b", "topk:0.05", *flags)[1], model)
 
+    def test_metrics_and_summaries_tell_what_codecs_did(self):
+        server = self.server("--min-workers", 2, "--rounds", 40, "--codec-down", "int8")
+        workers = [self.worker(server, f"w{i}", "--codec", f"topk:{(0.05, 1)[i]}", model=WIDE) for i in range(2)]
+        self.assert_exit(DONE, *workers)
+        up, down = ({"codec": codec, "direction": way} for codec, way in (("topk", "up"), ("int8", "down")))
+        for labels, name, ratio in ((up, "out", (14, 18)), (down, "in", (3.8, 4))):
+            told = [self.summary(worker.name)["compression"] for worker in workers]
+            for kind in ("raw", "encoded"):
+                of_server = server.metric(f"centroid_server_codec_{kind}_bytes_total", **labels)
+                self.assertEqual(of_server, sum(summary[f"{kind}_bytes_{name}"] for summary in told))
+            self.assertTrue(ratio[0] < told[0][f"ratio_{name}"] < ratio[1], told)
+            self.assertGreater(server.metric("centroid_server_codec_encode_seconds_total", **labels), 0)
+            self.assertGreater(server.metric("centroid_server_codec_decode_seconds_total", **labels), 0)
+        self.assertGreater(server.metric("centroid_server_codec_residual_norm", direction="up"), 0)
+        self.assertEqual(server.metric("centroid_server_codec_residual_norm", direction="down"), 0)
+        dense, chunks = (server.metric(f"centroid_server_codec_{kind}chunks_total", **up) for kind in ("dense_", ""))
+        self.assertEqual(chunks, sum(summary["chunks"] for summary in told))
+        self.assertEqual((dense, told[0]["dense_chunks"]), (40 * 4, 0))
+        ended = workers[0].wait_event("worker.compressed")
+        self.assertEqual((ended["codec"], ended["codec_down"]), ("topk:0.05", "int8"))
+        self.assertGreater(ended["residual_norm"], 0)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server)
+
     def test_compressed_results_are_the_workers_to_apply(self):
         for arguments, texts in (
             (["--codec-down", "topk:0.01", "--apply", "server"], ["codec_down topk:0.01", "apply"]),
@@ -97,7 +121,7 @@ class Codecs(ClusterTest):
         self.assert_exit(DONE, *workers, server)
 
     def test_momentum_is_the_codecs_or_the_optimizers(self):
-        for optimizer in ("momentum", "adam"):
+        for optimizer in ("nesterov", "adam", "yogi"):
             with self.subTest(optimizer):
                 server = self.server("--optimizer", optimizer, name=f"server-{optimizer}", run=optimizer)
                 worker = self.worker(server, f"w-{optimizer}", "--codec", "topk:0.05,momentum=0.9")

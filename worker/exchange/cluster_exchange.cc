@@ -123,6 +123,7 @@ class ClusterExchange final : public Exchange {
     });
     is_told.get_future().get();
     running_.get();
+    link_.look_at_residual();
     const std::span<float> last = link_.params();
     if (last.empty() || last.data() == memory_.params.data()) return;
     std::memcpy(memory_.params.data(), last.data(), last.size_bytes());
@@ -136,7 +137,7 @@ class ClusterExchange final : public Exchange {
 
   ExchangeTraffic traffic() const override {
     const auto traffic = link_.traffic();
-    return {.bytes_in = traffic.bytes_in, .bytes_out = traffic.bytes_out};
+    return {.bytes_in = traffic.bytes_in, .bytes_out = traffic.bytes_out, .codecs = link_.codecs()};
   }
 
  private:
@@ -191,14 +192,18 @@ class ClusterExchange final : public Exchange {
   Status step_encoded(std::span<float> params, const std::vector<std::span<float>>& slots) {
     mean_.resize(link_.plan().max_chunk_elements());
     std::vector<std::span<float>> parts(slots.size());
+    double seconds = 0;
     for (const Chunk& chunk : link_.plan().chunks()) {
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
+      const auto begin = std::chrono::steady_clock::now();
       CENTROID_TRY(link_.decode_result(chunk, mean));
+      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       for (std::size_t k = 0; k < slots.size(); ++k)
         parts[k] = slots[k].subspan(chunk.position, chunk.elements);
       const std::span<float> part = params.subspan(chunk.position, chunk.elements);
       optimizer_->step(optimizer_step_ + 1, part, mean, parts, part);
     }
+    link_.decoded(seconds);
     return {};
   }
 

@@ -60,8 +60,18 @@ struct Evaluation {
   double loss_sum = 0;
 };
 
+/// What codecs did to contributions (out) and results (in), since the beginning.
+struct CodecTotals {
+  std::string codec = "f32", codec_down = "f32";
+  std::uint64_t raw_out = 0, encoded_out = 0, raw_in = 0, encoded_in = 0;  ///< bytes
+  std::uint64_t chunks = 0, dense_chunks = 0;  ///< sent; of top-k's those sent whole
+  double encode_seconds = 0, decode_seconds = 0;
+  double residual_norm = 0;  ///< of what error feedback has left to send, when last looked at
+};
+
 struct ExchangeTraffic {
   std::uint64_t bytes_in = 0, bytes_out = 0;
+  CodecTotals codecs;
 };
 
 /// What the training loop sees of the cluster. One thread calls next, begin, finish in turn;

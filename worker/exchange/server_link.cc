@@ -190,6 +190,11 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
                  "restart the worker");
   }
   terms_ = std::move(reply);
+  {
+    const std::lock_guard lock(traffic_mutex_);
+    codecs_.codec = codec_->spec();
+    codecs_.codec_down = terms_.codec_down;
+  }
   joined_once_ = true;
   have_.assign(plan_.chunks().size(), false);
   held_ = Version();
@@ -288,6 +293,16 @@ transport::TrafficCounters ServerLink::traffic() const {
     sum.bytes_out += among_us.bytes_out;
   }
   return sum;
+}
+
+CodecTotals ServerLink::codecs() const {
+  const std::lock_guard lock(traffic_mutex_);
+  return codecs_;
+}
+
+void ServerLink::decoded(double seconds) {
+  const std::lock_guard lock(traffic_mutex_);
+  codecs_.decode_seconds += seconds;
 }
 
 void ServerLink::loop_waits(std::uint64_t serial) {

@@ -79,6 +79,9 @@ class ServerLink final : public transport::FrameSink {
   std::span<const std::vector<float>> slots() const { return slots_; }
   std::vector<std::vector<float>>& mutable_slots() { return slots_; }
   transport::TrafficCounters traffic() const;
+  CodecTotals codecs() const;
+  void decoded(double seconds);  ///< from the loop
+  void look_at_residual();       ///< also when `run` has ended
 
  private:
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
@@ -151,7 +154,8 @@ class ServerLink final : public transport::FrameSink {
   std::optional<proto::RoundClosed> undelivered_;
 
   transport::TrafficCounters closed_traffic_, live_traffic_;
-  mutable std::mutex traffic_mutex_;
+  CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told
+  mutable std::mutex traffic_mutex_;    // for all traffic and codecs_
   metrics::Counter reconnects_, bytes_out_, bytes_in_;
   metrics::Histogram send_seconds_, encode_seconds_;
 };

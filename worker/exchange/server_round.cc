@@ -16,6 +16,9 @@ using transport::Session;
 
 namespace {
 
+/// Rounds between looks at what error feedback has left to send: each is a pass over it.
+constexpr std::uint64_t kResidualRounds = 16;
+
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
@@ -170,6 +173,11 @@ Task<Status> ServerLink::take_result(Session& session, proto::ResultChunk head,
   }
   CENTROID_CO_TRY(co_await session.read_payload(into));
   bytes_in_.add(static_cast<double>(bytes));
+  {
+    const std::lock_guard lock(traffic_mutex_);
+    codecs_.raw_in += chunk.elements * sizeof(float);
+    codecs_.encoded_in += bytes;
+  }
   have_[head.chunk.value] = true;
   ++have_count_;
   co_return Status();
@@ -281,7 +289,10 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
       co_return Status();
     }
     payload = *encoded;
-    encode_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
+    const double seconds = std::chrono::duration<double>(now() - begin).count();
+    encode_seconds_.observe(seconds);
+    const std::lock_guard lock(traffic_mutex_);
+    codecs_.encode_seconds += seconds;
   }
   proto::Push push;
   push.generation = open.generation;
@@ -295,6 +306,13 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   const Status sent = co_await session.send(kind, head, payload, TimePoint::max(), crc);
   send_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
   bytes_out_.add(static_cast<double>(payload.size()));
+  {
+    const std::lock_guard lock(traffic_mutex_);
+    codecs_.raw_out += values.size_bytes();
+    codecs_.encoded_out += payload.size();
+    ++codecs_.chunks;
+    if (feedback_) codecs_.dense_chunks = feedback_->totals().dense_chunks;
+  }
   co_return sent;
 }
 
@@ -315,6 +333,14 @@ void ServerLink::round_is_over(bool committed) {
     feedback_->commit();
   else
     feedback_->take_back();
+  if (open_ && open_->round.value % kResidualRounds == 1) look_at_residual();
+}
+
+void ServerLink::look_at_residual() {
+  if (!feedback_) return;
+  const double norm = feedback_->residual_norm();
+  const std::lock_guard lock(traffic_mutex_);
+  codecs_.residual_norm = norm;
 }
 
 Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open) {
@@ -330,6 +356,16 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.wait_seconds = wait_seconds_;
   end.nonfinite = !nonfinite_tensor_.empty();
   end.nonfinite_tensor = nonfinite_tensor_;
+  const CodecTotals totals = codecs();
+  end.encode_seconds = totals.encode_seconds - codecs_before_.encode_seconds;
+  end.decode_seconds = totals.decode_seconds - codecs_before_.decode_seconds;
+  end.residual_norm = totals.residual_norm;
+  end.raw_bytes = totals.raw_out - codecs_before_.raw_out;
+  end.encoded_bytes = totals.encoded_out - codecs_before_.encoded_out;
+  end.chunks = static_cast<std::uint32_t>(totals.chunks - codecs_before_.chunks);
+  end.dense_chunks = std::min(
+      end.chunks, static_cast<std::uint32_t>(totals.dense_chunks - codecs_before_.dense_chunks));
+  codecs_before_ = totals;
   sent_end_ = true;
   const auto head = proto::encode(end);
   const auto kind = static_cast<std::uint16_t>(Kind::kPushEnd);
