@@ -64,6 +64,11 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "exchange star: form of the results on the wire, a codec of docs/compression.md "
                    "such as topk:0.01; with another than f32 every worker applies the optimizer"},
           "codec-down");
+  s.field(
+      "payload_checksum", &c.payload_checksum,
+      {.text = "CRC-32C of contributions and results; auto: not between processes of one machine",
+       .choices = {"auto", "always"}},
+      "payload-checksum");
   s.field("sum_order", &c.sum_order,
           {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
            .choices = {"rank", "arrival"}},

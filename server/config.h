@@ -31,6 +31,7 @@ struct ServerConfig {
   std::string apply = "auto";
   std::string codec_down = "f32";
   std::string sum_order = "rank";
+  std::string payload_checksum = "auto";
   std::string reduce_algorithm = "auto";
   std::uint64_t reduce_bucket_bytes = 8u << 20;
   std::chrono::milliseconds reduce_timeout{300'000};

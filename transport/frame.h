@@ -39,7 +39,7 @@ struct FrameHeader {
 struct FrameLimits {
   std::uint32_t max_head_bytes = 64u << 10;
   std::uint64_t max_payload_bytes = 64u << 20;
-  bool takes_unsummed = false;  ///< payloads without a checksum; never agreed by the handshake
+  bool takes_unsummed = false;  ///< payloads without a checksum; agreed after the handshake
 };
 
 /// Layout: u32 magic, u16 version, u16 kind, u32 flags, u32 head_bytes, u64 id, u64 payload_bytes,

@@ -188,6 +188,12 @@ Task<Result<Reply>> Session::request(std::uint16_t kind, Bytes head, Bytes paylo
   co_return std::move(pending.reply);
 }
 
+void Session::take_unsummed() {
+  FrameLimits limits = impl_->connection->limits();
+  limits.takes_unsummed = true;
+  impl_->connection->set_limits(limits);
+}
+
 Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                            std::optional<std::uint32_t> payload_crc) {
   const auto impl = impl_;
@@ -198,7 +204,11 @@ Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadli
   frame.kind = kind;
   frame.head = head;
   frame.payload = payload;
-  frame.payload_crc = payload_crc;
+  if (sends_unsummed_ && !payload.empty()) {
+    frame.flags = kFlagUnsummed;
+  } else {
+    frame.payload_crc = payload_crc;
+  }
   Status written = co_await impl->connection->write(frame);
   if (!written.ok()) {
     impl->return_credit(payload.size());  // cancelled before the first byte: the session goes on

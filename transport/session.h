@@ -117,6 +117,13 @@ class Session {
   Task<Status> send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                     std::optional<std::uint32_t> payload_crc = {});
 
+  /// Payloads of the peer's one-way messages may come, and ours go, without a checksum: for two
+  /// processes of one machine, whose bytes no network card can change. Before the first of them is
+  /// on its way.
+  void take_unsummed();
+  void send_unsummed() { sends_unsummed_ = true; }
+  bool sends_unsummed() const { return sends_unsummed_; }
+
   /// For FrameSink::on_frame, once per frame. A skipped payload gives its credit back by itself.
   Task<Status> read_payload(MutableBytes into);
   Task<Status> skip_payload();
@@ -136,6 +143,7 @@ class Session {
   struct Impl;
   explicit Session(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;  ///< shared with the calls that are pending
+  bool sends_unsummed_ = false;
 };
 
 /// Connect and open. fails as Transport::connect and Session::open.

@@ -129,6 +129,10 @@ std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options 
 /// fails  unavailable: unknown name, no route
 Result<std::string> local_address_towards(const Endpoint& there);
 
+/// Names the running system, the same text in all its processes and containers; empty when it
+/// cannot be told. Whether two of them can share memory shows only when they try.
+std::string this_node();
+
 class PollSet;
 /// Shared memory between processes of one machine and one network namespace; the host of an
 /// endpoint is any name. `polls`: of the thread that runs the executor, when it polls.

@@ -58,7 +58,6 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   options.join.peer_endpoint =
       config.peer_advertise.empty() ? told.to_string() : config.peer_advertise;
   CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
-  options.join.node = collective::this_node();
   return peers;
 }
 
@@ -86,6 +85,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.join_timeout = config.join_timeout;
   options.join.name = config.name;
   options.join.exchange = config.exchange;
+  options.join.node = transport::this_node();
   options.join.codec = config.codec;
   options.join.devices = static_cast<std::uint32_t>(count_devices(config.devices));
   options.join.batch = config.batch;

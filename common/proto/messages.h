@@ -65,7 +65,8 @@ struct Join {
   std::uint64_t data_fingerprint = 0;
   std::string model;          ///< spec, for humans
   std::string peer_endpoint;  ///< HOST:PORT where other workers reach this one; "" with star
-  std::string node;           ///< the same for workers of one machine; "": not said
+  std::string node;  ///< the same on one machine; "": not said. Who says it takes payloads without
+                     ///< a checksum from a server that has the same
   Manifest manifest;
   template <class F>
   void fields(F& f) {
@@ -97,6 +98,7 @@ struct JoinReply {
   std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
   std::string codec_down = "f32";       ///< of the results, with exchange star
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
+  bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
@@ -104,7 +106,7 @@ struct JoinReply {
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(codec_down, kMaxNameBytes),
-        f(checkpoint_rounds);
+        f(checkpoint_rounds), f(unsummed);
   }
 };
 

@@ -36,7 +36,7 @@ struct Attempt {
   struct Piece {
     ChunkId chunk;
     Bytes values;
-    std::uint32_t crc = 0;
+    std::optional<std::uint32_t> crc;  ///< none: nobody needs it, or not yet known
   };
   Generation generation;
   Round round;
@@ -223,6 +223,7 @@ class Cluster final : public ControlPlane {
   const Clock& clock_;
   Probe probe_;
   std::string config_json_ = "{}", data_endpoint_, api_endpoint_, run_id_;
+  const std::string node_ = transport::this_node();
   TimePoint started_;
 
   Roster roster_;

@@ -240,7 +240,10 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void Cluster::emit(const Chunk& chunk) {
   const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
-  attempt_->pieces.push_back({chunk.id, values, crc32c(values)});
+  const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
+  std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
+  if (std::any_of(links_.begin(), links_.end(), is_summed)) crc = crc32c(values);
+  attempt_->pieces.push_back({chunk.id, values, crc});
   attempt_->holds.push_back(store_->hold_spare(chunk.id));
   outgoing_.notify_all();
 }

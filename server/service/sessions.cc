@@ -293,6 +293,11 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
+  if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {
+    reply.unsummed = true;
+    session.take_unsummed();
+    session.send_unsummed();
+  }
   return reply;
 }
 

@@ -88,6 +88,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   options.server = std::move(server);
   options.join.name = "worker-" + std::to_string(member);
   options.join.exchange = "star";
+  options.join.node = transport::this_node();
   options.join.codec = settings.codec;
   options.join.batch = kBatch;
   options.join.train_samples = std::uint64_t{1} << 40;

@@ -34,8 +34,8 @@ TEST(Nodes, ARosterWithAnotherNumberOfThemIsRefused) {
 }
 
 TEST(Nodes, ThisOneHasAName) {
-  EXPECT_FALSE(this_node().empty());
-  EXPECT_EQ(this_node(), this_node());
+  EXPECT_FALSE(transport::this_node().empty());
+  EXPECT_EQ(transport::this_node(), transport::this_node());
 }
 
 TEST(SharedMemory, IsUsedBetweenRanksOfOneNodeUnlessItIsOff) {

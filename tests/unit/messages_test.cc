@@ -186,6 +186,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);
+  EXPECT_TRUE(reply.unsummed);
   const StateChunk state = decode<StateChunk>(documented("state-chunk")).value();
   EXPECT_EQ(state.plane, 1);
   EXPECT_EQ(state.chunk, ChunkId(5));

@@ -41,14 +41,10 @@ struct Roster {
   std::uint64_t generation = 0;
   std::uint32_t rank = 0;
   std::vector<transport::Endpoint> endpoints;  ///< by rank; our own is not used
-  /// By rank: a text that is equal for ranks on one machine (`this_node`). Empty: unknown, of one
+  /// By rank: a text that is equal for ranks on one machine (`transport::this_node`). Empty: unknown, of one
   /// rank or of all.
   std::vector<std::string> nodes;
 };
-
-/// Names the running system, the same text in all its processes and containers; empty when it
-/// cannot be told. Whether two of them can share memory shows only when they try.
-std::string this_node();
 
 /// One process's place in the mesh of peers: listens, and builds the group of each generation.
 /// Lives over many generations; a rank gives its endpoint to the roster before it joins.

@@ -215,6 +215,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
 Task<Status> ServerLink::enter(Session& session) {
   const auto head = proto::encode(options_.join);
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
+  if (!options_.join.node.empty()) session.take_unsummed();
   auto reply = co_await session.request(kind, head, Bytes(), now() + std::chrono::seconds(30));
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
@@ -223,6 +224,7 @@ Task<Status> ServerLink::enter(Session& session) {
                                {"run_id", terms_.run_id},
                                {"member", terms_.member.value},
                                {"apply", terms_.apply_on_worker ? "worker" : "server"}});
+  if (terms_.unsummed) session.send_unsummed();
   is_joined_ = true;
   joined_.notify_all();
   co_return Status();

@@ -273,8 +273,9 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   const bool is_plain = options_.join.codec == "f32";
   std::optional<std::uint32_t> crc;
   if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
-    if (is_plain) crc = checksum_of_finite(values);
-    if (is_plain ? !crc : !is_finite(values)) {
+    const bool needs_sum = is_plain && !session.sends_unsummed();
+    if (needs_sum) crc = checksum_of_finite(values);
+    if (needs_sum ? !crc : !is_finite(values)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }

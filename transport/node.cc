@@ -2,9 +2,9 @@
 #include <cctype>
 #include <fstream>
 
-#include "transport/collective/mesh.h"
+#include "transport/transport.h"
 
-namespace centroid::collective {
+namespace centroid::transport {
 
 // The name of this boot of the kernel: containers share it, virtual machines do not.
 std::string this_node() {
@@ -16,4 +16,4 @@ std::string this_node() {
   return id;
 }
 
-}  // namespace centroid::collective
+}  // namespace centroid::transport
