@@ -53,6 +53,7 @@ class Client final : public transport::FrameSink {
     return run(wait_open(this, from));
   }
   std::optional<proto::Finish> finish() { return run(wait_finish(this)); }
+  void send_unsummed() { run(begin_unsummed(this)); }
   /// What the session ended with; the server's Goodbye when it said one.
   std::string ended() { return run(wait_end(this)); }
 
@@ -101,6 +102,10 @@ class Client final : public transport::FrameSink {
   static Task<void> read(Client* self) {
     self->cause_ = co_await self->session_->run(*self);
     self->changed_.notify_all();
+  }
+  static Task<void> begin_unsummed(Client* self) {
+    self->session_->send_unsummed();
+    co_return;
   }
   static Task<Result<proto::JoinReply>> enter_cluster(Client* self) {
     const auto head = proto::encode(self->join);
@@ -208,6 +213,30 @@ class ContractTest : public testing::Test {
                     [](Executor executor) { return transport::make_tcp(executor); }};
   Client client;
 };
+
+TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
+  client.join.node = "another";
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  const auto reply = client.enter();
+  ASSERT_TRUE(reply.ok()) << reply.error().to_string();
+  EXPECT_FALSE(reply->unsummed);
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  client.send_unsummed();
+  proto::Push push;
+  push.generation = round->generation;
+  push.round = round->round;
+  (void)client.send(Kind::kPush, push, 16);
+  EXPECT_THAT(client.ended(), HasSubstr("closed the connection"));
+}
+
+TEST_F(ContractTest, PayloadsWithinAMachineNeedNone) {
+  client.join.node = transport::this_node();
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  const auto reply = client.enter();
+  ASSERT_TRUE(reply.ok()) << reply.error().to_string();
+  EXPECT_TRUE(reply->unsummed);
+}
 
 TEST_F(ContractTest, LeaveWithoutTheRequestFlagEndsTheSession) {
   enter();

@@ -121,7 +121,7 @@ class Loss(MembershipTest):
         for direction in ("up", "down"):
             with self.subTest(direction):
                 names = [f"w0-{direction}", f"w1-{direction}"]
-                server = self.server("--min-workers", 2, run=f"run-{direction}", name=f"server-{direction}")
+                server = self.server("--min-workers", 2, "--payload-checksum", "always", run=f"run-{direction}", name=f"server-{direction}")
                 link = self.link_to(server)
                 workers = [self.worker(server, names[0], model=WIDE), self.worker(link.endpoint, names[1], model=WIDE)]
                 server.wait_round(3)
