@@ -16,6 +16,7 @@
 #include "common/base/metrics.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
+#include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
@@ -189,7 +190,9 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
                  "batch " + std::to_string(config.batch) + " is larger than the training data (" +
                      std::to_string(data.train.samples) + " samples): lower --batch");
   CENTROID_ASSIGN(const auto group, make_replica_group(*model, config.devices));
+  const std::string cuda = cuda_release();
   log::info("worker.started", {{"version", kVersion},
+                               {"cuda", cuda.empty() ? "not built in" : cuda},
                                {"name", config.name},
                                {"model", model->spec()},
                                {"parameters", group->params().size()},

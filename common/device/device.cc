@@ -7,6 +7,10 @@
 #include <string_view>
 #include <utility>
 
+#if defined(CENTROID_HAS_CUDA)
+#include "common/device/cuda/cuda_device.h"
+#endif
+
 namespace centroid {
 
 namespace {
@@ -37,7 +41,9 @@ class CpuStream final : public Stream {
     if (bytes > 0) std::memmove(to, from, bytes);
     return {};
   }
+  Result<bool> done() override { return true; }
   Status wait() override { return {}; }
+  void* native() const override { return nullptr; }
 };
 
 class CpuDevice final : public Device {
@@ -45,6 +51,10 @@ class CpuDevice final : public Device {
   explicit CpuDevice(unsigned number) : name_("cpu:" + std::to_string(number)) {}
   std::string name() const override { return name_; }
   bool is_host() const override { return true; }
+  unsigned processors() const override { return 1; }
+  Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) override {
+    return allocate(bytes);
+  }
 
   Result<std::unique_ptr<DeviceMemory>> allocate(std::size_t bytes) override {
     // At least one byte, so that data() is never null.
@@ -85,13 +95,28 @@ std::optional<unsigned> device_number(std::string_view spec, std::string_view ki
 Result<std::unique_ptr<Device>> make_device(const std::string& spec) {
   if (const auto number = device_number(spec, "cpu"))
     return std::unique_ptr<Device>(new CpuDevice(*number));
-  if (device_number(spec, "cuda"))
+  if (const auto number = device_number(spec, "cuda")) {
+#if defined(CENTROID_HAS_CUDA)
+    auto made = cuda::make_cuda_device(*number);
+    if (!made.ok()) return std::move(made).error().with_context("device '" + spec + "'");
+    return made;
+#else
     return Error(ErrorCode::kUnimplemented,
                  "device '" + spec + "': this build has no CUDA; use cpu:N");
+#endif
+  }
   return Error(ErrorCode::kInvalidArgument,
                "device '" + spec +
                    "' is not known: expected cpu, cpu:N or cuda:N with N from 0 to " +
                    std::to_string(kMaxDeviceNumber));
+}
+
+std::string cuda_release() {
+#if defined(CENTROID_HAS_CUDA)
+  return cuda::release();
+#else
+  return {};
+#endif
 }
 
 }  // namespace centroid

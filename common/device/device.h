@@ -9,7 +9,8 @@
 
 namespace centroid {
 
-/// Memory of a device; freed with the object. On the CPU 64-byte aligned and zeroed.
+/// Memory of a device; freed with the object, so wait for the work that uses it before. Zeroed; on
+/// a 64-byte boundary at least.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -18,14 +19,20 @@ class DeviceMemory {
   virtual std::size_t size() const = 0;
 };
 
-/// An ordered queue of work on a device.
+/// An ordered queue of work on a device. thread: one at a time.
 class Stream {
  public:
   virtual ~Stream() = default;
-  /// Copy between any two of host and this device, in stream order.
+  /// Copy between any two of host and this device, in stream order. From or to host memory that is
+  /// not pinned, the call may block until the copy is done.
   virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  /// Whether everything queued so far is done. Never blocks.
+  /// fails  as the queued work did, here and in all other calls from then on
+  virtual Result<bool> done() = 0;
   /// Block this thread until everything queued so far is done.
   virtual Status wait() = 0;
+  /// The cudaStream_t of a CUDA device, for those who launch kernels; nullptr on the CPU.
+  virtual void* native() const = 0;
 };
 
 /// One GPU or the CPU. "cpu:0" and "cpu:1" are two replicas on one machine, each driven by its own
@@ -35,12 +42,21 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  ///< "cpu:0"
   virtual bool is_host() const = 0;
+  /// Processors that share a kernel's blocks (1 for a CPU device: its thread).
+  virtual unsigned processors() const = 0;
   virtual Result<std::unique_ptr<DeviceMemory>> allocate(std::size_t bytes) = 0;
+  /// Host memory that the device copies from and to without a detour, and that its kernels may
+  /// write at the same address. Dear to make: keep it (PinnedPool).
+  virtual Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
 };
 
-/// "cpu" or "cpu:N"; "cuda:N" when built with CUDA. fails invalid_argument (names what is known),
-/// unimplemented (no CUDA here).
+/// "cpu", "cpu:N", "cuda", "cuda:N".
+/// fails  invalid_argument (names what is known, or how many GPUs there are), unimplemented (built
+///        without CUDA), failed_precondition (no GPU or no driver, with the driver's reason)
 Result<std::unique_ptr<Device>> make_device(const std::string& spec);
+
+/// CUDA release this program was built with, "13.0"; empty when built without.
+std::string cuda_release();
 
 }  // namespace centroid

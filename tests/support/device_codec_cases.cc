@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "common/codec/codec.h"
+#include "common/codec/cuda/device_codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/codec/payload.h"
 #include "tests/unit/codec_topk_cases.h"
@@ -67,6 +68,8 @@ std::string difference(const std::vector<T>& got, const std::vector<T>& expected
   return difference(std::span<const T>(got), std::span<const T>(expected));
 }
 
+void expect_ok(const Status& status) { EXPECT_TRUE(status.ok()) << status.error().to_string(); }
+
 /// Bytes as numbers, to print them.
 std::vector<std::uint8_t> plain(Bytes bytes) {
   std::vector<std::uint8_t> out(bytes.size());
@@ -84,7 +87,7 @@ struct Selected {
 Selected run_select(Machine& machine, const cuda::AddArguments& add, std::uint64_t n,
                     std::uint64_t k) {
   const std::uint64_t most = std::min(n, k);
-  const Array<std::byte> memory(machine, machine.select_bytes(n));
+  const Array<std::byte> memory(machine, cuda::select_bytes(n));
   const Array<std::uint32_t> index(machine, most);
   const Array<float> value(machine, most);
   const Array<cuda::SelectSummary> summary(machine, std::uint64_t{1});
@@ -96,7 +99,7 @@ Selected run_select(Machine& machine, const cuda::AddArguments& add, std::uint64
   of.index = index.data();
   of.value = value.data();
   of.summary = summary.data();
-  machine.select(of);
+  expect_ok(cuda::select(of, machine.queue()));
   Selected out{summary.read()[0], index.read(), value.read()};
   if (out.summary.count > most) {
     ADD_FAILURE() << out.summary.count << " selected of " << n << ", k = " << k;
@@ -177,7 +180,7 @@ void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std
   of.n = n;
   of.out = out.data();
   of.flags = flags.data();
-  machine.encode(of);
+  expect_ok(cuda::encode(of, machine.queue()));
   const std::uint32_t seen = flags.read()[0];
   const bool has_nonfinite =
       std::ranges::any_of(x, [&](float v) { return topk::key_of(v) >= topk::kInfinity; });
@@ -195,7 +198,8 @@ void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std
     is_exact = is_exact && sent[i] + rest[i] == x[i];
   }
   EXPECT_EQ((seen & cuda::kInexact) == 0, is_exact);
-  machine.subtract(type, at.data(), offset == 0 ? nullptr : momentum.data(), n, flags.data());
+  expect_ok(cuda::subtract(type, at.data(), offset == 0 ? nullptr : momentum.data(), n,
+                           flags.data(), machine.queue()));
   const bool is_done = is_exact && !has_nonfinite;
   EXPECT_EQ(difference(at.read(), is_done ? rest : x), "");
   EXPECT_EQ(difference(momentum.read(), is_done && offset != 0 ? std::vector<float>(n, 0.0f) : x),
@@ -236,11 +240,34 @@ void compare_addition(Machine& machine, Dense type, const std::vector<float>& x,
   }
   const Array<float> acc(machine, before, offset / 4 % 4);
   const Array<std::byte> in(machine, bytes, offset);
-  machine.add_dense(type, in.data(), weight, first, acc.data(), n);
+  expect_ok(cuda::add_dense(type, in.data(), weight, first, acc.data(), n, machine.queue()));
   expect_same_sums(acc.read(), expected);
 }
 
 }  // namespace
+
+Machine::Machine(Device& device) : device_(device) {
+  auto stream = device.make_stream();
+  CENTROID_CHECK(stream.ok());
+  stream_ = std::move(stream).value();
+}
+
+std::byte* Machine::allocate(std::size_t bytes) {
+  auto memory = device_.allocate(bytes);
+  CENTROID_CHECK(memory.ok());
+  memory_.push_back(std::move(memory).value());
+  return memory_.back()->data();
+}
+
+void Machine::free_all() {
+  expect_ok(stream_->wait());
+  memory_.clear();
+}
+
+void Machine::copy(void* to, const void* from, std::size_t bytes) {
+  expect_ok(stream_->copy(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes));
+  expect_ok(stream_->wait());
+}
 
 void compare_selections(Machine& machine, std::uint64_t n, std::uint64_t seed) {
   constexpr std::uint64_t kMany = 50'000;  // from here on fewer cases
@@ -326,7 +353,8 @@ void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed) {
       const Array<float> acc(machine, expected, 3), value(machine, {sent.begin(), sent.end()});
       const Array<std::uint32_t> index(machine, {view->index.begin(), view->index.end()});
       payload::add(*view, scratch, 0.3f, first, expected);
-      machine.add_sparse(index.data(), value.data(), sent.size(), 0.3f, first, acc.data(), n);
+      expect_ok(cuda::add_sparse(index.data(), value.data(), sent.size(), 0.3f, first, acc.data(),
+                                 n, machine.queue()));
       expect_same_sums(acc.read(), expected);
       machine.free_all();
     }
@@ -334,52 +362,58 @@ void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed) {
 }
 
 void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
-  struct Options {
-    const char* spec;
-    ValueType values;
-    float momentum;
-    bool nesterov;
-  };
-  for (const Options& of :
-       {Options{"topk:0.05", ValueType::kF32, 0, false},
-        Options{"topk:0.05,values=bf16,momentum=0.9", ValueType::kBf16, 0.9f, false},
-        Options{"topk:0.05,values=int8,momentum=0.9,nesterov=on", ValueType::kInt8, 0.9f, true}}) {
-    SCOPED_TRACE(of.spec);
-    Manifest manifest;
+  for (const char* spec :
+       {"topk:0.05", "topk:0.05,values=bf16,momentum=0.9",
+        "topk:0.02,values=int8,momentum=0.9,nesterov=on", "topk:0.5,momentum=0.5,masking=off",
+        "topk:0.99", "topk:0.9,values=int8,momentum=0.9", "int8:feedback=on", "bf16:feedback=on",
+        "f16:feedback=on"}) {
+    SCOPED_TRACE(spec);
+    const auto parsed = CodecSpec::parse(spec);
+    const auto cpu = make_codec(spec);
+    ASSERT_TRUE(parsed.ok() && cpu.ok());
+    Manifest manifest;  // the second tensor begins at an odd place
     manifest.push_back({"w", DType::kF32, {n}});
-    const auto plan = ChunkPlan::make(manifest, 4 * n);
-    ASSERT_TRUE(plan.ok()) << plan.error().message();
-    const auto feedback = ErrorFeedback::make(of.spec, *plan);
-    ASSERT_TRUE(feedback.ok());
-    const std::uint64_t k = CodecSpec::parse(of.spec)->ratio.kept(n);
-    const bool has_momentum = of.momentum != 0;
-    const std::vector<float> zeros(n, 0.0f);
-    const Array<float> residual(machine, zeros, 2), momentum(machine, zeros, 2);
-    for (std::uint64_t round = 1; round <= 4; ++round) {
-      const auto gradient = numbers(static_cast<int>(round % 2), n, seed + round);
-      const auto expected = (*feedback)->encode(ChunkId{0}, gradient, round);
-      ASSERT_TRUE(expected.ok());
-      const Array<float> g(machine, gradient, 2);
-      cuda::AddArguments add;
-      add.gradient = g.data();
-      add.x = residual.data();
-      add.momentum = has_momentum ? momentum.data() : nullptr;
-      add.factor = of.momentum;
-      add.nesterov = of.nesterov;
-      const Selected got = run_select(machine, add, n, k);
-      std::vector<std::byte> bytes(payload::sparse_bytes(of.values, k, n));
-      bytes.resize(payload::encode_sparse(of.values, {}, got.index, got.value, bytes.data()));
-      EXPECT_EQ(difference(plain(bytes), plain(*expected)), "");
-      payload::Scratch scratch;
-      const auto view = payload::read(bytes, of.values, true, n, scratch);
-      ASSERT_TRUE(view.ok()) << view.error().message();
-      const auto sent = payload::sent(*view, scratch);
-      std::vector<float> rest(sent.size());
-      for (std::size_t j = 0; j < rest.size(); ++j) rest[j] = got.value[j] - sent[j];
-      const Array<float> left(machine, rest);
-      const Array<std::uint32_t> index(machine, got.index);
-      machine.settle(index.data(), of.values == ValueType::kF32 ? nullptr : left.data(),
-                     got.index.size(), residual.data(), add.momentum);
+    manifest.push_back({"b", DType::kF32, {n / 3}});
+    const auto plan = ChunkPlan::make(manifest, 4 * (n / 2) + 64);
+    ASSERT_TRUE(plan.ok());
+    const auto feedback = ErrorFeedback::make(spec, *plan);
+    const auto codec = DeviceCodec::make(spec, n, machine.device());
+    ASSERT_TRUE(feedback.ok() && codec.ok());
+    const std::uint64_t total = plan->total_elements();
+    const bool is_topk = parsed->kind == CodecSpec::Kind::kTopk;
+    const bool has_momentum = parsed->feedback.momentum != 0;
+    const std::vector<float> zeros(total, 0.0f);
+    const Array<float> residual(machine, zeros), momentum(machine, zeros), g(machine, zeros);
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      auto gradient = numbers(static_cast<int>(round % 2), total, seed + round);
+      for (std::uint64_t i = 0; i < n / 2; ++i) gradient[i] *= 0x1p20f;  // one chunk has most of it
+      machine.copy(g.data(), gradient.data(), 4 * total);
+      for (std::size_t c = 0; c < plan->chunks().size();) {
+        // A tensor at a time; with the dense codecs a chunk.
+        const Chunk& first = plan->chunks()[c];
+        DeviceCodec::Tensor tensor;
+        tensor.gradient = g.data() + first.position;
+        tensor.residual = residual.data() + first.position;
+        tensor.momentum = has_momentum ? momentum.data() + first.position : nullptr;
+        tensor.elements = is_topk ? (first.tensor.value == 0 ? n : n / 3) : first.elements;
+        expect_ok((*codec)->begin(tensor, parsed->ratio));
+        expect_ok((*codec)->stream().wait());
+        const auto is_done = (*codec)->done();
+        ASSERT_TRUE(is_done.ok() && *is_done);
+        std::uint64_t at = 0;
+        for (; at < tensor.elements; ++c) {
+          const Chunk& chunk = plan->chunks()[c];
+          std::vector<std::byte> bytes((*cpu)->max_bytes(chunk.elements) + 4 * chunk.elements + 1);
+          const auto written = (*codec)->encode(at, chunk.elements, bytes);
+          ASSERT_TRUE(written.ok()) << written.error().to_string();
+          bytes.resize(*written);
+          const auto expected = (*feedback)->encode(chunk.id, gradient, round);
+          ASSERT_TRUE(expected.ok());
+          EXPECT_EQ(difference(plain(bytes), plain(*expected)), "") << to_string(chunk.id);
+          at += chunk.elements;
+        }
+      }
+      expect_ok((*codec)->stream().wait());
       const auto state = (*feedback)->state();
       const auto residual_now = residual.read(), momentum_now = momentum.read();
       EXPECT_EQ(difference(std::span<const float>(residual_now), state.residual), "");
@@ -387,6 +421,47 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
         EXPECT_EQ(difference(std::span<const float>(momentum_now), state.momentum), "");
       }
     }
+    EXPECT_EQ((*feedback)->totals().dense_chunks > 0, is_topk && parsed->ratio.billionths > 2e8);
+    machine.free_all();
+  }
+}
+
+void compare_refusals(Machine& machine) {
+  const auto code_of = [&](const char* spec) {
+    const auto codec = DeviceCodec::make(spec, 10, machine.device());
+    return codec.ok() ? std::string("ok") : codec.error().to_string();
+  };
+  EXPECT_EQ(code_of("topk:0.5"), "ok");
+  EXPECT_NE(code_of("topk:0.5,clip=1").find("unimplemented: codec spec"), std::string::npos);
+  EXPECT_NE(code_of("topk:0.5,feedback=off").find("invalid_argument"), std::string::npos);
+  EXPECT_NE(code_of("bf16").find("\"feedback\" is off"), std::string::npos);
+
+  Manifest manifest;
+  manifest.push_back({"w", DType::kF32, {1000}});
+  const auto plan = ChunkPlan::make(manifest, 4096);
+  ASSERT_TRUE(plan.ok());
+  auto gradient = numbers(0, 1000, 1);
+  gradient[700] = std::numeric_limits<float>::infinity();
+  gradient[800] = std::numeric_limits<float>::quiet_NaN();
+  for (const char* spec : {"topk:0.1", "int8:feedback=on"}) {
+    const auto feedback = ErrorFeedback::make(spec, *plan);
+    const auto codec = DeviceCodec::make(spec, 1000, machine.device());
+    ASSERT_TRUE(feedback.ok() && codec.ok());
+    const Array<float> g(machine, gradient), residual(machine, std::vector<float>(1000, 0.0f));
+    DeviceCodec::Tensor tensor;
+    tensor.gradient = g.data();
+    tensor.residual = residual.data();
+    tensor.elements = 1000;
+    tensor.name = "tensor w";
+    expect_ok((*codec)->begin(tensor, {100'000'000}));
+    std::vector<std::byte> out(4001);
+    const auto got = (*codec)->encode(0, 1000, out);
+    const auto expected = (*feedback)->encode(ChunkId{0}, gradient, 1);
+    ASSERT_FALSE(got.ok());
+    ASSERT_FALSE(expected.ok());
+    EXPECT_EQ(got.error().to_string(), expected.error().to_string());
+    const auto kept = residual.read();
+    EXPECT_EQ(difference(std::span<const float>(kept), (*feedback)->state().residual), "");
     machine.free_all();
   }
 }

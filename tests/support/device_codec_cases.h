@@ -5,30 +5,30 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "common/codec/cuda/kernels.h"
+#include "common/device/device.h"
 
 namespace centroid::device_cases {
 
-/// Whoever runs the kernels. Calls are done in order; `copy` comes after all before it.
+/// A device with a stream and memory of one comparison.
 class Machine {
  public:
-  virtual ~Machine() = default;
+  explicit Machine(Device& device);
   /// Memory of the device on a 16-byte boundary, until `free_all`.
-  virtual std::byte* allocate(std::size_t bytes) = 0;
-  virtual void free_all() = 0;
-  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
-  virtual std::size_t select_bytes(std::uint64_t n) = 0;
-  virtual void select(const cuda::SelectArguments& arguments) = 0;
-  virtual void settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
-                      float* momentum) = 0;
-  virtual void encode(const cuda::EncodeArguments& arguments) = 0;
-  virtual void subtract(cuda::Dense type, float* x, float* momentum, std::uint64_t n,
-                        const std::uint32_t* flags) = 0;
-  virtual void add_dense(cuda::Dense type, const std::byte* in, float weight, bool first,
-                         float* acc, std::uint64_t n) = 0;
-  virtual void add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count,
-                          float weight, bool first, float* acc, std::uint64_t n) = 0;
+  std::byte* allocate(std::size_t bytes);
+  void free_all();
+  /// In order after what was queued, and done on return.
+  void copy(void* to, const void* from, std::size_t bytes);
+  cuda::Queue queue() const { return cuda::queue_of(device_, *stream_); }
+  Device& device() { return device_; }
+
+ private:
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
 };
 
 /// All distributions of codec_topk_cases.h, several k, every boundary, with and without addition.
@@ -39,7 +39,10 @@ void compare_nonfinite(Machine& machine, std::uint64_t n, std::uint64_t seed);
 void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Dense and sparse payloads of every type, first and not.
 void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed);
-/// A tensor through rounds of ErrorFeedback: payloads, residual and momentum.
+/// Tensors through rounds of ErrorFeedback and of DeviceCodec, with every kind of spec: payloads,
+/// residual and momentum.
 void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed);
+/// What DeviceCodec refuses, and that it says so as ErrorFeedback does.
+void compare_refusals(Machine& machine);
 
 }  // namespace centroid::device_cases

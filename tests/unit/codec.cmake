@@ -16,7 +16,12 @@ centroid_test(codec_topk_slow_test LABEL slow TIMEOUT 600
 
 # The kernels themselves, on the CPU: no CUDA toolkit is needed. The thread sanitizer does not follow their fibers.
 if(NOT CENTROID_SANITIZE MATCHES "thread")
+  set(kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)
+  set_source_files_properties(${kernels}/kernels.cu PROPERTIES
+    LANGUAGE CXX
+    COMPILE_OPTIONS "-include;${PROJECT_SOURCE_DIR}/tests/support/simt.h")
   centroid_test(cuda_kernels_test LABEL unit
     SOURCES unit/cuda_kernels_test.cc support/device_codec_cases.cc support/simt.cc
-    DEPS centroid::codec)
+            ${kernels}/kernels.cu ${kernels}/device_codec.cc
+    DEPS centroid::codec centroid::device)
 endif()

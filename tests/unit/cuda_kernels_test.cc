@@ -1,5 +1,5 @@
 // The CUDA kernels of the codecs, run on the CPU by tests/support/simt.h, against the CPU's codecs:
-// the same bytes. tests/gpu runs the same comparisons on a GPU.
+// the same bytes. The CPU device stands for the GPU. tests/gpu runs the same comparisons on a GPU.
 
 // clang-format off
 #include "tests/support/simt.h"  // before the kernels
@@ -14,53 +14,11 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
-#include "common/codec/cuda/dense.cuh"
 #include "common/codec/cuda/select.cuh"
 #include "tests/support/device_codec_cases.h"
 
 namespace centroid {
 namespace {
-
-/// Memory is the host's, a stream is nothing: what is queued has run.
-class Emulator final : public device_cases::Machine {
- public:
-  std::byte* allocate(std::size_t bytes) override {
-    // Exactly as long as asked, so that the address sanitizer sees the first byte too many.
-    memory_.push_back(std::make_unique<std::byte[]>(bytes));
-    return memory_.back().get();
-  }
-  void free_all() override { memory_.clear(); }
-  void copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  }
-  void select(const cuda::SelectArguments& arguments) override {
-    cuda::launch_select(arguments, kProcessors, nullptr);
-  }
-  std::size_t select_bytes(std::uint64_t n) override { return cuda::select_memory_bytes(n); }
-  void settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
-              float* momentum) override {
-    cuda::launch_settle(index, rest, count, x, momentum, kProcessors, nullptr);
-  }
-  void encode(const cuda::EncodeArguments& arguments) override {
-    cuda::launch_encode(arguments, kProcessors, nullptr);
-  }
-  void subtract(cuda::Dense type, float* x, float* momentum, std::uint64_t n,
-                const std::uint32_t* flags) override {
-    cuda::launch_subtract(type, x, momentum, n, flags, kProcessors, nullptr);
-  }
-  void add_dense(cuda::Dense type, const std::byte* in, float weight, bool first, float* acc,
-                 std::uint64_t n) override {
-    cuda::launch_add_dense(type, in, weight, first, acc, n, kProcessors, nullptr);
-  }
-  void add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
-                  bool first, float* acc, std::uint64_t n) override {
-    cuda::launch_add_sparse(index, value, count, weight, first, acc, n, kProcessors, nullptr);
-  }
-
- private:
-  static constexpr unsigned kProcessors = 1;  // so that grids of few blocks walk in strides
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
-};
 
 class CudaKernels : public ::testing::TestWithParam<int> {
  protected:
@@ -68,7 +26,8 @@ class CudaKernels : public ::testing::TestWithParam<int> {
     RecordProperty("seed", GetParam());
     simt::use_seed(static_cast<std::uint64_t>(GetParam()));
   }
-  Emulator machine_;
+  std::unique_ptr<Device> device_ = make_device("cpu").value();
+  device_cases::Machine machine_{*device_};
 };
 
 TEST_P(CudaKernels, SelectTheSameAsTheCpu) {
@@ -92,6 +51,12 @@ TEST_P(CudaKernels, AddPayloadsAsTheCpuDoes) {
   const auto seed = static_cast<std::uint64_t>(GetParam());
   for (const std::uint64_t n : {0u, 1u, 8u, 15u, 256u, 1031u, 4096u})
     device_cases::compare_additions(machine_, n, seed);
+}
+
+TEST(DeviceCodec, RefusesWhatItCannotSend) {
+  const auto device = make_device("cpu").value();
+  device_cases::Machine machine(*device);
+  device_cases::compare_refusals(machine);
 }
 
 TEST_P(CudaKernels, FollowTheCpuThroughRoundsOfErrorFeedback) {

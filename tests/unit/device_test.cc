@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -12,6 +13,7 @@
 
 #include "common/base/random.h"
 #include "common/device/blas.h"
+#include "common/device/pinned_pool.h"
 
 namespace centroid {
 namespace {
@@ -75,10 +77,54 @@ TEST(MakeDevice, RefusesWhatItDoesNotKnow) {
   }
 }
 
-TEST(MakeDevice, SaysThatCudaIsNotBuiltIn) {
+TEST(MakeDevice, SaysWhyThereIsNoGpu) {
   const auto device = make_device("cuda:0");
-  ASSERT_FALSE(device.ok());
-  EXPECT_EQ(device.error().code(), ErrorCode::kUnimplemented);
+  if (device.ok()) GTEST_SKIP() << "there is a GPU";
+  EXPECT_THAT(device.error().message(), HasSubstr("'cuda:0'"));
+  if (cuda_release().empty()) {
+    EXPECT_EQ(device.error().code(), ErrorCode::kUnimplemented);
+  } else {
+    EXPECT_EQ(device.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(device.error().message(), HasSubstr("cudaGetDeviceCount: "));
+  }
+}
+
+TEST(CpuDevice, StreamIsDoneAtOnce) {
+  const auto device = make_device("cpu").value();
+  const auto stream = device->make_stream().value();
+  EXPECT_TRUE(*stream->done());
+  EXPECT_EQ(stream->native(), nullptr);
+  EXPECT_EQ(device->processors(), 1U);
+}
+
+TEST(PinnedPool, LendsSoManyAndTakesThemBack) {
+  const auto device = make_device("cpu").value();
+  std::optional<PinnedBuffer> last;
+  {
+    PinnedPool pool(*device, 100, 2);
+    auto a = pool.try_acquire().value(), b = pool.try_acquire().value();
+    ASSERT_TRUE(a && b);
+    EXPECT_EQ(a->size(), 100U);
+    EXPECT_NE(a->data(), b->data());
+    EXPECT_FALSE(pool.try_acquire().value());
+    std::byte* const data = a->data();
+    a.reset();
+    EXPECT_EQ(pool.in_use(), 1U);
+    last = pool.try_acquire().value();
+    ASSERT_TRUE(last);
+    EXPECT_EQ(last->data(), data);
+    *b = std::move(*last);  // what b had goes back
+    EXPECT_EQ(pool.in_use(), 1U);
+    last = std::move(b);
+  }
+  last->bytes()[99] = std::byte{1};  // outlives its pool
+}
+
+TEST(PinnedPool, SaysWhenThereIsNoMemory) {
+  const auto device = make_device("cpu").value();
+  PinnedPool pool(*device, std::numeric_limits<std::size_t>::max(), 1);
+  EXPECT_EQ(pool.try_acquire().error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(pool.in_use(), 0U);
 }
 
 struct GemmCase {

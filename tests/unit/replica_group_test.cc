@@ -23,6 +23,7 @@ namespace centroid::worker {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -218,7 +219,8 @@ TEST(MakeReplicaGroup, NamesWhatIsWrongWithTheDevices) {
   EXPECT_THAT(error_of(""), HasSubstr("invalid_argument"));
   EXPECT_THAT(error_of("cpu:0,"), HasSubstr("invalid_argument"));
   EXPECT_THAT(error_of("cpu:0,tpu:1"), HasSubstr("'tpu:1'"));
-  EXPECT_THAT(error_of("cuda:0"), HasSubstr("unimplemented"));
+  // Built without CUDA, or models cannot use it; or there is no GPU.
+  EXPECT_THAT(error_of("cuda:0"), AnyOf(HasSubstr("unimplemented"), HasSubstr("failed_precon")));
 }
 
 /// Throws in the step of one replica.

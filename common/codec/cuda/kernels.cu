@@ -1,49 +1,60 @@
 #include "common/codec/cuda/dense.cuh"
 #include "common/codec/cuda/kernels.h"
 #include "common/codec/cuda/select.cuh"
+#if !defined(CENTROID_SIMT)
+#include "common/device/cuda/cuda_device.h"
+#endif
 
 namespace centroid::cuda {
 namespace {
 
-/// What the last launches said; a launch that fails queues nothing.
-int launched() { return static_cast<int>(cudaGetLastError()); }
+cudaStream_t stream_of(const Queue& queue) { return static_cast<cudaStream_t>(queue.stream); }
+
+/// What the launches said; one that fails queues nothing.
+Status launched([[maybe_unused]] const char* what) {
+#if defined(CENTROID_SIMT)
+  return {};
+#else
+  return status_of(cudaGetLastError(), what);
+#endif
+}
 
 }  // namespace
 
 std::size_t select_bytes(std::uint64_t n) { return select_memory_bytes(n); }
 
-int select(const SelectArguments& arguments, unsigned processors, CudaStream stream) {
-  launch_select(arguments, processors, stream);
-  return launched();
+Status select(const SelectArguments& arguments, const Queue& queue) {
+  launch_select(arguments, queue.processors, stream_of(queue));
+  return launched("kernels of select");
 }
 
-int settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
-           float* momentum, unsigned processors, CudaStream stream) {
-  launch_settle(index, rest, count, x, momentum, processors, stream);
-  return launched();
+Status settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
+              float* momentum, const Queue& queue) {
+  launch_settle(index, rest, count, x, momentum, queue.processors, stream_of(queue));
+  return launched("kernels of settle");
 }
 
-int encode(const EncodeArguments& arguments, unsigned processors, CudaStream stream) {
-  launch_encode(arguments, processors, stream);
-  return launched();
+Status encode(const EncodeArguments& arguments, const Queue& queue) {
+  launch_encode(arguments, queue.processors, stream_of(queue));
+  return launched("kernels of encode");
 }
 
-int subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
-             unsigned processors, CudaStream stream) {
-  launch_subtract(type, x, momentum, n, flags, processors, stream);
-  return launched();
+Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
+                const Queue& queue) {
+  launch_subtract(type, x, momentum, n, flags, queue.processors, stream_of(queue));
+  return launched("kernels of subtract");
 }
 
-int add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
-              std::uint64_t n, unsigned processors, CudaStream stream) {
-  launch_add_dense(type, in, weight, first, acc, n, processors, stream);
-  return launched();
+Status add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
+                 std::uint64_t n, const Queue& queue) {
+  launch_add_dense(type, in, weight, first, acc, n, queue.processors, stream_of(queue));
+  return launched("kernels of add_dense");
 }
 
-int add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
-               bool first, float* acc, std::uint64_t n, unsigned processors, CudaStream stream) {
-  launch_add_sparse(index, value, count, weight, first, acc, n, processors, stream);
-  return launched();
+Status add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
+                  bool first, float* acc, std::uint64_t n, const Queue& queue) {
+  launch_add_sparse(index, value, count, weight, first, acc, n, queue.processors, stream_of(queue));
+  return launched("kernels of add_sparse");
 }
 
 }  // namespace centroid::cuda

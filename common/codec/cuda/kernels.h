@@ -3,19 +3,25 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/base/result.h"
 #include "common/codec/spec.h"
-
-struct CUstream_st;
+#include "common/device/device.h"
 
 namespace centroid::cuda {
 
 /// The codecs' loops on a GPU: what common/codec computes on the CPU, bit for bit (but which NaN a
-/// sum is). All addresses are the device's, or of pinned host memory; all functions queue work on
-/// `stream` and return a cudaError_t at once (0: it is queued). None allocates or waits.
+/// sum is). All addresses are the device's, or of pinned host memory; all functions queue work and
+/// return at once. None allocates or waits.
 ///
 /// limits  n < 2^32; floats on 4-byte boundaries; n = 0 is nothing to do
 /// speed   16-byte accesses where the addresses allow it: see each function
-using CudaStream = CUstream_st*;
+struct Queue {
+  unsigned processors = 1;
+  void* stream = nullptr;
+};
+inline Queue queue_of(const Device& device, const Stream& stream) {
+  return {device.processors(), stream.native()};
+}
 
 /// residual += gradient (with momentum correction); element by element as error_feedback.h says.
 struct AddArguments {
@@ -49,12 +55,12 @@ std::size_t select_bytes(std::uint64_t n);
 /// The k largest magnitudes as TopkSelector selects them, after the addition.
 /// cost  with addition 12 n bytes, then 4 n; what else is read or written depends on what is near
 ///       the k-th number: below 1 n for gradients, 8 n at most (all numbers equal). Ten launches.
-int select(const SelectArguments& arguments, unsigned processors, CudaStream stream);
+Status select(const SelectArguments& arguments, const Queue& queue);
 
 /// Where something was sent: x[index[j]] = rest[j] (0 without `rest`), momentum[index[j]] = 0 (if
 /// there is one). Indices differ from each other.
-int settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
-           float* momentum, unsigned processors, CudaStream stream);
+Status settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
+              float* momentum, const Queue& queue);
 
 /// How numbers of a dense payload are stored; f32 is a copy.
 enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8 };
@@ -74,20 +80,20 @@ struct EncodeArguments {
 };
 /// Write the numbers of a dense payload. 16-byte accesses with x and `out` on 16-byte boundaries
 /// (int8: and n a multiple of 1024, or the numbers behind the scales on an 8-byte boundary).
-int encode(const EncodeArguments& arguments, unsigned processors, CudaStream stream);
+Status encode(const EncodeArguments& arguments, const Queue& queue);
 
 /// x -= x̂ as `encode` stored it (int8: to nearest), and momentum = 0 if there is one; nothing when
 /// `flags` are not 0.
-int subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
-             unsigned processors, CudaStream stream);
+Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
+                const Queue& queue);
 
 /// acc[i] += weight * x̂[i], or = when `first`, of a dense payload that the CPU has checked, without
 /// its form. Multiplied and added with a rounding each.
-int add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
-              std::uint64_t n, unsigned processors, CudaStream stream);
+Status add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
+                 std::uint64_t n, const Queue& queue);
 /// The same of a sparse one whose indices were decoded and checked; where nothing was sent, acc
 /// stays (0 when `first`).
-int add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
-               bool first, float* acc, std::uint64_t n, unsigned processors, CudaStream stream);
+Status add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
+                  bool first, float* acc, std::uint64_t n, const Queue& queue);
 
 }  // namespace centroid::cuda

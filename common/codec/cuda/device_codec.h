@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/result.h"
+#include "common/codec/cuda/kernels.h"
+#include "common/codec/payload.h"
+#include "common/codec/spec.h"
+#include "common/device/device.h"
+
+namespace centroid {
+
+/// A sender's steps for numbers that live on a device: residual += gradient; encode; residual -=
+/// sent. Payloads, residual and momentum are those of ErrorFeedback, bit for bit.
+///
+/// where   everything that sees all numbers runs in kernels, which write what is sent into pinned
+///         memory. Indices and selected values (1 % of the numbers) are encoded on the CPU.
+/// steps   begin; until `done`, anything else; encode of each chunk, in any order; begin of the
+///         next. What encode queues (residual -= sent) comes before that in the stream
+/// owns    n / 4 bytes on the device; pinned memory for what is sent
+/// limits  no clipping (its norm is a sum in an order that a GPU cannot keep); one array at a time;
+///         sums that are not finite are refused, never passed on
+/// thread  one at a time
+class DeviceCodec {
+ public:
+  /// Arrays on the device, of `elements` numbers each.
+  struct Tensor {
+    const float* gradient = nullptr;
+    float* residual = nullptr;  ///< 0 in the beginning, finite always
+    float* momentum = nullptr;  ///< of a spec with momentum only
+    std::uint64_t elements = 0;
+    std::string name;  ///< for errors: "tensor fc1.weight"
+  };
+
+  /// For a spec with feedback=on and arrays of at most `max_elements` numbers. The device outlives
+  /// it.
+  /// fails  invalid_argument (the spec, or feedback is off), unimplemented (clip), and as `device`
+  ///        does
+  static Result<std::unique_ptr<DeviceCodec>> make(std::string_view spec,
+                                                   std::uint64_t max_elements, Device& device);
+  ~DeviceCodec();
+
+  /// Queue the addition and the selection at `ratio` (of top-k; the warm-up is the caller's). Does
+  /// not wait; the gradient may change when it is done.
+  Status begin(const Tensor& tensor, KeepRatio ratio);
+  /// Whether `encode` will find everything ready. Never blocks.
+  Result<bool> done() { return stream_->done(); }
+  /// Write the payload of numbers [first, first + elements) into `out` (at least
+  /// Codec::max_bytes(elements)) and queue residual -= sent; returns the bytes. Once per number.
+  /// Waits when it is called before `done`, and in the rare case that a part of a selection is
+  /// sent densely.
+  /// fails  invalid_argument: sums that are not finite (then for all of the tensor, with their
+  ///        count and the first) or, with f16, too large
+  Result<std::size_t> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out);
+
+  Stream& stream() { return *stream_; }
+
+ private:
+  DeviceCodec(CodecSpec spec, std::uint64_t max_elements, Device& device)
+      : spec_(spec), max_elements_(max_elements), device_(device) {}
+  Status allocate();
+  Status queue_dense(std::uint64_t first, std::uint64_t elements);
+  Result<std::size_t> take_dense(std::uint64_t first, std::uint64_t elements, MutableBytes out);
+  Result<std::size_t> take_sparse(std::uint64_t first, std::uint64_t elements, std::size_t from,
+                                  std::size_t count, MutableBytes out);
+  cuda::Dense dense_type() const;
+  bool has_form() const;
+  float* momentum_to_clear() const;
+  cuda::Queue queue() const { return cuda::queue_of(device_, *stream_); }
+
+  CodecSpec spec_;
+  std::uint64_t max_elements_;
+  Device& device_;
+  Tensor tensor_;
+  bool has_waited_ = false;                          // since `begin`
+  bool selects_ = false;                             // and does not send everything densely
+  std::uint64_t dense_first_ = 0, dense_count_ = 0;  // what was queued, or nothing
+  std::unique_ptr<DeviceMemory> scratch_, flags_;    // on the device
+  std::unique_ptr<DeviceMemory> summary_, index_, value_, rest_, dense_;  // pinned
+  std::vector<std::uint32_t> shifted_;
+  payload::Scratch values_;
+  std::unique_ptr<Stream> stream_;  // last: what is queued uses the rest
+};
+
+}  // namespace centroid

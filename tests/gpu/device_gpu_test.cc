@@ -1,0 +1,102 @@
+// Streams, events and memory of a CUDA device.
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/device/cuda/cuda_device.h"
+#include "common/device/device.h"
+#include "common/device/pinned_pool.h"
+#include "tests/gpu/gpu.h"
+
+namespace centroid {
+namespace {
+
+using testing::HasSubstr;
+
+class GpuDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SKIP_WITHOUT_GPU();
+    auto made = make_device("cuda");
+    ASSERT_TRUE(made.ok()) << made.error().to_string();
+    device_ = std::move(made).value();
+  }
+  std::unique_ptr<Device> device_;
+};
+
+TEST_F(GpuDevice, SaysWhatItIs) {
+  EXPECT_EQ(device_->name(), "cuda:0");
+  EXPECT_FALSE(device_->is_host());
+  EXPECT_GT(device_->processors(), 1u);
+}
+
+TEST_F(GpuDevice, MemoryIsZeroedAndCopiesArriveInOrder) {
+  const auto stream = device_->make_stream().value();
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4099}}) {
+    const auto memory = device_->allocate(bytes).value();
+    EXPECT_EQ(memory->size(), bytes);
+    std::vector<std::byte> got(bytes, std::byte{7}), sent(bytes, std::byte{9});
+    ASSERT_TRUE(stream->copy(got.data(), memory->data(), bytes).ok());
+    ASSERT_TRUE(stream->wait().ok());
+    EXPECT_EQ(got, std::vector<std::byte>(bytes));
+    ASSERT_TRUE(stream->copy(memory->data(), sent.data(), bytes).ok());
+    ASSERT_TRUE(stream->copy(got.data(), memory->data(), bytes).ok());
+    ASSERT_TRUE(stream->wait().ok());
+    EXPECT_EQ(got, sent);
+  }
+}
+
+TEST_F(GpuDevice, DoneTurnsTrueWithoutAWait) {
+  constexpr std::size_t kBytes = 256 << 20;
+  const auto stream = device_->make_stream().value(), other = device_->make_stream().value();
+  const auto a = device_->allocate(kBytes).value(), b = device_->allocate(kBytes).value();
+  auto event = cuda::Event::make(0);
+  ASSERT_TRUE(event.ok());
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(stream->copy(a->data(), b->data(), kBytes).ok());
+  ASSERT_TRUE(event->record(*stream).ok());
+  ASSERT_TRUE(event->hold(*other).ok());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (;;) {
+    const auto done = stream->done();
+    ASSERT_TRUE(done.ok());
+    if (*done) break;
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(*event->done());
+  ASSERT_TRUE(other->wait().ok());
+}
+
+TEST_F(GpuDevice, MemoryThatIsNotThereIsAnErrorWithTheNameOfTheCall) {
+  const auto memory = device_->allocate(std::size_t{1} << 45);
+  ASSERT_FALSE(memory.ok());
+  EXPECT_EQ(memory.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(memory.error().message(), HasSubstr("cudaMallocFromPoolAsync"));
+  EXPECT_TRUE(device_->allocate(1).ok());  // and it goes on
+}
+
+TEST_F(GpuDevice, PinnedBuffersComeBack) {
+  PinnedPool pool(*device_, 4096, 1);
+  {
+    const auto first = pool.try_acquire();
+    ASSERT_TRUE(first.ok() && first->has_value());
+    EXPECT_EQ((*first)->size(), 4096u);
+    EXPECT_FALSE(pool.try_acquire()->has_value());
+  }
+  EXPECT_TRUE(pool.try_acquire()->has_value());
+}
+
+TEST_F(GpuDevice, AGpuThatIsNotThereIsNamed) {
+  const auto device = make_device("cuda:1023");
+  ASSERT_FALSE(device.ok());
+  EXPECT_THAT(device.error().message(), HasSubstr("'cuda:1023'"));
+}
+
+}  // namespace
+}  // namespace centroid

@@ -1,0 +1,19 @@
+# What needs a GPU. Built wherever nvcc is; without a GPU the tests skip and say why.
+if(NOT CENTROID_HAS_CUDA)
+  return()
+endif()
+
+# centroid_gpu_test(name SOURCES ... DEPS ...)
+function(centroid_gpu_test name)
+  centroid_test(${name} LABEL gpu TIMEOUT 600 ${ARGN})
+  if(CENTROID_TESTS)
+    set_tests_properties(gpu.${name} PROPERTIES SKIP_REGULAR_EXPRESSION "no GPU here" RESOURCE_LOCK gpu)
+  endif()
+endfunction()
+
+centroid_gpu_test(device_gpu_test
+  SOURCES gpu/device_gpu_test.cc
+  DEPS centroid::device)
+centroid_gpu_test(codec_gpu_test
+  SOURCES gpu/codec_gpu_test.cc support/device_codec_cases.cc
+  DEPS centroid::codec_cuda)
