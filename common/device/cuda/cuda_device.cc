@@ -157,6 +157,7 @@ class CudaDevice final : public Device {
 Status status_of(int code, std::string_view call) {
   const auto error = static_cast<cudaError_t>(code);
   if (error == cudaSuccess) return {};
+  cudaGetLastError();  // told here: the next launch must not tell it again
   ErrorCode kind = ErrorCode::kInternal;
   switch (error) {
     case cudaErrorMemoryAllocation:

@@ -1,0 +1,202 @@
+// The codecs' kernels against what the GPU's memory allows, measured in turn in this process.
+// Exit status 1 when a bar was missed; 0, with the reason, without a GPU.
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/config.h"
+#include "common/base/random.h"
+#include "common/codec/cuda/kernels.h"
+#include "common/codec/int8.h"
+#include "common/device/cuda/cuda_device.h"
+#include "common/device/device.h"
+#include "tests/bench/cuda_passes.h"
+
+namespace centroid::bench {
+namespace {
+
+/// The value, or the end of the program with the error.
+template <class T>
+T must(Result<T> result) {
+  if (!result.ok()) {
+    std::fprintf(stderr, "%s\n", result.error().to_string().c_str());
+    std::exit(1);
+  }
+  return std::move(result).value();
+}
+void must(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.error().to_string().c_str());
+  std::exit(1);
+}
+
+class Bench {
+ public:
+  Bench(Device& device, std::uint64_t elements, std::uint64_t repetitions)
+      : device_(device),
+        n_(elements / 4 * 4),
+        repetitions_(repetitions),
+        stream_(must(device.make_stream())),
+        begin_(must(cuda::Event::make(0))),
+        end_(must(cuda::Event::make(0))) {
+    for (auto* memory : {&x_, &g_, &out_}) *memory = must(device.allocate(4 * n_ + 1024));
+    scratch_ = must(device.allocate(cuda::select_bytes(n_)));
+    flags_ = must(device.allocate(64));
+    index_ = must(device.allocate(4 * n_));
+    summary_ = must(device.allocate_pinned(sizeof(cuda::SelectSummary)));
+  }
+
+  int run() {
+    std::vector<float> normal(n_);
+    CounterRng random(5);
+    for (float& v : normal) v = static_cast<float>(random.normal() * 1e-3);
+    fill(g_, normal);
+    fill(x_, normal);
+    const cuda::Queue queue = cuda::queue_of(device_, *stream_);
+    const auto plain = [&](int code) { must(cuda::status_of(code, "launch")); };
+    const double copy = median([&] { must(stream_->copy(out_->data(), x_->data(), 4 * n_)); });
+    const double add = median(
+        [&] { plain(add_pass(as<float>(g_), as<float>(x_), n_, queue.processors, queue.stream)); });
+    fill(x_, normal);
+    const double read = median([&] {
+      plain(
+          read_pass(as<float>(x_), n_, as<std::uint32_t>(flags_), queue.processors, queue.stream));
+    });
+    row("copy", copy, 8.0, 0, 0);
+    row("x += g", add, 12.0, 0, 0);
+    row("read x", read, 4.0, 0, 0);
+
+    select("x += g and the largest 1 %", n_ / 100, true, 12.0, 2 * (add + read));
+    select("x += g and the largest 0.1 %", n_ / 1000, true, 12.0, 2 * (add + read));
+    select("the largest 1 %", n_ / 100, false, 8.0, 0);
+    fill(x_, std::vector<float>(n_, 1.5f));
+    select("the largest 1 % of equal numbers", n_ / 100, false, 8.0, 0);
+    fill(x_, std::vector<float>(n_, 0.0f));
+    select("the largest 1 % of zeros", n_ / 100, false, 8.0, 0);
+
+    fill(x_, normal);
+    encode("to bf16", cuda::Dense::kFiniteBf16, Rounding::kNearest, 6.0, copy);
+    encode("to f16", cuda::Dense::kF16, Rounding::kNearest, 6.0, copy);
+    encode("to int8, nearest", cuda::Dense::kInt8, Rounding::kNearest, 5.0, copy);
+    encode("to int8, stochastic", cuda::Dense::kInt8, Rounding::kStochastic, 5.0, copy);
+    // `out_` holds int8 now, which any type may read as numbers.
+    sum("add bf16", cuda::Dense::kBf16, 10.0, add);
+    sum("add int8", cuda::Dense::kInt8, 9.0, add);
+    std::printf("\n%d bars missed\n", missed_);
+    return missed_ > 0 ? 1 : 0;
+  }
+
+ private:
+  using Memory = std::unique_ptr<DeviceMemory>;
+  template <class T>
+  static T* as(const Memory& memory) {
+    return reinterpret_cast<T*>(memory->data());
+  }
+
+  void fill(const Memory& memory, const std::vector<float>& values) {
+    must(stream_->copy(memory->data(), reinterpret_cast<const std::byte*>(values.data()),
+                       4 * values.size()));
+    must(stream_->wait());
+  }
+
+  /// Milliseconds on the GPU.
+  double median(const std::function<void()>& work) {
+    std::vector<double> times;
+    for (std::uint64_t r = 0; r <= repetitions_; ++r) {
+      must(begin_.record(*stream_));
+      work();
+      must(end_.record(*stream_));
+      must(stream_->wait());
+      if (r > 0) times.push_back(must(end_.milliseconds_since(begin_)));
+    }
+    std::ranges::sort(times);
+    return times[times.size() / 2];
+  }
+
+  /// `bytes`: moved at least, per number. `bar`: at most so many milliseconds; 0: none.
+  void row(const std::string& what, double time, double bytes, double bar, double of) {
+    std::printf("%-36s %9.4f ms %9.1f GB/s", what.c_str(), time,
+                bytes * static_cast<double>(n_) / time * 1e-6);
+    if (of > 0)
+      std::printf("   %.2f of the bar %.4f ms%s", time / bar, bar, time > bar ? " MISSED" : "");
+    std::printf("\n");
+    std::fflush(stdout);
+    if (of > 0 && time > bar) ++missed_;
+  }
+
+  void select(const std::string& what, std::uint64_t k, bool adds, double bytes, double bar) {
+    cuda::SelectArguments of;
+    of.add.gradient = adds ? as<float>(g_) : nullptr;
+    of.add.x = as<float>(x_);
+    of.n = n_;
+    of.k = k;
+    of.memory = scratch_->data();
+    of.index = as<std::uint32_t>(index_);
+    of.value = as<float>(out_);
+    of.summary = as<cuda::SelectSummary>(summary_);
+    const double time = median([&] { must(cuda::select(of, cuda::queue_of(device_, *stream_))); });
+    row(what + " (" + std::to_string(of.summary->count) + ")", time, bytes, bar, bar);
+  }
+
+  void encode(const std::string& what, cuda::Dense type, Rounding rounding, double bytes,
+              double bar) {
+    cuda::EncodeArguments of;
+    of.type = type;
+    of.rounding = rounding;
+    of.x = as<float>(x_);
+    of.n = n_;
+    of.out = out_->data();
+    of.flags = as<std::uint32_t>(flags_);
+    row(what, median([&] { must(cuda::encode(of, cuda::queue_of(device_, *stream_))); }), bytes,
+        bar, bar);
+  }
+
+  void sum(const std::string& what, cuda::Dense type, double bytes, double bar) {
+    const double time = median([&] {
+      must(cuda::add_dense(type, out_->data(), 0.5f, false, as<float>(x_), n_,
+                           cuda::queue_of(device_, *stream_)));
+    });
+    row(what, time, bytes, bar, bar);
+  }
+
+  Device& device_;
+  std::uint64_t n_, repetitions_;
+  std::unique_ptr<Stream> stream_;
+  cuda::Event begin_, end_;
+  Memory x_, g_, out_, scratch_, flags_, index_, summary_;
+  int missed_ = 0;
+};
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid;
+  std::uint64_t elements = 25'000'000, repetitions = 21;
+  config::Schema schema("centroid-bench-cuda", "Kernels of the codecs against a GPU's memory.");
+  schema.field("elements", &elements,
+               {.text = "numbers of the gradient", .min = 1'000'000, .max = 4'000'000'000});
+  schema.field("repetitions", &repetitions, {.text = "runs of every kernel", .min = 1});
+  const auto outcome = schema.load(argc, argv);
+  if (!outcome.ok()) {
+    std::fprintf(stderr, "%s\n", outcome.error().message().c_str());
+    return 2;
+  }
+  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
+  const auto gpus = cuda::device_count();
+  if (!gpus.ok()) {
+    std::printf("skipped: no GPU here: %s\n", gpus.error().to_string().c_str());
+    return 0;
+  }
+  const auto device = bench::must(make_device("cuda:0"));
+  std::printf("%llu numbers, %llu runs each, medians; %u processors, CUDA %s\n",
+              static_cast<unsigned long long>(elements),
+              static_cast<unsigned long long>(repetitions), device->processors(),
+              cuda_release().c_str());
+  bench::Bench bench(*device, elements, repetitions);
+  return bench.run();
+}
