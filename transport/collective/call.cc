@@ -129,15 +129,27 @@ Result<std::uint32_t> Call::expect(Channel& channel, const DataHead& head, std::
   if (channel.next_receive == channel.receives.size())
     return other_operation(channel.peer, sent(), "received everything");
   const std::uint32_t at = channel.receives[channel.next_receive];
-  const ReceiveStep& step = plan_.schedule.receives[at];
-  if (step.step != head.step || step.segment != head.segment || step.to.bytes != bytes) {
+  ReceiveStep& step = plan_.schedule.receives[at];
+  const bool fits = step.is_bounded ? bytes <= step.to.bytes : bytes == step.to.bytes;
+  if (step.step != head.step || step.segment != head.segment || !fits) {
     return other_operation(channel.peer, sent(),
                            "segment " + std::to_string(step.segment) + " of step " +
                                std::to_string(step.step) + " with " +
-                               std::to_string(step.to.bytes) + " bytes");
+                               (step.is_bounded ? "at most " : "") + std::to_string(step.to.bytes) +
+                               " bytes");
   }
   ++channel.next_receive;
+  if (step.is_bounded) take_length(channel, step, bytes);
   return at;
+}
+
+/// A bounded frame is as long as it is. One that is shorter than it may be ends its peer's part.
+void Call::take_length(Channel& channel, ReceiveStep& step, std::uint64_t bytes) {
+  plan_.lengths[step.peer] += bytes;
+  if (bytes == step.to.bytes) return;
+  step.to.bytes = bytes;
+  left_ -= channel.receives.size() - channel.next_receive;
+  channel.receives.resize(channel.next_receive);
 }
 
 std::optional<MutableBytes> Call::place_for(std::uint32_t receive) {

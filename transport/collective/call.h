@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ class Call {
     Bytes input;
     MutableBytes output;
     bool keeps_copy = false;  ///< of the input, put back into the output on failure
+    /// By local rank: counts what came of bounded parts. Read once done.
+    std::span<std::uint64_t> lengths;
     std::chrono::milliseconds timeout{0};
     /// Runs on the driver before the waiters wake, with how it ended.
     std::function<void(const Status&)> on_end;
@@ -123,6 +126,7 @@ class Call {
 
  private:
   MutableBytes region(const Region& region) const;
+  void take_length(Channel& channel, ReceiveStep& step, std::uint64_t bytes);
   void combine(const ReceiveStep& step, Bytes payload);
   void complete(Channel& channel, std::uint32_t receive);
   void copy(const CopyStep& step);

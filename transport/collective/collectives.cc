@@ -6,6 +6,7 @@
 
 #include "common/base/random.h"
 #include "transport/collective/group_core.h"
+#include "transport/collective/start.h"
 
 namespace centroid::collective {
 
@@ -118,28 +119,8 @@ Call::Plan plan_of(Draft& draft) {
   plan.output = draft.output.bytes;
   plan.keeps_copy = draft.options.preserve_input && draft.shape.is_in_place;
   plan.timeout = draft.options.timeout.count() > 0 ? draft.options.timeout : network.timeout();
+  if (draft.options.on_end) plan.on_end = [told = draft.options.on_end](const Status&) { told(); };
   return plan;
-}
-
-std::shared_ptr<Call> make_call(Call::Plan plan) {
-  const auto timeout = plan.timeout;
-  auto call = std::make_shared<Call>(std::move(plan));
-  const TimePoint now = std::chrono::steady_clock::now();
-  call->deadline = now + timeout;
-  call->query_at = now + timeout * 3 / 4;
-  return call;
-}
-
-Handle begin(const Group& group, std::shared_ptr<Call> call, bool is_waited) {
-  Generation& generation = *group.core().generation;
-  if (call->has_nothing_to_do()) {
-    call->end();
-    call->wake();
-    call->is_done() = true;
-  } else {
-    generation.network->start(call, is_waited);
-  }
-  return Handle(generation.driver, std::move(call));
 }
 
 Handle begin(Draft& draft, bool is_waited) {
@@ -157,6 +138,7 @@ Handle begin_weighted(Draft& draft, Call::Plan plan, bool is_waited) {
   const auto weight = std::make_shared<double>(draft.options.weight);
   CallOptions options = draft.options;
   options.preserve_input = false;
+  options.on_end = nullptr;
   const Elements one(std::span<double>(weight.get(), 1));
   Draft sum(draft.group, Operation::kAllReduce, one, one, options);
   sum.signature.count = 1;
@@ -529,14 +511,16 @@ Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> ten
     return Handle(std::move(planned).error());
   draft.tag = options.tag;
   Call::Plan plan = plan_of(draft);
-  plan.on_end = [packed, parts = std::vector<Elements>(tensors.begin(), tensors.end())](
-                    const Status& status) {
+  plan.on_end = [packed, told = std::move(options.on_end),
+                 parts =
+                     std::vector<Elements>(tensors.begin(), tensors.end())](const Status& status) {
     std::size_t from = 0;
     for (const Elements& part : parts) {
       if (status.ok() && !part.bytes.empty())
         std::memcpy(part.bytes.data(), packed.get() + from, part.bytes.size());
       from += part.bytes.size();
     }
+    if (told) told();
   };
   if (options.reduction == Reduction::kWeightedMean && group.world() > 1 && bytes != 0)
     return begin_weighted(draft, std::move(plan), false);

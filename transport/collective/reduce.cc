@@ -180,6 +180,8 @@ std::string_view to_string(Operation operation) {
       return "barrier";
     case Operation::kSend:
       return "send";
+    case Operation::kExchange:
+      return "exchange";
   }
   return "unknown";
 }

@@ -42,6 +42,7 @@ struct ReceiveStep {
   bool combines = false;
   bool payload_first = true;  ///< payload (+) own; else own (+) payload
   bool is_last = false;       ///< the result is complete: a mean divides here
+  bool is_bounded = false;    ///< to.bytes is the most that comes; less is the end of the part
   Region own;
   std::int32_t after = kAtOnce;  ///< the receive that makes `own`
 };
@@ -95,6 +96,9 @@ Schedule direct_all_gather(const Shape& shape, const Parts& parts);
 Schedule chain_broadcast(const Shape& shape, std::uint64_t count, std::uint32_t root);
 Schedule tree_broadcast(const Shape& shape, std::uint64_t count, std::uint32_t root);
 Schedule direct_all_to_all(const Shape& shape, const Parts& out, const Parts& in);
+/// Parcels of which the receiver knows the most that may come.
+Schedule bounded_exchange(const Shape& shape, std::span<const Parcel> out,
+                          std::span<const Parcel> in);
 Schedule direct_gather(const Shape& shape, const Parts& parts, std::uint32_t root);
 Schedule direct_scatter(const Shape& shape, const Parts& parts, std::uint32_t root);
 Schedule dissemination_barrier(const Shape& shape);

@@ -139,6 +139,31 @@ Schedule direct_all_to_all(const Shape& shape, const Parts& out, const Parts& in
   return schedule;
 }
 
+Schedule bounded_exchange(const Shape& shape, std::span<const Parcel> out,
+                          std::span<const Parcel> in) {
+  Schedule schedule;
+  const std::uint32_t n = shape.world, r = shape.rank;
+  for (std::uint32_t i = 1; i < n; ++i) {
+    const std::uint32_t to = (r + i) % n, from = (r + n - i) % n;
+    const Parcel& parcel = out[to];
+    const Segments may_be(shape, Range(parcel.begin, parcel.begin + parcel.most));
+    for (std::uint32_t k = 0; k < may_be.count(); ++k) {
+      Region region = may_be.at(k, Place::kInput);
+      const std::uint64_t left = parcel.begin + parcel.bytes - region.offset;
+      const bool is_end = left < region.bytes;
+      region.bytes = std::min(region.bytes, left);
+      schedule.sends.push_back({to, 0, k, region, kAtOnce});
+      if (is_end) break;
+    }
+    const std::size_t first = schedule.receives.size();
+    add_receives(shape, from, 0, Range(in[from].begin, in[from].begin + in[from].most), kNoShift,
+                 schedule);
+    for (std::size_t k = first; k < schedule.receives.size(); ++k)
+      schedule.receives[k].is_bounded = true;
+  }
+  return schedule;
+}
+
 Schedule direct_gather(const Shape& shape, const Parts& parts, std::uint32_t root) {
   Schedule schedule;
   const Range mine = parts[shape.rank];

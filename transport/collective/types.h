@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,7 +36,9 @@ enum class Operation : std::uint8_t {
   kScatter = 7,
   kBarrier = 8,
   kSend = 9,
+  kExchange = 10,
 };
+inline constexpr Operation kLastOperation = Operation::kExchange;
 std::string_view to_string(Operation operation);  ///< "all_reduce"
 
 /// How an all-reduce travels (docs/algorithms.md). Every rank must ask for the same.
@@ -89,6 +92,13 @@ struct Elements {
   std::uint64_t count() const { return bytes.size() / size_of(dtype); }
 };
 
+/// Bytes for one rank, or from one.
+struct Parcel {
+  std::uint64_t begin = 0;  ///< in the memory they are in
+  std::uint64_t bytes = 0;  ///< to send; of a receiving one: not looked at
+  std::uint64_t most = 0;   ///< sender and receiver both know; 0: nothing, not even a frame
+};
+
 /// What one call may choose. Every rank of the group must choose the same, but for `timeout`,
 /// `weight` and `preserve_input`.
 struct CallOptions {
@@ -101,6 +111,10 @@ struct CallOptions {
   std::uint64_t tag = 0;
   /// In place: keep a copy and put it back when the call fails.
   bool preserve_input = false;
+  /// Called when the operation has ended here, on the thread that moves its bytes or in the call
+  /// that begins it: it only notes that `Handle::wait` will not wait long. Not called by an
+  /// operation that is refused. Asynchronous operations only.
+  std::function<void()> on_end{};
 };
 
 /// Bytes of one segment, the unit of pipelining: it is summed while it is still in cache.

@@ -102,7 +102,7 @@ Result<DataHead> decode_data(Bytes head) {
   if (head.size() != sizeof(out)) return damaged("data");
   std::memcpy(&out, head.data(), sizeof(out));
   const auto in = [](auto value, auto first, auto last) { return value >= first && value <= last; };
-  if (!in(out.operation, Operation::kAllReduce, Operation::kSend) ||
+  if (!in(out.operation, Operation::kAllReduce, kLastOperation) ||
       !in(out.dtype, DType::kF32, DType::kU8) ||
       !in(out.reduction, Reduction::kNone, Reduction::kProduct) ||
       !in(out.signature().algorithm, Algorithm::kAuto, kLastAlgorithm)) {
