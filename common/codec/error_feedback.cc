@@ -35,6 +35,16 @@ struct Scale {
   }
 };
 
+struct AddScaled {
+  CENTROID_KERNEL void run(const float* x, float factor, float* sum, std::size_t n) {
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) {
+      const float next = sum[i] + factor * x[i];
+      sum[i] = topk::key_of(next) < topk::kInfinity ? next : sum[i];
+    }
+  }
+};
+
 constexpr std::size_t kLanes = 16;  // sums side by side, always the same ones: the same bits
 
 struct SumOfSquares {
@@ -333,6 +343,11 @@ void ErrorFeedback::take_back() {
       residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
   }
   is_open_ = false;
+}
+
+void ErrorFeedback::add_left(std::uint64_t position, std::span<const float> left, float factor) {
+  CENTROID_CHECK(owns_residual_ && !is_open_ && position + left.size() <= sums_.size());
+  run_multiversioned<AddScaled>(left.data(), factor, sums_.data() + position, left.size());
 }
 
 ErrorFeedback::State ErrorFeedback::state() const {

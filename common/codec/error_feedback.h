@@ -69,6 +69,9 @@ class ErrorFeedback {
   void take_back();
   /// With kCallers: the round never was.
   void forget();
+  /// residual += factor * left for the elements from `position` on: what others left out of what
+  /// this sender gave, to be sent again. Between rounds. Sums that are not finite are not taken.
+  void add_left(std::uint64_t position, std::span<const float> left, float factor);
 
   /// There are `world` senders now. Keeps the residual or begins at 0, as the spec says.
   void begin_generation(std::uint32_t world);

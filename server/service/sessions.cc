@@ -207,8 +207,12 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
                   "': it would count twice. Take optimizer sgd on the server, or a codec without "
                   "momentum on the worker");
   if (config_.is_peer_to_peer()) {
-    if (join.codec != "f32")
-      return refuse("exchange " + config_.exchange + " takes codec f32, not '" + join.codec + "'");
+    CENTROID_ASSIGN(const CodecSpec theirs,
+                    CodecSpec::parse(agreed_ ? agreed_->codec : join.codec));
+    if (!links_.empty() && codec != theirs)
+      return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
+                    theirs.to_string() + "'; with exchange " + config_.exchange +
+                    " they decode each other's: give all the same (--codec)");
     const auto peer = transport::Endpoint::parse(join.peer_endpoint);
     if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
   }
@@ -243,6 +247,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   CENTROID_TRY(check_join(session, join));
   if (!store_) CENTROID_TRY(make_store(join.manifest));
   if (!agreed_) agreed_ = join;
+  if (links_.empty()) agreed_->codec = join.codec;
   CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
                                                   clock_.unix_seconds()));
   if (joined.fenced) {

@@ -54,6 +54,7 @@ class RingTest : public ::testing::TestWithParam<Wire> {
     for (std::size_t i = 0; i < n; ++i) {
       specs[i].name = "worker-" + std::to_string(i);
       specs[i].exchange = c.exchange;
+      specs[i].codec = codec_;
       specs[i].peers = transports();
     }
     return specs;
@@ -106,6 +107,7 @@ class RingTest : public ::testing::TestWithParam<Wire> {
 
   std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
   TemporaryDirectory directory_;
+  std::string codec_ = "f32";
   int runs_ = 0;
 };
 
@@ -136,6 +138,46 @@ TEST_P(RingTest, EveryAlgorithmLearnsAndRepeats) {
     EXPECT_GT(outcomes[0].summary.test_accuracy, 0.8);
     c.run_dir += "-again";
     EXPECT_TRUE(same_bits(train(c, 3, data)[0].params, outcomes[0].params));
+  }
+}
+
+TEST_P(RingTest, SelectionsHaveTheBitsOfStar) {
+  const auto data = make_blobs(100, 8, 4, 5);
+  for (const char* codec : {"topk:0.1", "topk:0.1,scope=global", "topk:0.05,momentum=0.9"}) {
+    SCOPED_TRACE(codec);
+    codec_ = codec;
+    ServerConfig star = config("star"), ring = config();
+    star.optimizer.name = ring.optimizer.name = "sgd";
+    EXPECT_TRUE(same_bits(train(star, 4, data)[0].params, train(ring, 4, data)[0].params));
+  }
+}
+
+TEST_P(RingTest, EveryCodecLearnsAndRepeats) {
+  const auto data = make_blobs(100, 8, 4, 2);
+  for (const char* codec : {"bf16", "int8", "int8:feedback=on", "topk:0.2,values=int8"}) {
+    SCOPED_TRACE(codec);
+    codec_ = codec;
+    ServerConfig c = config(codec_ == "bf16" ? "hierarchical" : "ring");
+    c.epochs = 8;
+    const auto outcomes = train(c, 3, data);
+    EXPECT_GT(outcomes[0].summary.test_accuracy, 0.8);
+    c.run_dir += "-again";
+    EXPECT_TRUE(same_bits(train(c, 3, data)[0].params, outcomes[0].params));
+  }
+}
+
+TEST_P(RingTest, ABreakAtEveryOperationBetweenPeersWithACodecEndsWell) {
+  const auto data = make_blobs(48, 8, 4, 10);
+  codec_ = "topk:0.2,values=int8";
+  for (const Action action : {Action::kCut, Action::kTruncate}) {
+    for (std::uint64_t n = 0; n < 60; n += action == Action::kCut ? 2 : 9) {
+      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
+                   std::to_string(n));
+      ServerConfig c = config();
+      c.min_workers = 2;
+      expect_good_end(c, data, transports(), faulty(action, n));
+      if (HasFailure()) return;
+    }
   }
 }
 

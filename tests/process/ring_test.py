@@ -32,12 +32,13 @@ class RingTest(ClusterTest):
     def last_model(self, run="run"):
         return (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
 
-    def train(self, run, exchange, *arguments, workers=3, rounds=130, model="mlp:64-32-10"):
+    def train(self, run, exchange, *arguments, workers=3, rounds=130, model="mlp:64-32-10", worker_flags=()):
         """A whole job of more than an epoch, whose last round is uneven; the bytes of its model."""
         goal = ["--rounds", rounds, "--min-workers", workers, "--exit-when-finished"]
         server = self.server("--exchange", exchange, "--optimizer", "adam", *goal, *arguments, name=f"server-{run}", run=run)
         names = [f"w{i}-{run}" for i in range(workers)]
-        started = [self.worker(server, name, "--exchange", exchange, model=model) for name in names]
+        flags = ["--exchange", exchange, *worker_flags]
+        started = [self.worker(server, name, *flags, model=model) for name in names]
         self.assert_exit(DONE, *started, server)
         self.assert_same_fingerprint(*names)
         return self.last_model(run)
@@ -197,9 +198,85 @@ class Coordination(RingTest):
             with self.subTest(flags=flags):
                 server = self.launch_server("--exchange", "ring", *flags, name=text.split()[0])
                 self.assert_status(server, USAGE, text)
-        server = self.server("--exchange", "ring")
-        codec = self.peer(server, "w0", "--codec", "bf16")
-        self.assert_status(codec, USAGE, "exchange ring takes codec f32, not 'bf16'")
+
+
+class Codecs(RingTest):
+    """Compressed gradients among the workers."""
+
+    wide = "mlp:64-256-10"
+
+    def learn(self, run, exchange, codec, *arguments, workers=3, rounds=150):
+        """A whole job; the payload bytes that the workers sent and the model."""
+        goal = ["--rounds", rounds, "--min-workers", workers, "--exit-when-finished"]
+        server = self.server("--exchange", exchange, *goal, *arguments, name=f"server-{run}", run=run)
+        names = [f"w{i}-{run}" for i in range(workers)]
+        flags = ["--exchange", exchange, "--codec", codec]
+        started = [self.worker(server, name, *flags, model=self.wide) for name in names]
+        self.assert_exit(DONE, *started, server)
+        self.assert_same_fingerprint(*names)
+        summaries = [self.summary(name) for name in names]
+        self.assertGreater(summaries[0]["test_accuracy"], 0.95, codec)
+        return sum(summary["bytes_out"] for summary in summaries), self.last_model(run)
+
+    def test_every_codec_learns_saves_bytes_and_repeats_its_bits(self):
+        dense, _ = self.learn("dense", "ring", "f32")
+        cases = (("bf16", 0.55), ("int8", 0.35), ("topk:0.01", 0.3), ("topk:0.01,values=int8", 0.2), ("int8:feedback=on", 0.35))
+        for number, (codec, share) in enumerate(cases):
+            with self.subTest(codec=codec):
+                sent, model = self.learn(f"{number}-a", "ring", codec)
+                self.assertLess(sent, dense * share)
+                self.assertEqual(self.learn(f"{number}-b", "ring", codec)[1], model)
+
+    def test_selections_have_the_bits_of_star(self):
+        for number, codec in enumerate(("topk:0.01", "topk:0.05,momentum=0.9,warmup=20,scope=global")):
+            with self.subTest(codec=codec):
+                models = [self.learn(f"{exchange}-{number}", exchange, codec)[1] for exchange in ("star", "ring")]
+                self.assertEqual(*models)
+
+    def test_hierarchical_learns(self):
+        self.learn("nodes", "hierarchical", "topk:0.01,values=int8")
+
+    def test_more_workers_than_samples_in_the_last_round(self):
+        self.train("few", "ring", "--epochs", 2, "--rounds", 0, workers=5, worker_flags=("--codec", "int8"))
+
+    def test_killed_and_hanging_workers_and_the_rest_go_on(self):
+        server = self.server("--exchange", "ring", "--min-workers", 4, "--lease", 1500)
+        workers = [self.peer(server, f"w{i}", "--codec", "topk:0.05,values=int8", model=WIDE) for i in range(4)]
+        server.wait_round(5)
+        workers[1].kill()
+        server.wait_worker("w1", "dead")
+        server.wait_more_rounds(3)
+        workers[3].send(signal.SIGSTOP)
+        server.wait_worker("w3", "dead")
+        server.wait_more_rounds(3)
+        workers[3].send(signal.SIGCONT)
+        server.wait_worker("w3", "active", index=1)
+        server.wait_more_rounds(3)
+        self.stop_in_order(server, workers[0], *workers[2:])
+        self.assert_same_fingerprint("w0", "w2", "w3")
+
+    def test_not_finite_gradients_halt_or_skip_for_all(self):
+        server = self.server("--exchange", "ring", "--min-workers", 2, "--lr", 1e30, name="halts", run="halts")
+        for i in range(2):
+            self.peer(server, f"h{i}", "--codec", "topk:0.05")
+        halted = server.wait_event("job.halted")
+        self.assertRegex(halted["error"], r"JIDOKA HALT: worker \d \(h\d\): the gradient of tensor layers")
+        skips = ["--min-workers", 2, "--lr", 1e30, "--nonfinite", "skip"]
+        server = self.server("--exchange", "ring", *skips, name="skips", run="skips")
+        workers = [self.peer(server, f"s{i}", "--codec", "topk:0.05") for i in range(2)]
+        wait_for(lambda: server.cluster()["skipped_rounds"] > 3, "skipped rounds")
+        self.stop_in_order(server, *workers)
+        self.assert_same_fingerprint("s0", "s1")
+
+    def test_workers_must_have_one_codec(self):
+        server = self.server("--exchange", "ring", "--min-workers", 2)
+        first = self.peer(server, "w0", "--codec", "int8")
+        server.wait_event("member.joined", worker="w0")
+        other = self.peer(server, "w1", "--codec", "topk:0.1")
+        self.assert_status(other, USAGE, "its codec is 'topk:0.1', the other workers' is 'int8'")
+        same = self.peer(server, "w2", "--codec", "int8:rounding=nearest,feedback=off")
+        server.wait_round(3)
+        self.stop_in_order(server, first, same)
 
 
 class Peers(RingTest):

@@ -9,3 +9,6 @@ centroid_test(collective_large_test LABEL slow
   SOURCES conformance/collective_large_test.cc
   DEPS centroid::collective)
 include(bench/collectives.cmake)
+centroid_test(coded_mean_test LABEL conformance
+  SOURCES conformance/coded_mean_test.cc
+  DEPS centroid::exchange)

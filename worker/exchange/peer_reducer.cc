@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/log.h"
+#include "transport/collective/schedule.h"
 #include "worker/exchange/finite.h"
 
 namespace centroid::worker {
@@ -43,22 +44,25 @@ PeerReducer::~PeerReducer() {
   thread_.join();
 }
 
-void PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
+Status PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
+  const bool is_same = coded_ && plan.hash() == plan_.hash() && terms.codec == terms_.codec &&
+                       terms.seed == terms_.seed && terms.bucket_bytes == terms_.bucket_bytes &&
+                       terms.refuses_nonfinite == terms_.refuses_nonfinite &&
+                       terms.timeout == terms_.timeout;
   plan_ = plan;
   terms_ = std::move(terms);
-  buckets_.clear();
-  const Manifest& manifest = plan_.manifest();
-  Bucket bucket;
-  for (std::size_t i = manifest.size(); i-- > 0;) {
-    const TensorId tensor(static_cast<std::uint32_t>(i));
-    const std::uint64_t begin = plan_.position_of(tensor), elements = manifest[i].elements();
-    if (bucket.tensors.empty()) bucket.end = begin + elements;
-    bucket.begin = begin;
-    bucket.tensors.push_back(tensor);
-    if ((bucket.end - bucket.begin) * sizeof(float) < terms_.bucket_bytes && i > 0) continue;
-    buckets_.push_back(std::move(bucket));
-    bucket = {};
-  }
+  buckets_ = make_buckets(plan_, terms_.bucket_bytes);
+  if (is_same) return {};
+  coded_.reset();
+  if (terms_.codec == "f32") return {};
+  CodedMean::Terms coded;
+  coded.codec = terms_.codec;
+  coded.seed = terms_.seed;
+  coded.bucket_bytes = terms_.bucket_bytes;
+  coded.passes_nonfinite = !terms_.refuses_nonfinite;
+  coded.timeout = terms_.timeout;
+  CENTROID_ASSIGN(coded_, CodedMean::make(plan_, std::move(coded)));
+  return {};
 }
 
 void PeerReducer::start(Job job, std::function<void(Outcome)> done) {
@@ -78,18 +82,23 @@ void PeerReducer::ready(TensorId tensor) {
 }
 
 void PeerReducer::abort(Error cause) {
-  std::optional<collective::Group> group;
+  std::optional<PeerGroups> groups;
   std::uint64_t generation = 0;
   {
     const std::lock_guard lock(mutex_);
     if (!job_ || aborted_) return;
     aborted_ = cause;
-    group = group_;
+    groups = groups_;
     generation = job_->roster.generation;
     changed_.notify_all();
   }
   mesh_->interrupt(generation, cause);
-  if (group) group->abort(std::move(cause));
+  if (groups) groups->abort(cause);
+}
+
+void PeerReducer::round_over(bool committed) {
+  const std::lock_guard lock(mutex_);
+  if (!round_over_) round_over_ = committed;
 }
 
 std::optional<Error> PeerReducer::aborted() const {
@@ -116,20 +125,35 @@ void PeerReducer::work() {
 }
 
 PeerReducer::Outcome PeerReducer::run(const Job& job) {
+  settle();
   Outcome outcome;
   outcome.status = enter(job);
-  if (outcome.status.ok()) outcome.status = reduce(job, outcome.nonfinite_tensor);
-  if (!outcome.status.ok()) outcome.culprit = group_ ? group_->culprit() : mesh_->absent();
+  if (outcome.status.ok() && coded_)
+    outcome = reduce_coded(job);
+  else if (outcome.status.ok())
+    outcome.status = reduce(job, outcome.nonfinite_tensor);
+  if (!outcome.status.ok() && !outcome.culprit)
+    outcome.culprit = groups_ ? groups_->all.culprit() : mesh_->absent();
   return outcome;
+}
+
+/// What became of the round before.
+void PeerReducer::settle() {
+  std::optional<bool> committed;
+  {
+    const std::lock_guard lock(mutex_);
+    committed = std::exchange(round_over_, std::nullopt);
+  }
+  if (coded_ && committed) coded_->round_over(*committed);
 }
 
 /// Be in the group of the job's generation.
 Status PeerReducer::enter(const Job& job) {
-  if (group_ && group_->generation() == job.roster.generation) return {};
-  std::optional<collective::Group> old;
+  if (groups_ && groups_->all.generation() == job.roster.generation) return {};
+  std::optional<PeerGroups> old;
   {
     const std::lock_guard lock(mutex_);
-    old = std::exchange(group_, std::nullopt);
+    old = std::exchange(groups_, std::nullopt);
     add(closed_traffic_, live_traffic_);
     live_traffic_ = {};
   }
@@ -143,8 +167,14 @@ Status PeerReducer::enter(const Job& job) {
   log::debug("peers.joined", {{"generation", roster.generation},
                               {"rank", roster.rank},
                               {"world", roster.endpoints.size()}});
+  const bool may_split = terms_.algorithm == collective::Algorithm::kAuto ||
+                         terms_.algorithm == collective::Algorithm::kHierarchical;
+  PeerGroups groups{std::move(group).value()};
+  if (coded_ && may_split && collective::pays_hierarchy(groups.all.nodes())) {
+    CENTROID_ASSIGN(groups, split_by_node(std::move(groups.all)));
+  }
   const std::lock_guard lock(mutex_);
-  group_ = std::move(group).value();
+  groups_ = std::move(groups);
   return aborted_ ? Status(*aborted_) : Status();
 }
 
@@ -157,6 +187,43 @@ bool PeerReducer::wait_for(const Bucket& bucket) {
   };
   changed_.wait(lock, [&] { return aborted_ || is_ready(); });
   return !aborted_;
+}
+
+class PeerReducer::Signals final : public JobSignals {
+ public:
+  explicit Signals(PeerReducer& peers) : peers_(peers) {}
+
+  bool wait(const std::function<bool()>& condition) override {
+    std::unique_lock lock(peers_.mutex_);
+    peers_.changed_.wait(lock, [&] { return peers_.aborted_ || condition(); });
+    return !peers_.aborted_;
+  }
+  bool is_ready(TensorId tensor) const override { return peers_.ready_[tensor.value]; }
+  void change(const std::function<void()>& what) override {
+    const std::lock_guard lock(peers_.mutex_);
+    what();
+    peers_.changed_.notify_all();
+  }
+
+ private:
+  PeerReducer& peers_;
+};
+
+PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
+  Signals signals(*this);
+  CodedMean::Job coded;
+  coded.round = job.round;
+  coded.weight = job.weight;
+  coded.gradients = job.gradients;
+  coded.mean = job.mean;
+  auto ended = coded_->run(*groups_, coded, signals);
+  Outcome outcome;
+  outcome.status = std::move(ended.status);
+  outcome.culprit = ended.culprit;
+  outcome.nonfinite_tensor = std::move(ended.nonfinite_tensor);
+  outcome.stats = ended.stats;
+  if (auto cause = aborted()) outcome.status = *std::move(cause);
+  return outcome;
 }
 
 Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
@@ -172,7 +239,7 @@ Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
     const std::span<float> mean = job.mean.subspan(bucket.begin, elements);
     if (job.weight == 0) {  // the gradients are those of an earlier round
       std::memset(mean.data(), 0, mean.size_bytes());
-      under_way.push_back(collective::all_reduce_async(*group_, mean, options));
+      under_way.push_back(collective::all_reduce_async(groups_->all, mean, options));
       continue;
     }
     if (terms_.refuses_nonfinite && nonfinite_tensor.empty())
@@ -182,7 +249,7 @@ Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
           nonfinite_tensor = info.name;
       }
     under_way.push_back(collective::all_reduce_async(
-        *group_, job.gradients.subspan(bucket.begin, elements), mean, options));
+        groups_->all, job.gradients.subspan(bucket.begin, elements), mean, options));
   }
   Status status;
   for (collective::Handle& handle : under_way) {
@@ -194,8 +261,8 @@ Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
 }
 
 void PeerReducer::count_traffic() {
-  if (!group_) return;
-  const auto traffic = group_->traffic();
+  if (!groups_) return;
+  const auto traffic = groups_->all.traffic();
   const std::lock_guard lock(mutex_);
   live_traffic_ = traffic;
 }

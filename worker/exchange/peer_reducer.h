@@ -13,6 +13,9 @@
 #include "common/tensor/chunk_plan.h"
 #include "transport/collective/collectives.h"
 #include "transport/collective/mesh.h"
+#include "worker/exchange/peer_buckets.h"
+#include "worker/exchange/peer_groups.h"
+#include "worker/exchange/peer_mean.h"
 
 namespace centroid::worker {
 
@@ -23,6 +26,8 @@ struct ReduceTerms {
   std::uint64_t bucket_bytes = 0;
   std::chrono::milliseconds timeout{60'000};
   bool refuses_nonfinite = true;  ///< look for NaN and infinity in our own gradients
+  std::string codec = "f32";      ///< of what travels; another than f32 has one way to travel
+  std::uint64_t seed = 0;         ///< of the codec's rounding
 };
 
 /// Adds the gradients of a round among the workers: the data plane of the exchanges ring and
@@ -31,6 +36,7 @@ struct ReduceTerms {
 /// buckets  tensors from the last to the first, until bucket_bytes are together: each is one
 ///          all-reduce (weighted mean), begun as soon as its tensors are ready, while backward goes
 ///          on, and in the same order on every rank
+/// codec    with another than f32 a bucket is what CodedMean does with it
 /// thread   the public functions: one thread (the link's executor); the work has a thread of its
 ///          own, which reads `gradients` and writes `mean` between `start` and the end of the job
 class PeerReducer {
@@ -43,11 +49,14 @@ class PeerReducer {
   PeerReducer& operator=(const PeerReducer&) = delete;
 
   transport::Endpoint endpoint() const { return mesh_->endpoint(); }  ///< with the real port
-  /// Before the first job, and again after each join.
-  void configure(const ChunkPlan& plan, ReduceTerms terms);
+  /// Before the first job, and again after each join. What error feedback has left to send is kept,
+  /// as long as the terms of the codec stay.
+  /// fails invalid_argument: the codec
+  Status configure(const ChunkPlan& plan, ReduceTerms terms);
 
   struct Job {
     collective::Roster roster;
+    std::uint64_t round = 0;
     double weight = 0;  ///< samples; 0: take part without numbers, nothing will be ready
     std::span<const float> gradients;
     std::span<float> mean;  ///< sum of weight times gradient over the sum of the weights
@@ -56,25 +65,27 @@ class PeerReducer {
     Status status;
     std::optional<std::uint32_t> culprit;  ///< the rank that was lost or silent
     std::string nonfinite_tensor;          ///< of our own gradients; the job went on all the same
+    CodedStats stats;                      ///< all 0 with codec f32
   };
   /// One job at a time. `done` is called from the worker thread, exactly once.
   void start(Job job, std::function<void(Outcome)> done);
   void ready(TensorId tensor);
   /// End the job soon, with this cause.
   void abort(Error cause);
+  /// The round of the last job is over: its mean was applied, or never will be. Any time after the
+  /// job; for error feedback.
+  void round_over(bool committed);
   transport::TrafficCounters traffic() const;
 
  private:
-  struct Bucket {
-    std::uint64_t begin = 0, end = 0;  ///< elements
-    std::vector<TensorId> tensors;
-  };
-
+  class Signals;
   explicit PeerReducer(std::unique_ptr<collective::Mesh> mesh);
   void work();
   Outcome run(const Job& job);
   Status enter(const Job& job);
   Status reduce(const Job& job, std::string& nonfinite_tensor);
+  Outcome reduce_coded(const Job& job);
+  void settle();
   bool wait_for(const Bucket& bucket);
   std::optional<Error> aborted() const;
   void count_traffic();
@@ -83,6 +94,7 @@ class PeerReducer {
   ChunkPlan plan_;
   ReduceTerms terms_;
   std::vector<Bucket> buckets_;
+  std::unique_ptr<CodedMean> coded_;  // with another codec than f32
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -90,7 +102,8 @@ class PeerReducer {
   std::function<void(Outcome)> done_;
   std::vector<bool> ready_;
   std::optional<Error> aborted_;
-  std::optional<collective::Group> group_;
+  std::optional<PeerGroups> groups_;
+  std::optional<bool> round_over_;  // and committed; the next job begins with it
   transport::TrafficCounters closed_traffic_, live_traffic_;
   bool ends_ = false;
   std::thread thread_;

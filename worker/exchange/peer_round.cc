@@ -49,6 +49,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   if (!roster.ok()) co_return std::move(roster).error();
   PeerReducer::Job job;
   job.roster = std::move(roster).value();
+  job.round = open.round.value;
   job.weight = static_cast<double>(open.end - open.begin);
   job.gradients = memory_.gradients;
   job.mean = results_;

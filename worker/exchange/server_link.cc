@@ -172,7 +172,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
     CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
-    if (spec.feedback.enabled) {
+    if (spec.feedback.enabled && !options_.peers) {
       CENTROID_ASSIGN(feedback_, ErrorFeedback::make(options_.join.codec, plan_));
       feedback_->pass_nonfinite(reply.nonfinite ==
                                 static_cast<std::uint8_t>(proto::NonFinite::kPropagate));
@@ -207,7 +207,9 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     reduce.timeout = std::chrono::milliseconds(terms_.peer_timeout_ms);
     reduce.refuses_nonfinite =
         terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
-    options_.peers->configure(plan_, std::move(reduce));
+    reduce.codec = codec_->spec();
+    reduce.seed = terms_.seed;
+    CENTROID_TRY(options_.peers->configure(plan_, std::move(reduce)));
   }
   return {};
 }

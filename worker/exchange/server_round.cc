@@ -329,6 +329,7 @@ Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& ope
 
 /// What was sent is in the sum, or is to be sent again in a later round.
 void ServerLink::round_is_over(bool committed) {
+  if (options_.peers) options_.peers->round_over(committed);
   if (!feedback_) return;
   if (committed)
     feedback_->commit();

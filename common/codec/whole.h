@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/result.h"
+#include "common/codec/codec.h"
+#include "common/codec/spec.h"
+
+namespace centroid {
+
+/// Encodes what contributions have added up to. The payload is one that the codec decodes, but
+/// top-k selects nothing away: all that is not zero is sent.
+///
+/// wire    as the codec's. topk: sparse, or dense where that is not longer (a sum of many
+///         selections fills up), values of the codec's type; dense f32 when a number is not finite
+/// error   that of the type of the values: f32 none, so that a top-k sum arrives exactly
+/// cost    one pass over x
+/// thread  one at a time
+class WholeEncoder {
+ public:
+  /// fails invalid_argument: the spec
+  static Result<std::unique_ptr<WholeEncoder>> make(const std::string& spec);
+
+  /// Encode x into out (at least the codec's max_bytes(x.size())); returns the bytes. `stream` as
+  /// in Codec::encode.
+  Result<std::size_t> encode(std::span<const float> x, MutableBytes out, std::uint64_t stream);
+  const Codec& codec() const { return *codec_; }
+  const CodecSpec& spec() const { return spec_; }
+  /// What was sent may differ from x by rounding.
+  bool is_lossy() const { return spec_.values != ValueType::kF32 || is_half_; }
+
+ private:
+  WholeEncoder(CodecSpec spec, std::unique_ptr<Codec> codec);
+  void find_nonzeros(std::span<const float> x);
+
+  CodecSpec spec_;
+  std::unique_ptr<Codec> codec_;
+  bool is_half_ = false;
+  std::vector<std::uint32_t> index_;
+  std::vector<float> value_;
+  std::size_t count_ = 0;
+  bool is_finite_ = true;
+};
+
+}  // namespace centroid

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/codec/error_feedback.h"
+#include "common/codec/whole.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+#include "transport/collective/exchange.h"
+#include "worker/exchange/peer_buckets.h"
+#include "worker/exchange/peer_groups.h"
+#include "worker/exchange/peer_message.h"
+
+namespace centroid::worker {
+
+/// What a job under way waits for: it is told by other threads.
+class JobSignals {
+ public:
+  virtual ~JobSignals() = default;
+  /// Block until `condition` is true, which is asked with the lock of `change` held. False: the job
+  /// is aborted.
+  virtual bool wait(const std::function<bool()>& condition) = 0;
+  /// Within `condition`.
+  virtual bool is_ready(TensorId tensor) const = 0;
+  /// Do this with the lock held, and wake who waits.
+  virtual void change(const std::function<void()>& what) = 0;
+};
+
+/// What the codec did with one contribution.
+struct CodedStats {
+  std::uint64_t raw_bytes = 0, encoded_bytes = 0;
+  std::uint32_t chunks = 0, dense_chunks = 0;
+  double encode_seconds = 0;
+  double decode_seconds = 0;  ///< adding what came, and decoding means
+};
+
+/// The weighted mean of compressed gradients among the workers (docs/algorithms.md, "Compressed").
+///
+/// steps   per bucket: every rank encodes its gradients, once, and gives each owner the chunks that
+///         are its own; the owner adds in rank order (sum += weight * x, as the server does),
+///         divides, encodes the mean, once, and gives it to all; everybody decodes the same bytes,
+///         the owner too. Two ways, two roundings, whatever the number of ranks.
+/// nodes   with PeerGroups::node the ranks of a node add theirs uncompressed to their leader; the
+///         leaders do the above, and pass the mean on in their nodes
+/// feedback  what a rank's encoding leaves out stays in its ErrorFeedback; what an owner's leaves
+///         out goes to the owner's too, times total weight / own weight: nothing is lost when
+///         chunks get other owners
+/// repeat  an attempt sends the payloads of the attempt before; owners may be others
+/// bits    the same on every rank and in every run
+/// thread  one at a time
+class CodedMean {
+ public:
+  struct Terms {
+    std::string codec;
+    std::uint64_t seed = 0;
+    std::uint64_t bucket_bytes = 0;
+    bool passes_nonfinite = false;
+    std::chrono::milliseconds timeout{60'000};  ///< of one step of one bucket
+  };
+  /// fails invalid_argument: the codec
+  static Result<std::unique_ptr<CodedMean>> make(const ChunkPlan& plan, Terms terms);
+
+  struct Job {
+    std::uint64_t round = 0;
+    double weight = 0;                 ///< samples; 0: nothing to give
+    std::span<const float> gradients;  ///< as in PeerReducer::Job
+    std::span<float> mean;
+  };
+  struct Outcome {
+    Status status;
+    std::optional<std::uint32_t> culprit;  ///< rank of the generation that sent what is not right
+    std::string nonfinite_tensor;
+    CodedStats stats;
+  };
+  /// Blocks. When it fails every rank's job of these groups ends with the cause.
+  Outcome run(const PeerGroups& groups, const Job& job, JobSignals& signals);
+  /// The round of the last job: its mean was applied (`committed`), or never will be.
+  void round_over(bool committed);
+
+  /// What is still to be sent; nullptr without error feedback.
+  const ErrorFeedback* feedback() const { return feedback_.get(); }
+  const ChunkPlan& plan() const { return plan_; }
+
+ private:
+  enum class Stage : std::uint8_t { kWaits, kNodeSum, kSummed, kToOwners, kToAll, kInNode, kDone };
+  struct Chunks {
+    std::uint32_t begin = 0, end = 0;
+    std::size_t size() const { return end - begin; }
+  };
+  /// One bucket, from round to round.
+  struct Flight {
+    Bucket bucket;
+    std::uint32_t number = 0;
+    std::vector<Chunks> owned_by;  ///< by contributor; in order but for where the first one begins
+    Stage stage = Stage::kWaits;
+    bool has_ended = false;  ///< its operation; under the signals' lock
+    collective::Handle handle;
+    std::vector<std::byte> given, result;  ///< our messages to the owners; our means
+    std::vector<std::size_t> given_at;     ///< where each of them begins, and the end
+    Buffer room;                           ///< what comes
+    std::vector<collective::Parcel> places;
+    std::vector<std::uint64_t> lengths;
+    double total = 0;  ///< weight, as far as known
+  };
+  /// Elements whose mean we encoded, and by what its error counts among our own gradients.
+  struct Owned {
+    std::uint64_t position = 0, elements = 0;
+    float factor = 0;
+  };
+  struct Run;  // of one job
+
+  CodedMean(ChunkPlan plan, std::unique_ptr<WholeEncoder> whole, Terms terms);
+  void cut(Flight& flight, std::uint32_t owners) const;
+  std::uint64_t most_bytes(Chunks chunks) const;
+  Status take_turn(Run& run, Flight& flight);
+  Status start_node_sum(Run& run, Flight& flight);
+  Status start_to_owners(Run& run, Flight& flight);
+  Status start_to_all(Run& run, Flight& flight);
+  Status start_in_node(Run& run, Flight& flight);
+  Status started(Flight& flight, Stage stage, collective::Handle handle);
+  collective::CallOptions options(Run& run, Flight& flight, Stage stage) const;
+  Status encode_into(Run& run, Flight& flight);
+  Result<Bytes> encode(const Run& run, const Chunk& chunk);
+  Status add(Run& run, Flight& flight);
+  Status encode_mean(Run& run, const Chunk& chunk, PeerMessageWriter& out);
+  Status decode(Run& run, Flight& flight);
+  Result<PeerMessage> message_from(Run& run, const Flight& flight, std::uint32_t rank,
+                                   std::size_t chunks) const;
+  Error blame(Run& run, std::uint32_t rank, const Flight& flight, const Error& error) const;
+  void look_at(Run& run, const Flight& flight) const;
+
+  const ChunkPlan plan_;  // of the payloads: finer than the server's
+  const std::unique_ptr<WholeEncoder> whole_;
+  const Terms terms_;
+  std::unique_ptr<ErrorFeedback> feedback_;
+  std::uint64_t generation_ = 0;
+  std::vector<Flight> flights_;
+  std::vector<Owned> owned_;  // of the last job
+  Buffer errors_;             // of its means
+  std::vector<std::byte> out_;
+};
+
+}  // namespace centroid::worker
