@@ -19,6 +19,8 @@ constexpr std::uint64_t kLeastChunkBytes = 64;  // of ChunkPlan
 
 constexpr std::uint64_t kTag = 0x636F646564000000;  // coded
 constexpr std::uint64_t kMeanStream = 0x6D65616E;   // mean
+/// Rounds between looks at the residual: each is a pass over it.
+constexpr std::uint64_t kResidualRounds = 16;
 constexpr std::size_t kNoFlight = ~std::size_t{0};
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
@@ -170,6 +172,7 @@ CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobS
   if (!status.ok()) groups.abort(status.error());
   for (Flight& flight : flights_) flight.handle = collective::Handle();  // waits for its end
   run.outcome.status = std::move(status);
+  run.outcome.stats.residual_norm = residual_norm_;
   return std::move(run.outcome);
 }
 
@@ -424,6 +427,7 @@ Status CodedMean::add(Run& run, Flight& flight) {
     for (float& x : sum) x = x * factor + 0.0f;
     CENTROID_TRY(encode_mean(run, chunk, out));
   }
+  count_mean(run, owned, flight.result.size());
   if (errors_ && has_numbers) {
     const Chunk &first = plan_.chunks()[owned.begin], &last = plan_.chunks()[owned.end - 1];
     const double share =
@@ -433,6 +437,13 @@ Status CodedMean::add(Run& run, Flight& flight) {
   }
   run.outcome.stats.decode_seconds += seconds_since(begin);
   return {};
+}
+
+void CodedMean::count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const {
+  const Chunk &first = plan_.chunks()[chunks.begin], &last = plan_.chunks()[chunks.end - 1];
+  run.outcome.stats.raw_bytes_in +=
+      (last.position + last.elements - first.position) * sizeof(float);
+  run.outcome.stats.encoded_bytes_in += bytes;
 }
 
 /// Encode the mean that stands in job.mean, and put what was sent in its place.
@@ -470,6 +481,7 @@ Status CodedMean::decode(Run& run, Flight& flight) {
                    Error(ErrorCode::kDataLoss,
                          "its mean is over a weight of " + std::to_string(message.weight) +
                              ", another one's over " + std::to_string(flight.total)));
+    count_mean(run, owned, flight.lengths[rank]);
     for (std::uint32_t c = owned.begin; c < owned.end; ++c) {
       const Chunk& chunk = plan_.chunks()[c];
       const auto mean = run.job.mean.subspan(chunk.position, chunk.elements);
@@ -489,6 +501,7 @@ Status CodedMean::decode(Run& run, Flight& flight) {
 
 void CodedMean::round_over(bool committed) {
   if (!feedback_) return;
+  if (rounds_++ % kResidualRounds == 0) residual_norm_ = feedback_->residual_norm();
   if (!committed) {
     feedback_->take_back();
   } else {

@@ -33,10 +33,12 @@ class JobSignals {
   virtual void change(const std::function<void()>& what) = 0;
 };
 
-/// What the codec did with one contribution.
+/// What the codec did in one job. In an attempt that is repeated the payloads count again.
 struct CodedStats {
-  std::uint64_t raw_bytes = 0, encoded_bytes = 0;
-  std::uint32_t chunks = 0, dense_chunks = 0;
+  std::uint64_t raw_bytes = 0, encoded_bytes = 0;        ///< of what we gave
+  std::uint64_t raw_bytes_in = 0, encoded_bytes_in = 0;  ///< of the means
+  std::uint32_t chunks = 0, dense_chunks = 0;            ///< of what we gave
+  double residual_norm = 0;  ///< of what is still to be sent, when last looked at
   double encode_seconds = 0;
   double decode_seconds = 0;  ///< adding what came, and decoding means
 };
@@ -130,6 +132,7 @@ class CodedMean {
   Result<Bytes> encode(const Run& run, const Chunk& chunk);
   Status add(Run& run, Flight& flight);
   Status encode_mean(Run& run, const Chunk& chunk, PeerMessageWriter& out);
+  void count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const;
   Status decode(Run& run, Flight& flight);
   Result<PeerMessage> message_from(Run& run, const Flight& flight, std::uint32_t rank,
                                    std::size_t chunks) const;
@@ -144,6 +147,8 @@ class CodedMean {
   std::vector<Flight> flights_;
   std::vector<Owned> owned_;  // of the last job
   Buffer errors_;             // of its means
+  double residual_norm_ = 0;
+  std::uint64_t rounds_ = 0;  // that are over
   std::vector<std::byte> out_;
 };
 

@@ -81,6 +81,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     }
     co_await wake_.wait(TimePoint::max());
   }
+  count(outcome->stats);
   while (outcome->status.ok() && is_current(open) && !stats_ && !session.is_closed())
     co_await wake_.wait(TimePoint::max());
   if (!is_current(open) || session.is_closed()) co_return Status();
@@ -99,6 +100,20 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   const auto head = proto::encode(failed);
   const auto kind = static_cast<std::uint16_t>(Kind::kExchangeFailed);
   co_return co_await session.send(kind, head, Bytes(), TimePoint::max());
+}
+
+void ServerLink::count(const CodedStats& stats) {
+  const std::lock_guard lock(traffic_mutex_);
+  codecs_.raw_out += stats.raw_bytes;
+  codecs_.encoded_out += stats.encoded_bytes;
+  codecs_.chunks += stats.chunks;
+  codecs_.dense_chunks += stats.dense_chunks;
+  codecs_.encode_seconds += stats.encode_seconds;
+  codecs_.decode_seconds += stats.decode_seconds;
+  codecs_.raw_in += stats.raw_bytes_in;
+  codecs_.encoded_in += stats.encoded_bytes_in;
+  codecs_.residual_norm = stats.residual_norm;
+  if (stats.chunks > 0) encode_seconds_.observe(stats.encode_seconds);
 }
 
 /// Everything we hold of a version, plane by plane: it changes only when a round is committed.

@@ -98,6 +98,7 @@ class ServerLink final : public transport::FrameSink {
   Status peers_told(proto::Peers peers);
   Result<collective::Roster> roster_of(const proto::RoundOpen& open) const;
   Task<void> send_state(transport::Session& session, Version version);
+  void count(const CodedStats& stats);
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
