@@ -21,7 +21,7 @@ constexpr double kSpareBytes = 256 * kMiB;
 
 struct Options {
   std::uint64_t workers = 4, parameters = 25'000'000, rounds = 15, credit_bytes = 0;
-  std::string apply, optimizer, codec = "f32";
+  std::string apply, optimizer, codec = "f32", codec_down = "f32", host = "127.0.0.1", namespaces;
   bool json = false, memory = true;
 };
 
@@ -44,13 +44,26 @@ std::vector<ClusterSettings> clusters_of(const Options& options) {
   base.workers = options.workers;
   base.parameters = options.parameters;
   base.codec = options.codec;
+  base.codec_down = options.codec_down;
+  base.host = options.host;
   base.credit_bytes = options.credit_bytes;
+  for (std::size_t at = 0; at < options.namespaces.size();) {
+    const std::size_t comma = std::min(options.namespaces.find(',', at), options.namespaces.size());
+    base.namespaces.push_back(options.namespaces.substr(at, comma - at));
+    at = comma + 1;
+  }
+  if (!base.namespaces.empty() && base.namespaces.size() <= options.workers)
+    fail("fewer namespaces than the server and its workers");
   std::vector<ClusterSettings> clusters;
   const auto add = [&](const std::string& apply, const std::string& optimizer) {
     clusters.push_back(base);
     clusters.back().apply = options.apply.empty() ? apply : options.apply;
     clusters.back().optimizer = options.optimizer.empty() ? optimizer : options.optimizer;
   };
+  if (options.codec_down != "f32" || !base.namespaces.empty()) {
+    add(options.codec_down == "f32" ? "server" : "worker", "sgd");
+    return clusters;
+  }
   add("server", "sgd");
   if (!options.apply.empty() || !options.optimizer.empty()) return clusters;
   add("worker", "sgd");
@@ -138,9 +151,11 @@ int run(const Options& options) {
   const std::uint64_t bytes = options.workers * options.parameters * sizeof(float);
   std::vector<Contender> contenders;
   const std::uint64_t each = options.parameters * sizeof(float);
-  contenders.push_back(make_raw_star(options.workers, bytes, each, RawBuffers::kMemory));
-  contenders.push_back(make_raw_star(1, bytes, each, RawBuffers::kMemory));
-  contenders.push_back(make_raw_star(options.workers, bytes, each, RawBuffers::kCache));
+  if (options.namespaces.empty()) {
+    contenders.push_back(make_raw_star(options.workers, bytes, each, RawBuffers::kMemory));
+    contenders.push_back(make_raw_star(1, bytes, each, RawBuffers::kMemory));
+    contenders.push_back(make_raw_star(options.workers, bytes, each, RawBuffers::kCache));
+  }
   const std::size_t raws = contenders.size();
   const auto settings = clusters_of(options);
   for (const ClusterSettings& s : settings) contenders.push_back(make_star_cluster(s));
@@ -189,15 +204,21 @@ int main(int argc, char** argv) {
   schema.field("rounds", &options.rounds,
                {.text = "rounds of each contender, in blocks of 3; the first block is dropped",
                 .unit = "rounds",
-                .min = 6});
+                .min = 4});
   schema.field("apply", &options.apply,
                {.text = "measure only this one: who applies the optimizer",
                 .choices = {"", "server", "worker"}});
   schema.field("optimizer", &options.optimizer,
                {.text = "measure only this one: update rule",
                 .choices = {"", "sgd", "momentum", "nesterov", "adam", "adamw"}});
-  schema.field("codec", &options.codec,
-               {.text = "of the contributions", .choices = {"f32", "bf16"}});
+  schema.field("codec", &options.codec, {.text = "of the contributions, as a worker takes it"});
+  schema.field("codec_down", &options.codec_down,
+               {.text = "of the results, as the server takes it; then only the workers apply"},
+               "codec-down");
+  schema.field("host", &options.host, {.text = "address at which the server listens"});
+  schema.field("namespaces", &options.namespaces,
+               {.text = "network namespaces, separated by commas: the server's, then one a worker; "
+                        "no plain sockets then"});
   schema.field("credit_bytes", &options.credit_bytes,
                {.text = "the server's setting of that name; 0: its default", .unit = "bytes"},
                "credit-bytes");

@@ -13,6 +13,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/random.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "common/tensor/fingerprint.h"
@@ -27,6 +28,7 @@ namespace {
 
 constexpr std::uint64_t kTensors = 10;
 constexpr std::uint64_t kBatch = 8;
+constexpr const char* kToken = "bench";
 constexpr auto kStartTimeout = std::chrono::seconds(30);
 
 /// A folder that goes with its owner.
@@ -72,10 +74,15 @@ Manifest make_manifest(std::uint64_t parameters) {
   return manifest;
 }
 
+/// Normal numbers, roughly: the sum of four bytes.
 void fill(std::span<float> values, std::uint64_t seed) {
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = 1e-3f * static_cast<float>(
-                            static_cast<std::int64_t>((i * 2654435761u + seed) % 2001) - 1000);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t bits = mix64(seed, i);
+    int sum = -510;
+    for (int byte = 0; byte < 4; ++byte) sum += static_cast<int>(bits >> (8 * byte) & 0xFF);
+    const auto fine = static_cast<float>(bits >> 40) * 0x1p-24f;  // so that few are equal
+    values[i] = 1e-4f * (static_cast<float>(sum) + fine);
+  }
 }
 
 void run_member(const ClusterSettings& settings, std::size_t member, transport::Endpoint server,
@@ -90,6 +97,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   options.join.exchange = "star";
   options.join.node = transport::this_node();
   options.join.codec = settings.codec;
+  options.token = kToken;
   options.join.batch = kBatch;
   options.join.train_samples = std::uint64_t{1} << 40;
   options.join.model = "none";
@@ -134,7 +142,11 @@ Contender make_star_cluster(const ClusterSettings& settings) {
       (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
   Child server = Child::executed({program,
                                   "--listen",
-                                  "127.0.0.1:0",
+                                  settings.host + ":0",
+                                  "--token",
+                                  kToken,
+                                  "--codec-down",
+                                  settings.codec_down,
                                   "--api",
                                   "127.0.0.1:0",
                                   "--run-dir",
@@ -152,13 +164,20 @@ Contender make_star_cluster(const ClusterSettings& settings) {
                                   "--min-workers",
                                   std::to_string(settings.workers),
                                   "--credit_bytes",
-                                  std::to_string(settings.credit_bytes)});
+                                  std::to_string(settings.credit_bytes)},
+                                 settings.namespaces.empty() ? "" : settings.namespaces[0]);
   const transport::Endpoint endpoint = wait_for_endpoint(endpoints);
   std::vector<Child> members;
   for (std::size_t m = 0; m < settings.workers; ++m)
-    members.push_back(Child::forked([&] { run_member(settings, m, endpoint, *board); }));
-  return {"star, " + settings.optimizer + " applied by the " + settings.apply, board,
-          std::move(server), std::move(members)};
+    members.push_back(Child::forked([&] {
+      if (!settings.namespaces.empty()) enter_namespace(settings.namespaces[m + 1]);
+      run_member(settings, m, endpoint, *board);
+    }));
+  const bool is_plain = settings.codec == "f32" && settings.codec_down == "f32";
+  const std::string name = is_plain
+                               ? "star, " + settings.optimizer + " applied by the " + settings.apply
+                               : "star, " + settings.codec + " / " + settings.codec_down;
+  return {name, board, std::move(server), std::move(members)};
 }
 
 }  // namespace centroid::bench

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tests/bench/star_process.h"
 
@@ -11,7 +12,9 @@ struct ClusterSettings {
   std::size_t workers = 4;
   std::uint64_t parameters = 25'000'000;
   std::uint64_t credit_bytes = 0;  ///< 0: the server's default
-  std::string apply = "server", optimizer = "sgd", codec = "f32";
+  std::string apply = "server", optimizer = "sgd", codec = "f32", codec_down = "f32";
+  std::string host = "127.0.0.1";       ///< where the server listens
+  std::vector<std::string> namespaces;  ///< of the network: the server's, then a worker's each
 };
 
 /// centroid-server as a user runs it, and workers with the star exchange whose gradients are there

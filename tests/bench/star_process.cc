@@ -1,5 +1,7 @@
 #include "tests/bench/star_process.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -33,6 +35,12 @@ void fail(const std::string& why) {
   ::_exit(1);
 }
 
+void enter_namespace(const std::string& name) {
+  const int fd = ::open(("/var/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || ::setns(fd, CLONE_NEWNET) != 0) fail("cannot enter the namespace " + name);
+  ::close(fd);
+}
+
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -52,8 +60,10 @@ Child Child::forked(const std::function<void()>& body) {
   ::_exit(0);
 }
 
-Child Child::executed(const std::vector<std::string>& command) {
+Child Child::executed(const std::vector<std::string>& command,
+                      const std::string& network_namespace) {
   return forked([&] {
+    if (!network_namespace.empty()) enter_namespace(network_namespace);
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);

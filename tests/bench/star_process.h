@@ -22,7 +22,8 @@ class Child {
   /// Run `body` in a fork of this process.
   static Child forked(const std::function<void()>& body);
   /// Run another program.
-  static Child executed(const std::vector<std::string>& command);
+  static Child executed(const std::vector<std::string>& command,
+                        const std::string& network_namespace = "");
   Child() = default;
   Child(Child&& other) noexcept;
   Child& operator=(Child&& other) noexcept;
@@ -88,6 +89,8 @@ class Contender {
 };
 
 [[noreturn]] void fail(const std::string& why);
+/// Move this thread into a network namespace of `ip netns`.
+void enter_namespace(const std::string& name);
 std::int64_t now_ns();
 
 }  // namespace centroid::bench
