@@ -6,6 +6,10 @@
 
 namespace centroid {
 
+Result<std::optional<SparseNumbers>> Codec::sparse(Bytes /*in*/, std::size_t /*n*/) const {
+  return std::optional<SparseNumbers>();
+}
+
 Result<std::unique_ptr<Codec>> make_codec(const std::string& text) {
   CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(text));
   switch (spec.kind) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -10,6 +11,12 @@
 #include "common/base/result.h"
 
 namespace centroid {
+
+/// What a sparse payload holds; all other numbers of the chunk are 0.
+struct SparseNumbers {
+  std::span<const std::uint32_t> index;  ///< ascending
+  std::span<const float> value;
+};
 
 /// Numbers to bytes and back, for one chunk. Stateless and thread-safe; state (error feedback) is a
 /// decorator's.
@@ -33,6 +40,9 @@ class Codec {
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
+  /// The numbers of a sparse payload of n, in memory that is good until this thread's next call;
+  /// nothing when the payload is dense: `decode` it then. Fails as `decode`.
+  virtual Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const;
 };
 
 /// Make a codec from its spec: "f32", "bf16", "f16", "int8:rounding=stochastic",

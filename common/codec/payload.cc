@@ -254,6 +254,10 @@ Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, S
   return view;
 }
 
+bool says_sparse(Bytes in) {
+  return !in.empty() && (std::to_integer<std::uint8_t>(in[0]) & kSparse) != 0;
+}
+
 std::span<const float> sent(const View& view, Scratch& scratch) {
   const std::size_t count = view.index.size();
   if (scratch.value.size() < count) scratch.value.resize(count);

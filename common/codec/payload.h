@@ -62,6 +62,9 @@ struct View {
 Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, Scratch& scratch,
                   const float* target = nullptr);
 
+/// Whether the first byte says so; the rest may be wrong.
+bool says_sparse(Bytes in);
+
 /// out[i] = x̂[i], 0 where nothing was sent.
 void decode(const View& view, Scratch& scratch, std::span<float> out);
 /// acc[i] += weight * x̂[i] where something was sent; `first`: acc[i] = weight * x̂[i], else 0.

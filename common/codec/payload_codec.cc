@@ -56,6 +56,13 @@ class PayloadCodec final : public Codec {
     return {};
   }
 
+  Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const override {
+    if (!payload::says_sparse(in)) return std::optional<SparseNumbers>();
+    const auto view = payload::read(in, spec_.values, is_sparse(), n, scratch());
+    if (!view.ok()) return refused(in, view.error());
+    return std::optional<SparseNumbers>({view->index, payload::sent(*view, scratch())});
+  }
+
  private:
   bool is_sparse() const { return spec_.kind == CodecSpec::Kind::kTopk; }
   const char* name() const { return is_sparse() ? "topk" : "int8"; }

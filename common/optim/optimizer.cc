@@ -1,5 +1,6 @@
 #include "common/optim/optimizer.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
@@ -143,6 +144,21 @@ Status check_rule(Rule rule, const OptimizerConfig& config, const LearningRateSc
 }
 
 }  // namespace
+
+void Optimizer::step_at(std::uint64_t number, std::span<const std::uint32_t> index,
+                        std::span<const float> gradient, std::span<float> params) const {
+  CENTROID_CHECK(ignores_zeros() && index.size() == gradient.size());
+  std::array<float, 512> block;
+  while (!index.empty()) {
+    const std::size_t n = std::min(index.size(), block.size());
+    const std::span<float> part = std::span(block).first(n);
+    for (std::size_t j = 0; j < n; ++j) part[j] = params[index[j]];
+    step(number, part, gradient.first(n), {}, part);
+    for (std::size_t j = 0; j < n; ++j) params[index[j]] = part[j];
+    index = index.subspan(n);
+    gradient = gradient.subspan(n);
+  }
+}
 
 const std::vector<std::string>& optimizer_names() {
   static const std::vector<std::string> names = [] {

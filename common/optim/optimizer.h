@@ -54,6 +54,13 @@ class Optimizer {
   virtual void step(std::uint64_t step, std::span<const float> params,
                     std::span<const float> gradient, std::span<const std::span<float>> slots,
                     std::span<float> out) const = 0;
+
+  /// A gradient of 0 leaves a (finite) parameter as it is, and there is nothing else to change.
+  bool ignores_zeros() const { return slots() == 0 && config().weight_decay == 0; }
+  /// Where that is so: the step for params[index[j]] with gradient[j], in place; the bits of `step`
+  /// with a gradient that is 0 everywhere else.
+  void step_at(std::uint64_t step, std::span<const std::uint32_t> index,
+               std::span<const float> gradient, std::span<float> params) const;
 };
 
 /// fails invalid_argument: unknown name (lists the known ones), a value out of its range.

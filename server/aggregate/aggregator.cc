@@ -5,6 +5,11 @@
 
 namespace centroid::server {
 
+namespace {
+/// A payload is short when it is so many times smaller than its numbers: what waits is then little.
+constexpr std::size_t kShort = 8;
+}  // namespace
+
 Aggregator::Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks)
     : plan_(plan), in_rank_order_(in_rank_order), hooks_(std::move(hooks)) {}
 
@@ -42,9 +47,14 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   source.seen[chunk.value] = true;
   ++source.received;
   ChunkState& state = chunks_[chunk.value];
-  const bool turn = (!in_rank_order_ || state.next == rank) && !hooks_.is_held(chunk);
+  CENTROID_ASSIGN(const bool waits_for_all,
+                  defers(source, state, chunk, payload.bytes().first(bytes)));
+  state.is_deferred = waits_for_all;
+  if (waits_for_all) source.deferred_bytes += bytes;
+  const bool turn =
+      !waits_for_all && (!in_rank_order_ || state.next == rank) && !hooks_.is_held(chunk);
   if (!turn) {
-    state.waiting.push_back({rank, weight, std::move(payload), bytes});
+    state.waiting.push_back({rank, weight, std::move(payload), bytes, waits_for_all});
     ++waiting_;
     advance(chunk);  // lower ranks may be absent
     return {};
@@ -54,6 +64,19 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   hooks_.on_consumed(rank, bytes);
   advance(chunk);
   return {};
+}
+
+/// Whether the payload is to wait until all ranks have sent the chunk. What is wrong with it is
+/// told now, while its sender is here.
+Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state, ChunkId chunk,
+                                Bytes payload) const {
+  const std::uint64_t elements = plan_.chunk(chunk).elements;
+  const bool goes_on = state.is_deferred || (state.added == 0 && state.waiting.empty());
+  if (!goes_on || payload.size() * kShort > elements * sizeof(float) ||
+      source.deferred_bytes + payload.size() > plan_.max_chunk_bytes() / 2)
+    return false;
+  CENTROID_ASSIGN(const auto sparse, source.codec->sparse(payload, elements));
+  return sparse.has_value();
 }
 
 Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload) {
@@ -70,8 +93,7 @@ Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes p
 
 void Aggregator::advance(ChunkId chunk) {
   ChunkState& state = chunks_[chunk.value];
-  if (state.complete) return;
-  bool missing = false;
+  if (state.complete || (state.is_deferred && is_missing(chunk))) return;
   for (;;) {
     if (in_rank_order_)
       while (state.next < ranks_.size() && ranks_[state.next].absent) ++state.next;
@@ -83,6 +105,7 @@ void Aggregator::advance(ChunkId chunk) {
     Waiting waiting = std::move(*turn);
     state.waiting.erase(turn);
     --waiting_;
+    if (waiting.is_deferred) ranks_[waiting.rank].deferred_bytes -= waiting.bytes;
     const Status added =
         add(chunk, waiting.rank, waiting.weight, waiting.payload.bytes().first(waiting.bytes));
     waiting.payload = Buffer();
@@ -92,11 +115,15 @@ void Aggregator::advance(ChunkId chunk) {
       return;
     }
   }
-  for (const RankState& rank : ranks_)
-    missing = missing || (!rank.absent && !rank.seen[chunk.value]);
-  if (missing || !state.waiting.empty() || state.added == 0) return;
+  if (is_missing(chunk) || !state.waiting.empty() || state.added == 0) return;
   state.complete = true;
   hooks_.on_complete(chunk, state.weight);
+}
+
+/// A rank that is to send the chunk has not.
+bool Aggregator::is_missing(ChunkId chunk) const {
+  return std::ranges::any_of(
+      ranks_, [&](const RankState& rank) { return !rank.absent && !rank.seen[chunk.value]; });
 }
 
 void Aggregator::absent(std::uint32_t rank) {
@@ -106,6 +133,7 @@ void Aggregator::absent(std::uint32_t rank) {
     for (auto it = waiting.begin(); it != waiting.end();) {
       if (it->rank == rank) {
         hooks_.on_consumed(rank, it->bytes);
+        if (it->is_deferred) ranks_[rank].deferred_bytes -= it->bytes;
         it = waiting.erase(it);
         --waiting_;
       } else {

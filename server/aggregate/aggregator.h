@@ -19,6 +19,10 @@ namespace centroid::server {
 /// order   `in_rank_order`: a chunk of rank r is added after those of all lower ranks (others wait
 /// in their buffers), so the bits
 ///         of the sum do not depend on timing. Otherwise on arrival.
+/// cache   sparse payloads much shorter than their chunk wait until all ranks' are there: the sum
+/// is
+///         then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
+///         whatever the order in which ranks send, their credits cannot run out on it
 /// memory  none of its own but the waiting buffers, which the senders' credits bound
 /// thread  one; no I/O, no clock
 class Aggregator {
@@ -58,11 +62,13 @@ class Aggregator {
     double weight;
     Buffer payload;
     std::size_t bytes;
+    bool is_deferred;
   };
   struct ChunkState {
     std::uint32_t next = 0;   // lowest rank not yet added (rank order)
     std::uint32_t added = 0;  // ranks in the sum
     bool complete = false;
+    bool is_deferred = false;  // all that came are short and wait for the others
     double weight = 0;
     std::vector<Waiting> waiting;
   };
@@ -71,10 +77,14 @@ class Aggregator {
         codec;  // shared: chunks may wait here longer than their sender lives
     bool absent = false;
     std::uint64_t received = 0, added = 0;
-    double weight = 0;  // of its first chunk; the others must say the same
+    std::size_t deferred_bytes = 0;  // of chunks that wait for all ranks
+    double weight = 0;               // of its first chunk; the others must say the same
     std::vector<bool> seen;
   };
   void advance(ChunkId chunk);
+  bool is_missing(ChunkId chunk) const;
+  Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
+                      Bytes payload) const;
   Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
 
   const ChunkPlan& plan_;

@@ -55,6 +55,13 @@ void Cluster::encode_reply(ChunkId chunk) {
 /// The workers' step with the mean that they decode.
 Status Cluster::apply_reply(const Attempt::Piece& piece) {
   const Chunk& chunk = store_->plan().chunk(piece.chunk);
+  if (store_->optimizer().ignores_zeros()) {
+    CENTROID_ASSIGN(const auto sparse, replies_->codec().sparse(piece.values, chunk.elements));
+    if (sparse) {
+      store_->shadow_apply(chunk, sparse->index, sparse->value);
+      return {};
+    }
+  }
   const std::span<float> mean = std::span(reply_mean_).first(chunk.elements);
   CENTROID_TRY(replies_->codec().decode(piece.values, mean));
   store_->shadow_apply(chunk, mean);

@@ -84,6 +84,14 @@ void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const float> mea
   step(chunk, mean, params_->values(chunk));
 }
 
+void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
+                                  std::span<const float> value) {
+  CENTROID_CHECK(!params_->is_held(chunk.id) && gradient_factor_ == 1);
+  is_ahead_ = true;
+  preserve(*params_, chunk);
+  optimizer_->step_at(optimizer_step_ + 1, index, value, params_->values(chunk));
+}
+
 void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
                           std::span<float> out) {
   is_ahead_ = is_ahead_ || !slots_.empty() || out.data() == params_->values(chunk).data();

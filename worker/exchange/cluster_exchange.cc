@@ -195,12 +195,20 @@ class ClusterExchange final : public Exchange {
     double seconds = 0;
     for (const Chunk& chunk : link_.plan().chunks()) {
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
+      const std::span<float> part = params.subspan(chunk.position, chunk.elements);
       const auto begin = std::chrono::steady_clock::now();
-      CENTROID_TRY(link_.decode_result(chunk, mean));
+      std::optional<SparseNumbers> sparse;
+      if (optimizer_->ignores_zeros()) {
+        CENTROID_ASSIGN(sparse, link_.sparse_result(chunk));
+      }
+      if (!sparse) CENTROID_TRY(link_.decode_result(chunk, mean));
       seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      if (sparse) {
+        optimizer_->step_at(optimizer_step_ + 1, sparse->index, sparse->value, part);
+        continue;
+      }
       for (std::size_t k = 0; k < slots.size(); ++k)
         parts[k] = slots[k].subspan(chunk.position, chunk.elements);
-      const std::span<float> part = params.subspan(chunk.position, chunk.elements);
       optimizer_->step(optimizer_step_ + 1, part, mean, parts, part);
     }
     link_.decoded(seconds);

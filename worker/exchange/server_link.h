@@ -75,6 +75,8 @@ class ServerLink final : public transport::FrameSink {
   /// Results come through a codec: one chunk of them, decoded into `out` (chunk.elements).
   bool results_are_encoded() const { return codec_down_ != nullptr; }
   Status decode_result(const Chunk& chunk, std::span<float> out) const;
+  /// Its numbers, when they are few (Codec::sparse).
+  Result<std::optional<SparseNumbers>> sparse_result(const Chunk& chunk) const;
   void swap_planes() { std::swap(params_, results_); }
   std::span<const std::vector<float>> slots() const { return slots_; }
   std::vector<std::vector<float>>& mutable_slots() { return slots_; }

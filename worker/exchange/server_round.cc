@@ -189,6 +189,12 @@ Status ServerLink::decode_result(const Chunk& chunk, std::span<float> out) const
   return decoded.error().with_context("result chunk " + to_string(chunk.id));
 }
 
+Result<std::optional<SparseNumbers>> ServerLink::sparse_result(const Chunk& chunk) const {
+  auto numbers = codec_down_->sparse(encoded_results_[chunk.id.value], chunk.elements);
+  if (numbers.ok()) return numbers;
+  return numbers.error().with_context("result chunk " + to_string(chunk.id));
+}
+
 Status ServerLink::round_closed(proto::RoundClosed closed) {
   if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
     return Error(ErrorCode::kInvalidArgument,
@@ -275,7 +281,8 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
     const bool needs_sum = is_plain && !session.sends_unsummed();
     if (needs_sum) crc = checksum_of_finite(values);
-    if (needs_sum ? !crc : !is_finite(values)) {
+    // Error feedback looks for itself, while it adds.
+    if (needs_sum ? !crc : !feedback_ && !is_finite(values)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
