@@ -98,6 +98,83 @@ TEST(Aggregator, TheBitsOfTheSumDoNotDependOnTheOrderOfArrival) {
   }
 }
 
+/// Of n numbers the few that are not 0, as top-k sends them.
+Buffer short_payload(const Codec& codec, std::span<const float> numbers, std::size_t& bytes) {
+  Buffer payload(codec.max_bytes(numbers.size()));
+  bytes = codec.encode(numbers, payload.bytes()).value();
+  return payload;
+}
+
+TEST(Aggregator, ShortPayloadsWaitForEachOtherAndGiveTheSameBitsInEveryOrder) {
+  const std::size_t ranks = 4, n = 4000;
+  auto all = random_contributions(3, ranks, n);
+  const std::vector<double> weights = {3, 1, 7, 2};
+  for (std::size_t r = 0; r + 1 < ranks; ++r)  // the last rank sends all of its numbers
+    for (std::size_t i = 0; i < n; ++i)
+      if ((i * 7 + r) % 50 != 0) all[r][i] = 0;
+  const auto expected = expected_sum(all, weights);
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Fixture f(n, 4000);
+    const std::shared_ptr<const Codec> topk = make_codec("topk:0.02").value();
+    const bool has_dense = seed % 2 == 0;
+    f.aggregator->begin({topk, topk, topk, has_dense ? f.codec : topk});
+    if (!has_dense) f.aggregator->absent(3);
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> arrivals;
+    for (std::uint32_t r = 0; r < (has_dense ? 4u : 3u); ++r)
+      for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c) arrivals.emplace_back(r, c);
+    CounterRng rng(seed);
+    for (std::size_t i = arrivals.size(); i > 1; --i)
+      std::swap(arrivals[i - 1], arrivals[rng.below(i)]);
+    std::uint64_t sent = 0;
+    for (const auto& [r, c] : arrivals) {
+      const Chunk& chunk = f.plan.chunk(ChunkId(c));
+      if (r == 3) {
+        ASSERT_TRUE(f.offer(r, c, weights[r], all[r]).ok());
+        continue;
+      }
+      std::size_t bytes = 0;
+      Buffer payload =
+          short_payload(*topk, std::span(all[r]).subspan(chunk.position, chunk.elements), bytes);
+      sent += bytes;
+      ASSERT_TRUE(f.aggregator->offer(r, ChunkId(c), weights[r], std::move(payload), bytes).ok());
+    }
+    std::vector<float> sum = expected;
+    if (!has_dense)
+      sum = expected_sum({all.begin(), all.end() - 1}, {weights.begin(), weights.end() - 1});
+    EXPECT_EQ(f.sum, sum);
+    EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
+    EXPECT_EQ(f.consumed[0] + f.consumed[1] + f.consumed[2], sent);
+    EXPECT_EQ(f.aggregator->waiting(), 0u);
+  }
+}
+
+TEST(Aggregator, AShortPayloadThatIsWrongIsRefusedWhenItComes) {
+  Fixture f(1000, 4000);
+  const std::shared_ptr<const Codec> topk = make_codec("topk:0.02").value();
+  f.aggregator->begin({topk, topk});
+  std::size_t bytes = 0;
+  Buffer payload = short_payload(*topk, std::vector<float>(1000, 1.0f), bytes);
+  payload.data()[2] = std::byte{0xFF};
+  EXPECT_FALSE(f.aggregator->offer(1, ChunkId(0), 1, std::move(payload), bytes).ok());
+}
+
+TEST(Aggregator, WhatWaitsForAllOfOneRankIsAtMostHalfAChunk) {
+  constexpr std::size_t kChunks = 64;
+  Fixture f(1000 * kChunks, 4000);
+  const std::shared_ptr<const Codec> topk = make_codec("topk:0.02").value();
+  f.aggregator->begin({topk, topk});
+  const std::vector<float> numbers(1000, 1.0f);
+  std::uint64_t sent = 0;
+  for (std::uint32_t c = 0; c < kChunks; ++c) {
+    std::size_t bytes = 0;
+    Buffer payload = short_payload(*topk, numbers, bytes);
+    sent += bytes;
+    ASSERT_TRUE(f.aggregator->offer(0, ChunkId(c), 1, std::move(payload), bytes).ok());
+  }
+  EXPECT_GE(f.consumed[0], sent - 2000);
+}
+
 TEST(Aggregator, AHigherRankWaitsForTheLowerAndGivesItsMemoryBackOnlyThen) {
   Fixture f(8, 64);
   const auto all = random_contributions(2, 2, 8);

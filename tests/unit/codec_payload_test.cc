@@ -357,5 +357,30 @@ TEST(Payload, FlippedBitsAreRefusedOrGiveFiniteNumbers) {
   }
 }
 
+TEST(Payload, SparseNumbersAreThoseOfDecode) {
+  CounterRng random(9);
+  std::vector<float> x(1000), decoded(x.size()), rebuilt(x.size());
+  for (float& v : x) v = static_cast<float>(random.normal());
+  for (const std::string spec : {"topk:0.05", "topk:0.05,values=int8"}) {
+    const auto codec = make_codec(spec).value();
+    std::vector<std::byte> out(codec->max_bytes(x.size()));
+    out.resize(codec->encode(x, out).value());
+    ASSERT_TRUE(codec->decode(out, decoded).ok());
+    const auto sparse = codec->sparse(out, x.size()).value();
+    ASSERT_TRUE(sparse && sparse->index.size() == 50);
+    std::ranges::fill(rebuilt, 0.0f);
+    for (std::size_t j = 0; j < 50; ++j) rebuilt[sparse->index[j]] = sparse->value[j];
+    EXPECT_EQ(rebuilt, decoded);
+    out.pop_back();
+    EXPECT_FALSE(codec->sparse(out, x.size()).ok());
+  }
+  for (const std::string spec : {"int8", "f32", "topk:1"}) {
+    const auto codec = make_codec(spec).value();
+    std::vector<std::byte> out(codec->max_bytes(x.size()));
+    out.resize(codec->encode(x, out).value());
+    EXPECT_FALSE(codec->sparse(out, x.size()).value()) << spec;
+  }
+}
+
 }  // namespace
 }  // namespace centroid

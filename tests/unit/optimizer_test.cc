@@ -346,5 +346,35 @@ TEST(Optimizers, TheScheduleScalesEachStep) {
   EXPECT_EQ(optimizer->learning_rate(5), 0.125);
 }
 
+TEST(Optimizers, AStepWhereTheGradientIsHasTheBitsOfAStepEverywhere) {
+  constexpr std::size_t kElements = 3000;
+  for (const std::string name : {"sgd", "mean"}) {
+    OptimizerConfig config;
+    config.name = name;
+    const auto optimizer = made(config);
+    ASSERT_TRUE(optimizer->ignores_zeros());
+    CounterRng rng(kSeed);
+    std::vector<float> dense(kElements), gradient(kElements), values;
+    std::vector<std::uint32_t> index;
+    for (float& p : dense) p = static_cast<float>(rng.normal());
+    dense[1] = -0.0f;
+    for (std::uint32_t i = 0; i < kElements; ++i) {
+      if (rng.below(3) != 0) continue;
+      index.push_back(i);
+      values.push_back(gradient[i] = static_cast<float>(rng.normal()));
+    }
+    std::vector<float> sparse = dense;
+    optimizer->step(1, dense, gradient, {}, dense);
+    optimizer->step_at(1, index, values, sparse);
+    EXPECT_EQ(0, std::memcmp(dense.data(), sparse.data(), kElements * sizeof(float))) << name;
+  }
+  OptimizerConfig config;
+  config.weight_decay = 0.1;
+  EXPECT_FALSE(made(config)->ignores_zeros());
+  config.weight_decay = 0;
+  config.name = "momentum";
+  EXPECT_FALSE(made(config)->ignores_zeros());
+}
+
 }  // namespace
 }  // namespace centroid
