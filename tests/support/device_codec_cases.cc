@@ -464,6 +464,38 @@ void compare_refusals(Machine& machine) {
     EXPECT_EQ(difference(std::span<const float>(kept), (*feedback)->state().residual), "");
     machine.free_all();
   }
+
+  // Too large for f16: refused, and the sum stays for a round in which it is not.
+  const auto feedback = ErrorFeedback::make("f16:feedback=on", *plan);
+  const auto codec = DeviceCodec::make("f16:feedback=on", 1000, machine.device());
+  ASSERT_TRUE(feedback.ok() && codec.ok());
+  const Array<float> g(machine, gradient), residual(machine, std::vector<float>(1000, 0.0f));
+  DeviceCodec::Tensor tensor;
+  tensor.gradient = g.data();
+  tensor.residual = residual.data();
+  tensor.elements = 1000;
+  for (const float large :
+       {582863680.0f, -582863680.0f, 582863680.0f}) {  // its rest is not a float
+    auto next = numbers(0, 1000, 2);
+    next[300] = large;
+    machine.copy(g.data(), next.data(), 4000);
+    expect_ok((*codec)->begin(tensor, {}));
+    std::vector<std::byte> out(4001);
+    const auto got = (*codec)->encode(0, 1000, out);
+    const auto expected = (*feedback)->encode(ChunkId{0}, next, 1);
+    ASSERT_EQ(got.ok(), expected.ok());
+    ASSERT_EQ(got.ok(), large < 0);
+    if (got.ok()) {
+      EXPECT_EQ(difference(plain(Bytes(out).first(*got)), plain(*expected)), "");
+      (*feedback)->commit();
+    } else {
+      EXPECT_NE(got.error().message().find("too large for f16"), std::string::npos);
+    }
+    expect_ok((*codec)->stream().wait());
+    const auto kept = residual.read();
+    EXPECT_EQ(difference(std::span<const float>(kept), (*feedback)->state().residual), "");
+  }
+  machine.free_all();
 }
 
 }  // namespace centroid::device_cases
