@@ -78,6 +78,11 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "exchange ring: auto (by size), ring, recursive-doubling, or chain, which adds in "
                "the order of ranks: the bits of star, for twice the bytes of ring",
        .choices = {"auto", "ring", "recursive-doubling", "chain"}});
+  s.field(
+      "reduce.ring_order", &c.reduce_ring_order,
+      {.text = "exchange ring: the workers stand in the ring by rank, or so that its slowest hop "
+               "is fastest, measured whenever workers come or go (bits then depend on it)",
+       .choices = {"rank", "bandwidth"}});
   s.field("reduce.bucket_bytes", &c.reduce_bucket_bytes,
           {.text = "exchange ring, hierarchical: least gradient bytes of one addition",
            .unit = "bytes",
@@ -209,6 +214,9 @@ Status finish(ServerConfig& c) {
   if (c.is_peer_to_peer() && c.reduce_algorithm != "auto" && c.exchange == "hierarchical")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange hierarchical has an algorithm of its own: leave reduce.algorithm auto");
+  if (c.reduce_ring_order != "rank" && c.exchange != "ring")
+    return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce_ring_order +
+                                                  " is for exchange ring, not " + c.exchange);
   if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
     std::random_device entropy;

@@ -33,6 +33,7 @@ struct ServerConfig {
   std::string sum_order = "rank";
   std::string payload_checksum = "auto";
   std::string reduce_algorithm = "auto";
+  std::string reduce_ring_order = "rank";
   std::uint64_t reduce_bucket_bytes = 8u << 20;
   std::chrono::milliseconds reduce_timeout{300'000};
   std::string nonfinite = "halt";

@@ -96,6 +96,7 @@ struct JoinReply {
   std::uint8_t algorithm = 0;           ///< Algorithm of docs/algorithms.md
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
   std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
+  bool ring_by_bandwidth = false;       ///< rings go round as the measured network is best used
   std::string codec_down = "f32";       ///< of the results, with exchange star
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
   bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
@@ -105,8 +106,8 @@ struct JoinReply {
         f(apply_on_worker), f(nonfinite);
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
-    f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(codec_down, kMaxNameBytes),
-        f(checkpoint_rounds), f(unsummed);
+    f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
+        f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed);
   }
 };
 

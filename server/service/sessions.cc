@@ -296,6 +296,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce_bucket_bytes;
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
+  reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
   if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {

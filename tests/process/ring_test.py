@@ -52,6 +52,13 @@ class Bits(RingTest):
                 run = f"chain-{bucket}"
                 self.assertEqual(self.train(run, "ring", "--reduce.algorithm", "chain", "--reduce.bucket_bytes", bucket), star)
 
+    def test_ring_in_the_order_of_the_network_trains_and_all_agree(self):
+        server = self.server("--exchange", "ring", "--min-workers", 4, "--rounds", 40, "--reduce.ring_order", "bandwidth", "--exit-when-finished")
+        workers = [self.worker(server, f"w{i}", "--exchange", "ring", model=WIDE) for i in range(4)]
+        workers[3].wait_event("peers.ring")
+        self.assert_exit(DONE, *workers, server)
+        self.assert_same_fingerprint(*(f"w{i}" for i in range(4)))
+
     def test_every_algorithm_repeats_its_bits(self):
         for exchange, algorithm in (("ring", "ring"), ("ring", "recursive-doubling"), ("hierarchical", "auto")):
             with self.subTest(exchange=exchange, algorithm=algorithm):
@@ -194,6 +201,7 @@ class Coordination(RingTest):
         for flags, text in (
             (["--apply", "server"], "apply must be worker or auto"),
             (["--exchange", "hierarchical", "--reduce.algorithm", "ring"], "has an algorithm of its own"),
+            (["--exchange", "hierarchical", "--reduce.ring_order", "bandwidth"], "is for exchange ring"),
         ):
             with self.subTest(flags=flags):
                 server = self.launch_server("--exchange", "ring", *flags, name=text.split()[0])

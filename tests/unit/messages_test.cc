@@ -184,6 +184,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.schedule, "constant");
   EXPECT_EQ(reply.clip_norm, 1.5);
   EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
+  EXPECT_TRUE(reply.ring_by_bandwidth);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);
   EXPECT_TRUE(reply.unsummed);

@@ -194,6 +194,17 @@ Handle begin_reduction(Draft& draft, bool is_waited) {
   return begin(draft.group, make_call(std::move(plan)), is_waited);
 }
 
+/// Places in the ring stand for ranks; the schedule names ranks.
+Schedule ring_in_order(Shape shape, std::uint64_t count, std::span<const std::uint32_t> order) {
+  if (order.empty()) return ring_all_reduce(shape, count);
+  shape.rank =
+      static_cast<std::uint32_t>(std::find(order.begin(), order.end(), shape.rank) - order.begin());
+  Schedule schedule = ring_all_reduce(shape, count);
+  for (SendStep& send : schedule.sends) send.peer = order[send.peer];
+  for (ReceiveStep& receive : schedule.receives) receive.peer = order[receive.peer];
+  return schedule;
+}
+
 Status plan_all_reduce(Draft& draft) {
   CENTROID_TRY(check(draft));
   const std::uint64_t count = draft.input.count();
@@ -222,7 +233,7 @@ Status plan_all_reduce(Draft& draft) {
       else if (algorithm == Algorithm::kHalvingDoubling)
         draft.schedule = halving_all_reduce(draft.shape, count);
       else
-        draft.schedule = ring_all_reduce(draft.shape, count);
+        draft.schedule = ring_in_order(draft.shape, count, draft.group.ring());
       return {};
   }
 }

@@ -1,6 +1,7 @@
 #include "transport/collective/group.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/base/random.h"
 #include "transport/collective/group_core.h"
@@ -102,6 +103,22 @@ Result<Group> Group::split(std::span<const std::uint32_t> colors) const {
     if (colors[other] == colors[rank()]) ranks.push_back(other);
   return subgroup(std::move(ranks));
 }
+
+Result<Group> Group::with_ring(std::vector<std::uint32_t> order) const {
+  std::vector<std::uint32_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<std::uint32_t> ranks(world());
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  if (sorted != ranks) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "with_ring: not an order of the ranks 0 to " + std::to_string(world() - 1));
+  }
+  Group group = make_group(core_->generation, core_->members, rank());
+  if (order != ranks) group.core().ring = std::move(order);
+  return group;
+}
+
+std::span<const std::uint32_t> Group::ring() const { return core_->ring; }
 
 void Group::abort(Error cause) const {
   core_->generation->network->abort(core_->id, core_->members, std::move(cause));

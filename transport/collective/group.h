@@ -69,6 +69,13 @@ class Group {
   /// The ranks of our colour; `colors` by rank. For grids: once by node, once by index in the node.
   Result<Group> split(std::span<const std::uint32_t> colors) const;
 
+  /// The same members; rings of all_reduce go round in this order, a permutation of the ranks.
+  /// Every member gives the same. The order of additions follows the ring, and so do the bits.
+  ///
+  /// fails  invalid_argument: not a permutation
+  Result<Group> with_ring(std::vector<std::uint32_t> order) const;
+  std::span<const std::uint32_t> ring() const;  ///< empty: the order of ranks
+
   /// End every operation of the group on all members.
   void abort(Error cause) const;
   /// What connects us with each rank of the generation, for people: "127.0.0.1:40312", "shared

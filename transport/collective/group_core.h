@@ -27,7 +27,8 @@ struct Generation {
 struct Group::Core {
   std::shared_ptr<Generation> generation;
   std::vector<std::uint32_t> members;
-  std::vector<std::string> nodes;  ///< by rank of the group; empty: unknown
+  std::vector<std::string> nodes;   ///< by rank of the group; empty: unknown
+  std::vector<std::uint32_t> ring;  ///< ranks of the group as rings go round; empty: in order
   std::uint32_t rank = 0;
   std::uint64_t id = 0;
   std::mutex mutex;

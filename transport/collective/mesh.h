@@ -41,8 +41,8 @@ struct Roster {
   std::uint64_t generation = 0;
   std::uint32_t rank = 0;
   std::vector<transport::Endpoint> endpoints;  ///< by rank; our own is not used
-  /// By rank: a text that is equal for ranks on one machine (`transport::this_node`). Empty: unknown, of one
-  /// rank or of all.
+  /// By rank: a text that is equal for ranks on one machine (`transport::this_node`). Empty:
+  /// unknown, of one rank or of all.
   std::vector<std::string> nodes;
 };
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/log.h"
+#include "transport/collective/ring_order.h"
 #include "transport/collective/schedule.h"
 #include "worker/exchange/finite.h"
 
@@ -170,12 +171,28 @@ Status PeerReducer::enter(const Job& job) {
   const bool may_split = terms_.algorithm == collective::Algorithm::kAuto ||
                          terms_.algorithm == collective::Algorithm::kHierarchical;
   PeerGroups groups{std::move(group).value()};
+  const auto take = [this](PeerGroups made) {
+    const std::lock_guard held(mutex_);
+    groups_ = std::move(made);
+    return aborted_ ? Status(*aborted_) : Status();
+  };
   if (coded_ && may_split && collective::pays_hierarchy(groups.all.nodes())) {
     CENTROID_ASSIGN(groups, split_by_node(std::move(groups.all)));
   }
-  const std::lock_guard lock(mutex_);
-  groups_ = std::move(groups);
-  return aborted_ ? Status(*aborted_) : Status();
+  const bool measures = terms_.orders_by_bandwidth && !coded_;
+  const collective::Group all = groups.all;
+  CENTROID_TRY(take(std::move(groups)));  // from now on `abort` ends what it does
+  if (!measures) return {};
+  auto ordered = collective::order_by_bandwidth(all);
+  if (!ordered.ok()) return std::move(ordered).error().with_context("measuring the network");
+  std::string ring;
+  for (const std::uint32_t rank : ordered->ring()) {
+    if (!ring.empty()) ring += ',';
+    ring += std::to_string(rank);
+  }
+  log::info("peers.ring",
+            {{"generation", roster.generation}, {"order", ring.empty() ? "ranks" : ring}});
+  return take(PeerGroups{std::move(ordered).value()});
 }
 
 /// False: the job is aborted.

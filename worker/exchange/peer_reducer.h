@@ -25,9 +25,10 @@ struct ReduceTerms {
   collective::Algorithm algorithm = collective::Algorithm::kAuto;
   std::uint64_t bucket_bytes = 0;
   std::chrono::milliseconds timeout{60'000};
-  bool refuses_nonfinite = true;  ///< look for NaN and infinity in our own gradients
-  std::string codec = "f32";      ///< of what travels; another than f32 has one way to travel
-  std::uint64_t seed = 0;         ///< of the codec's rounding
+  bool orders_by_bandwidth = false;  ///< rings follow the measured network, not the ranks
+  bool refuses_nonfinite = true;     ///< look for NaN and infinity in our own gradients
+  std::string codec = "f32";         ///< of what travels; another than f32 has one way to travel
+  std::uint64_t seed = 0;            ///< of the codec's rounding
 };
 
 /// Adds the gradients of a round among the workers: the data plane of the exchanges ring and

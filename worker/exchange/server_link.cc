@@ -204,6 +204,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     reduce.run_id = terms_.run_id;
     reduce.algorithm = static_cast<collective::Algorithm>(terms_.algorithm);
     reduce.bucket_bytes = terms_.bucket_bytes;
+    reduce.orders_by_bandwidth = terms_.ring_by_bandwidth;
     reduce.timeout = std::chrono::milliseconds(terms_.peer_timeout_ms);
     reduce.refuses_nonfinite =
         terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
