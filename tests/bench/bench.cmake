@@ -4,6 +4,10 @@ centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
   DEPS centroid::transport)
 centroid_bench(centroid-bench-star SOURCES bench/star_bench.cc bench/star_cluster.cc bench/star_process.cc bench/raw_star.cc
   DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
+centroid_bench(centroid-bench-exchange
+  SOURCES bench/exchange_bench.cc bench/star_cluster.cc bench/star_process.cc
+  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
 if(TARGET centroid-bench-star)
-  add_dependencies(centroid-bench-star centroid-server)  # the benchmark runs it
+  add_dependencies(centroid-bench-star centroid-server)  # the benchmarks run it
+  add_dependencies(centroid-bench-exchange centroid-server)
 endif()

@@ -19,6 +19,7 @@
 #include "common/tensor/fingerprint.h"
 #include "transport/transport.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/peer_reducer.h"
 
 namespace centroid::bench {
 
@@ -74,6 +75,23 @@ Manifest make_manifest(std::uint64_t parameters) {
   return manifest;
 }
 
+/// The side of a worker that meets the other workers, as centroid-worker opens it.
+void open_peers(const ClusterSettings& settings, std::size_t node,
+                worker::ClusterOptions& options) {
+  transport::Endpoint listen;
+  listen.host = settings.hosts.empty() ? "127.0.0.1" : settings.hosts[node];
+  transport::TransportOptions transport_options;
+  transport_options.congestion_control = "auto";
+  collective::MeshOptions mesh;
+  mesh.token = kToken;
+  mesh.manifest_hash = manifest_hash(options.join.manifest);
+  mesh.thread_name = "peers";
+  auto peers = worker::PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh);
+  if (!peers.ok()) fail(peers.error().to_string());
+  options.peers = std::move(*peers);
+  options.join.peer_endpoint = options.peers->endpoint().to_string();
+}
+
 /// Normal numbers, roughly: the sum of four bytes.
 void fill(std::span<float> values, std::uint64_t seed) {
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -87,6 +105,8 @@ void fill(std::span<float> values, std::uint64_t seed) {
 
 void run_member(const ClusterSettings& settings, std::size_t member, transport::Endpoint server,
                 Board& board) {
+  const std::size_t node = 1 + member / settings.workers_per_node;  // 0 is the server's
+  if (!settings.namespaces.empty()) enter_namespace(settings.namespaces[node]);
   (void)log::configure(log::Level::kWarn, log::Format::kText);
   const std::size_t bytes = settings.parameters * sizeof(float);
   const Buffer params(bytes), gradients(bytes);
@@ -94,14 +114,17 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   worker::ClusterOptions options;
   options.server = std::move(server);
   options.join.name = "worker-" + std::to_string(member);
-  options.join.exchange = "star";
-  options.join.node = transport::this_node();
+  options.join.exchange = settings.exchange;
+  options.join.node =
+      settings.namespaces.empty() ? transport::this_node() : settings.namespaces[node];
   options.join.codec = settings.codec;
   options.token = kToken;
   options.join.batch = kBatch;
   options.join.train_samples = std::uint64_t{1} << 40;
   options.join.model = "none";
   options.join.manifest = make_manifest(settings.parameters);
+  const bool is_star = settings.exchange == "star";
+  if (!is_star) open_peers(settings, node, options);
   worker::ExchangeMemory memory;
   memory.params = params.as<float>();
   memory.gradients = gradients.as<float>();
@@ -128,6 +151,8 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
     const auto report = exchange->finish(stats);
     if (!report.ok() || report->outcome != worker::RoundReport::Outcome::kCommitted)
       fail("a round was not committed");
+    const worker::ExchangeTraffic traffic = exchange->traffic();
+    board.sent_bytes[member] = is_star ? traffic.codecs.encoded_out : traffic.bytes_out;
   };
   board.take_part(member, round, [&] { return fingerprint(current); });
 }
@@ -140,7 +165,10 @@ Contender make_star_cluster(const ClusterSettings& settings) {
   Board* const board = Board::make();
   const std::string program =
       (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
+  const bool is_star = settings.exchange == "star";
   Child server = Child::executed({program,
+                                  "--exchange",
+                                  settings.exchange,
                                   "--listen",
                                   settings.host + ":0",
                                   "--token",
@@ -156,7 +184,7 @@ Contender make_star_cluster(const ClusterSettings& settings) {
                                   "--log-level",
                                   "error",
                                   "--apply",
-                                  settings.apply,
+                                  is_star ? settings.apply : "worker",
                                   "--optimizer",
                                   settings.optimizer,
                                   "--lr",
@@ -169,10 +197,10 @@ Contender make_star_cluster(const ClusterSettings& settings) {
   const transport::Endpoint endpoint = wait_for_endpoint(endpoints);
   std::vector<Child> members;
   for (std::size_t m = 0; m < settings.workers; ++m)
-    members.push_back(Child::forked([&] {
-      if (!settings.namespaces.empty()) enter_namespace(settings.namespaces[m + 1]);
-      run_member(settings, m, endpoint, *board);
-    }));
+    members.push_back(Child::forked([&] { run_member(settings, m, endpoint, *board); }));
+  if (!is_star)
+    return {settings.exchange + ", " + settings.codec, board, std::move(server),
+            std::move(members)};
   const bool is_plain = settings.codec == "f32" && settings.codec_down == "f32";
   const std::string name = is_plain
                                ? "star, " + settings.optimizer + " applied by the " + settings.apply

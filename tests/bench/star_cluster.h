@@ -15,6 +15,11 @@ struct ClusterSettings {
   std::string apply = "server", optimizer = "sgd", codec = "f32", codec_down = "f32";
   std::string host = "127.0.0.1";       ///< where the server listens
   std::vector<std::string> namespaces;  ///< of the network: the server's, then a worker's each
+  /// ring and hierarchical go among the workers: then also where each of them listens, and how many
+  /// share a namespace.
+  std::string exchange = "star";
+  std::vector<std::string> hosts;
+  std::size_t workers_per_node = 1;
 };
 
 /// centroid-server as a user runs it, and workers with the star exchange whose gradients are there

@@ -160,6 +160,7 @@ double Contender::members_cpu() const {
 BlockTimes Contender::run(std::uint32_t rounds) {
   BlockTimes times;
   const double cpu = server_.cpu_seconds(), others = members_cpu();
+  std::vector<std::uint64_t> sent(board_->sent_bytes, board_->sent_bytes + members_.size());
   std::int64_t before = now_ns();
   post(rounds);
   for (std::uint32_t i = 0; i < rounds; ++i) {
@@ -176,6 +177,8 @@ BlockTimes Contender::run(std::uint32_t rounds) {
   }
   times.server_cpu = spent - cpu;
   times.members_cpu = members_cpu() - others;
+  for (std::size_t m = 0; m < members_.size(); ++m)
+    times.most_sent_bytes = std::max(times.most_sent_bytes, board_->sent_bytes[m] - sent[m]);
   return times;
 }
 

@@ -48,6 +48,7 @@ struct Board {
   std::atomic<std::uint32_t> rounds;  ///< of the block; kHash: none, but say what you hold
   std::atomic<std::int64_t> finished_ns[kMaxMembers][kMaxBlockRounds];
   std::atomic<std::uint64_t> fingerprint[kMaxMembers];  ///< of what a member holds
+  std::atomic<std::uint64_t> sent_bytes[kMaxMembers];   ///< by a member, so far; where it says so
 
   static Board* make();
   /// For a member: wait for blocks and run them, `round` once per round.
@@ -59,6 +60,7 @@ struct Board {
 struct BlockTimes {
   std::vector<double> rounds;
   double server_cpu = 0, members_cpu = 0;
+  std::uint64_t most_sent_bytes = 0;  ///< by the member that sent most
 };
 
 /// One way of moving the bytes: a server and members, alive from start to end, idle between blocks.
