@@ -350,6 +350,16 @@ void ErrorFeedback::add_left(std::uint64_t position, std::span<const float> left
   run_multiversioned<AddScaled>(left.data(), factor, sums_.data() + position, left.size());
 }
 
+void ErrorFeedback::add_left(std::uint64_t position, std::span<const std::uint32_t> index,
+                             std::span<const float> left, float factor) {
+  CENTROID_CHECK(owns_residual_ && !is_open_ && index.size() == left.size());
+  const std::span<float> residual = sums_.subspan(position);
+  for (std::size_t j = 0; j < index.size(); ++j) {
+    const float next = residual[index[j]] + factor * left[j];
+    if (is_finite(next)) residual[index[j]] = next;
+  }
+}
+
 ErrorFeedback::State ErrorFeedback::state() const {
   State state{sums_, {}, rounds_};
   if (momentum_) state.momentum = of(momentum_, plan_.total_elements());

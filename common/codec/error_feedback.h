@@ -72,6 +72,9 @@ class ErrorFeedback {
   /// residual += factor * left for the elements from `position` on: what others left out of what
   /// this sender gave, to be sent again. Between rounds. Sums that are not finite are not taken.
   void add_left(std::uint64_t position, std::span<const float> left, float factor);
+  /// The same for single elements, at position + index.
+  void add_left(std::uint64_t position, std::span<const std::uint32_t> index,
+                std::span<const float> left, float factor);
 
   /// There are `world` senders now. Keeps the residual or begins at 0, as the spec says.
   void begin_generation(std::uint32_t world);

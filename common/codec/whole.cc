@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "common/codec/payload.h"
 #include "common/codec/topk_kernels.h"
 
 namespace centroid {
@@ -42,6 +41,7 @@ void WholeEncoder::find_nonzeros(std::span<const float> x) {
 
 Result<std::size_t> WholeEncoder::encode(std::span<const float> x, MutableBytes out,
                                          std::uint64_t stream) {
+  sparse_.reset();
   if (spec_.kind != CodecSpec::Kind::kTopk) return codec_->encode(x, out, stream);
   if (out.size() < codec_->max_bytes(x.size()) || x.size() >> 32 != 0)
     return Error(ErrorCode::kInvalidArgument,
@@ -53,8 +53,18 @@ Result<std::size_t> WholeEncoder::encode(std::span<const float> x, MutableBytes 
   if (!is_finite_) return payload::encode_dense(ValueType::kF32, draw, x, out.data());
   if (payload::is_dense_better(spec_.values, count_, x.size()))
     return payload::encode_dense(spec_.values, draw, x, out.data());
-  return payload::encode_sparse(spec_.values, draw, std::span(index_).first(count_),
-                                std::span<const float>(value_).first(count_), out.data());
+  Sparse sparse{std::span(index_).first(count_), std::span(value_).first(count_), {}};
+  const std::size_t bytes =
+      payload::encode_sparse(spec_.values, draw, sparse.index, sparse.value, out.data());
+  sparse.sent = sparse.value;
+  if (spec_.values != ValueType::kF32) {
+    const std::size_t values = payload::value_bytes(spec_.values, count_);
+    payload::View view{true, spec_.values, Bytes(out).subspan(bytes - values, values),
+                       sparse.index};
+    sparse.sent = payload::sent(view, scratch_);
+  }
+  sparse_ = sparse;
+  return bytes;
 }
 
 }  // namespace centroid

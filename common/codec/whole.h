@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "common/base/bytes.h"
 #include "common/base/result.h"
 #include "common/codec/codec.h"
+#include "common/codec/payload.h"
 #include "common/codec/spec.h"
 
 namespace centroid {
@@ -29,6 +31,13 @@ class WholeEncoder {
   /// Encode x into out (at least the codec's max_bytes(x.size())); returns the bytes. `stream` as
   /// in Codec::encode.
   Result<std::size_t> encode(std::span<const float> x, MutableBytes out, std::uint64_t stream);
+  /// What the last `encode` sent sparsely; nothing when it sent all. Until the next one.
+  struct Sparse {
+    std::span<const std::uint32_t> index;
+    std::span<const float> value;  ///< x[index]
+    std::span<const float> sent;   ///< what they arrive as
+  };
+  std::optional<Sparse> sparse() const { return sparse_; }
   const Codec& codec() const { return *codec_; }
   const CodecSpec& spec() const { return spec_; }
   /// What was sent may differ from x by rounding.
@@ -45,6 +54,8 @@ class WholeEncoder {
   std::vector<float> value_;
   std::size_t count_ = 0;
   bool is_finite_ = true;
+  std::optional<Sparse> sparse_;
+  payload::Scratch scratch_;
 };
 
 }  // namespace centroid

@@ -238,7 +238,6 @@ TEST_P(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
 // right.
 TEST(Faults, EveryRankEndsWhereverATransportFails) {
   using Action = transport::FaultPlan::Action;
-  constexpr std::uint64_t kNotYet = std::uint64_t{1} << 40;
   std::uint64_t failed = 0;
   for (const Action action : {Action::kFail, Action::kCut, Action::kCorrupt, Action::kTruncate}) {
     for (std::uint64_t at = 0; at < 16; at += 3) {
@@ -247,41 +246,13 @@ TEST(Faults, EveryRankEndsWhereverATransportFails) {
       transport::FaultPlan plan;
       plan.action = action;
       plan.at_operation = at;
-      *plan.operations = kNotYet;
-      const auto hub = transport::make_inprocess_hub();
-      const auto plain = inprocess_factory(hub);
-      const auto faulty = [&](Executor executor) {
-        return transport::make_faulty(plain(executor), plan);
-      };
-      std::vector<std::unique_ptr<Mesh>> meshes;
-      Roster roster;
-      for (std::uint32_t rank = 0; rank < 3; ++rank) {
-        transport::Endpoint endpoint;
-        endpoint.host = "rank" + std::to_string(rank);
-        auto mesh = rank == 1 ? Mesh::open(faulty, endpoint) : Mesh::open(plain, endpoint);
-        ASSERT_TRUE(mesh.ok());
-        roster.endpoints.push_back((*mesh)->endpoint());
-        meshes.push_back(std::move(*mesh));
-      }
-      std::vector<std::optional<Group>> groups(3);
-      const auto each = [&](const std::function<void(std::uint32_t)>& body) {
-        std::vector<std::thread> threads;
-        for (std::uint32_t rank = 0; rank < 3; ++rank) threads.emplace_back(body, rank);
-        for (std::thread& thread : threads) thread.join();
-      };
-      each([&](std::uint32_t rank) {
-        Roster mine = roster;
-        mine.rank = rank;
-        auto group = meshes[rank]->join(mine, now() + 20s);
-        ASSERT_TRUE(group.ok()) << group.error().to_string();
-        groups[rank].emplace(std::move(*group));
-      });
+      Job job(Carrier::kInProcess, 3, with_faults(1, plan));
       *plan.operations = 0;
       std::atomic<std::uint64_t> bad = 0;
-      each([&](std::uint32_t rank) {
+      job.run([&](Group& group) {
         Floats data(30'000, 1);
         const Status status =
-            all_reduce(*groups[rank], view(data), with(Reduction::kSum, Algorithm::kRing));
+            all_reduce(group, view(data), with(Reduction::kSum, Algorithm::kRing));
         if (status.ok()) {
           EXPECT_EQ(data, Floats(30'000, 3));
         } else {
@@ -289,7 +260,6 @@ TEST(Faults, EveryRankEndsWhereverATransportFails) {
         }
       });
       failed += bad;
-      each([&](std::uint32_t rank) { groups[rank].reset(); });
     }
   }
   EXPECT_GT(failed, 20u);

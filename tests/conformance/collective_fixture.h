@@ -31,22 +31,42 @@ inline std::string name_of(Carrier carrier) {
 }
 inline void PrintTo(Carrier carrier, std::ostream* out) { *out << name_of(carrier); }
 
+/// How one rank meets the others.
+struct Wire {
+  Mesh::TransportFactory transports;
+  MeshOptions options{};
+};
+using WireOf = std::function<Wire(std::uint32_t rank)>;
+
+/// Rank `bad` of an in-process job has the faults of `plan`, which begin when
+/// `*plan.operations` is set to 0.
+inline WireOf with_faults(std::uint32_t bad, transport::FaultPlan plan) {
+  *plan.operations = std::uint64_t{1} << 40;
+  const auto plain = inprocess_factory(transport::make_inprocess_hub());
+  return [=](std::uint32_t rank) {
+    if (rank != bad) return Wire{plain};
+    return Wire{[=](Executor executor) { return transport::make_faulty(plain(executor), plan); }};
+  };
+}
+
 /// The ranks of one job, each with a mesh of its own, as threads of this process.
 class Job {
  public:
-  explicit Job(Carrier carrier, std::uint32_t world, MeshOptions options = {}) : carrier_(carrier) {
-    const auto hub = transport::make_inprocess_hub();
-    const auto factory = carrier == Carrier::kInProcess ? inprocess_factory(hub) : tcp_factory();
-    options.shared_memory = carrier == Carrier::kShm;
+  explicit Job(Carrier carrier, std::uint32_t world, MeshOptions options = {})
+      : Job(carrier, world, wires_of(carrier, std::move(options))) {}
+  Job(Carrier carrier, std::uint32_t world, const WireOf& wire_of,
+      std::vector<std::string> nodes = {})
+      : carrier_(carrier) {
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       transport::Endpoint endpoint;
       if (carrier == Carrier::kInProcess) endpoint.host = "rank" + std::to_string(rank);
-      auto mesh = Mesh::open(factory, endpoint, options);
+      const Wire wire = wire_of(rank);
+      auto mesh = Mesh::open(wire.transports, endpoint, wire.options);
       EXPECT_TRUE(mesh.ok());
       meshes_.push_back(std::move(*mesh));
       roster_.endpoints.push_back(meshes_.back()->endpoint());
     }
-    join();
+    join(std::move(nodes));
   }
 
   /// Build the next generation. Without nodes: all on one for shared memory, else unknown.
@@ -80,6 +100,14 @@ class Job {
   }
 
  private:
+  static WireOf wires_of(Carrier carrier, MeshOptions options) {
+    options.shared_memory = carrier == Carrier::kShm;
+    const auto factory = carrier == Carrier::kInProcess
+                             ? inprocess_factory(transport::make_inprocess_hub())
+                             : tcp_factory();
+    return [=](std::uint32_t) { return Wire{factory, options}; };
+  }
+
   void in_parallel(const std::function<void(std::uint32_t)>& body) {
     std::vector<std::future<void>> running;
     for (std::uint32_t rank = 0; rank < meshes_.size(); ++rank)

@@ -119,6 +119,10 @@ TEST_P(Hierarchy, BytesBetweenNodesArePlannedAsARingOfNodes) {
   }
 }
 
+// Bytes count when they come, frames when their head is read: of each peer one frame may have come,
+// in whole or in part, that does not count yet.
+std::uint64_t heads(std::uint64_t frames, std::size_t peers) { return 96 * (frames + peers); }
+
 // What the counters of the connections say is what was planned, and the headers.
 TEST_P(Hierarchy, CountersSayWhatWasPlanned) {
   constexpr std::uint64_t kCount = 120'120;
@@ -158,7 +162,8 @@ TEST_P(Grids, TheLoneRankOfANodeMovesTheBytesOnceEachWay) {
     EXPECT_LE(after.bytes_out - before.bytes_out,
               ideal + 96 * (after.frames_out - before.frames_out));
     EXPECT_GE(after.bytes_in - before.bytes_in, ideal);
-    EXPECT_LE(after.bytes_in - before.bytes_in, ideal + 96 * (after.frames_in - before.frames_in));
+    EXPECT_LE(after.bytes_in - before.bytes_in,
+              ideal + heads(after.frames_in - before.frames_in, 3));
   });
 }
 

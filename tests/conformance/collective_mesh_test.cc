@@ -128,50 +128,23 @@ std::vector<Status> with_a_bad_wire(bool checks_one, bool checks_other,
   transport::FaultPlan plan;
   plan.action = transport::FaultPlan::Action::kCorrupt;
   plan.at_operation = 0;  // the write of the only segment
-  *plan.operations = std::uint64_t{1} << 40;
-  const auto hub = transport::make_inprocess_hub();
-  const auto plain = inprocess_factory(hub);
-  const auto faulty = [&](Executor executor) {
-    return transport::make_faulty(plain(executor), plan);
+  const WireOf faulty = with_faults(1, plan);
+  const auto wire_of = [&](std::uint32_t rank) {
+    Wire wire = faulty(rank);
+    wire.options.shared_memory = false;
+    wire.options.payload_checksum = rank == 0 ? checks_one : checks_other;
+    return wire;
   };
-  std::vector<std::unique_ptr<Mesh>> meshes;
-  Roster roster;
-  roster.nodes = std::move(nodes);
-  for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    MeshOptions options;
-    options.shared_memory = false;
-    options.payload_checksum = rank == 0 ? checks_one : checks_other;
-    transport::Endpoint endpoint;
-    endpoint.host = "rank" + std::to_string(rank);
-    auto mesh =
-        rank == 1 ? Mesh::open(faulty, endpoint, options) : Mesh::open(plain, endpoint, options);
-    EXPECT_TRUE(mesh.ok());
-    roster.endpoints.push_back((*mesh)->endpoint());
-    meshes.push_back(std::move(*mesh));
-  }
-  std::vector<Status> out(2);
-  std::vector<std::optional<Group>> groups(2);
-  const auto each = [&](const std::function<void(std::uint32_t)>& body) {
-    std::thread other(body, 1);
-    body(0);
-    other.join();
-  };
-  each([&](std::uint32_t rank) {
-    Roster mine = roster;
-    mine.rank = rank;
-    auto group = meshes[rank]->join(mine, now() + 20s);
-    ASSERT_TRUE(group.ok());
-    groups[rank].emplace(std::move(*group));
-  });
+  Job job(Carrier::kInProcess, 2, wire_of, std::move(nodes));
   *plan.operations = 0;
-  each([&](std::uint32_t rank) {
+  std::vector<Status> out(2);
+  job.run([&](Group& group) {
     Floats data(100, 1);
     CallOptions options;
     options.timeout = 10s;
-    out[rank] = rank == 1 ? send(*groups[1], view(data), 0, options)
-                          : receive(*groups[0], view(data), 1, options);
+    out[group.rank()] = group.rank() == 1 ? send(group, view(data), 0, options)
+                                          : receive(group, view(data), 1, options);
   });
-  each([&](std::uint32_t rank) { groups[rank].reset(); });
   return out;
 }
 

@@ -129,36 +129,59 @@ class Hierarchy {
   /// Where the sum of this node for a piece of our shard is made.
   std::int32_t& sum_of(const Piece& piece) { return sums_[{piece.part, piece.segment}]; }
 
-  void reduce_in_node() {
+  static ReceiveStep receive_of(std::uint32_t peer, std::uint32_t step, std::uint32_t segment,
+                                const Region& to) {
+    ReceiveStep receive;
+    receive.peer = peer;
+    receive.step = step;
+    receive.segment = segment;
+    receive.to = to;
+    return receive;
+  }
+
+  /// The lanes' shards go round the node, to the right, an earlier one every turn: of the first one
+  /// `first` says what is sent and after which receive; what comes, `take` adds to the schedule.
+  template <class Order, class First, class Take>
+  void go_round(std::uint32_t first_step, std::uint32_t first_shard, Order pieces_of, First first,
+                Take take) {
     const std::uint32_t right = neighbour(1), left = neighbour(local_ - 1);
     std::vector<std::int32_t> previous;
-    for (std::uint32_t step = 0; step + 1 < local_; ++step) {
-      const std::uint32_t out = (place_ + 2 * local_ - step - 1) % local_;
+    for (std::uint32_t turn = 0; turn + 1 < local_; ++turn) {
+      const std::uint32_t step = first_step + turn;
+      const std::uint32_t out = (first_shard + local_ - turn) % local_;
       if (is_owner(out)) {
-        const Pieces all = shard_in_ring_order(out);
-        if (step == 0 && shape_.weighs) weigh(all);
-        const Place from = step == 0 && !shape_.weighs ? Place::kInput : Place::kOutput;
+        const Pieces all = pieces_of(out);
         for (std::uint32_t k = 0; k < all.size(); ++k) {
-          const std::int32_t after = step == 0 ? kAtOnce : previous[k];
-          schedule_.sends.push_back({right, step, k, in(all[k].region, from), after});
+          auto send = std::pair(all[k].region, turn == 0 ? kAtOnce : previous[k]);
+          if (turn == 0) send = first(all[k]);
+          schedule_.sends.push_back({right, step, k, send.first, send.second});
         }
       }
       previous.clear();
-      const std::uint32_t back = (place_ + 2 * local_ - step - 2) % local_;
+      const std::uint32_t back = (out + local_ - 1) % local_;
       if (!is_owner(back)) continue;
-      const Pieces all = shard_in_ring_order(back);
-      for (std::uint32_t k = 0; k < all.size(); ++k) {
-        ReceiveStep receive;
-        receive.peer = left;
-        receive.step = step;
-        receive.segment = k;
-        receive.own = in(all[k].region, Place::kInput);
-        receive.to = all[k].region;
-        receive.combines = true;
-        previous.push_back(add(receive));
-        if (step + 2 == local_) sum_of(all[k]) = previous.back();
-      }
+      const Pieces all = pieces_of(back);
+      for (std::uint32_t k = 0; k < all.size(); ++k)
+        previous.push_back(take(turn, all[k], receive_of(left, step, k, all[k].region)));
     }
+  }
+
+  void reduce_in_node() {
+    const auto first = [&](const Piece& piece) {
+      if (shape_.weighs) weigh({piece});
+      const Place from = shape_.weighs ? Place::kOutput : Place::kInput;
+      return std::pair(in(piece.region, from), kAtOnce);
+    };
+    const auto take = [&](std::uint32_t turn, const Piece& piece, ReceiveStep receive) {
+      receive.own = in(piece.region, Place::kInput);
+      receive.combines = true;
+      const std::int32_t made = add(receive);
+      if (turn + 2 == local_) sum_of(piece) = made;
+      return made;
+    };
+    go_round(
+        0, (place_ + local_ - 1) % local_,
+        [&](std::uint32_t lane) { return shard_in_ring_order(lane); }, first, take);
   }
 
   void reduce_across_nodes() {
@@ -177,12 +200,8 @@ class Hierarchy {
       }
       previous.clear();
       for (const Piece& piece : pieces(place_, part_before(step + 2))) {
-        ReceiveStep receive;
-        receive.peer = left;
-        receive.step = step;
-        receive.segment = piece.segment;
+        ReceiveStep receive = receive_of(left, step, piece.segment, piece.region);
         receive.own = in(piece.region, is_alone ? Place::kInput : Place::kOutput);
-        receive.to = piece.region;
         receive.combines = true;
         receive.is_last = step + 2 == world_;
         receive.after = is_alone ? kAtOnce : sum_of(piece);
@@ -198,43 +217,19 @@ class Hierarchy {
       const std::uint32_t step = world_ - 1 + turn;
       for (const Piece& piece : pieces(place_, part_before(turn)))
         schedule_.sends.push_back({right, step, piece.segment, piece.region, sum_of(piece)});
-      for (const Piece& piece : pieces(place_, part_before(turn + 1))) {
-        ReceiveStep receive;
-        receive.peer = left;
-        receive.step = step;
-        receive.segment = piece.segment;
-        receive.to = piece.region;
-        sum_of(piece) = add(receive);
-      }
+      for (const Piece& piece : pieces(place_, part_before(turn + 1)))
+        sum_of(piece) = add(receive_of(left, step, piece.segment, piece.region));
     }
   }
 
   void gather_in_node() {
-    const std::uint32_t right = neighbour(1), left = neighbour(local_ - 1);
-    std::vector<std::int32_t> previous;
-    for (std::uint32_t turn = 0; turn + 1 < local_; ++turn) {
-      const std::uint32_t step = kGatherStep + turn;
-      const std::uint32_t out = (place_ + local_ - turn) % local_;
-      if (is_owner(out)) {
-        const Pieces all = shard_as_completed(out);
-        for (std::uint32_t k = 0; k < all.size(); ++k) {
-          const std::int32_t after = turn == 0 ? sum_of(all[k]) : previous[k];
-          schedule_.sends.push_back({right, step, k, all[k].region, after});
-        }
-      }
-      previous.clear();
-      const std::uint32_t back = (place_ + local_ - turn - 1) % local_;
-      if (!is_owner(back)) continue;
-      const Pieces all = shard_as_completed(back);
-      for (std::uint32_t k = 0; k < all.size(); ++k) {
-        ReceiveStep receive;
-        receive.peer = left;
-        receive.step = step;
-        receive.segment = k;
-        receive.to = all[k].region;
-        previous.push_back(add(receive));
-      }
-    }
+    const auto first = [&](const Piece& piece) { return std::pair(piece.region, sum_of(piece)); };
+    const auto take = [&](std::uint32_t, const Piece&, const ReceiveStep& receive) {
+      return add(receive);
+    };
+    go_round(
+        kGatherStep, place_, [&](std::uint32_t lane) { return shard_as_completed(lane); }, first,
+        take);
   }
 
   /// The part of this node is complete first, then those that come from the left.

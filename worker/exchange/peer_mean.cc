@@ -139,6 +139,8 @@ CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobS
     run.source = job.mean;
   }
   owned_.clear();
+  left_index_.clear();
+  left_.clear();
   for (Flight& flight : flights_) {
     flight.stage = Stage::kWaits;
     flight.has_ended = false;
@@ -208,15 +210,33 @@ Status CodedMean::take_turn(Run& run, Flight& flight) {
   return {};
 }
 
-/// Is there anything in our gradients that is not finite?
+/// Is there anything in our gradients that is not finite? Error feedback looks itself, in the pass
+/// in which it adds them.
 void CodedMean::look_at(Run& run, const Flight& flight) const {
-  if (terms_.passes_nonfinite || run.job.weight == 0 || !run.outcome.nonfinite_tensor.empty())
-    return;
+  const bool is_looked_at = feedback_ && !run.groups.node;
+  if (terms_.passes_nonfinite || run.job.weight == 0 || is_looked_at) return;
+  if (run.outcome.nonfinite_tensor.empty())
+    run.outcome.nonfinite_tensor = nonfinite_tensor(run, flight);
+}
+
+std::string CodedMean::nonfinite_tensor(const Run& run, const Flight& flight) const {
   for (const TensorId tensor : flight.bucket.tensors) {
     const TensorInfo& info = plan_.manifest()[tensor.value];
-    if (!is_finite(run.job.gradients.subspan(plan_.position_of(tensor), info.elements())))
-      run.outcome.nonfinite_tensor = info.name;
+    const std::uint64_t begin = plan_.position_of(tensor);
+    if (!is_finite(run.job.gradients.subspan(begin, info.elements()))) return info.name;
   }
+  return "";
+}
+
+/// Which one the codec has refused: where the gradients are finite, and only their sum with what
+/// was left out is not, the one it was about to send.
+std::string CodedMean::refused_tensor(const Run& run, const Flight& flight,
+                                      const Chunk& chunk) const {
+  std::string name = nonfinite_tensor(run, flight);
+  const bool is_of_all = feedback_ && feedback_->needs_all();
+  for (std::size_t i = 0; name.empty() && is_of_all && i < flights_.size(); ++i)
+    name = nonfinite_tensor(run, flights_[i]);
+  return name.empty() ? plan_.manifest()[chunk.tensor.value].name : name;
 }
 
 // ---- operations
@@ -337,7 +357,7 @@ Status CodedMean::encode_into(Run& run, Flight& flight) {
           const Chunk& chunk = plan_.chunks()[c];
           const auto payload = encode(run, chunk);
           if (!payload.ok()) {  // e.g. the gradient and what was left out are infinite together
-            run.outcome.nonfinite_tensor = plan_.manifest()[chunk.tensor.value].name;
+            run.outcome.nonfinite_tensor = refused_tensor(run, flight, chunk);
             form = PeerForm::kRefused;
             again = true;
             break;
@@ -425,16 +445,9 @@ Status CodedMean::add(Run& run, Flight& flight) {
     }
     // Where nothing is sent others have 0: so that we have not -0 there, 0 is added.
     for (float& x : sum) x = x * factor + 0.0f;
-    CENTROID_TRY(encode_mean(run, chunk, out));
+    CENTROID_TRY(encode_mean(run, flight, chunk, out));
   }
   count_mean(run, owned, flight.result.size());
-  if (errors_ && has_numbers) {
-    const Chunk &first = plan_.chunks()[owned.begin], &last = plan_.chunks()[owned.end - 1];
-    const double share =
-        run.weight > 0 ? flight.total / run.weight : static_cast<double>(group.world());
-    owned_.push_back({first.position, last.position + last.elements - first.position,
-                      static_cast<float>(share)});
-  }
   run.outcome.stats.decode_seconds += seconds_since(begin);
   return {};
 }
@@ -447,7 +460,8 @@ void CodedMean::count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const {
 }
 
 /// Encode the mean that stands in job.mean, and put what was sent in its place.
-Status CodedMean::encode_mean(Run& run, const Chunk& chunk, PeerMessageWriter& out) {
+Status CodedMean::encode_mean(Run& run, const Flight& flight, const Chunk& chunk,
+                              PeerMessageWriter& out) {
   const auto mean = run.job.mean.subspan(chunk.position, chunk.elements);
   const std::uint64_t stream =
       mix64(mix64(terms_.seed, run.job.round), mix64(kMeanStream, chunk.id.value));
@@ -455,13 +469,27 @@ Status CodedMean::encode_mean(Run& run, const Chunk& chunk, PeerMessageWriter& o
   const Bytes payload = Bytes(out_).first(bytes);
   out.add(payload);
   if (!whole_->is_lossy()) return {};
-  std::span<float> error;
-  if (errors_) {
-    error = errors_.as<float>().subspan(chunk.position, chunk.elements);
-    std::ranges::copy(mean, error.begin());
+  Owned owned{chunk.position, chunk.elements, false, left_.size()};
+  const double all = run.groups.contributors().world();
+  owned.factor = static_cast<float>(run.weight > 0 ? flight.total / run.weight : all);
+  if (const auto sparse = whole_->sparse()) {
+    owned.is_sparse = true;
+    for (std::size_t j = 0; j < sparse->index.size(); ++j) {
+      mean[sparse->index[j]] = sparse->sent[j];
+      if (!errors_) continue;
+      left_index_.push_back(sparse->index[j]);
+      left_.push_back(sparse->value[j] - sparse->sent[j]);
+    }
+  } else {
+    std::span<float> error;
+    if (errors_) {
+      error = errors_.as<float>().subspan(chunk.position, chunk.elements);
+      std::ranges::copy(mean, error.begin());
+    }
+    CENTROID_TRY(whole_->codec().decode(payload, mean));
+    if (errors_) run_multiversioned<LeftOut>(mean.data(), error.data(), error.size());
   }
-  CENTROID_TRY(whole_->codec().decode(payload, mean));
-  if (errors_) run_multiversioned<LeftOut>(mean.data(), error.data(), error.size());
+  if (errors_) owned_.push_back(owned);
   return {};
 }
 
@@ -506,10 +534,19 @@ void CodedMean::round_over(bool committed) {
     feedback_->take_back();
   } else {
     feedback_->commit();
-    for (const Owned& owned : owned_)
+    for (std::size_t i = 0; i < owned_.size(); ++i) {
+      const Owned& owned = owned_[i];
+      if (!owned.is_sparse) {
+        feedback_->add_left(owned.position,
+                            errors_.as<float>().subspan(owned.position, owned.elements),
+                            owned.factor);
+        continue;
+      }
+      const std::size_t end = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
       feedback_->add_left(owned.position,
-                          errors_.as<float>().subspan(owned.position, owned.elements),
-                          owned.factor);
+                          std::span(left_index_).subspan(owned.first, end - owned.first),
+                          std::span(left_).subspan(owned.first, end - owned.first), owned.factor);
+    }
   }
   owned_.clear();
 }

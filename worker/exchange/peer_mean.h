@@ -111,9 +111,12 @@ class CodedMean {
     std::vector<std::uint64_t> lengths;
     double total = 0;  ///< weight, as far as known
   };
-  /// Elements whose mean we encoded, and by what its error counts among our own gradients.
+  /// A chunk whose mean we encoded: what that left out is in errors_, or if the mean was sparse in
+  /// left_index_ and left_ from `first` on. `factor`: what its error counts among our gradients.
   struct Owned {
     std::uint64_t position = 0, elements = 0;
+    bool is_sparse = false;
+    std::size_t first = 0;
     float factor = 0;
   };
   struct Run;  // of one job
@@ -131,13 +134,15 @@ class CodedMean {
   Status encode_into(Run& run, Flight& flight);
   Result<Bytes> encode(const Run& run, const Chunk& chunk);
   Status add(Run& run, Flight& flight);
-  Status encode_mean(Run& run, const Chunk& chunk, PeerMessageWriter& out);
+  Status encode_mean(Run& run, const Flight& flight, const Chunk& chunk, PeerMessageWriter& out);
   void count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const;
   Status decode(Run& run, Flight& flight);
   Result<PeerMessage> message_from(Run& run, const Flight& flight, std::uint32_t rank,
                                    std::size_t chunks) const;
   Error blame(Run& run, std::uint32_t rank, const Flight& flight, const Error& error) const;
   void look_at(Run& run, const Flight& flight) const;
+  std::string nonfinite_tensor(const Run& run, const Flight& flight) const;
+  std::string refused_tensor(const Run& run, const Flight& flight, const Chunk& chunk) const;
 
   const ChunkPlan plan_;  // of the payloads: finer than the server's
   const std::unique_ptr<WholeEncoder> whole_;
@@ -146,7 +151,9 @@ class CodedMean {
   std::uint64_t generation_ = 0;
   std::vector<Flight> flights_;
   std::vector<Owned> owned_;  // of the last job
-  Buffer errors_;             // of its means
+  std::vector<std::uint32_t> left_index_;
+  std::vector<float> left_;
+  Buffer errors_;  // of its means
   double residual_norm_ = 0;
   std::uint64_t rounds_ = 0;  // that are over
   std::vector<std::byte> out_;
