@@ -84,6 +84,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   CENTROID_ASSIGN(options.server, transport::Endpoint::parse(config.server));
   options.token = config.token;
   options.join_timeout = config.join_timeout;
+  options.state_dir = config.state_dir;
   options.join.name = config.name;
   options.join.exchange = config.exchange;
   options.join.node = transport::this_node();

@@ -60,6 +60,12 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("seed", &c.seed,
           {.text = "seed of the held-out split (the same on every worker); with exchange local of "
                    "everything"});
+  s.field(
+      "state_dir", &c.state_dir,
+      {.text = "exchange star: folder in which error feedback (docs/compression.md) is kept at the "
+               "server's checkpoints and when this worker leaves, for its next start; empty: not "
+               "kept"},
+      "state-dir");
   s.field("summary_file", &c.summary_file,
           {.text = "write what was done to this JSON file at the end"}, "summary-file");
   s.field(
@@ -103,6 +109,9 @@ Status finish(WorkerConfig& c) {
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
+  if (!c.state_dir.empty() && c.exchange != "star")
+    return Error(ErrorCode::kInvalidArgument,
+                 "state_dir is for exchange star, not " + c.exchange + ": leave it empty");
   if (c.exchange == "local" && c.epochs == 0 && c.rounds == 0)
     return Error(ErrorCode::kInvalidArgument,
                  "exchange local needs a goal: --epochs N or --rounds N");

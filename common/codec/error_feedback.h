@@ -105,6 +105,8 @@ class ErrorFeedback {
     std::uint64_t bytes = 0;
   };
   const Totals& totals() const { return totals_; }
+  /// The round has payloads that are neither committed nor taken back.
+  bool is_open() const { return is_open_; }
   /// Committed rounds; the warm-up goes by them.
   std::uint64_t rounds() const { return rounds_; }
   void set_rounds(std::uint64_t rounds) { rounds_ = rounds; }

@@ -1,5 +1,6 @@
 """Compressed gradients with the real programs. codec_test.py BIN_DIR"""
 
+import shutil
 import signal
 
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
@@ -20,11 +21,11 @@ DOWN = ("bf16", "int8:rounding=stochastic", "int8:feedback=on", "topk:0.05", "to
 
 
 class Codecs(ClusterTest):
-    def train(self, run, codec, *arguments, rounds=150):
+    def train(self, run, codec, *arguments, rounds=150, worker=()):
         """A whole job of two workers; its bytes on the wire and the model."""
         server = self.server("--min-workers", 2, "--rounds", rounds, "--exit-when-finished", *arguments, name=f"server-{run}", run=run)
         names = [f"w{i}-{run}" for i in range(2)]
-        workers = [self.worker(server, name, "--codec", codec, model=WIDE) for name in names]
+        workers = [self.worker(server, name, "--codec", codec, *worker, model=WIDE) for name in names]
         self.assert_exit(DONE, *workers, server)
         summaries = [self.summary(name) for name in names]
         self.assertEqual(len({summary["fingerprint"] for summary in summaries}), 1)
@@ -109,6 +110,75 @@ class Codecs(ClusterTest):
         _, resumed = self.train("half", "f32", *flags, "--resume", rounds=120)
         self.assertEqual(resumed, whole)
         self.assertIn(b"codec_down_residual/", (self.checkpoints("half")[-1] / "optimizer.safetensors").read_bytes())
+
+    def test_resumed_cluster_goes_on_with_what_all_had_left_out(self):
+        flags = ["--codec-down", "topk:0.03", "--optimizer", "sgd"]
+        kept = ["--state-dir", self.folder / "state"]
+        codec = "topk:0.05,momentum=0.5,warmup=70"
+        _, whole = self.train("whole", codec, *flags, rounds=120)
+        self.train("half", codec, *flags, rounds=60, worker=kept)
+        _, resumed = self.train("half", codec, *flags, "--resume", rounds=120, worker=kept)
+        self.assertEqual(resumed, whole)
+
+    def stopped_and_started(self, spoil, *arguments):
+        """A worker that leaves after round 40 or later and comes back to the same round; `spoil` gets its files in between."""
+        server = self.server("--min-workers", 1, "--checkpoint-every", 20, *arguments)
+        flags = ["--codec", "topk:0.02", "--state-dir", self.folder / "state"]
+        worker = self.worker(server, "w0", *flags, model=WIDE)
+        server.wait_round(45)
+        worker.send(signal.SIGTERM)
+        self.assert_exit(DONE, worker)
+        (folder,) = (self.folder / "state").glob("*@w0")
+        self.assertRegex(" ".join(path.name for path in folder.glob("checkpoint-*")), r"checkpoint-0{9,10}\d*[24680]0\b")
+        spoil(folder)
+        again = self.worker(server, "w0", *flags, model=WIDE)
+        server.wait_more_rounds(5)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, again, server)
+        return again
+
+    def test_worker_that_comes_back_has_what_it_left_out(self):
+        again = self.stopped_and_started(lambda folder: None)
+        restored = again.events("feedback.restored")[0]
+        self.assertEqual(restored["after_round"], restored["round"] - 1)
+        self.assertEqual(again.events("feedback.begins_at_zero"), [])
+
+    def test_altered_state_is_refused_and_training_goes_on_from_zero(self):
+        def alter(folder):
+            path = max(folder.glob("checkpoint-*")) / "model.safetensors"
+            data = bytearray(path.read_bytes())
+            data[-5] ^= 1
+            path.write_bytes(data)
+
+        again = self.stopped_and_started(alter)
+        self.assertIn("CRC-32C differs", again.events("feedback.begins_at_zero")[0]["why"])
+        self.assertEqual(again.events("feedback.restored"), [])
+
+    def test_state_of_another_round_is_not_taken(self):
+        def age(folder):
+            (folder / "left").unlink()
+            shutil.rmtree(max(folder.glob("checkpoint-*")))
+
+        again = self.stopped_and_started(age)
+        self.assertIn("no state after round", again.events("feedback.begins_at_zero")[0]["why"])
+
+    def test_worker_that_left_takes_its_state_once_also_later(self):
+        server = self.server("--min-workers", 2)
+        flags = ["--codec", "topk:0.02", "--state-dir", self.folder / "state"]
+        workers = [self.worker(server, f"w{i}", *flags, model=WIDE) for i in range(2)]
+        server.wait_round(10)
+        workers[1].send(signal.SIGTERM)
+        self.assert_exit(DONE, workers[1])
+        server.wait_more_rounds(5)
+        again = self.worker(server, "w1", *flags, model=WIDE)
+        restored = again.wait_event("feedback.restored")
+        self.assertLess(restored["after_round"], restored["round"] - 1)
+        server.wait_more_rounds(3)
+        again.kill()
+        third = self.worker(server, "w1", *flags, model=WIDE)
+        third.wait_event("feedback.begins_at_zero")
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, workers[0], third, server)
 
     def test_resume_tells_when_the_residual_cannot_be_used(self):
         self.train("run", "f32", "--codec-down", "topk:0.03", rounds=60)

@@ -22,6 +22,7 @@ struct ClusterOptions {
   proto::Join join;                                ///< name, codec, model, data
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};
+  std::string state_dir;  ///< folder of what error feedback has left to send; "": not kept
   /// Exchanges ring and hierarchical: adds the gradients among the workers. Without it they go
   /// through the server (star).
   std::shared_ptr<PeerReducer> peers;

@@ -177,6 +177,14 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       feedback_->pass_nonfinite(reply.nonfinite ==
                                 static_cast<std::uint8_t>(proto::NonFinite::kPropagate));
     }
+    if (feedback_ && !options_.state_dir.empty()) {
+      FeedbackKeeper::Identity identity;
+      identity.run_id = reply.run_id;
+      identity.worker = options_.join.name;
+      identity.manifest = options_.join.manifest;
+      identity.every_rounds = reply.checkpoint_rounds;
+      CENTROID_ASSIGN(keeper_, FeedbackKeeper::open(options_.state_dir, std::move(identity)));
+    }
     if (reply.apply_on_worker) {
       OptimizerConfig config;
       config.name = reply.optimizer;
@@ -251,7 +259,7 @@ Task<Error> ServerLink::serve(Session& session) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
   session_ = nullptr;
-  if (open_) round_is_over(false);
+  if (open_) round_is_over(false, false);
   open_.reset();
   undelivered_.reset();
   wake_.notify_all();

@@ -15,6 +15,7 @@
 #include "common/tensor/chunk_plan.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/feedback_keeper.h"
 #include "worker/exchange/peer_reducer.h"
 
 namespace centroid::worker {
@@ -84,6 +85,7 @@ class ServerLink final : public transport::FrameSink {
   CodecTotals codecs() const;
   void decoded(double seconds);  ///< from the loop
   void look_at_residual();       ///< also when `run` has ended
+  void keep_feedback();          ///< when `run` has ended: to disk
 
  private:
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
@@ -104,7 +106,7 @@ class ServerLink final : public transport::FrameSink {
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
-  void round_is_over(bool committed);
+  void round_is_over(bool committed, bool is_closed);
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
@@ -123,6 +125,7 @@ class ServerLink final : public transport::FrameSink {
   std::unique_ptr<Codec> codec_down_;                    // nullptr: results are floats
   std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
   std::unique_ptr<ErrorFeedback> feedback_;  // what the codec leaves out, when it is to be kept
+  std::unique_ptr<FeedbackKeeper> keeper_;   // with state_dir
   Generation feedback_generation_;
   Event wake_;  // sender
   Event loop_ready_, joined_;

@@ -128,12 +128,13 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
     return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " +
                                                   std::to_string(open.end) +
                                                   ") is outside the data");
-  if (!again && open_) round_is_over(false);  // it was aborted and not opened again
+  if (!again && open_) round_is_over(false, false);  // it was aborted and not opened again
   open_ = open;
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
   have_count_ = 0;
   held_ = open.version;
+  if (keeper_ && !again) keeper_->resume(open.round, *feedback_);
   if (feedback_ && feedback_generation_ != open.generation) {
     feedback_generation_ = open.generation;
     feedback_->begin_generation(open.world);
@@ -210,7 +211,7 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
     open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
     return {};
   }
-  round_is_over(closed.outcome == proto::Outcome::kCommitted);
+  round_is_over(closed.outcome == proto::Outcome::kCommitted, true);
   undelivered_ = std::move(closed);
   open_.reset();
   deliver_closed();
@@ -335,14 +336,23 @@ Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& ope
 }
 
 /// What was sent is in the sum, or is to be sent again in a later round.
-void ServerLink::round_is_over(bool committed) {
+void ServerLink::round_is_over(bool committed, bool is_closed) {
   if (options_.peers) options_.peers->round_over(committed);
   if (!feedback_) return;
+  const bool is_untouched = !feedback_->is_open() && nonfinite_tensor_.empty();
   if (committed)
     feedback_->commit();
   else
     feedback_->take_back();
+  if (keeper_ && is_closed)
+    keeper_->closed(open_->round, *feedback_);
+  else if (keeper_ && !is_untouched)
+    keeper_->broken();
   if (open_ && open_->round.value % kResidualRounds == 1) look_at_residual();
+}
+
+void ServerLink::keep_feedback() {
+  if (keeper_) keeper_->leave(*feedback_);
 }
 
 void ServerLink::look_at_residual() {

@@ -1,0 +1,213 @@
+#include "worker/exchange/feedback_keeper.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/checkpoint/file.h"
+
+namespace centroid::worker {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kKeep = 3;
+
+/// A text as a file's name: what is not a letter, a digit, '-', '_' or '.' becomes %XX.
+std::string file_name(const std::string& text) {
+  static constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string name;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                          (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+    if (is_plain)
+      name += c;
+    else
+      (name += '%') += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return name;
+}
+
+std::uint64_t elements_of(const Manifest& manifest) {
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : manifest) total += tensor.elements();
+  return total;
+}
+
+/// Numbers of both planes end to end.
+struct Copy {
+  explicit Copy(const ErrorFeedback::State& state)
+      : values(state.residual.begin(), state.residual.end()) {
+    values.insert(values.end(), state.momentum.begin(), state.momentum.end());
+  }
+  std::vector<float> values;
+};
+
+Status write_left(const fs::path& path, Round round) {
+  const fs::path draft = path.string() + ".draft";
+  std::error_code ignored;
+  fs::remove(draft, ignored);
+  CENTROID_ASSIGN(file::Descriptor file, file::create(draft));
+  const std::string text = to_string(round) + "\n";
+  CENTROID_TRY(file::write_all(file, draft, std::as_bytes(std::span(text))));
+  CENTROID_TRY(file::sync(file, draft));
+  CENTROID_TRY(file::close(std::move(file), draft));
+  CENTROID_TRY(file::rename(draft, path));
+  return file::sync_directory(path.parent_path());
+}
+
+std::optional<Round> read_left(const fs::path& path) {
+  std::ifstream in(path);
+  std::uint64_t round = 0;
+  if (!(in >> round)) return std::nullopt;
+  return Round(round);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<FeedbackKeeper>> FeedbackKeeper::open(const fs::path& dir,
+                                                             Identity identity) {
+  const fs::path folder = dir / (file_name(identity.run_id) + "@" + file_name(identity.worker));
+  auto directory = CheckpointDirectory::open(folder, kKeep);
+  if (!directory.ok()) return std::move(directory).error().with_context("state_dir");
+  return std::unique_ptr<FeedbackKeeper>(
+      new FeedbackKeeper(std::move(directory).value(), std::move(identity)));
+}
+
+FeedbackKeeper::~FeedbackKeeper() { wait_for_write(); }
+
+void FeedbackKeeper::wait_for_write() {
+  if (writing_.valid()) writing_.get();
+}
+
+Manifest FeedbackKeeper::manifest_of(bool has_momentum) const {
+  Manifest manifest;
+  for (const std::string plane : {"residual/", "momentum/"}) {
+    if (plane == "momentum/" && !has_momentum) continue;
+    for (TensorInfo tensor : identity_.manifest) {
+      tensor.name = plane + tensor.name;
+      manifest.push_back(std::move(tensor));
+    }
+  }
+  return manifest;
+}
+
+/// The state to take before the round after `wanted`; else why there is none.
+std::optional<CheckpointEntry> FeedbackKeeper::find(Round wanted, std::string& why) const {
+  const auto entries = directory_.list(false);
+  const auto of = [&](Round round) {
+    return std::find_if(entries.begin(), entries.end(), [&](const CheckpointEntry& entry) {
+      return entry.version.value == round.value;
+    });
+  };
+  if (const auto entry = of(wanted); entry != entries.end()) return *entry;
+  if (const auto left = read_left(left_file()); left && *left < wanted)
+    if (const auto entry = of(*left); entry != entries.end()) return *entry;
+  why = "no state after round " + to_string(wanted) + " in " + directory_.root().string();
+  if (!entries.empty())
+    why += ", the newest is after round " + std::to_string(entries.front().version.value);
+  return std::nullopt;
+}
+
+Status FeedbackKeeper::restore(const CheckpointEntry& entry, ErrorFeedback& feedback) const {
+  const bool has_momentum = !feedback.state().momentum.empty();
+  const std::uint64_t n = elements_of(identity_.manifest);
+  std::vector<float> values(n * (has_momentum ? 2 : 1));
+  const auto write = [&](std::size_t, std::uint64_t offset, std::span<const float> from) {
+    std::ranges::copy(from, values.begin() + static_cast<std::ptrdiff_t>(offset));
+    return Status();
+  };
+  if (!entry.problem.empty()) return Error(ErrorCode::kDataLoss, entry.problem);
+  CENTROID_TRY(directory_.read(entry, manifest_of(has_momentum), write));
+  ErrorFeedback::State state;
+  state.residual = std::span(values).first(n);
+  state.momentum = std::span(values).subspan(n);
+  if (const auto rounds = entry.info.extra.find("codec_rounds"); rounds != entry.info.extra.end())
+    std::from_chars(rounds->second.data(), rounds->second.data() + rounds->second.size(),
+                    state.rounds);
+  return feedback.restore(state);
+}
+
+void FeedbackKeeper::resume(Round next, ErrorFeedback& feedback) {
+  if (after_ && after_->value + 1 == next.value) return;
+  wait_for_write();
+  if (next.value <= 1 && !is_used_) return;  // nothing has been left out yet
+  const Round wanted(next.value - 1);
+  std::string why;
+  const auto entry = find(wanted, why);
+  if (entry) {
+    const Status restored = restore(*entry, feedback);
+    if (restored.ok()) {
+      after_ = saved_ = wanted;
+      log::info("feedback.restored", {{"path", entry->path.string()},
+                                      {"after_round", entry->version.value},
+                                      {"round", next.value}});
+    } else {
+      why = "state " + entry->path.string() + " is refused: " + restored.error().message();
+    }
+  }
+  if (!why.empty())
+    log::warn(is_used_ ? "feedback.kept" : "feedback.begins_at_zero",
+              {{"round", next.value}, {"why", why}});
+  forget_after(wanted);
+}
+
+/// Rounds that the cluster has gone back behind, and a leave that has come to its end.
+void FeedbackKeeper::forget_after(Round round) {
+  std::error_code ignored;
+  fs::remove(left_file(), ignored);
+  for (const CheckpointEntry& entry : directory_.list(false))
+    if (entry.version.value > round.value) fs::remove_all(entry.path, ignored);
+}
+
+void FeedbackKeeper::closed(Round round, const ErrorFeedback& feedback) {
+  after_ = round;
+  is_used_ = true;
+  if (identity_.every_rounds > 0 && round.value % identity_.every_rounds == 0)
+    save(round, feedback);
+}
+
+void FeedbackKeeper::save(Round round, const ErrorFeedback& feedback) {
+  wait_for_write();  // one at a time
+  CheckpointInfo info;
+  info.run_id = identity_.run_id;
+  info.version = Version(round.value);
+  info.round = round;
+  info.extra["what"] = "error feedback of worker " + identity_.worker + ", codec " +
+                       feedback.spec() + ", after a round";
+  info.extra["codec_rounds"] = std::to_string(feedback.rounds());
+  const auto copy = std::make_shared<const Copy>(feedback.state());
+  const bool has_momentum = !feedback.state().momentum.empty();
+  saved_ = round;
+  writing_ = std::async(std::launch::async, [this, info, copy,
+                                             manifest = manifest_of(has_momentum)] {
+    const auto read = [&](std::size_t, std::uint64_t offset, std::span<float> into) {
+      std::copy_n(copy->values.begin() + static_cast<std::ptrdiff_t>(offset), into.size(),
+                  into.begin());
+      return Status();
+    };
+    const auto written = directory_.write(info, manifest, read);
+    if (written.ok())
+      log::debug("feedback.saved", {{"path", written->path.string()}});
+    else
+      log::error("feedback.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+  });
+}
+
+void FeedbackKeeper::leave(const ErrorFeedback& feedback) {
+  if (!is_used_) return;
+  if (!after_) {
+    log::warn("feedback.not_saved", {{"why", "the worker leaves in the middle of a round"}});
+    return;
+  }
+  if (saved_ != after_) save(*after_, feedback);
+  wait_for_write();
+  const Status marked = write_left(left_file(), *after_);
+  if (!marked.ok()) log::error("feedback.not_saved", {{"why", marked.error()}});
+}
+
+}  // namespace centroid::worker
