@@ -1,7 +1,14 @@
 # The real programs on loopback: every way to start, train, fail and end. Each file is one test, so that they run side by side.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+set(process_timeout 180)
+set(process_environment "")
+if(CENTROID_SANITIZE)
+  set(process_timeout 600)
+  set(process_environment CENTROID_TEST_PATIENCE=4)
+endif()
 foreach(area IN ITEMS codec start membership recovery ring training)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server>)
-  set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT 180)
+  set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
+    ENVIRONMENT "${process_environment}")
 endforeach()
