@@ -1,32 +1,53 @@
 #include "server/aggregate/round_machine.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace centroid::server {
 
-void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members) {
+namespace {
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+Duration duration(double s) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
+}
+
+}  // namespace
+
+void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
+                        std::size_t present, TimePoint now) {
   CENTROID_CHECK(!members.empty());
   round_ = round;
   attempt_ = attempt;
   open_ = true;
+  opened_ = now;
+  quorum_at_.reset();
+  present_ = std::max(present, members.size());
   seats_.clear();
   for (const MemberId member : members)
     seats_.push_back(Seat{.member = member, .contribution = {}});
 }
 
-RoundMachine::Seat* RoundMachine::seat(MemberId member) {
+const RoundMachine::Seat* RoundMachine::seat(MemberId member) const {
   const auto it =
       std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.member == member; });
   return it == seats_.end() ? nullptr : &*it;
 }
 
-bool RoundMachine::expects(MemberId member) const {
-  return open_ && std::any_of(seats_.begin(), seats_.end(), [&](const Seat& s) {
-           return s.member == member && s.present && !s.done;
-         });
+RoundMachine::Seat* RoundMachine::seat(MemberId member) {
+  return const_cast<Seat*>(std::as_const(*this).seat(member));
 }
 
-Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution contribution) {
+bool RoundMachine::is_missing(MemberId member) const {
+  const Seat* const s = seat(member);
+  return open_ && s != nullptr && s->present && !s->done;
+}
+
+bool RoundMachine::expects(MemberId member) const { return is_missing(member) && !owed(member); }
+
+Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution contribution,
+                                               TimePoint now) {
   Seat* const s = seat(member);
   if (!open_ || s == nullptr || !s->present)
     return Error(ErrorCode::kAborted, "round " + to_string(round_) +
@@ -35,12 +56,19 @@ Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution con
   if (s->done)
     return Error(ErrorCode::kAborted, "member " + to_string(member) +
                                           " has already contributed to round " + to_string(round_));
+  if (const auto earlier = owed(member))
+    return Error(ErrorCode::kAborted, "member " + to_string(member) +
+                                          " has not said that it is done with round " +
+                                          to_string(*earlier));
   s->done = true;
   s->contribution = std::move(contribution);
-  return decide();
+  observe(member, now - opened_);
+  return decide(now);
 }
 
-RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
+RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint now) {
+  debts_.erase(member);
+  paces_.erase(member);
   Seat* const s = seat(member);
   if (!open_ || s == nullptr || !s->present || s->done) return {};
   s->present = false;
@@ -51,6 +79,7 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
     open_ = false;
     return {.action = RoundAction::kDeserted,
             .contributors = {},
+            .late = {},
             .text = "every member of the round is gone",
             .culprit = {}};
   }
@@ -58,7 +87,11 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress) {
     return retry("member " + to_string(member) + " was lost before the sum was complete");
   if (progress == Progress::kPart)
     return retry("member " + to_string(member) + " was lost in the middle of its contribution");
-  return decide();
+  return decide(now);
+}
+
+RoundDecision RoundMachine::tick(TimePoint now) {
+  return open_ && policy_.is_elastic() ? decide(now) : RoundDecision();
 }
 
 RoundDecision RoundMachine::failed(MemberId member, std::string why) {
@@ -68,42 +101,152 @@ RoundDecision RoundMachine::failed(MemberId member, std::string why) {
 
 RoundDecision RoundMachine::retry(std::string why) {
   open_ = false;
-  return {.action = RoundAction::kRetry, .contributors = {}, .text = std::move(why), .culprit = {}};
+  return {.action = RoundAction::kRetry,
+          .contributors = {},
+          .late = {},
+          .text = std::move(why),
+          .culprit = {}};
 }
 
-RoundDecision RoundMachine::decide() {
+std::size_t RoundMachine::needed() const {
+  std::size_t alive = 0;
+  for (const Seat& s : seats_) alive += s.present || s.done ? 1 : 0;
+  std::size_t wanted = alive;
+  if (policy_.kind == PolicyKind::kBackup)
+    wanted = present_ > policy_.count ? present_ - policy_.count : 1;
+  if (policy_.kind == PolicyKind::kQuorum) wanted = policy_.count;
+  return std::min(wanted, alive);
+}
+
+/// Enough have contributed, and nobody is worth waiting for any more.
+bool RoundMachine::closes(TimePoint now) const {
+  std::size_t done = 0, alive = 0;
+  double weight = 0;
+  for (const Seat& s : seats_) {
+    alive += s.present || s.done ? 1 : 0;
+    done += s.done ? 1 : 0;
+    weight += s.done ? s.contribution.weight : 0;
+  }
+  if (done == alive) return true;
+  // Empty shares alone are no round: somebody with samples is still at it.
+  if (!policy_.is_elastic() || done < needed() || weight == 0) return false;
+  return policy_.kind == PolicyKind::kBackup || now >= grace_end();
+}
+
+/// A quorum waits for those whose past contributions say that they will come soon, at most `grace`
+/// of the time that it took itself. Who has no past gets that whole; who is still at an earlier
+/// round is not waited for.
+TimePoint RoundMachine::grace_end() const {
+  const TimePoint at = quorum_at_.value_or(opened_);
+  const double took = seconds(at - opened_), limit = took * (1 + policy_.grace);
+  double last = took;
+  for (const Seat& s : seats_) {
+    if (!s.present || s.done || owed(s.member)) continue;
+    const auto pace = paces_.find(s.member);
+    if (pace == paces_.end())
+      last = limit;
+    else if (pace->second.mean <= limit)
+      last = std::max(last, std::min(limit, pace->second.mean + 2 * pace->second.deviation));
+  }
+  return std::max(at, opened_ + duration(last));
+}
+
+std::optional<TimePoint> RoundMachine::deadline() const {
+  if (!open_ || policy_.kind != PolicyKind::kQuorum || !quorum_at_) return std::nullopt;
+  const TimePoint end = grace_end();
+  return closes(end) ? std::optional(end) : std::nullopt;
+}
+
+RoundDecision RoundMachine::decide(TimePoint now) {
+  if (!quorum_at_ && policy_.is_elastic() && contributed().size() >= needed()) quorum_at_ = now;
   RoundDecision decision;
   const Seat* nonfinite = nullptr;
-  bool complete = true;
+  const bool is_complete = closes(now);
   for (const Seat& s : seats_) {
-    if (!s.done) {
-      complete = complete && !s.present;
-      continue;
-    }
+    if (!s.done) continue;
     if (s.contribution.nonfinite && nonfinite == nullptr) nonfinite = &s;
     if (s.contribution.weight > 0) {
       decision.contributors.push_back(s.member);
       decision.total_weight += s.contribution.weight;
     }
   }
+  for (const LateContribution& one : late_) decision.total_weight += one.weight;
   const bool refuses = nonfinite != nullptr && policy_.nonfinite != NonFinitePolicy::kPropagate;
   if (refuses && policy_.nonfinite == NonFinitePolicy::kHalt) {
     decision.action = RoundAction::kHalt;
-  } else if (!complete) {
+  } else if (!is_complete) {
     decision = {};
   } else if (refuses || decision.total_weight == 0) {
     decision.action = RoundAction::kSkip;
     decision.text = refuses ? "" : "no member had samples";
   } else {
     decision.action = RoundAction::kMerge;
+    decision.late = late_;
   }
   if (refuses && decision.action != RoundAction::kWait) {
     decision.culprit = nonfinite->member;
     decision.text = "the gradient of tensor " + nonfinite->contribution.nonfinite_tensor +
                     " is not finite in round " + to_string(round_);
   }
-  if (decision.action != RoundAction::kWait) open_ = false;
+  if (decision.action != RoundAction::kWait) close();
   return decision;
+}
+
+void RoundMachine::close() {
+  open_ = false;
+  late_.clear();
+  if (!policy_.is_elastic()) return;
+  for (const Seat& s : seats_)
+    if (s.present && !s.done) debts_.emplace(s.member, Debt{round_, opened_});
+}
+
+void RoundMachine::observe(MemberId member, Duration delay) {
+  if (policy_.kind != PolicyKind::kQuorum) return;
+  // The smoothing of a round trip's time: RFC 6298.
+  const double x = seconds(delay);
+  const auto [it, is_new] = paces_.emplace(member, Pace{x, x / 2});
+  if (is_new) return;
+  Pace& pace = it->second;
+  pace.deviation += (std::abs(x - pace.mean) - pace.deviation) / 4;
+  pace.mean += (x - pace.mean) / 8;
+}
+
+std::optional<Round> RoundMachine::owed(MemberId member) const {
+  const auto debt = debts_.find(member);
+  if (debt == debts_.end()) return std::nullopt;
+  return debt->second.round;
+}
+
+bool RoundMachine::may_come_late(Round round) const {
+  const std::uint64_t into = open_ ? round_.value : round_.value + 1;
+  return policy_.late != LateRule::kDrop && into - round.value <= policy_.max_late;
+}
+
+Result<double> RoundMachine::late(MemberId member, Round round, const Contribution& contribution,
+                                  TimePoint now) {
+  if (owed(member) != round)
+    return Error(ErrorCode::kAborted,
+                 "member " + to_string(member) + " owes nothing to round " + to_string(round));
+  const bool may_come = may_come_late(round);
+  caught_up(member, now);
+  const bool is_refused =
+      contribution.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
+  if (!may_come || is_refused || contribution.weight <= 0) return 0.0;
+  double weight = contribution.weight;
+  if (policy_.late == LateRule::kDamp) {
+    const std::uint64_t into = open_ ? round_.value : round_.value + 1;
+    weight /= std::pow(1.0 + static_cast<double>(into - round.value), policy_.power);
+  }
+  weight = static_cast<double>(static_cast<float>(weight));
+  late_.push_back({member, round, weight});
+  return weight;
+}
+
+void RoundMachine::caught_up(MemberId member, TimePoint now) {
+  const auto debt = debts_.find(member);
+  if (debt == debts_.end()) return;
+  observe(member, now - debt->second.opened);
+  debts_.erase(debt);
 }
 
 std::vector<MemberId> RoundMachine::missing() const {

@@ -2,28 +2,16 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "server/aggregate/round_policy.h"
 
 namespace centroid::server {
-
-/// What happens to a round with NaN or infinity in a contribution.
-enum class NonFinitePolicy : std::uint8_t { kHalt, kSkip, kPropagate };
-
-/// When a round closes. `bsp`: when everybody still present has contributed.
-enum class PolicyKind : std::uint8_t { kBsp };
-
-struct RoundPolicy {
-  PolicyKind kind = PolicyKind::kBsp;
-  NonFinitePolicy nonfinite = NonFinitePolicy::kHalt;
-  /// The members add their contributions among themselves: who goes before the end takes the
-  /// others' sum along, so the attempt starts again.
-  bool is_joint = false;
-};
 
 /// One worker's summary of its contribution.
 struct Contribution {
@@ -37,7 +25,7 @@ enum class Progress : std::uint8_t { kNothing, kPart };
 
 enum class RoundAction : std::uint8_t {
   kWait,      ///< somebody is missing
-  kMerge,     ///< apply the sum of `contributors`
+  kMerge,     ///< apply the sum of `contributors` and `late`
   kSkip,      ///< close without effect
   kHalt,      ///< stop the job; `text` says why
   kRetry,     ///< the sum holds a part of a lost contribution, or cannot be made: start the attempt
@@ -45,38 +33,74 @@ enum class RoundAction : std::uint8_t {
   kDeserted,  ///< nobody is left
 };
 
+/// A contribution to an earlier round that counts in this one.
+struct LateContribution {
+  MemberId member;
+  Round round;        ///< the one it was made for
+  double weight = 0;  ///< after damping; a float
+};
+
 struct RoundDecision {
   RoundAction action = RoundAction::kWait;
   double total_weight = 0;
   std::vector<MemberId> contributors;  ///< in rank order
+  std::vector<LateContribution> late;  ///< in the order in which they came
   std::string text;
   MemberId culprit;  ///< of a halt or a skip: the first whose contribution is not finite
 };
 
-/// When a round closes and how. Pure: no clock, no I/O; all policies are settings of it.
+/// When a round closes and how. Pure: time comes with the events; all policies are settings of it.
 ///
-/// life    open -> (contribute | gone)* -> one decision other than kWait -> closed; a closed round
-/// takes nothing more counts  a contribution counts wholly or not at all, and once
+/// life    open -> (contribute | late | gone | tick)* -> one decision other than kWait -> closed; a
+///         closed round takes no contribution
+/// counts  a contribution counts wholly or not at all, and at most once
+/// late    a member whose round closed without it owes that contribution until it comes (`late`) or
+///         is given up (`caught_up`); until then it is in later rounds only by its seat
 class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}
 
-  /// Begin an attempt. `members` in rank order, not empty.
-  void open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members);
-  /// fails aborted: no open round, not a member of it, or contributed already.
-  Result<RoundDecision> contribute(MemberId member, Contribution contribution);
+  /// Begin an attempt. `members` in rank order, not empty. `present`: all members there are, also
+  /// those without a seat in this round (0: only those with one).
+  void open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
+            std::size_t present = 0, TimePoint now = {});
+  /// fails aborted: no open round, not a member of it, contributed already, or still owes an
+  /// earlier one.
+  Result<RoundDecision> contribute(MemberId member, Contribution contribution, TimePoint now = {});
   /// A member went. What it had contributed completely still counts.
-  RoundDecision gone(MemberId member, Progress progress);
+  RoundDecision gone(MemberId member, Progress progress, TimePoint now = {});
+  /// Time has passed; to be called at `deadline`.
+  RoundDecision tick(TimePoint now);
+  /// When the round closes though nobody does anything more.
+  std::optional<TimePoint> deadline() const;
   /// Joint rounds: the attempt cannot be completed, though nobody has gone. kRetry; kWait when the
   /// round is not open or `member` is not of it.
   RoundDecision failed(MemberId member, std::string why);
 
+  /// The contribution that `member` owes is complete. The weight with which it counts in the open
+  /// round, or in the next one when none is open; 0: it does not count (`late` rule, too late, not
+  /// finite, no samples).
+  /// fails aborted: it does not owe this round's.
+  Result<double> late(MemberId member, Round round, const Contribution& contribution,
+                      TimePoint now = {});
+  /// `member` is not behind any more, and nothing of what it owed comes.
+  void caught_up(MemberId member, TimePoint now = {});
+  /// The round whose contribution the member owes.
+  std::optional<Round> owed(MemberId member) const;
+  /// A late contribution to `round` would still count in the round that is open, or the next.
+  bool may_come_late(Round round) const;
+
   bool is_open() const { return open_; }
   Round round() const { return round_; }
   std::uint32_t attempt() const { return attempt_; }
+  /// It may contribute to the open round.
   bool expects(MemberId member) const;
+  /// It has a seat in the open round and has not contributed.
+  bool is_missing(MemberId member) const;
   std::vector<MemberId> missing() const;
   std::vector<MemberId> contributed() const;
+  /// Contributions with which the open round may close.
+  std::size_t needed() const;
 
  private:
   struct Seat {
@@ -85,15 +109,34 @@ class RoundMachine {
     bool done = false;
     Contribution contribution;
   };
-  RoundDecision decide();
+  struct Debt {
+    Round round;
+    TimePoint opened;
+  };
+  /// How long after the opening a member's contributions come, in seconds.
+  struct Pace {
+    double mean = 0, deviation = 0;
+  };
+  RoundDecision decide(TimePoint now);
+  bool closes(TimePoint now) const;
+  void close();
   RoundDecision retry(std::string why);
   Seat* seat(MemberId member);
+  const Seat* seat(MemberId member) const;
+  void observe(MemberId member, Duration delay);
+  TimePoint grace_end() const;
 
   RoundPolicy policy_;
   Round round_;
   std::uint32_t attempt_ = 0;
   bool open_ = false;
   std::vector<Seat> seats_;  // in rank order
+  std::size_t present_ = 0;
+  TimePoint opened_;
+  std::optional<TimePoint> quorum_at_;  // when enough had contributed
+  std::vector<LateContribution> late_;  // for the open or the next round
+  std::map<MemberId, Debt> debts_;
+  std::map<MemberId, Pace> paces_;
 };
 
 }  // namespace centroid::server

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+/// What happens to a round with NaN or infinity in a contribution.
+enum class NonFinitePolicy : std::uint8_t { kHalt, kSkip, kPropagate };
+
+/// When a round closes, N being the members present when it opened.
+/// bsp       everybody who is left has contributed
+/// backup:B  N - B have; who is gone counts as one of the B
+/// quorum:K  K have, and those who are expected soon had their time (grace)
+/// source  backup: Chen et al. 2016, "Revisiting Distributed Synchronous SGD"
+enum class PolicyKind : std::uint8_t { kBsp, kBackup, kQuorum };
+
+/// What happens to a contribution whose round closed without it.
+enum class LateRule : std::uint8_t {
+  kDrop,   ///< nothing of it counts; its sender is told at once
+  kCarry,  ///< it counts in the round that is open when it is complete
+  kDamp,   ///< so too, with its weight divided by (1 + rounds late) ^ power
+};
+
+struct RoundPolicy {
+  PolicyKind kind = PolicyKind::kBsp;
+  std::uint64_t count = 0;  ///< B or K
+  /// quorum: at most this share of the time that the quorum took is waited for others.
+  double grace = 0.5;
+  LateRule late = LateRule::kDrop;
+  std::uint64_t max_late = 4;  ///< rounds; what is later is dropped
+  double power = 0.5;          ///< kDamp
+  NonFinitePolicy nonfinite = NonFinitePolicy::kHalt;
+  /// The members add their contributions among themselves: who goes before the end takes the
+  /// others' sum along, so the attempt starts again.
+  bool is_joint = false;
+
+  /// A round may close without some of its members.
+  bool is_elastic() const { return kind != PolicyKind::kBsp; }
+};
+
+/// Set what `policy` and `late` say: "bsp", "backup:1", "quorum:3,grace=0.5"; "drop",
+/// "carry:max=4", "damp:power=0.5,max=4". fails invalid_argument: names what is wrong and what it
+/// may be.
+Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy& out);
+
+}  // namespace centroid::server
