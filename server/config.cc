@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/codec/spec.h"
+#include "server/aggregate/round_policy.h"
 
 namespace centroid::server {
 
@@ -47,7 +48,15 @@ void register_fields(config::Schema& s, ServerConfig& c) {
 
   s.field(
       "policy", &c.policy,
-      {.text = "when a round closes: bsp = when every worker has contributed", .choices = {"bsp"}});
+      {.text =
+           "when a round closes: bsp = when every worker has contributed; backup:B = without the "
+           "B slowest; quorum:K,grace=0.5 = when K have, and others that are expected soon had "
+           "their time, at most `grace` of the time that the K took (docs/policies.md)"});
+  s.field(
+      "late", &c.late,
+      {.text = "policy backup, quorum: what becomes of a contribution whose round closed without "
+               "it: drop; carry:max=4 = it counts in the round then open, if that is at most "
+               "`max` later; damp:power=0.5,max=4 = so too, its weight / (1 + rounds)^power"});
   s.field(
       "exchange", &c.exchange,
       {.text = "how gradients are added: star = through this server; ring = by the workers among "
@@ -195,6 +204,13 @@ Status check_codec_down(ServerConfig& c) {
 }  // namespace
 
 Status finish(ServerConfig& c) {
+  RoundPolicy policy;
+  CENTROID_TRY(parse_policy(c.policy, c.late, policy));
+  if (policy.is_elastic() && c.is_peer_to_peer())
+    return Error(ErrorCode::kInvalidArgument,
+                 "policy " + c.policy + ": with exchange " + c.exchange +
+                     " the workers' sums hold a part of everybody, nobody can be left out: take "
+                     "exchange star, or policy bsp");
   CENTROID_TRY(check_codec_down(c));
   if (c.compresses_results() && c.optimizer.clip_norm > 0)
     return Error(ErrorCode::kInvalidArgument,

@@ -26,7 +26,7 @@ struct ServerConfig {
   std::uint64_t seed = 1;
   bool exit_when_finished = false;
 
-  std::string policy = "bsp";
+  std::string policy = "bsp", late = "drop";
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";

@@ -135,6 +135,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"rounds", s.rounds},
       {"skipped_rounds", s.skipped},
       {"lost_rounds", s.lost},
+      {"late_rounds", s.late},
       {"samples", s.samples},
       {"compute_seconds", s.compute_seconds},
       {"wait_seconds", s.wait_seconds},

@@ -59,8 +59,7 @@ struct Decoder {
     requires(std::is_enum_v<T>)
   void operator()(T& value) {
     const auto raw = in.get<std::underlying_type_t<T>>();
-    ok = ok && raw <= 3;  // every enumeration of the messages has at most four values, checked in
-                          // messages_test.cc
+    ok = ok && raw <= last_value(T{});
     value = static_cast<T>(raw);
   }
   template <class Tag, class Rep>

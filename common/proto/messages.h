@@ -34,6 +34,7 @@ enum class Kind : std::uint16_t {
   kPeers = 30,           ///< server -> worker: where the other ranks of a generation listen
   kStateRequest = 31,    ///< server -> worker: send the state you hold
   kStateDone = 32,       ///< worker -> server: that was all of it (StateChunk before)
+  kReady = 35,           ///< worker -> server: done with a round that closed without me
   kComputed = 33,        ///< worker -> server: my gradients are complete, the rest is the peers'
   kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
 };
@@ -212,7 +213,16 @@ enum class Outcome : std::uint8_t {
   kCommitted = 0,  ///< the results sent are the new state
   kSkipped = 1,    ///< no effect (non-finite, policy skip; or all weights 0); drop the results
   kAborted = 2,    ///< drop the results; a RoundOpen with the next attempt follows
+  kLate = 3,       ///< over without this worker: say Ready when the round's work has ended
+  kCarried = 4,    ///< as kLate, but what it sent counts in a later round
 };
+
+constexpr std::uint8_t last_value(Outcome) { return 4; }
+
+/// The round closed without waiting for this worker.
+constexpr bool is_late(Outcome outcome) {
+  return outcome == Outcome::kLate || outcome == Outcome::kCarried;
+}
 
 struct RoundClosed {
   Round round;
@@ -232,6 +242,7 @@ struct RoundClosed {
 };
 
 enum class FinishReason : std::uint8_t { kFinished = 0, kStopped = 1, kDrained = 2, kHalted = 3 };
+constexpr std::uint8_t last_value(FinishReason) { return 3; }
 
 struct Finish {
   FinishReason reason = FinishReason::kFinished;
@@ -287,6 +298,7 @@ struct StateMark {
   }
 };
 
+/// Computed and Ready.
 struct Computed {
   Generation generation;
   Round round;

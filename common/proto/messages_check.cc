@@ -35,6 +35,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kStateRequest, .name = "StateRequest"},
     Rule{.kind = Kind::kStateDone, .name = "StateDone"},
     Rule{.kind = Kind::kComputed, .name = "Computed"},
+    Rule{.kind = Kind::kReady, .name = "Ready"},
     Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
 };
 

@@ -85,6 +85,8 @@ class RoundMachine {
                       TimePoint now = {});
   /// `member` is not behind any more, and nothing of what it owed comes.
   void caught_up(MemberId member, TimePoint now = {});
+  /// As caught_up, of a member that never began the round it owes: nothing is learned of its pace.
+  void forgive(MemberId member) { debts_.erase(member); }
   /// The round whose contribution the member owes.
   std::optional<Round> owed(MemberId member) const;
   /// A late contribution to `round` would still count in the round that is open, or the next.

@@ -20,6 +20,7 @@ namespace {
 
 RoundPolicy policy_of(const ServerConfig& config) {
   RoundPolicy policy;
+  CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has looked
   policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
                      : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
                                                   : NonFinitePolicy::kPropagate;
@@ -182,7 +183,13 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
   if (tell) link->tasks->spawn(link->session->goodbye(*tell));
 
-  if (attempt_ && machine_.expects(id)) {
+  if (policy_.is_elastic()) {
+    if (attempt_ && machine_.expects(id)) {
+      ++lost_contributions_;
+      probe_.contribution_lost();
+    }
+    decide(machine_.gone(id, Progress::kNothing, clock_.now()));
+  } else if (attempt_ && machine_.expects(id)) {
     const std::uint32_t rank = *attempt_->rank_of(id);
     const Progress progress = aggregator_->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
     ++lost_contributions_;

@@ -17,6 +17,7 @@
 #include "common/proto/messages.h"
 #include "common/tensor/buffer.h"
 #include "server/aggregate/aggregator.h"
+#include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
 #include "server/aggregate/round_machine.h"
 #include "server/api/view.h"
@@ -45,6 +46,7 @@ struct Attempt {
   Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
   std::vector<MemberId> members;                ///< in rank order
+  std::set<MemberId> left_out;                  ///< whose contribution the round closed without
   proto::Peers peers;                           ///< the same ranks, for each other
   std::vector<proto::RoundOpen> opens;          ///< one a rank
   std::vector<Piece> pieces;                    ///< in order of completion
@@ -82,6 +84,17 @@ struct Link {
   bool state_requested = false;
   Generation told;        ///< whose peers it knows
   Attempt::Key computed;  ///< the last attempt for which its gradients were complete
+  // policies that close a round without some members
+  Attempt::Key opened;   ///< the last attempt it was told to begin
+  bool is_away = false;  ///< did not come to begin the last round: no seat until it is free again
+  std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
+  /// What it still gives to a round that is over.
+  struct Late {
+    Attempt::Key key;
+    std::unique_ptr<StagedContribution> staged;
+    std::optional<proto::Outcome> outcome;  ///< kLate or kCarried, once that is known
+  };
+  std::optional<Late> late;
   // for the operator
   std::uint64_t samples = 0, rounds = 0;
   double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
@@ -91,8 +104,8 @@ struct Link {
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), replies.cc (results
-/// through a codec), state.cc (initial values, checkpoints), handover.cc (state that the workers
-/// hold), view.cc (what REST sees).
+/// through a codec), elastic.cc (rounds that close without some members), state.cc (initial values,
+/// checkpoints), handover.cc (state that the workers hold), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -149,6 +162,10 @@ class Cluster final : public ControlPlane {
   Status init_done(Link& link);
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
+  Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
+                   double weight, std::uint64_t chunks) const;
+  void count_end(Link& link, const proto::PushEnd& end);
+  void tally(const proto::PushEnd& end);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   Status take_report(Link& link, const proto::Report& report);
 
@@ -198,6 +215,24 @@ class Cluster final : public ControlPlane {
   Task<void> hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first, std::string why);
   void give_up_attempt(MemberId reporter, const std::string& why);
   Status heed_failures();
+
+  // elastic.cc: policies that close a round without some members
+  std::vector<MemberId> seated(std::vector<MemberId> members) const;
+  void leave_out(const RoundDecision& decision);
+  void settle_late(Link& link, proto::Outcome outcome);
+  StagedContribution* stage_for(Link& link, const Attempt::Key& key);
+  Status stage_end(Link& link, const proto::PushEnd& end);
+  void collect_parts(const RoundDecision& decision);
+  Task<void> sum_parts(double total_weight);
+  void member_ready(Link& link, const proto::Computed& done);
+  bool needs_last_state(const Link& link) const;
+  struct StateImage {
+    Version version;
+    std::vector<std::vector<float>> planes;
+  };
+  std::shared_ptr<const StateImage> state_image();
+  Task<Status> send_image(std::shared_ptr<Link> link, transport::Session& session,
+                          std::shared_ptr<Attempt> attempt);
 
   // state.cc
   Status make_store(const Manifest& manifest);
@@ -260,6 +295,18 @@ class Cluster final : public ControlPlane {
   std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
   Version checkpointed_;
   bool evaluate_next_ = false;
+
+  // policies that close a round without some members
+  struct Part {
+    std::unique_ptr<StagedContribution> staged;
+    double weight = 0;
+  };
+  std::vector<std::unique_ptr<StagedContribution>> staged_;       ///< by rank of the attempt
+  std::vector<std::unique_ptr<StagedContribution>> late_staged_;  ///< in the machine's order
+  std::vector<Part> parts_;                                       ///< of the round being merged
+  std::vector<float> stage_scratch_;
+  std::weak_ptr<const StateImage> image_;
+  std::uint64_t late_dropped_ = 0, late_carried_ = 0;
 
   // peer-to-peer exchange
   struct Position {

@@ -17,7 +17,8 @@ constexpr std::chrono::seconds kHearing{1};
 bool Cluster::holds_newest(const Link& link) const {
   if (link.version == store_->version()) return true;
   return attempt_ && attempt_->closed && attempt_->closed->outcome == proto::Outcome::kCommitted &&
-         attempt_->closed->version == store_->version() && attempt_->rank_of(link.id).has_value();
+         attempt_->closed->version == store_->version() && attempt_->rank_of(link.id).has_value() &&
+         attempt_->left_out.count(link.id) == 0;
 }
 
 bool Cluster::state_is_wanted() const {

@@ -35,11 +35,24 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
   std::shared_ptr<Attempt> attempt;
   std::size_t sent = 0;
   while (!session.is_closed() && !link->is_gone) {
-    if (!attempt && attempt_ && !attempt_->closed && attempt_->rank_of(link->id)) {
+    const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
+                          attempt_->left_out.count(link->id) == 0;
+    if (!attempt && has_seat && !link->behind) {
       attempt = attempt_;
       sent = 0;
-      if (link->version != attempt->version)
+      if (policy_.is_elastic()) {
+        if (link->version != attempt->version)
+          CENTROID_CO_TRY(co_await send_image(link, session, attempt));
+        if (link->version != attempt->version || attempt != attempt_ || attempt->closed ||
+            attempt->left_out.count(link->id) > 0) {
+          attempt.reset();  // it closed in the meantime; this member was not told of it
+          continue;
+        }
+        machine_.forgive(link->id);
+        link->opened = attempt->key();
+      } else if (link->version != attempt->version) {
         CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+      }
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {
         link->told = attempt->generation;
         const proto::Peers peers = attempt->peers;
@@ -48,6 +61,18 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
       if (open.evaluate) link->asked.push_back(open.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
+    } else if (attempt && link->late && link->late->key == attempt->key()) {
+      if (!link->late->outcome || !attempt->closed) {
+        co_await outgoing_.wait(TimePoint::max());
+        continue;
+      }
+      proto::RoundClosed closed = *attempt->closed;
+      closed.outcome = *link->late->outcome;
+      closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
+      link->late.reset();
+      link->behind = attempt->key();
+      attempt.reset();
+      CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
     } else if (attempt && attempt->closed &&
                (attempt->closed->outcome != proto::Outcome::kCommitted ||
                 sent == attempt->pieces.size())) {
@@ -78,12 +103,18 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       proto::StateMark mark;
       mark.version = store_->version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
+    } else if (!attempt && link->finish && needs_last_state(*link)) {
+      if (link->behind)
+        co_await outgoing_.wait(TimePoint::max());
+      else
+        CENTROID_CO_TRY(co_await send_image(link, session, nullptr));
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
       if (finish.evaluate) link->asked.push_back(finish.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
     } else {
+      if (!attempt && !link->behind && std::exchange(link->is_away, false)) changed_.notify_all();
       co_await outgoing_.wait(TimePoint::max());
     }
   }

@@ -42,6 +42,13 @@ Probe::Probe(metrics::Registry& r) {
                     "Contributions of members that went before their end.");
   nonfinite_ = r.counter("centroid_server_contributions_nonfinite_total",
                          "Contributions with NaN or infinity.");
+  const auto late = [&](const char* fate) {
+    return r.counter("centroid_server_contributions_late_total",
+                     "Contributions whose round closed without them, by what became of them.",
+                     {{"fate", fate}});
+  };
+  carried_ = late("carried");
+  dropped_ = late("dropped");
   stale_ = r.counter("centroid_server_frames_stale_total",
                      "Chunks of closed attempts or old generations, dropped.");
   refused_ = r.counter("centroid_server_handshakes_refused_total",

@@ -39,6 +39,7 @@ class Probe {
   void round_aborted() const { aborted_.add(); }
   void state_lost() const { state_lost_.add(); }
   void contribution_lost() const { lost_.add(); }
+  void contribution_late(bool is_carried) const { (is_carried ? carried_ : dropped_).add(); }
   void contribution_nonfinite() const { nonfinite_.add(); }
   void contribution_received(double seconds_since_open) const {
     contribution_seconds_.observe(seconds_since_open);
@@ -67,7 +68,7 @@ class Probe {
  private:
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
-      clipped_;
+      clipped_, carried_, dropped_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
       residual_up_, residual_down_;

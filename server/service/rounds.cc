@@ -123,7 +123,8 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.version = attempt_->version;
     open.optimizer_step = attempt_->optimizer_step;
     open.resend = resend;
-    open.evaluate = rank == 0 && std::exchange(evaluate_next_, false);
+    open.evaluate = evaluate_next_ && !find(attempt_->members[rank])->behind;
+    if (open.evaluate) evaluate_next_ = false;
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
   if (replies_) begin_replies();
@@ -131,13 +132,21 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   failed_.clear();
   round_tally_ = {};
   decision_.reset();
+  staged_.clear();
+  if (policy_.is_elastic())
+    for (const auto& codec : codecs)
+      staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), codec));
   aggregator_->begin(std::move(codecs));
-  machine_.open(round_, attempt_->number, attempt_->members);
+  machine_.open(round_, attempt_->number, attempt_->members, roster_.ranked().size(), clock_.now());
   outgoing_.notify_all();
 }
 
 void Cluster::decide(RoundDecision decision) {
-  if (decision.action == RoundAction::kWait) return;
+  if (decision.action == RoundAction::kWait) {
+    if (machine_.deadline()) changed_.notify_all();  // the round loop is to wait no longer
+    return;
+  }
+  if (policy_.is_elastic()) leave_out(decision);
   decision_ = std::move(decision);
   changed_.notify_all();
 }
@@ -145,8 +154,11 @@ void Cluster::decide(RoundDecision decision) {
 Task<Status> Cluster::one_round() {
   co_await snapshot_room();
   roster_.form(true);
-  auto members = roster_.ranked();
-  if (members.empty()) co_return Status();
+  auto members = seated(roster_.ranked());
+  if (members.empty()) {
+    if (policy_.is_elastic()) co_await changed_.wait(TimePoint::max());
+    co_return Status();
+  }
   auto shares = make_shares(members);
   round_samples_ = shares.back().end - offset_;
   round_opened_ = clock_.now();
@@ -157,7 +169,10 @@ Task<Status> Cluster::one_round() {
   for (;;) {
     while (!decision_) {
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
-      const bool woken = co_await changed_.wait(give_up.value_or(TimePoint::max()));
+      const TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
+                                       machine_.deadline().value_or(TimePoint::max()));
+      const bool woken = co_await changed_.wait(limit);
+      if (!decision_) decide(machine_.tick(clock_.now()));
       results_taken();
       if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
         log::warn("round.given_up",
@@ -239,10 +254,17 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void Cluster::emit(const Chunk& chunk) {
-  const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
+  Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
   if (std::any_of(links_.begin(), links_.end(), is_summed)) crc = crc32c(values);
+  if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
+    attempt_->payloads.emplace_back(values.begin(), values.end());
+    values = attempt_->payloads.back();
+    attempt_->pieces.push_back({chunk.id, values, crc});
+    outgoing_.notify_all();
+    return;
+  }
   attempt_->pieces.push_back({chunk.id, values, crc});
   attempt_->holds.push_back(store_->hold_spare(chunk.id));
   outgoing_.notify_all();
@@ -275,6 +297,10 @@ Task<void> Cluster::clip(double total_weight) {
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
+  if (policy_.is_elastic()) {
+    collect_parts(decision);
+    co_await sum_parts(decision.total_weight);
+  }
   const std::size_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
   while (complete_chunks_ < chunks) {
     co_await changed_.wait(TimePoint::max());
@@ -402,7 +428,11 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   MemberId evaluator;
   const auto ranked = roster_.ranked();
   if (!ranked.empty()) evaluator = ranked.front();
+  if (policy_.is_elastic())
+    for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
+      if (const auto link = find(*it); link && holds_newest(*link)) evaluator = *it;
   for (const auto& [id, link] : links_) {
+    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
     const bool evaluate =
         id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,

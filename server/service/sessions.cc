@@ -87,6 +87,11 @@ class Cluster::MemberSink final : public transport::FrameSink {
         link_->computed = {head.generation, head.round, head.attempt};
         co_return Status();
       }
+      case Kind::kReady: {
+        CENTROID_CO_ASSIGN(const auto done, proto::decode<proto::Computed>(frame.head));
+        cluster_.member_ready(*link_, done);
+        co_return Status();
+      }
       case Kind::kExchangeFailed: {
         CENTROID_CO_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
         cluster_.exchange_failed(*link_, failed);
@@ -315,9 +320,10 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     co_return Error(ErrorCode::kFailedPrecondition, "Push of " + link->join.name +
                                                         ": with exchange " + config_.exchange +
                                                         " the workers add among themselves");
-  const bool current = rank && head.generation == attempt->generation &&
-                       head.round == attempt->round && head.attempt == attempt->number &&
-                       machine_.expects(link->id);
+  const Attempt::Key key{head.generation, head.round, head.attempt};
+  const bool is_elastic = policy_.is_elastic();
+  bool current = rank && key == attempt->key() && machine_.expects(link->id);
+  if (is_elastic) current = stage_for(*link, key) != nullptr;
   probe_.payload_received(bytes);
   if (!current) {
     probe_.stale_frame();
@@ -338,6 +344,18 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     buffer = pool_->try_acquire();
   if (!buffer) buffer.emplace(bytes);
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
+  if (is_elastic) {
+    session.release_credit(bytes);
+    StagedContribution* const staged = stage_for(*link, key);
+    if (staged == nullptr) {
+      probe_.stale_frame();
+      co_return Status();
+    }
+    const Status kept =
+        staged->put(head.chunk, head.weight, std::move(*buffer), bytes, stage_scratch_);
+    if (!kept.ok()) co_return kept.error().with_context(where);
+    co_return Status();
+  }
   if (attempt != attempt_ ||
       !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
     probe_.stale_frame();
@@ -356,7 +374,41 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   co_return Status();
 }
 
+/// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
+Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
+                          double weight, std::uint64_t chunks) const {
+  const std::string where = "PushEnd of " + link.join.name + " in round " + to_string(end.round);
+  if (received > 0 && end.weight != weight)
+    return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
+                                                  std::to_string(end.weight) +
+                                                  ", its chunks gave " + std::to_string(weight));
+  if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
+    return Error(ErrorCode::kInvalidArgument,
+                 where + ": " + std::to_string(received) + " of " + std::to_string(chunks) +
+                     " chunks came with weight " + std::to_string(end.weight));
+  return {};
+}
+
+void Cluster::count_end(Link& link, const proto::PushEnd& end) {
+  link.rounds += 1;
+  link.samples += end.samples;
+  link.compute_seconds += end.compute_seconds;
+  link.wait_seconds += end.wait_seconds;
+  link.step_seconds = end.compute_seconds;
+  if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
+  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
+  if (end.nonfinite) probe_.contribution_nonfinite();
+  tell_codecs(link, end);
+}
+
+void Cluster::tally(const proto::PushEnd& end) {
+  round_tally_.loss_sum += end.loss_sum;
+  round_tally_.samples += end.samples;
+  round_tally_.correct += end.correct;
+}
+
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
+  if (policy_.is_elastic()) return stage_end(link, end);
   const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
   if (!rank || end.generation != attempt_->generation || end.round != attempt_->round ||
       end.attempt != attempt_->number || !machine_.expects(link.id)) {
@@ -365,28 +417,9 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   }
   const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
   const std::uint64_t received = aggregator_->received(*rank);
-  if (received > 0 && end.weight != aggregator_->weight(*rank))
-    return Error(ErrorCode::kInvalidArgument,
-                 "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
-                     " gives weight " + std::to_string(end.weight) + ", its chunks gave " +
-                     std::to_string(aggregator_->weight(*rank)));
-  if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
-    return Error(ErrorCode::kInvalidArgument,
-                 "PushEnd of " + link.join.name + " in round " + to_string(end.round) + ": " +
-                     std::to_string(received) + " of " + std::to_string(chunks) +
-                     " chunks came with weight " + std::to_string(end.weight));
-  link.rounds += 1;
-  link.samples += end.samples;
-  link.compute_seconds += end.compute_seconds;
-  link.wait_seconds += end.wait_seconds;
-  link.step_seconds = end.compute_seconds;
-  if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
-  round_tally_.loss_sum += end.loss_sum;
-  round_tally_.samples += end.samples;
-  round_tally_.correct += end.correct;
-  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
-  if (end.nonfinite) probe_.contribution_nonfinite();
-  tell_codecs(link, end);
+  CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
+  count_end(link, end);
+  tally(end);
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     aggregator_->absent(*rank);
   Contribution contribution{

@@ -131,6 +131,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Peers>("peers");
   expect_documented<StateMark>("state-request");
   expect_documented<Computed>("computed");
+  expect_documented<Computed>("ready");
   expect_documented<ExchangeFailed>("exchange-failed");
 }
 

@@ -94,7 +94,8 @@ class ClusterExchange final : public Exchange {
       if (auto* closed = std::get_if<proto::RoundClosed>(&event->what)) {
         report.version = closed->version;
         report.reason = closed->reason;
-        report.outcome = closed->outcome == proto::Outcome::kCommitted
+        report.outcome = proto::is_late(closed->outcome) ? RoundReport::Outcome::kLate
+                         : closed->outcome == proto::Outcome::kCommitted
                              ? RoundReport::Outcome::kCommitted
                              : RoundReport::Outcome::kSkipped;
         if (closed->outcome == proto::Outcome::kCommitted) CENTROID_TRY(load());

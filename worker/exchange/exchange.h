@@ -47,8 +47,10 @@ struct RoundReport {
   enum class Outcome : std::uint8_t {
     kCommitted,
     kSkipped,
-    kLost
-  } outcome = Outcome::kCommitted;  ///< lost: the cluster moved on without us
+    kLost,
+    kLate
+  } outcome = Outcome::kCommitted;  ///< lost: the cluster moved on without us; late: it
+                                    ///< does not wait, but takes us along again
   Version version;
   double wait_seconds = 0;  ///< blocked in finish()
   std::string reason;

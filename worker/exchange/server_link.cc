@@ -262,6 +262,7 @@ Task<Error> ServerLink::serve(Session& session) {
   if (open_) round_is_over(false, false);
   open_.reset();
   undelivered_.reset();
+  behind_.reset();
   wake_.notify_all();
   joined_.notify_all();
   children.cancel();
@@ -321,6 +322,7 @@ void ServerLink::decoded(double seconds) {
 void ServerLink::loop_waits(std::uint64_t serial) {
   waits_serial_ = serial;
   loop_ready_.notify_all();
+  say_ready();
 }
 
 void ServerLink::end(std::string reason) {

@@ -103,6 +103,8 @@ class ServerLink final : public transport::FrameSink {
   Result<collective::Roster> roster_of(const proto::RoundOpen& open) const;
   Task<void> send_state(transport::Session& session, Version version);
   void count(const CodedStats& stats);
+  Task<void> send_ready(transport::Session& session, proto::Computed behind);
+  void say_ready();
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
@@ -158,6 +160,7 @@ class ServerLink final : public transport::FrameSink {
   std::vector<bool> have_;
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;
+  std::optional<proto::Computed> behind_;  // the round that closed without us
 
   transport::TrafficCounters closed_traffic_, live_traffic_;
   CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told

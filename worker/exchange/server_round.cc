@@ -211,9 +211,15 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
     open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
     return {};
   }
-  round_is_over(closed.outcome == proto::Outcome::kCommitted, true);
+  if (proto::is_late(closed.outcome)) {
+    behind_ = {open_->generation, open_->round, open_->attempt};
+    open_->attempt = ~std::uint32_t{0};
+  } else {
+    round_is_over(closed.outcome == proto::Outcome::kCommitted, true);
+    open_.reset();
+  }
   undelivered_ = std::move(closed);
-  open_.reset();
+  wake_.notify_all();
   deliver_closed();
   return {};
 }
@@ -222,8 +228,26 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
 /// is being sent any more.
 void ServerLink::deliver_closed() {
   if (!undelivered_ || is_sending_) return;
+  if (proto::is_late(undelivered_->outcome)) {  // it may have come in the middle of our sending
+    round_is_over(undelivered_->outcome == proto::Outcome::kCarried, true);
+    open_.reset();
+  }
   if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
   mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
+}
+
+/// A round closed without us: once the loop has ended its work on it, so that the parameters may be
+/// written, the server may send the state and open another round.
+void ServerLink::say_ready() {
+  if (!behind_ || undelivered_ || !loop_waits() || session_ == nullptr) return;
+  const proto::Computed behind = *std::exchange(behind_, std::nullopt);
+  tasks_->spawn(send_ready(*session_, behind));
+}
+
+Task<void> ServerLink::send_ready(Session& session, proto::Computed behind) {
+  const auto head = proto::encode(behind);
+  const auto kind = static_cast<std::uint16_t>(Kind::kReady);
+  (void)co_await session.send(kind, head, Bytes(), TimePoint::max());
 }
 
 bool ServerLink::is_current(const proto::RoundOpen& open) const {

@@ -87,6 +87,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     summary.rounds += 1;
     summary.skipped += report->outcome == RoundReport::Outcome::kSkipped ? 1 : 0;
     summary.lost += report->outcome == RoundReport::Outcome::kLost ? 1 : 0;
+    summary.late += report->outcome == RoundReport::Outcome::kLate ? 1 : 0;
     summary.samples += stats.samples;
     summary.compute_seconds += stats.compute_seconds;
     summary.wait_seconds += report->wait_seconds;

@@ -10,7 +10,7 @@
 namespace centroid::worker {
 
 struct TrainingSummary {
-  std::uint64_t rounds = 0, skipped = 0, lost = 0, samples = 0;
+  std::uint64_t rounds = 0, skipped = 0, lost = 0, late = 0, samples = 0;
   double compute_seconds = 0, wait_seconds = 0, total_seconds = 0;
   double last_loss = 0;                       ///< mean over this worker's last share
   double test_accuracy = -1, test_loss = -1;  ///< of the last evaluation here; -1: none

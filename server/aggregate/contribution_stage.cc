@@ -1,0 +1,41 @@
+#include "server/aggregate/contribution_stage.h"
+
+#include <string>
+
+namespace centroid::server {
+
+StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec)
+    : plan_(plan), codec_(std::move(codec)), payloads_(plan.chunks().size()) {}
+
+Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
+                               std::span<float> scratch) {
+  if (chunk.value >= payloads_.size())
+    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) +
+                                                  " does not exist; the plan has " +
+                                                  std::to_string(payloads_.size()));
+  Payload& kept = payloads_[chunk.value];
+  if (kept.is_here)
+    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " came twice");
+  if (received_ > 0 && weight != weight_)
+    return Error(ErrorCode::kInvalidArgument, "the weight changed within the contribution, from " +
+                                                  std::to_string(weight_) + " to " +
+                                                  std::to_string(weight));
+  CENTROID_TRY(
+      codec_->decode(payload.bytes().first(bytes), scratch.first(plan_.chunk(chunk).elements)));
+  weight_ = weight;
+  kept = Payload{.buffer = std::move(payload), .bytes = bytes, .is_here = true};
+  ++received_;
+  bytes_ += bytes;
+  return {};
+}
+
+void StagedContribution::add_to(std::span<float> sum, ChunkId chunk, double weight,
+                                bool first) const {
+  const Payload& kept = payloads_[chunk.value];
+  CENTROID_CHECK(kept.is_here);
+  const Status added = codec_->decode_add(kept.buffer.bytes().first(kept.bytes),
+                                          static_cast<float>(weight), first, sum);
+  CENTROID_CHECK(added.ok());  // `put` has decoded it
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/codec/codec.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
+
+namespace centroid::server {
+
+/// One contribution of a round that may close without it: kept as it came, so that it counts wholly
+/// or leaves no trace.
+///
+/// memory  its payloads: at most codec.max_bytes of every chunk
+/// thread  one
+class StagedContribution {
+ public:
+  StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec);
+
+  /// Keep a chunk. It is decoded once into `scratch` (a chunk's length at least), so that what is
+  /// kept can be added.
+  /// fails invalid_argument: no such chunk, sent twice, another weight than before, or as the codec
+  /// says.
+  Status put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
+             std::span<float> scratch);
+  std::uint64_t received() const { return received_; }
+  bool is_whole() const { return received_ == payloads_.size(); }
+  double weight() const { return weight_; }
+  std::size_t bytes() const { return bytes_; }
+  /// sum[i] += weight * x[i], or = when `first`. The contribution is whole.
+  void add_to(std::span<float> sum, ChunkId chunk, double weight, bool first) const;
+
+ private:
+  struct Payload {
+    Buffer buffer;
+    std::size_t bytes = 0;
+    bool is_here = false;
+  };
+  const ChunkPlan& plan_;
+  std::shared_ptr<const Codec> codec_;
+  std::vector<Payload> payloads_;
+  std::uint64_t received_ = 0;
+  std::size_t bytes_ = 0;
+  double weight_ = 0;
+};
+
+}  // namespace centroid::server

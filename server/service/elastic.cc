@@ -1,0 +1,205 @@
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// Rounds that close without some of their members (policies backup and quorum). Contributions are
+/// kept as they come and summed when the round has closed, so what is left out has left no trace,
+/// and results are sent from copies, so a member that does not take them holds nobody up. Who was
+/// left out is told so, says Ready when its own work on the round has ended, and gets the newest
+/// state with its next RoundOpen.
+namespace centroid::server {
+
+namespace {
+constexpr std::size_t kChunksPerTurn = 4;
+}
+
+/// Without those that did not come to begin the last round and are not free yet: their part of the
+/// data would be lost again.
+std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) const {
+  if (policy_.is_elastic())
+    std::erase_if(members, [this](MemberId id) { return find(id)->is_away; });
+  return members;
+}
+
+/// A decision has been made: who has not contributed is not waited for any more.
+void Cluster::leave_out(const RoundDecision& decision) {
+  if (decision.action != RoundAction::kMerge && decision.action != RoundAction::kSkip) return;
+  const auto done = machine_.contributed();
+  for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
+    const MemberId id = attempt_->members[rank];
+    const auto link = find(id);
+    if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
+    attempt_->left_out.insert(id);
+    if (link->opened != attempt_->key()) {
+      link->is_away = true;
+      continue;
+    }
+    link->late.emplace();
+    link->late->key = attempt_->key();
+    if (machine_.may_come_late(round_))
+      link->late->staged = std::move(staged_[rank]);
+    else
+      settle_late(*link, proto::Outcome::kLate);
+  }
+  for (const auto& [id, link] : links_)
+    if (link->late && !link->late->outcome && !machine_.may_come_late(link->late->key.round))
+      settle_late(*link, proto::Outcome::kLate);
+  parts_.clear();
+  for (auto& staged : late_staged_) parts_.push_back({.staged = std::move(staged)});
+  late_staged_.clear();
+}
+
+/// It is known what becomes of a late contribution.
+void Cluster::settle_late(Link& link, proto::Outcome outcome) {
+  const bool is_carried = outcome == proto::Outcome::kCarried;
+  link.late->outcome = outcome;
+  link.late->staged.reset();
+  ++(is_carried ? late_carried_ : late_dropped_);
+  probe_.contribution_late(is_carried);
+  log::debug("contribution.late", {{"worker", link.join.name},
+                                   {"round", link.late->key.round.value},
+                                   {"open", round_.value},
+                                   {"carried", is_carried}});
+  outgoing_.notify_all();
+}
+
+/// Where a chunk or the end with this key belongs; nullptr: nowhere any more.
+StagedContribution* Cluster::stage_for(Link& link, const Attempt::Key& key) {
+  if (attempt_ && attempt_->key() == key && machine_.expects(link.id))
+    return staged_[*attempt_->rank_of(link.id)].get();
+  if (link.late && link.late->key == key && !link.late->outcome) return link.late->staged.get();
+  return nullptr;
+}
+
+Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
+  const Attempt::Key key{end.generation, end.round, end.attempt};
+  const StagedContribution* const staged = stage_for(link, key);
+  if (staged == nullptr) {
+    probe_.stale_frame();
+    return {};
+  }
+  const std::uint64_t chunks = store_->plan().chunks().size(), received = staged->received();
+  CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
+  count_end(link, end);
+  Contribution contribution{
+      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  if (!staged->is_whole()) contribution.weight = 0;
+  if (!link.late || link.late->key != key) {
+    tally(end);
+    CENTROID_ASSIGN(auto decision,
+                    machine_.contribute(link.id, std::move(contribution), clock_.now()));
+    decide(std::move(decision));
+    return {};
+  }
+  CENTROID_ASSIGN(const double weight,
+                  machine_.late(link.id, key.round, contribution, clock_.now()));
+  if (weight > 0) {
+    late_staged_.push_back(std::move(link.late->staged));
+    tally(end);
+  }
+  settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate);
+  return {};
+}
+
+/// What the decision counts, in the order of the sum: by rank, then the late ones as they came.
+void Cluster::collect_parts(const RoundDecision& decision) {
+  CENTROID_CHECK(parts_.size() == decision.late.size());
+  std::vector<Part> parts;
+  for (const MemberId member : decision.contributors) {
+    auto& staged = staged_[*attempt_->rank_of(member)];
+    const double weight = staged->weight();
+    parts.push_back({.staged = std::move(staged), .weight = weight});
+  }
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    parts.push_back({.staged = std::move(parts_[i].staged), .weight = decision.late[i].weight});
+  parts_ = std::move(parts);
+}
+
+/// All parts of a chunk at once, while its sum is in the cache.
+Task<void> Cluster::sum_parts(double total_weight) {
+  std::size_t turn = 0;
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    const std::span<float> sum = store_->spare(chunk);
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      parts_[i].staged->add_to(sum, chunk.id, parts_[i].weight, i == 0);
+    chunk_complete(chunk.id, total_weight);
+    if (++turn % kChunksPerTurn == 0)
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+  }
+  parts_.clear();
+}
+
+/// A member that was left out is done with that round.
+void Cluster::member_ready(Link& link, const proto::Computed& done) {
+  const Attempt::Key key{done.generation, done.round, done.attempt};
+  if (link.behind != key) {
+    probe_.stale_frame();
+    return;
+  }
+  link.behind.reset();
+  machine_.caught_up(link.id, clock_.now());
+  outgoing_.notify_all();
+}
+
+/// At the end everybody is to hold the last parameters, also who was left out of the last round.
+bool Cluster::needs_last_state(const Link& link) const {
+  if (!policy_.is_elastic() || !store_ || store_->version().value == 0) return false;
+  const auto reason = link.finish->reason;
+  const bool is_end =
+      reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
+  return is_end && link.version != store_->version();
+}
+
+/// A copy of the present state, shared by all who need it: they may read it slowly while rounds
+/// commit.
+std::shared_ptr<const Cluster::StateImage> Cluster::state_image() {
+  if (auto image = image_.lock(); image && image->version == store_->version()) return image;
+  auto image = std::make_shared<StateImage>();
+  image->version = store_->version();
+  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
+  image->planes.resize(planes);
+  for (std::size_t plane = 0; plane < planes; ++plane) {
+    std::vector<float>& copy = image->planes[plane];
+    copy.reserve(store_->plan().total_elements());
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
+      copy.insert(copy.end(), values.begin(), values.end());
+    }
+  }
+  image_ = image;
+  return image;
+}
+
+/// Send the present state; breaks off when `attempt`, for which it is, closes without the member.
+Task<Status> Cluster::send_image(std::shared_ptr<Link> link, transport::Session& session,
+                                 std::shared_ptr<Attempt> attempt) {
+  const auto image = state_image();
+  link->version = Version();  // it holds neither until all is there
+  for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      const auto values =
+          std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);
+      proto::StateChunk message;
+      message.version = image->version;
+      message.plane = static_cast<std::uint8_t>(plane);
+      message.chunk = chunk.id;
+      const auto head = proto::encode(message);
+      const auto kind = static_cast<std::uint16_t>(proto::Kind::kStateChunk);
+      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
+                                            clock_.now() + config_.stall_timeout));
+      probe_.payload_sent(values.size_bytes());
+      if (link->is_gone) co_return Status();
+      if (attempt && (attempt->closed || attempt->left_out.count(link->id) > 0)) co_return Status();
+    }
+  }
+  link->version = image->version;
+  log::info("member.state_sent", {{"worker", link->join.name},
+                                  {"version", image->version.value},
+                                  {"planes", image->planes.size()}});
+  co_return Status();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,145 @@
+"""Rounds that close without some workers: nobody is held up, nobody is lost, all end with the same bits. policy_test.py BIN_DIR"""
+
+import signal
+
+from cluster import DONE, USAGE, ClusterTest, main, wait_for
+
+POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0")
+
+
+class Policy(ClusterTest):
+    NAMES = ("w0", "w1", "w2")
+
+    def start(self, *arguments, names=NAMES, tag="", worker=(), **places):
+        """A server and its workers, training."""
+        server = self.server("--min-workers", len(names), *arguments, **places)
+        workers = {name: self.worker(server, name + tag, *worker) for name in names}
+        return server, workers
+
+    def end(self, server, workers):
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, server, *workers.values())
+        self.assert_same_bits(workers)
+
+    def assert_same_bits(self, workers):
+        summaries = [self.summary(worker.name) for worker in workers.values()]
+        self.assertEqual(len({summary["fingerprint"] for summary in summaries}), 1, summaries)
+        return summaries
+
+    def late(self, server):
+        return sum(server.metric("centroid_server_contributions_late_total", fate=fate) for fate in ("dropped", "carried"))
+
+
+class Stopped(Policy):
+    def hold(self, name, *arguments):
+        """One worker is stopped in the middle of training and goes on later: the others do not notice, and it is taken along again."""
+        for number, policy in enumerate(POLICIES):
+            for apply in ("server", "worker"):
+                with self.subTest(policy=policy, apply=apply):
+                    tag = f"-{number}-{apply}"
+                    flags = ["--policy", policy, "--apply", apply, "--optimizer", "momentum", "--lease", "30s", *arguments]
+                    server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+                    server.wait_round(5)
+                    held = workers[name]
+                    held.send(signal.SIGSTOP)
+                    server.wait_more_rounds(50)
+                    self.assertEqual(server.cluster()["world"], 3, "it is still a member")
+                    before = server.workers(held.name)[0]["rounds"]
+                    held.send(signal.SIGCONT)
+                    wait_for(lambda: server.workers(held.name)[0]["rounds"] > before + 3, f"{held.name} contributes again")
+                    self.assertGreaterEqual(self.late(server), 1)
+                    self.assertEqual(server.cluster()["lost_contributions"], 0)
+                    self.end(server, workers)
+
+    def test_the_last_worker_holds_nobody_up(self):
+        self.hold("w2")
+
+    def test_the_first_worker_holds_nobody_up(self):
+        self.hold("w0", "--late", "carry")
+
+    def test_one_that_never_comes_back_is_dead_after_its_lease(self):
+        server, workers = self.start("--policy", "backup:1", "--lease", "1s")
+        server.wait_round(5)
+        workers["w1"].send(signal.SIGSTOP)
+        server.wait_worker("w1", "dead")
+        server.wait_more_rounds(20)
+        workers.pop("w1").kill()
+        self.end(server, workers)
+
+    def test_killed_worker_is_no_loss(self):
+        server, workers = self.start("--policy", "quorum:2")
+        server.wait_round(5)
+        workers.pop("w0").kill()
+        server.wait_more_rounds(20)
+        self.assertEqual(server.cluster()["aborted_attempts"], 0)
+        self.end(server, workers)
+
+    def test_two_of_three_held_wait_for_one_and_say_for_whom(self):
+        server, workers = self.start("--policy", "backup:1", "--lease", "30s")
+        server.wait_round(5)
+        for name in ("w1", "w2"):
+            workers[name].send(signal.SIGSTOP)
+
+        def named():
+            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["who"].startswith("round")]
+            return waits if {"w1", "w2"} <= {wait["for_whom"] for wait in waits} else None
+
+        wait_for(named, "both held workers in /v1/waits")
+        at = server.cluster()["round"]
+        workers["w1"].send(signal.SIGCONT)
+        server.wait_round(at + 10)
+        workers["w2"].send(signal.SIGCONT)
+        self.end(server, workers)
+
+
+class Bits(Policy):
+    def test_all_end_with_the_same_bits_whenever_the_job_ends(self):
+        for number, policy in enumerate(POLICIES):
+            for rounds in (1, 2, 3, 10, 60):
+                with self.subTest(policy=policy, rounds=rounds):
+                    tag = f"-{number}-{rounds}"
+                    flags = ["--policy", policy, "--rounds", rounds, "--exit-when-finished"]
+                    server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+                    self.assert_exit(DONE, *workers.values(), server)
+                    self.assert_same_bits(workers)
+
+    def test_compressed_both_ways(self):
+        flags = ["--policy", "backup:1", "--late", "damp:power=1", "--codec-down", "topk:0.1", "--rounds", 60]
+        server, workers = self.start(*flags, "--exit-when-finished", worker=("--codec", "topk:0.1,values=int8"))
+        self.assert_exit(DONE, *workers.values(), server)
+        self.assert_same_bits(workers)
+
+    def test_with_everybody_in_time_it_is_the_synchronous_job(self):
+        """A quorum of all is bsp, bit for bit."""
+        models = []
+        for number, policy in enumerate(("bsp", "quorum:3")):
+            tag = f"-{number}"
+            flags = ["--policy", policy, "--rounds", 40, "--exit-when-finished", "--optimizer", "adam"]
+            server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+            self.assert_exit(DONE, *workers.values(), server)
+            models.append((self.checkpoints("run" + tag)[-1] / "model.safetensors").read_bytes())
+        self.assertEqual(models[0], models[1])
+
+    def test_job_learns_though_the_slowest_is_left_out(self):
+        flags = ["--policy", "backup:1", "--epochs", 8, "--lr", 0.5, "--exit-when-finished"]
+        server, workers = self.start(*flags, "--late", "carry")
+        self.assert_exit(DONE, *workers.values(), server)
+        self.assertGreater(server.events("model.evaluated")[-1]["accuracy"], 0.95)
+        self.assert_same_bits(workers)
+
+
+class Refused(Policy):
+    def test_wrong_policies_are_named(self):
+        for flags, texts in (
+            (["--policy", "backup:0"], ["policy", "backup:0", "from 1 to 4096"]),
+            (["--policy", "asp"], ["known are bsp, backup:B and quorum:K"]),
+            (["--policy", "bsp", "--late", "carry"], ["nothing is late"]),
+            (["--policy", "backup:1", "--exchange", "ring"], ["exchange ring", "take exchange star, or policy bsp"]),
+            (["--policy", "quorum:2", "--exchange", "hierarchical"], ["exchange hierarchical"]),
+        ):
+            with self.subTest(flags):
+                self.assert_status(self.launch_server(*flags), USAGE, *texts)
+
+
+if __name__ == "__main__":
+    main()
