@@ -16,17 +16,24 @@ Duration duration(double s) {
 }  // namespace
 
 void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
-                        std::size_t present, TimePoint now) {
+                        const std::vector<MemberId>& others, TimePoint now) {
   CENTROID_CHECK(!members.empty());
   round_ = round;
   attempt_ = attempt;
   open_ = true;
   opened_ = now;
   quorum_at_.reset();
-  present_ = std::max(present, members.size());
+  others_ = others;
+  present_ = members.size() + others.size();
   seats_.clear();
   for (const MemberId member : members)
     seats_.push_back(Seat{.member = member, .contribution = {}});
+}
+
+bool RoundMachine::admit(MemberId member) {
+  if (!open_ || std::erase(others_, member) == 0) return false;
+  seats_.push_back(Seat{.member = member, .contribution = {}});
+  return true;
 }
 
 const RoundMachine::Seat* RoundMachine::seat(MemberId member) const {
@@ -70,11 +77,13 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint n
   debts_.erase(member);
   paces_.erase(member);
   Seat* const s = seat(member);
-  if (!open_ || s == nullptr || !s->present || s->done) return {};
-  s->present = false;
-  const bool anybody = std::any_of(seats_.begin(), seats_.end(), [this](const Seat& other) {
-    return other.present || (other.done && !policy_.is_joint);
-  });
+  const bool was_other = std::erase(others_, member) > 0;
+  if (!open_ || (!was_other && (s == nullptr || !s->present || s->done))) return {};
+  if (!was_other) s->present = false;
+  const bool anybody =
+      !others_.empty() || std::any_of(seats_.begin(), seats_.end(), [this](const Seat& other) {
+        return other.present || (other.done && !policy_.is_joint);
+      });
   if (!anybody) {
     open_ = false;
     return {.action = RoundAction::kDeserted,
@@ -108,9 +117,15 @@ RoundDecision RoundMachine::retry(std::string why) {
           .culprit = {}};
 }
 
+/// Contributions that have come or may still come.
+std::size_t RoundMachine::possible() const {
+  std::size_t count = others_.size();
+  for (const Seat& s : seats_) count += s.present || s.done ? 1 : 0;
+  return count;
+}
+
 std::size_t RoundMachine::needed() const {
-  std::size_t alive = 0;
-  for (const Seat& s : seats_) alive += s.present || s.done ? 1 : 0;
+  const std::size_t alive = possible();
   std::size_t wanted = alive;
   if (policy_.kind == PolicyKind::kBackup)
     wanted = present_ > policy_.count ? present_ - policy_.count : 1;
@@ -120,14 +135,13 @@ std::size_t RoundMachine::needed() const {
 
 /// Enough have contributed, and nobody is worth waiting for any more.
 bool RoundMachine::closes(TimePoint now) const {
-  std::size_t done = 0, alive = 0;
+  std::size_t done = 0;
   double weight = 0;
   for (const Seat& s : seats_) {
-    alive += s.present || s.done ? 1 : 0;
     done += s.done ? 1 : 0;
     weight += s.done ? s.contribution.weight : 0;
   }
-  if (done == alive) return true;
+  if (done == possible()) return true;
   // Empty shares alone are no round: somebody with samples is still at it.
   if (!policy_.is_elastic() || done < needed() || weight == 0) return false;
   return policy_.kind == PolicyKind::kBackup || now >= grace_end();

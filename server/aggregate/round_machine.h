@@ -55,15 +55,17 @@ struct RoundDecision {
 ///         closed round takes no contribution
 /// counts  a contribution counts wholly or not at all, and at most once
 /// late    a member whose round closed without it owes that contribution until it comes (`late`) or
-///         is given up (`caught_up`); until then it is in later rounds only by its seat
+///         is given up (`caught_up`); until then it contributes to no later round
 class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}
 
-  /// Begin an attempt. `members` in rank order, not empty. `present`: all members there are, also
-  /// those without a seat in this round (0: only those with one).
+  /// Begin an attempt. `members` in rank order, not empty. `others`: who is present and has no seat
+  /// yet, for it is still busy with an earlier round.
   void open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
-            std::size_t present = 0, TimePoint now = {});
+            const std::vector<MemberId>& others = {}, TimePoint now = {});
+  /// One of the others takes a seat in the open round, behind those there are. False: it cannot.
+  bool admit(MemberId member);
   /// fails aborted: no open round, not a member of it, contributed already, or still owes an
   /// earlier one.
   Result<RoundDecision> contribute(MemberId member, Contribution contribution, TimePoint now = {});
@@ -120,6 +122,7 @@ class RoundMachine {
     double mean = 0, deviation = 0;
   };
   RoundDecision decide(TimePoint now);
+  std::size_t possible() const;
   bool closes(TimePoint now) const;
   void close();
   RoundDecision retry(std::string why);
@@ -133,7 +136,8 @@ class RoundMachine {
   std::uint32_t attempt_ = 0;
   bool open_ = false;
   std::vector<Seat> seats_;  // in rank order
-  std::size_t present_ = 0;
+  std::vector<MemberId> others_;
+  std::size_t present_ = 0;  // when the round opened
   TimePoint opened_;
   std::optional<TimePoint> quorum_at_;  // when enough had contributed
   std::vector<LateContribution> late_;  // for the open or the next round

@@ -86,7 +86,7 @@ struct Link {
   Attempt::Key computed;  ///< the last attempt for which its gradients were complete
   // policies that close a round without some members
   Attempt::Key opened;   ///< the last attempt it was told to begin
-  bool is_away = false;  ///< did not come to begin the last round: no seat until it is free again
+  bool is_away = false;  ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.
   struct Late {
@@ -218,6 +218,8 @@ class Cluster final : public ControlPlane {
 
   // elastic.cc: policies that close a round without some members
   std::vector<MemberId> seated(std::vector<MemberId> members) const;
+  std::vector<MemberId> unseated() const;
+  void seat(Link& link);
   void leave_out(const RoundDecision& decision);
   void settle_late(Link& link, proto::Outcome outcome);
   StagedContribution* stage_for(Link& link, const Attempt::Key& key);

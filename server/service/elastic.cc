@@ -16,12 +16,38 @@ namespace {
 constexpr std::size_t kChunksPerTurn = 4;
 }
 
-/// Without those that did not come to begin the last round and are not free yet: their part of the
-/// data would be lost again.
+/// Members that are free to begin a round, or about to be. The others get no part of the data until
+/// they are.
 std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) const {
   if (policy_.is_elastic())
     std::erase_if(members, [this](MemberId id) { return find(id)->is_away; });
   return members;
+}
+
+/// Members without a seat in the attempt.
+std::vector<MemberId> Cluster::unseated() const {
+  std::vector<MemberId> out = roster_.ranked();
+  std::erase_if(out, [this](MemberId id) { return attempt_->rank_of(id).has_value(); });
+  return out;
+}
+
+/// A member that was away is free: it takes a part in the round that is open, with the data behind
+/// the parts there are; none when the epoch is at its end.
+void Cluster::seat(Link& link) {
+  link.is_away = false;
+  changed_.notify_all();
+  if (!attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
+  proto::RoundOpen open = attempt_->opens.front();
+  const std::uint64_t left = agreed_->train_samples - offset_ - round_samples_;
+  open.begin = offset_ + round_samples_;
+  open.end = open.begin + std::min(left, link.join.batch);
+  open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
+  open.world = open.rank.value + 1;
+  open.evaluate = std::exchange(evaluate_next_, false);
+  round_samples_ += open.end - open.begin;
+  attempt_->members.push_back(link.id);
+  attempt_->opens.push_back(open);
+  staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), link.codec));
 }
 
 /// A decision has been made: who has not contributed is not waited for any more.
@@ -33,10 +59,8 @@ void Cluster::leave_out(const RoundDecision& decision) {
     const auto link = find(id);
     if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
     attempt_->left_out.insert(id);
-    if (link->opened != attempt_->key()) {
-      link->is_away = true;
-      continue;
-    }
+    link->is_away = true;
+    if (link->opened != attempt_->key()) continue;  // it did not come to begin
     link->late.emplace();
     link->late->key = attempt_->key();
     if (machine_.may_come_late(round_))

@@ -114,7 +114,10 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
     } else {
-      if (!attempt && !link->behind && std::exchange(link->is_away, false)) changed_.notify_all();
+      if (!attempt && !link->behind && link->is_away) {
+        seat(*link);
+        continue;
+      }
       co_await outgoing_.wait(TimePoint::max());
     }
   }

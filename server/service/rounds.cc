@@ -137,7 +137,8 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     for (const auto& codec : codecs)
       staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), codec));
   aggregator_->begin(std::move(codecs));
-  machine_.open(round_, attempt_->number, attempt_->members, roster_.ranked().size(), clock_.now());
+  machine_.open(round_, attempt_->number, attempt_->members,
+                policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
   outgoing_.notify_all();
 }
 

@@ -29,9 +29,10 @@ MAY = {
     "transport": [BASE, TENSOR, ASYNC],
     "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
     "server/membership": [BASE, TENSOR, PROTO],
-    "server/aggregate": [BASE, TENSOR, CODEC],
+    "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
-    "server/config": [BASE, OPTIM, CODEC],
+    "server/aggregate/round_policy": [BASE, TENSOR],
+    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy"],
     "server/api": [BASE, ASYNC, "transport", "server/api/view"],
     "server/api/view": [BASE, ASYNC],
     "server/service": MEANING

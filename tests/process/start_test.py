@@ -38,7 +38,7 @@ class Configuration(ClusterTest):
     def test_value_of_a_wrong_kind_or_out_of_bounds_is_named(self):
         self.assert_refused(self.launch_server("--rounds", "many", name="one"), "--rounds", "many")
         self.assert_refused(self.launch_server("--lease", "5", name="two"), "--lease", "100")
-        self.assert_refused(self.launch_server("--policy", "lucky", name="three"), "--policy", "bsp")
+        self.assert_refused(self.launch_server("--policy", "lucky", name="three"), "policy", "lucky", "bsp")
         self.assert_refused(self.worker("127.0.0.1:1", "w0", batch=0), "--batch", "1")
 
     def test_settings_that_do_not_fit_together_are_named(self):

@@ -261,7 +261,7 @@ TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   open.back() = std::byte{2};
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto closed = encode(RoundClosed{});
-  closed[12] = std::byte{4};
+  closed[12] = std::byte{5};
   EXPECT_FALSE(decode<RoundClosed>(closed).ok());
   Push push;
   push.weight = std::nan("");

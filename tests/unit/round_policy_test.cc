@@ -83,7 +83,7 @@ TEST(RoundPolicy, BackupClosesWithoutTheSlowestAndCountsTheDeadAmongThem) {
   EXPECT_EQ(machine.owed(kB), Round(1));
   EXPECT_FALSE(machine.contribute(kB, of(1)).ok()) << "the round is closed";
 
-  machine.open(Round(2), 0, {kA, kB, kC, kD});
+  machine.open(Round(2), 0, {kA, kB, kC, kD});  // kB was given a seat nevertheless
   EXPECT_FALSE(machine.expects(kB)) << "it is still at round 1";
   EXPECT_FALSE(machine.contribute(kB, of(1)).ok());
   machine.caught_up(kB);
@@ -96,15 +96,25 @@ TEST(RoundPolicy, BackupClosesWithoutTheSlowestAndCountsTheDeadAmongThem) {
 
 TEST(RoundPolicy, MembersWithoutASeatCountForBackup) {
   RoundMachine machine(policy("backup:1"));
-  machine.open(Round(1), 0, {kA, kB, kC}, 4);
+  machine.open(Round(1), 0, {kA, kB, kC}, {kD});
   EXPECT_EQ(machine.needed(), 3u);
-  machine.open(Round(2), 0, {kA, kB}, 4);
-  EXPECT_EQ(machine.needed(), 2u);
+  machine.open(Round(2), 0, {kA, kB}, {kC, kD});
+  EXPECT_EQ(machine.needed(), 3u);
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kWait);
+  EXPECT_EQ(act(machine.contribute(kB, of(1))), RoundAction::kWait) << "one of the others";
+  EXPECT_FALSE(machine.contribute(kC, of(1)).ok()) << "it has no seat";
+  EXPECT_TRUE(machine.admit(kC));
+  EXPECT_FALSE(machine.admit(kC));
+  EXPECT_EQ(act(machine.contribute(kC, of(1))), RoundAction::kMerge);
+  machine.open(Round(3), 0, {kA}, {kC, kD});
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kWait);
+  EXPECT_EQ(machine.gone(kC, Progress::kNothing).action, RoundAction::kWait) << "kD may come";
+  EXPECT_EQ(machine.gone(kD, Progress::kNothing).action, RoundAction::kMerge);
 }
 
 TEST(RoundPolicy, QuorumWithoutGraceClosesAtOnce) {
   RoundMachine machine(policy("quorum:2,grace=0"));
-  machine.open(Round(1), 0, {kA, kB, kC}, 0, at(100));
+  machine.open(Round(1), 0, {kA, kB, kC}, {}, at(100));
   EXPECT_EQ(act(machine.contribute(kC, of(1), at(101))), RoundAction::kWait);
   EXPECT_EQ(act(machine.contribute(kA, of(1), at(102))), RoundAction::kMerge);
 }
@@ -112,7 +122,7 @@ TEST(RoundPolicy, QuorumWithoutGraceClosesAtOnce) {
 TEST(RoundPolicy, GraceFollowsWhatWasSeenOfEachMember) {
   RoundMachine machine(policy("quorum:2,grace=0.5"));
   // Unknown members get the whole grace: half of the 2 s that the quorum took.
-  machine.open(Round(1), 0, {kA, kB, kC}, 0, at(0));
+  machine.open(Round(1), 0, {kA, kB, kC}, {}, at(0));
   EXPECT_FALSE(machine.deadline());
   ASSERT_TRUE(machine.contribute(kA, of(1), at(1)).ok());
   EXPECT_EQ(act(machine.contribute(kB, of(1), at(2))), RoundAction::kWait);
@@ -122,7 +132,7 @@ TEST(RoundPolicy, GraceFollowsWhatWasSeenOfEachMember) {
   EXPECT_EQ(merged.action, RoundAction::kMerge);
   EXPECT_THAT(merged.contributors, ElementsAre(kA, kB));
   machine.caught_up(kC, at(60));  // a minute: never worth waiting for
-  machine.open(Round(2), 0, {kA, kB, kC}, 0, at(100));
+  machine.open(Round(2), 0, {kA, kB, kC}, {}, at(100));
   ASSERT_TRUE(machine.contribute(kA, of(1), at(101)).ok());
   EXPECT_EQ(act(machine.contribute(kB, of(1), at(102))), RoundAction::kMerge);
   machine.caught_up(kC, at(102));
@@ -131,7 +141,7 @@ TEST(RoundPolicy, GraceFollowsWhatWasSeenOfEachMember) {
   RoundMachine close(policy("quorum:2,grace=0.5"));
   for (int round = 1; round <= 40; ++round) {
     const double open = 100.0 * round;
-    close.open(Round(static_cast<std::uint64_t>(round)), 0, {kA, kB, kC}, 0, at(open));
+    close.open(Round(static_cast<std::uint64_t>(round)), 0, {kA, kB, kC}, {}, at(open));
     ASSERT_TRUE(close.contribute(kA, of(1), at(open + 1)).ok());
     ASSERT_EQ(act(close.contribute(kB, of(1), at(open + 2))), RoundAction::kWait) << round;
     ASSERT_GE(close.deadline(), at(open + 2.5)) << round;
@@ -144,7 +154,7 @@ TEST(RoundPolicy, GraceFollowsWhatWasSeenOfEachMember) {
 
 TEST(RoundPolicy, EmptySharesAloneDoNotCloseARound) {
   RoundMachine machine(policy("quorum:1,grace=0"));
-  machine.open(Round(1), 0, {kA, kB}, 0, at(0));
+  machine.open(Round(1), 0, {kA, kB}, {}, at(0));
   EXPECT_EQ(act(machine.contribute(kA, of(0), at(1))), RoundAction::kWait);
   EXPECT_FALSE(machine.deadline());
   EXPECT_EQ(act(machine.contribute(kB, of(2), at(2))), RoundAction::kMerge);
@@ -199,6 +209,7 @@ class Ledger {
       case 1: {
         gone_.insert(m);
         owes_.erase(m);
+        others_.erase(m);
         settle(machine_.gone(id, Progress::kNothing, now_));
         return true;
       }
@@ -211,12 +222,14 @@ class Ledger {
         EXPECT_EQ(*weight, static_cast<double>(static_cast<float>(16.0 * (m + 1) * factor)));
         if (*weight > 0) pending_late_[{m, origin}] = *weight;
         owes_.erase(m);
+        enter(m, id);
         return true;
       }
       default:
         if (owes_.count(m) == 0) return false;
         machine_.caught_up(id, now_);
         owes_.erase(m);
+        enter(m, id);
         return true;
     }
   }
@@ -225,19 +238,30 @@ class Ledger {
 
  private:
   void open() {
-    ++round_;
     seats_.clear();
     done_.clear();
-    std::vector<MemberId> members;
+    others_.clear();
+    std::vector<MemberId> members, others;
     for (int m = 0; m < kMembers; ++m) {
       if (gone_.count(m) > 0) continue;
-      seats_.insert(m);
-      members.push_back(MemberId(static_cast<std::uint64_t>(m) + 1));
+      (owes_.count(m) > 0 ? others_ : seats_).insert(m);
+      (owes_.count(m) > 0 ? others : members)
+          .push_back(MemberId(static_cast<std::uint64_t>(m) + 1));
     }
+    present_ = members.size() + others.size();
     is_open_ = !members.empty();
+    if (!is_open_) return;
+    ++round_;
     opened_ = now_;
     enough_at_.reset();
-    if (is_open_) machine_.open(Round(round_), 0, members, 0, now_);
+    machine_.open(Round(round_), 0, members, others, now_);
+  }
+
+  /// Who is not behind any more takes a seat in the open round.
+  void enter(int m, MemberId id) {
+    const bool may = is_open_ && others_.erase(m) > 0;
+    EXPECT_EQ(machine_.admit(id), may);
+    if (may) seats_.insert(m);
   }
 
   bool contribute(int m, MemberId id) {
@@ -261,13 +285,13 @@ class Ledger {
   }
 
   std::size_t alive() const {
-    std::size_t n = 0;
+    std::size_t n = others_.size();
     for (const int m : seats_) n += gone_.count(m) == 0 || done_.count(m) > 0;
     return n;
   }
 
   std::size_t enough() const {
-    std::size_t n = seats_.size();
+    std::size_t n = present_;
     if (policy_.kind == PolicyKind::kBackup)
       n = n > policy_.count ? n - policy_.count : 1;
     else if (policy_.kind == PolicyKind::kQuorum)
@@ -348,7 +372,8 @@ class Ledger {
   std::optional<TimePoint> enough_at_;
   std::uint64_t round_ = 0;
   bool is_open_ = false;
-  std::set<int> seats_, done_, gone_;
+  std::set<int> seats_, others_, done_, gone_;
+  std::size_t present_ = 0;
   std::map<int, std::uint64_t> owes_;
   std::set<std::pair<int, std::uint64_t>> counted_;
   std::map<std::pair<int, std::uint64_t>, double> pending_late_;
