@@ -85,8 +85,8 @@ struct Link {
   Generation told;        ///< whose peers it knows
   Attempt::Key computed;  ///< the last attempt for which its gradients were complete
   // policies that close a round without some members
-  Attempt::Key opened;   ///< the last attempt it was told to begin
-  bool is_away = false;  ///< has no seat until it is free again
+  Attempt::Key opened;                 ///< the last attempt it was told to begin
+  bool is_away = false;                ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.
   struct Late {
@@ -250,6 +250,7 @@ class Cluster final : public ControlPlane {
   std::optional<DataIdentity> agreed_data() const;
 
   std::shared_ptr<Link> find(MemberId member) const;
+  void round_waits(std::vector<WaitView>& views) const;
   WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;

@@ -140,6 +140,50 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
   co_return co_await run_on(executor_, std::move(read));
 }
 
+/// For whom the open round waits, and why each of them has not contributed.
+void Cluster::round_waits(std::vector<WaitView>& views) const {
+  constexpr double kLong = 2;  // seconds from which on the whole cause is told
+  const std::string round = "round " + to_string(attempt_->round);
+  const double open = seconds(clock_.now() - round_opened_);
+  const std::size_t done = machine_.contributed().size(), needed = machine_.needed();
+  const auto add = [&](MemberId member, std::string what) {
+    const Duration silent = clock_.now() - roster_.find(member)->heard;
+    const auto milliseconds = std::to_string(static_cast<int>(1000 * seconds(silent)));
+    if (open > kLong)
+      what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
+              " contributions that it needs, of " + std::to_string(attempt_->members.size()) +
+              " workers";
+    if (silent > config_.lease / 2)  // it should have sent two heartbeats
+      what += ", silent for " + milliseconds + " ms";
+    else if (open > kLong)
+      what += ", last heard " + milliseconds + " ms ago";
+    views.push_back(
+        {.who = round, .for_whom = name_of(member), .what = std::move(what), .seconds = open});
+  };
+  for (const MemberId member : machine_.missing()) {
+    const auto link = find(member);
+    const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+    add(member, adds ? "addition with its peers" : "contribution");
+  }
+  if (!policy_.is_elastic()) return;
+  if (done < needed)
+    for (const MemberId member : unseated()) {
+      const auto link = find(member);
+      const auto late = link->late     ? link->late->key.round
+                        : link->behind ? link->behind->round
+                                       : link->opened.round;
+      add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
+    }
+  if (const auto deadline = machine_.deadline())
+    views.push_back({.who = round,
+                     .for_whom = "workers that are expected soon",
+                     .what = "the quorum is there; the round closes in " +
+                             std::to_string(static_cast<int>(
+                                 1000 * std::max(0.0, seconds(*deadline - clock_.now())))) +
+                             " ms at the latest",
+                     .seconds = open});
+}
+
 Task<std::vector<WaitView>> Cluster::waits() {
   auto read = [this] {
     std::vector<WaitView> views;
@@ -148,20 +192,7 @@ Task<std::vector<WaitView>> Cluster::waits() {
                        .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
                        .what = phase_reason_,
                        .seconds = seconds(clock_.now() - started_)});
-    if (attempt_ && !attempt_->closed)
-      for (const MemberId member : machine_.missing()) {
-        const auto link = find(member);
-        const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
-        std::string what = adds ? "addition with its peers" : "contribution";
-        const Duration silent = clock_.now() - roster_.find(member)->heard;
-        if (silent > config_.lease / 2)  // it should have sent two heartbeats
-          what +=
-              ", silent for " + std::to_string(static_cast<int>(1000 * seconds(silent))) + " ms";
-        views.push_back({.who = "round " + to_string(attempt_->round),
-                         .for_whom = name_of(member),
-                         .what = std::move(what),
-                         .seconds = seconds(clock_.now() - round_opened_)});
-      }
+    if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
     if (upload_)
       views.push_back({.who = "server",
                        .for_whom = name_of(upload_->from),
