@@ -127,7 +127,8 @@ CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobS
     generation_ = groups.all.generation();
     for (Flight& flight : flights_)
       if (groups.is_leader()) cut(flight, groups.contributors().world());
-    if (feedback_ && groups.is_leader()) feedback_->begin_generation(groups.contributors().world());
+    if (feedback_)
+      feedback_->begin_generation(groups.is_leader() ? groups.contributors().world() : 1);
   }
   if (groups.node) {
     run.node_weight = job.weight;
