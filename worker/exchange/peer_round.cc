@@ -47,6 +47,11 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   auto roster = roster_of(open);
   if (!roster.ok()) co_return std::move(roster).error();
+  // With an empty share results are written at once: not while the loop still applies the last
+  // ones.
+  while (!has_applied() && is_current(open) && !session.is_closed())
+    co_await loop_ready_.wait(TimePoint::max());
+  if (!is_current(open) || session.is_closed()) co_return Status();
   PeerReducer::Job job;
   job.roster = std::move(roster).value();
   job.round = open.round.value;
