@@ -57,6 +57,21 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
+/// Put what is listed into the plane.
+void write_out(const SparseMean* sparse, Floats& mean) {
+  if (sparse == nullptr) return;
+  std::uint64_t elements = 0;
+  for (const SparseMean::Part& part : sparse->parts) {
+    elements += part.elements;
+    if (!part.is_listed) continue;
+    const auto to = std::span(mean).subspan(part.position, part.elements);
+    std::ranges::fill(to, 0.0f);
+    for (std::size_t j = part.first; j < part.first + part.count; ++j)
+      to[sparse->index[j]] = sparse->value[j];
+  }
+  EXPECT_EQ(elements, mean.size());
+}
+
 /// The ranks of a cluster, each with its CodedMean, over one carrier.
 class Cluster {
  public:
@@ -91,7 +106,9 @@ class Cluster {
       one.gradients = gradients[rank];
       means[rank].assign(elements, -99.0f);
       one.mean = means[rank];
+      one.may_list = round % 2 == 0;
       outcomes[rank] = coded[rank]->run(groups, one, signals);
+      if (outcomes[rank].status.ok()) write_out(coded[rank]->sparse_mean(), means[rank]);
     });
     return outcomes;
   }

@@ -179,6 +179,7 @@ class ClusterExchange final : public Exchange {
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
     if (link_.results_are_encoded()) return step_encoded(params, slots);
+    if (const SparseMean* mean = link_.sparse_mean()) return step_listed(*mean, params, results);
     if (const double bound = optimizer_->config().clip_norm; bound > 0) {
       PlaneNorm norm;
       norm.add(0, results);
@@ -187,6 +188,20 @@ class ClusterExchange final : public Exchange {
         for (float& g : results) g *= factor;
     }
     optimizer_->step(optimizer_step_ + 1, params, results, slots, params);
+    return {};
+  }
+
+  /// The same with a mean that is mostly 0, for rules that do nothing there.
+  Status step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
+    const std::uint64_t step = optimizer_step_ + 1;
+    for (const SparseMean::Part& part : mean.parts) {
+      const std::span<float> to = params.subspan(part.position, part.elements);
+      if (part.is_listed)
+        optimizer_->step_at(step, std::span(mean.index).subspan(part.first, part.count),
+                            std::span(mean.value).subspan(part.first, part.count), to);
+      else
+        optimizer_->step(step, to, results.subspan(part.position, part.elements), {}, to);
+    }
     return {};
   }
 

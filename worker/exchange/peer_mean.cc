@@ -139,6 +139,8 @@ CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobS
     run.weight = run.node_weight;
     run.source = job.mean;
   }
+  sparse_.clear();
+  lists_ = job.may_list && !groups.node && whole_->spec().kind == CodecSpec::Kind::kTopk;
   owned_.clear();
   left_index_.clear();
   left_.clear();
@@ -432,6 +434,7 @@ Status CodedMean::add(Run& run, Flight& flight) {
     const auto sum = run.job.mean.subspan(chunk.position, chunk.elements);
     if (!has_numbers) {
       std::ranges::fill(sum, 0.0f);
+      if (lists_) list(chunk, {}, {});
       continue;
     }
     bool is_first = true;
@@ -469,6 +472,12 @@ Status CodedMean::encode_mean(Run& run, const Flight& flight, const Chunk& chunk
   CENTROID_ASSIGN(const std::size_t bytes, whole_->encode(mean, out_, stream));
   const Bytes payload = Bytes(out_).first(bytes);
   out.add(payload);
+  if (lists_) {
+    if (const auto sparse = whole_->sparse())
+      list(chunk, sparse->index, sparse->sent);
+    else
+      sparse_.parts.push_back({chunk.position, chunk.elements});
+  }
   if (!whole_->is_lossy()) return {};
   Owned owned{chunk.position, chunk.elements, false, left_.size()};
   const double all = run.groups.contributors().world();
@@ -513,12 +522,12 @@ Status CodedMean::decode(Run& run, Flight& flight) {
     count_mean(run, owned, flight.lengths[rank]);
     for (std::uint32_t c = owned.begin; c < owned.end; ++c) {
       const Chunk& chunk = plan_.chunks()[c];
-      const auto mean = run.job.mean.subspan(chunk.position, chunk.elements);
       if (message.form == PeerForm::kNothing) {
-        std::ranges::fill(mean, 0.0f);
+        std::ranges::fill(run.job.mean.subspan(chunk.position, chunk.elements), 0.0f);
+        if (lists_) list(chunk, {}, {});
         continue;
       }
-      const Status decoded = whole_->codec().decode(message.payloads[c - owned.begin], mean);
+      const Status decoded = take_mean(run, chunk, message.payloads[c - owned.begin]);
       if (!decoded.ok())
         return blame(run, rank, flight,
                      decoded.error().with_context("mean of chunk " + to_string(chunk.id)));
@@ -526,6 +535,27 @@ Status CodedMean::decode(Run& run, Flight& flight) {
   }
   run.outcome.stats.decode_seconds += seconds_since(begin);
   return {};
+}
+
+/// The mean of a chunk that another rank encoded.
+Status CodedMean::take_mean(Run& run, const Chunk& chunk, Bytes payload) {
+  if (lists_) {
+    CENTROID_ASSIGN(const auto numbers, whole_->codec().sparse(payload, chunk.elements));
+    if (numbers) {
+      list(chunk, numbers->index, numbers->value);
+      return {};
+    }
+    sparse_.parts.push_back({chunk.position, chunk.elements});
+  }
+  return whole_->codec().decode(payload, run.job.mean.subspan(chunk.position, chunk.elements));
+}
+
+void CodedMean::list(const Chunk& chunk, std::span<const std::uint32_t> index,
+                     std::span<const float> value) {
+  sparse_.parts.push_back(
+      {chunk.position, chunk.elements, true, sparse_.index.size(), index.size()});
+  sparse_.index.insert(sparse_.index.end(), index.begin(), index.end());
+  sparse_.value.insert(sparse_.value.end(), value.begin(), value.end());
 }
 
 void CodedMean::round_over(bool committed) {

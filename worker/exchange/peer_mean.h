@@ -33,6 +33,19 @@ class JobSignals {
   virtual void change(const std::function<void()>& what) = 0;
 };
 
+/// A mean of which most numbers are 0. What is not listed stands in the plane.
+struct SparseMean {
+  struct Part {
+    std::uint64_t position = 0, elements = 0;  ///< of all tensors laid end to end
+    bool is_listed = false;
+    std::size_t first = 0, count = 0;  ///< of index and value
+  };
+  std::vector<Part> parts;           ///< all elements, in any order
+  std::vector<std::uint32_t> index;  ///< within the part, ascending
+  std::vector<float> value;
+  void clear() { parts.clear(), index.clear(), value.clear(); }
+};
+
 /// What the codec did in one job. In an attempt that is repeated the payloads count again.
 struct CodedStats {
   std::uint64_t raw_bytes = 0, encoded_bytes = 0;        ///< of what we gave
@@ -74,6 +87,7 @@ class CodedMean {
     double weight = 0;                 ///< samples; 0: nothing to give
     std::span<const float> gradients;  ///< as in PeerReducer::Job
     std::span<float> mean;
+    bool may_list = false;  ///< the mean may be left in `sparse_mean` where it is sparse
   };
   struct Outcome {
     Status status;
@@ -85,6 +99,9 @@ class CodedMean {
   Outcome run(const PeerGroups& groups, const Job& job, JobSignals& signals);
   /// The round of the last job: its mean was applied (`committed`), or never will be.
   void round_over(bool committed);
+
+  /// The mean of the last job; nullptr when all of it stands in job.mean. Until the next job.
+  const SparseMean* sparse_mean() const { return lists_ ? &sparse_ : nullptr; }
 
   /// What is still to be sent; nullptr without error feedback.
   const ErrorFeedback* feedback() const { return feedback_.get(); }
@@ -135,6 +152,8 @@ class CodedMean {
   Result<Bytes> encode(const Run& run, const Chunk& chunk);
   Status add(Run& run, Flight& flight);
   Status encode_mean(Run& run, const Flight& flight, const Chunk& chunk, PeerMessageWriter& out);
+  Status take_mean(Run& run, const Chunk& chunk, Bytes payload);
+  void list(const Chunk& chunk, std::span<const std::uint32_t> index, std::span<const float> value);
   void count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const;
   Status decode(Run& run, Flight& flight);
   Result<PeerMessage> message_from(Run& run, const Flight& flight, std::uint32_t rank,
@@ -154,6 +173,8 @@ class CodedMean {
   std::vector<std::uint32_t> left_index_;
   std::vector<float> left_;
   Buffer errors_;  // of its means
+  SparseMean sparse_;
+  bool lists_ = false;  // in the last job
   double residual_norm_ = 0;
   std::uint64_t rounds_ = 0;  // that are over
   std::vector<std::byte> out_;

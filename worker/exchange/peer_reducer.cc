@@ -233,6 +233,7 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
   coded.weight = job.weight;
   coded.gradients = job.gradients;
   coded.mean = job.mean;
+  coded.may_list = terms_.may_list;
   auto ended = coded_->run(*groups_, coded, signals);
   Outcome outcome;
   outcome.status = std::move(ended.status);

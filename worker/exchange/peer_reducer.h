@@ -29,6 +29,7 @@ struct ReduceTerms {
   bool refuses_nonfinite = true;     ///< look for NaN and infinity in our own gradients
   std::string codec = "f32";         ///< of what travels; another than f32 has one way to travel
   std::uint64_t seed = 0;            ///< of the codec's rounding
+  bool may_list = false;             ///< a sparse mean need not be written to the plane
 };
 
 /// Adds the gradients of a round among the workers: the data plane of the exchanges ring and
@@ -73,6 +74,9 @@ class PeerReducer {
   void ready(TensorId tensor);
   /// End the job soon, with this cause.
   void abort(Error cause);
+  /// The mean of the last job, where it is sparse; nullptr when the plane holds all of it. Until
+  /// the next job.
+  const SparseMean* sparse_mean() const { return coded_ ? coded_->sparse_mean() : nullptr; }
   /// The round of the last job is over: its mean was applied, or never will be. Any time after the
   /// job; for error feedback.
   void round_over(bool committed);

@@ -218,6 +218,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
         terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
     reduce.codec = codec_->spec();
     reduce.seed = terms_.seed;
+    reduce.may_list = slots_.empty() && terms_.weight_decay == 0 && terms_.clip_norm == 0;
     CENTROID_TRY(options_.peers->configure(plan_, std::move(reduce)));
   }
   return {};

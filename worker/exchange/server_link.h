@@ -78,6 +78,11 @@ class ServerLink final : public transport::FrameSink {
   Status decode_result(const Chunk& chunk, std::span<float> out) const;
   /// Its numbers, when they are few (Codec::sparse).
   Result<std::optional<SparseNumbers>> sparse_result(const Chunk& chunk) const;
+  /// Results that were added among the workers, where they are sparse: nullptr when `results` holds
+  /// all.
+  const SparseMean* sparse_mean() const {
+    return options_.peers ? options_.peers->sparse_mean() : nullptr;
+  }
   void swap_planes() { std::swap(params_, results_); }
   std::span<const std::vector<float>> slots() const { return slots_; }
   std::vector<std::vector<float>>& mutable_slots() { return slots_; }
