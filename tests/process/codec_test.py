@@ -1,8 +1,11 @@
 """Compressed gradients with the real programs. codec_test.py BIN_DIR"""
 
+import json
 import shutil
 import signal
+import struct
 
+import wire
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 WIDE = "mlp:64-256-10"
@@ -184,6 +187,35 @@ class Codecs(ClusterTest):
         self.train("run", "f32", "--codec-down", "topk:0.03", rounds=60)
         server = self.server("--rounds", 70, "--resume", "--apply", "worker", name="server-2")
         self.assertIn("it is lost", server.wait_event("checkpoint.residual")["why"])
+
+    def results_beside(self, run, data, *bad_rounds):
+        """What a second worker, whose own gradients are 0, gets while one sends everything with error feedback and nobody steps."""
+        server = self.server("--min-workers", 2, "--rounds", 6, "--lr", 0, "--apply", "worker", "--nonfinite", "skip", name=f"server-{run}", run=run)
+        self.worker(server, f"w0-{run}", "--codec", "topk:1")
+        shapes = [("layers.0.weight", (16, 64)), ("layers.0.bias", (16,)), ("layers.1.weight", (10, 16)), ("layers.1.bias", (10,))]
+        beside = wire.Client(f"w1-{run}", shapes, 16, int(data["train_samples"]), int(data["data_fingerprint"]))
+        beside.train(server.data, lambda _, chunk: bytes(4 * beside.elements(chunk)), bad_rounds)
+        return {number: b"".join(chunks[i] for i in range(4)) for number, chunks in beside.results.items() if number not in bad_rounds}
+
+    def test_skipped_round_goes_back_into_what_the_worker_has_left(self):
+        server = self.server("--rounds", 1, "--exit-when-finished", run="first", name="first")
+        self.assert_exit(DONE, self.worker(server, "w"), server)
+        data = json.loads((self.checkpoints("first")[-1] / "manifest.json").read_text())["extra"]
+        whole, skipped = self.results_beside("a", data), self.results_beside("b", data, 3)
+        self.assertEqual(sorted(skipped), [1, 2, 4, 5, 6])
+        numbers = {number: struct.unpack(f"<{len(values) // 4}f", values) for number, values in whole.items()}
+        both = struct.pack(f"<{len(numbers[3])}f", *map(sum, zip(numbers[3], numbers[4])))
+        self.assertEqual(skipped.pop(4), both)
+        for number, values in skipped.items():
+            self.assertEqual(values, whole[number], number)
+
+    def test_skipped_round_leaves_no_trace_in_what_the_server_has_left(self):
+        server = self.server("--rounds", 4, "--codec-down", "topk:0.25", "--nonfinite", "skip")
+        gradients = {1: (4, 3, 2, 1), 2: (9, 9, 9, 9), 3: (0, 0, 0, 0), 4: (0, 0, 0, 0)}
+        client = wire.Client("w0", [("w", (4,))])
+        client.train(server.data, lambda number, _: struct.pack("<4f", *gradients[number]), {2})
+        sent = {number: struct.unpack("<f", chunks[0][-4:])[0] for number, chunks in client.results.items() if number != 2}
+        self.assertEqual(sent, {1: 4, 3: 3, 4: 2})
 
     def test_workers_may_differ_in_codec(self):
         server = self.server("--min-workers", 3, "--rounds", 100, "--exit-when-finished")

@@ -1,6 +1,7 @@
 """The wire by hand (docs/wire.md), for peers that misbehave, and a link that can be held."""
 
 import contextlib
+import math
 import random
 import socket
 import struct
@@ -11,6 +12,7 @@ HELLO, HELLO_REPLY, GOODBYE = 1, 2, 4
 REQUEST, RESPONSE, ERROR = 1, 2, 4
 FAILED_PRECONDITION = 4
 SOCKET_SECONDS = 20
+ZEROS = {}  # checksums of so many zeros
 BUFFER_BYTES = 256 << 10  # what a shut link may swallow
 
 
@@ -101,6 +103,73 @@ def is_closed(peer):
 
 def garbage(seed, count=4096):
     return random.Random(seed).randbytes(count)
+
+
+class Client:
+    """A worker of exchange star with codec f32, written from docs/wire.md: its gradients are what the test says."""
+
+    JOIN, INIT_REQUEST, INIT_CHUNK, INIT_DONE, ROUND_OPEN, PUSH, PUSH_END, RESULT, LEAVE, FINISH = 16, 17, 18, 19, 21, 22, 23, 24, 27, 28
+    CREDIT = 3
+
+    def __init__(self, name, tensors, batch=4, train_samples=1000, fingerprint=1):
+        """`tensors`: (name, shape) of each; every tensor must fit into one chunk."""
+        self.name, self.tensors, self.batch = name, tensors, batch
+        self.samples, self.fingerprint = train_samples, fingerprint
+        self.results = {}  # round: payload of each chunk
+
+    def elements(self, chunk):
+        return math.prod(self.tensors[chunk][1])
+
+    def send(self, kind, head=b"", payload=b"", flags=0, identity=0):
+        crc = crc32c(payload) if payload.strip(b"\0") else ZEROS.setdefault(len(payload), crc32c(payload))
+        self.peer.sendall(header(kind, flags, head, len(payload), identity, payload_crc=crc if payload else 0) + head + payload)
+
+    def join_head(self):
+        head = text(self.name) + text("star") + text("f32")
+        head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text("by hand") + text("") + text("")
+        head += struct.pack("<I", len(self.tensors))
+        for name, shape in self.tensors:
+            head += text(name) + struct.pack(f"<BB{len(shape)}Q", 1, len(shape), *shape)
+        return head
+
+    def train(self, endpoint, gradient, bad_rounds=()):
+        """Take part until Finish. `gradient(round, chunk)` gives the bytes of float32 numbers; bad rounds are told to hold NaN."""
+        with connect(endpoint) as self.peer:
+            self.peer.sendall(hello(name=self.name))
+            read_frame(self.peer)
+            self.send(self.JOIN, self.join_head(), flags=REQUEST, identity=1)
+            is_over = False
+            while not is_over:
+                fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))
+                kind, flags = fields[2:4]
+                head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+                if flags & ERROR:
+                    raise AssertionError(read_error(head))
+                if payload:
+                    self.send(self.CREDIT, struct.pack("<Q", len(payload)))
+                if kind == GOODBYE:
+                    raise AssertionError(read_error(head))
+                if kind == self.INIT_REQUEST:
+                    for chunk in range(len(self.tensors)):
+                        self.send(self.INIT_CHUNK, struct.pack("<I", chunk), bytes(4 * self.elements(chunk)))
+                    self.send(self.INIT_DONE)
+                elif kind == self.ROUND_OPEN:
+                    self.contribute(head, gradient, bad_rounds)
+                elif kind == self.RESULT:
+                    round_number, _, chunk = struct.unpack("<QII", head)
+                    self.results.setdefault(round_number, {})[chunk] = payload
+                elif kind == self.FINISH:
+                    self.send(self.LEAVE, text("done"), flags=REQUEST, identity=2)
+                elif kind == self.LEAVE:
+                    is_over = True
+
+    def contribute(self, head, gradient, bad_rounds):
+        generation, number, attempt, _, _, _, _, _, begin, end, _, _ = struct.unpack("<QQIIIQQQQQBB", head)
+        place = struct.pack("<QQI", generation, number, attempt)
+        for chunk in range(len(self.tensors)):
+            self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
+        told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
+        self.send(self.PUSH_END, place + told + struct.pack("<dddQQII", 0, 0, 0, 0, 0, 0, 0))
 
 
 class Gate:
