@@ -40,6 +40,7 @@ struct ClusterView {
   double learning_rate = 0;   ///< of the next step
   double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
   std::uint64_t clipped_rounds = 0;
+  std::uint64_t late_dropped = 0, late_carried = 0;  ///< contributions whose round closed without
 };
 
 struct RoundView {

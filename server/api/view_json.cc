@@ -12,7 +12,7 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
                train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
                data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
                parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions,
-               learning_rate, gradient_norm, clipped_rounds] = view;
+               learning_rate, gradient_norm, clipped_rounds, late_dropped, late_carried] = view;
   nlohmann::ordered_json out;
   out["run_id"] = run_id;
   out["state"] = state;
@@ -51,6 +51,8 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   out["learning_rate"] = learning_rate;
   out["gradient_norm"] = gradient_norm;
   out["clipped_rounds"] = clipped_rounds;
+  out["late_dropped"] = late_dropped;
+  out["late_carried"] = late_carried;
   return out;
 }
 

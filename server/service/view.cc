@@ -88,6 +88,8 @@ Task<ClusterView> Cluster::cluster() {
     }
     view.gradient_norm = gradient_norm_;
     view.clipped_rounds = clipped_;
+    view.late_dropped = late_dropped_;
+    view.late_carried = late_carried_;
     view.skipped_rounds = skipped_;
     view.aborted_attempts = aborted_;
     view.lost_contributions = lost_contributions_;

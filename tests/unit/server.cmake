@@ -1,4 +1,4 @@
 centroid_test(server_test LABEL unit
-  SOURCES unit/roster_test.cc unit/round_machine_test.cc unit/round_policy_test.cc unit/aggregator_test.cc unit/messages_test.cc
+  SOURCES unit/roster_test.cc unit/round_machine_test.cc unit/round_policy_test.cc unit/contribution_stage_test.cc unit/aggregator_test.cc unit/messages_test.cc
           unit/reply_encoder_test.cc
   DEPS centroid::membership centroid::aggregate centroid::proto)
