@@ -26,13 +26,14 @@ def run(*command):
 class Network:
     """Namespaces around a bridge; a context, so that they go whatever happens."""
 
-    def __init__(self, ranks, rate, mtu):
+    def __init__(self, ranks, rate, mtu, congestion_control="reno"):
         self.prefix = f"cb{os.getpid()}"
         self.hub = f"{self.prefix}hub"
         self.names = [f"{self.prefix}r{rank}" for rank in range(ranks)]
         self.hosts = [f"10.77.0.{rank + 1}" for rank in range(ranks)]
         self.rate = rate
         self.mtu = mtu
+        self.congestion_control = congestion_control
 
     def __enter__(self):
         try:
@@ -63,7 +64,7 @@ class Network:
                 run("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate,
                     "burst", "1mb", "latency", "50ms")
             run("ip", "netns", "exec", name, "sh", "-c",
-                "echo reno >/proc/sys/net/ipv4/tcp_congestion_control")
+                f"echo {self.congestion_control} >/proc/sys/net/ipv4/tcp_congestion_control")
 
     def remove(self):
         # Devices and their other ends go with their namespaces.

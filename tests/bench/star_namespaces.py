@@ -92,6 +92,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--mtu", type=int, default=1500)
+    parser.add_argument("--congestion-control", default="reno")
     parser.add_argument("--pairs", default=PAIRS, help="UP/DOWN,...; separated by ; when a spec has a comma")
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--rounds", type=int, default=6)
@@ -110,7 +111,7 @@ def main():
     more = f"{'test %':>7} {'MiB sent':>9} {'comp. s':>8}" if options.training else f"{'server':>7} {'worker':>7}  (cpu, ms)"
     print(f"{'up / down':<44} {'seconds':>9} {'times':>7}  {more}")
     first = None
-    with Network(1 + options.workers, options.rate, options.mtu) as network:
+    with Network(1 + options.workers, options.rate, options.mtu, options.congestion_control) as network:
         for up, down in pairs_of(options.pairs):
             measure = measure_training if options.training else measure_rounds
             seconds, rest = measure(options.bin, network, options, up, down)
