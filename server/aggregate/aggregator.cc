@@ -22,6 +22,7 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   ranks_.clear();
   ranks_.resize(codecs.size());
   for (std::size_t r = 0; r < codecs.size(); ++r) {
+    ranks_[r].is_plain = codecs[r]->spec() == "f32";
     ranks_[r].codec = std::move(codecs[r]);
     ranks_[r].seen.resize(plan_.chunks().size());
   }
@@ -54,6 +55,7 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   const bool turn =
       !waits_for_all && (!in_rank_order_ || state.next == rank) && !hooks_.is_held(chunk);
   if (!turn) {
+    if (!waits_for_all) CENTROID_TRY(check(source, chunk, payload.bytes().first(bytes)));
     state.waiting.push_back({rank, weight, std::move(payload), bytes, waits_for_all});
     ++waiting_;
     advance(chunk);  // lower ranks may be absent
@@ -77,6 +79,15 @@ Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state
     return false;
   CENTROID_ASSIGN(const auto sparse, source.codec->sparse(payload, elements));
   return sparse.has_value();
+}
+
+/// What is wrong with a payload that waits must be told now: when its turn comes its sender may
+/// have ended its contribution, and the round would wait for a chunk that nobody sends again.
+Status Aggregator::check(const RankState& source, ChunkId chunk, Bytes payload) {
+  const std::uint64_t elements = plan_.chunk(chunk).elements;
+  if (source.is_plain && payload.size() == elements * sizeof(float)) return {};
+  if (checked_.size() < elements) checked_.resize(plan_.max_chunk_elements());
+  return source.codec->decode(payload, std::span(checked_).first(elements));
 }
 
 Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload) {
@@ -110,10 +121,7 @@ void Aggregator::advance(ChunkId chunk) {
         add(chunk, waiting.rank, waiting.weight, waiting.payload.bytes().first(waiting.bytes));
     waiting.payload = Buffer();
     hooks_.on_consumed(waiting.rank, waiting.bytes);
-    if (!added.ok()) {
-      hooks_.on_bad(waiting.rank, added.error());
-      return;
-    }
+    CENTROID_CHECK(added.ok());  // it was looked at when it came
   }
   if (is_missing(chunk) || !state.waiting.empty() || state.added == 0) return;
   state.complete = true;

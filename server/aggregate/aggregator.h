@@ -34,8 +34,6 @@ class Aggregator {
         on_complete;  ///< every expected rank's chunk is in the sum
     std::function<void(std::uint32_t rank, std::size_t bytes)>
         on_consumed;  ///< a payload has left our memory
-    std::function<void(std::uint32_t rank, Error)>
-        on_bad;  ///< a waiting payload turned out to be malformed
   };
   Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks);
 
@@ -74,7 +72,8 @@ class Aggregator {
   };
   struct RankState {
     std::shared_ptr<const Codec>
-        codec;  // shared: chunks may wait here longer than their sender lives
+        codec;              // shared: chunks may wait here longer than their sender lives
+    bool is_plain = false;  // float32 as they are: any bytes of that length are right
     bool absent = false;
     std::uint64_t received = 0, added = 0;
     std::size_t deferred_bytes = 0;  // of chunks that wait for all ranks
@@ -85,6 +84,7 @@ class Aggregator {
   bool is_missing(ChunkId chunk) const;
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
+  Status check(const RankState& source, ChunkId chunk, Bytes payload);
   Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
 
   const ChunkPlan& plan_;
@@ -92,6 +92,7 @@ class Aggregator {
   Hooks hooks_;
   std::vector<ChunkState> chunks_;
   std::vector<RankState> ranks_;
+  std::vector<float> checked_;  // a chunk that is only looked at
   std::size_t waiting_ = 0;
 };
 

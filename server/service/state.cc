@@ -71,10 +71,6 @@ Status Cluster::make_store(const Manifest& manifest) {
             attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
       link->session->release_credit(bytes);
   };
-  hooks.on_bad = [this](std::uint32_t rank, Error why) {
-    const auto link = find(attempt_->members[rank]);
-    if (link) link->tasks->spawn(link->session->goodbye(std::move(why)));
-  };
   aggregator_ =
       std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank", std::move(hooks));
   if (policy_.is_elastic()) stage_scratch_.resize(store_->plan().max_chunk_elements());

@@ -29,7 +29,6 @@ struct Fixture {
       EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
     };
     hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
-    hooks.on_bad = [this](std::uint32_t rank, Error) { bad.push_back(rank); };
     aggregator = std::make_unique<Aggregator>(plan, in_rank_order, std::move(hooks));
   }
   void begin(std::size_t ranks) {
@@ -49,7 +48,6 @@ struct Fixture {
   std::map<ChunkId, int> held;
   std::map<ChunkId, double> complete;
   std::map<std::uint32_t, std::size_t> consumed;
-  std::vector<std::uint32_t> bad;
   std::unique_ptr<Aggregator> aggregator;
 };
 
@@ -247,14 +245,30 @@ TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {
             ErrorCode::kInvalidArgument);
 }
 
-TEST(Aggregator, AMalformedPayloadThatHadToWaitIsReportedWithItsRank) {
-  Fixture f(8, 64);
-  const auto all = random_contributions(6, 2, 8);
-  f.begin(2);
-  ASSERT_TRUE(f.aggregator->offer(1, ChunkId(0), 1, Buffer(31), 31).ok());
-  ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
-  EXPECT_EQ(f.bad, std::vector<std::uint32_t>{1});
-  EXPECT_TRUE(f.complete.empty());
+TEST(Aggregator, AMalformedPayloadThatHasToWaitIsRefusedWhenItComes) {
+  for (const std::string spec : {"f32", "f16", "bf16", "int8", "topk:0.9"}) {
+    SCOPED_TRACE(spec);
+    Fixture f(1000, 4000);
+    const std::shared_ptr<const Codec> codec = make_codec(spec).value();
+    f.aggregator->begin({codec, codec});
+    const std::size_t most = codec->max_bytes(1000);
+    Buffer encoded(most);
+    const auto x = random_contributions(6, 1, 1000);
+    const std::size_t bytes = codec->encode(x[0], encoded.bytes(), 1).value();
+    EXPECT_FALSE(f.aggregator->offer(1, ChunkId(0), 1, std::move(encoded), bytes - 1).ok());
+  }
+}
+
+TEST(Aggregator, ABadNumberWithinAPayloadThatHasToWaitIsRefusedWhenItComes) {
+  Fixture f(1000, 4000);
+  const std::shared_ptr<const Codec> int8 = make_codec("int8").value();
+  f.aggregator->begin({int8, int8});
+  Buffer encoded(int8->max_bytes(1000));
+  const auto x = random_contributions(6, 1, 1000);
+  const std::size_t bytes = int8->encode(x[0], encoded.bytes(), 1).value();
+  encoded.data()[bytes - 1] = std::byte{0x80};  // -128
+  const Status offered = f.aggregator->offer(1, ChunkId(0), 1, std::move(encoded), bytes);
+  EXPECT_FALSE(offered.ok());
 }
 
 TEST(Aggregator, BeginDropsWhatWaitedAndStartsFromNothing) {
