@@ -103,8 +103,10 @@ class Ports(ClusterTest):
 
 class Reaching(ClusterTest):
     def test_worker_without_a_server_backs_off_and_gives_up(self):
-        worker = self.worker(f"127.0.0.1:{free_port()}", "w0", "--join-timeout", "1500")
-        self.assert_status(worker, FAILED, "gave up joining", "--join-timeout", "Connection refused")
+        with contextlib.closing(socket.socket()) as taken:  # so that no other test's program listens there meanwhile
+            taken.bind(("127.0.0.1", 0))
+            worker = self.worker(f"127.0.0.1:{taken.getsockname()[1]}", "w0", "--join-timeout", "1500")
+            self.assert_status(worker, FAILED, "gave up joining", "--join-timeout", "Connection refused")
         retries = worker.events("server.unreachable")
         self.assertGreaterEqual(len(retries), 3)
         self.assertGreater(retries[-1]["retry_ms"], retries[0]["retry_ms"])
