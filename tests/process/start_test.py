@@ -8,7 +8,7 @@ import socket
 import struct
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, free_port, main, wait_for
-from wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, Link, connect, hello, is_closed, read_error, read_frame
+from wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, Link, connect, header, hello, is_closed, read_error, read_frame, text
 
 
 class Configuration(ClusterTest):
@@ -111,6 +111,20 @@ class Reaching(ClusterTest):
         self.assertGreaterEqual(len(retries), 3)
         self.assertGreater(retries[-1]["retry_ms"], retries[0]["retry_ms"])
         self.assertIn("gave up", self.summary("w0")["error"])
+
+    def test_worker_gives_up_on_a_server_that_greets_and_then_is_silent(self):
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+            silent.settimeout(40)
+            worker = self.worker(f"127.0.0.1:{silent.getsockname()[1]}", "w0", "--join-timeout", "1500")
+            with contextlib.closing(silent.accept()[0]) as peer:
+                peer.settimeout(40)
+                read_frame(peer)
+                limits = struct.pack("<HIQQ", 1, 64 << 10, 64 << 20, 4 << 20)
+                welcome = limits + text("server") + text("silent") + text("run")
+                peer.sendall(header(HELLO_REPLY, RESPONSE, welcome) + welcome)
+                read_frame(peer)  # Join
+                self.assertEqual(worker.exit_status(seconds=20), FAILED, worker.text())
+        self.assertIn("--join-timeout", worker.text())
 
     def test_worker_joins_a_server_that_comes_later(self):
         port = free_port()

@@ -92,9 +92,9 @@ Task<void> ServerLink::run() {
     while (!loop_waits() && !ending_)
       co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
     if (ending_) break;
-    const TimePoint give_up = outside_since + options_.join_timeout;
+    give_up_ = outside_since + options_.join_timeout;
     Error failure(ErrorCode::kInternal, "");
-    auto session = co_await connect(give_up);
+    auto session = co_await connect(give_up_);
     if (session.ok() && ending_) {  // asked to end during the handshake: not to join any more
       session.value()->close(Error(ErrorCode::kCancelled, "the worker is stopping"));
       break;
@@ -228,7 +228,8 @@ Task<Status> ServerLink::enter(Session& session) {
   const auto head = proto::encode(options_.join);
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
   if (!options_.join.node.empty()) session.take_unsummed();
-  auto reply = co_await session.request(kind, head, Bytes(), now() + std::chrono::seconds(30));
+  const TimePoint limit = std::min(give_up_, now() + std::chrono::seconds(30));
+  auto reply = co_await session.request(kind, head, Bytes(), limit);
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
   CENTROID_CO_TRY(accept_terms(std::move(terms)));

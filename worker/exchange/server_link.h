@@ -140,7 +140,8 @@ class ServerLink final : public transport::FrameSink {
   /// The loop has made the results of every committed round its parameters.
   bool has_applied() const { return waits_serial_.value_or(0) >= committed_serial_; }
   std::optional<std::uint64_t> waits_serial_;
-  std::uint64_t committed_serial_ = 0;  // of the last committed round
+  std::uint64_t committed_serial_ = 0;    // of the last committed round
+  TimePoint give_up_ = TimePoint::max();  ///< when the join timeout is over
   bool ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;
   TaskGroup* tasks_ = nullptr;  // of the session
