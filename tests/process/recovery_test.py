@@ -202,9 +202,9 @@ class FullDisk(RecoveryTest):
         return place
 
     def fill(self, place):
-        """Take the space that is left; gives the file."""
+        """Take the space that is left, again when there is some again; gives the file."""
         filler = place / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as out:
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as out:
             while True:
                 out.write(bytes(4096))
         return filler
@@ -214,8 +214,13 @@ class FullDisk(RecoveryTest):
         server = self.server("--checkpoint-dir", place / "checkpoints", "--checkpoint-every", 5)
         worker = self.worker(server, "w0")
         server.wait_event("checkpoint.written")
-        filler = self.fill(place)
-        failed = server.wait_event("checkpoint.failed", error=NO_SPACE)
+        filler = place / "filler"
+
+        def failed_for_space():  # while one checkpoint is written an older one is still there, whose removal would make room for ever
+            self.fill(place)
+            return [event for event in server.events("checkpoint.failed") if NO_SPACE in event["error"]]
+
+        failed = wait_for(failed_for_space, "a checkpoint that failed for space")[0]
         self.assertEqual(failed["action"], "training goes on")
         self.assertGreater(server.metric("centroid_server_checkpoint_failures_total"), 0)
         server.wait_more_rounds(20)
