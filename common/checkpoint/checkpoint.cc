@@ -246,6 +246,15 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root, std:
   return directory;
 }
 
+Result<CheckpointDirectory> CheckpointDirectory::view(const fs::path& root) {
+  std::error_code error;
+  if (!fs::is_directory(root, error))
+    return Error(ErrorCode::kNotFound, root.string() + ": there is no such folder");
+  CheckpointDirectory directory;
+  directory.root_ = fs::absolute(root);
+  return directory;
+}
+
 Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
                                                    const Manifest& manifest,
                                                    const PlaneReader& read) {

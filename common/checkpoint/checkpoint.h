@@ -54,6 +54,9 @@ class CheckpointDirectory {
   /// those of a writer that lives: it holds a lock). `keep` 0 keeps all.
   static Result<CheckpointDirectory> open(const std::filesystem::path& root, std::size_t keep);
 
+  /// To look only: nothing is created or removed. fails not_found: no such folder.
+  static Result<CheckpointDirectory> view(const std::filesystem::path& root);
+
   /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
   /// delete the oldest beyond `keep`. A failure removes the temporary directory and leaves older
   /// checkpoints alone. A damaged checkpoint of the same version is replaced. fails already_exists:

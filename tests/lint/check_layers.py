@@ -47,7 +47,7 @@ MAY = {
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING
     + ["transport", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
-    "client": MEANING + ["transport", "transport/collective"],
+    "client": MEANING,
 }
 MAY["tests"] = list(MAY)
 

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+/// centroidctl: each file beside this one offers one `add_...` that hangs its subcommands into the
+/// program (main.cc lists them). Answers go to stdout, errors to stderr.
+namespace centroid::client {
+
+/// Exit statuses of centroidctl (docs/operations.md).
+enum ExitStatus : int {
+  kExitDone = 0,
+  kExitFailed = 1,  ///< asked and answered with an error, or something that was checked is wrong
+  kExitUsage = 2,   ///< the command line itself
+};
+
+/// `checkpoints list|verify|export`: folders of checkpoints and journals, no server needed.
+/// `status` becomes the program's exit status when one of them was run.
+void add_checkpoints(CLI::App& app, int& status);
+
+}  // namespace centroid::client
