@@ -94,7 +94,7 @@ std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (out.size() >= 80) return out + "...\"";
-    out += c >= 0 && c < ' ' ? '?' : c;
+    out += static_cast<unsigned char>(c) < ' ' ? '?' : c;
   }
   return out + "\"";
 }

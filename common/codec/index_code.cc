@@ -144,7 +144,7 @@ const char* read_plain(Reader& in, std::uint64_t n, std::span<std::uint32_t> out
 bool has_bmi() {
   static const bool has = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                           __builtin_cpu_supports("popcnt");
-  return has && active_isa() != Isa::kBaseline;
+  return has && active_isa() >= Isa::kAvx2;
 }
 #else
 bool has_bmi() { return false; }

@@ -19,28 +19,18 @@ std::uint16_t load16(const std::byte* from) {
   return value;
 }
 
-struct DequantizeFirst {
+template <bool kFirst>
+struct Dequantize {
   CENTROID_KERNEL void run(const std::byte* in, const std::byte* scales, float weight,
                            float* __restrict acc, std::size_t n) {
     for (std::size_t begin = 0; begin < n; begin += kBlock, scales += 2) {
       const float scale = f32_from_bf16(load16(scales));
       const std::size_t end = std::min(n, begin + kBlock);
       CENTROID_INDEPENDENT
-      for (std::size_t i = begin; i < end; ++i)
-        acc[i] = weight * dequantized(scale, static_cast<std::uint8_t>(in[i]));
-    }
-  }
-};
-
-struct DequantizeAdd {
-  CENTROID_KERNEL void run(const std::byte* in, const std::byte* scales, float weight,
-                           float* __restrict acc, std::size_t n) {
-    for (std::size_t begin = 0; begin < n; begin += kBlock, scales += 2) {
-      const float scale = f32_from_bf16(load16(scales));
-      const std::size_t end = std::min(n, begin + kBlock);
-      CENTROID_INDEPENDENT
-      for (std::size_t i = begin; i < end; ++i)
-        acc[i] = acc[i] + weight * dequantized(scale, static_cast<std::uint8_t>(in[i]));
+      for (std::size_t i = begin; i < end; ++i) {
+        const float x = weight * dequantized(scale, static_cast<std::uint8_t>(in[i]));
+        acc[i] = kFirst ? x : acc[i] + x;
+      }
     }
   }
 };
@@ -52,6 +42,17 @@ struct FindMinimum {
     *found = any != 0;
   }
 };
+
+/// For whole blocks; null when the portable loops are all there is.
+QuantizeBlocks fastest_blocks() {
+#if defined(__x86_64__)
+  if (active_isa() == Isa::kAvx512) return quantize_avx512;
+  if (active_isa() == Isa::kAvx2) return quantize_avx2;
+#elif defined(__aarch64__)
+  if (active_isa() == Isa::kNeon) return quantize_neon;
+#endif
+  return nullptr;
+}
 
 }  // namespace
 
@@ -81,14 +82,10 @@ bool quantize(std::span<const float> x, Draw draw, std::byte* out) {
   std::byte* scales = out;
   std::byte* numbers = out + (bytes(n) - n);
   std::size_t done = 0;
-#if defined(__x86_64__)
-  const Isa isa = active_isa();
-  if (isa != Isa::kBaseline) {
-    const QuantizeBlocks blocks = isa == Isa::kAvx512 ? quantize_avx512 : quantize_avx2;
+  if (const QuantizeBlocks blocks = fastest_blocks()) {
     if (!blocks(x.data(), whole, 0, draw.rounding, key, scales, numbers)) return false;
     done = whole * kBlock;
   }
-#endif
   return quantize_portable(x.data() + done, n - done, static_cast<std::uint32_t>(done),
                            draw.rounding, key, scales + done / kBlock * 2, numbers + done);
 }
@@ -111,16 +108,16 @@ Status check(Bytes in, std::size_t n) {
 
 void dequantize(Bytes in, std::span<float> out) {
   const std::size_t n = out.size();
-  run_multiversioned<DequantizeFirst>(in.data() + (bytes(n) - n), in.data(), 1.0f, out.data(), n);
+  run_multiversioned<Dequantize<true>>(in.data() + (bytes(n) - n), in.data(), 1.0f, out.data(), n);
 }
 
 void dequantize_add(Bytes in, float weight, bool first, std::span<float> acc) {
   const std::size_t n = acc.size();
   const std::byte* numbers = in.data() + (bytes(n) - n);
   if (first)
-    run_multiversioned<DequantizeFirst>(numbers, in.data(), weight, acc.data(), n);
+    run_multiversioned<Dequantize<true>>(numbers, in.data(), weight, acc.data(), n);
   else
-    run_multiversioned<DequantizeAdd>(numbers, in.data(), weight, acc.data(), n);
+    run_multiversioned<Dequantize<false>>(numbers, in.data(), weight, acc.data(), n);
 }
 
 }  // namespace centroid::int8

@@ -80,6 +80,9 @@ bool quantize_avx2(const float* x, std::size_t blocks, std::uint32_t first, Roun
                    Key key, std::byte* scales, std::byte* out);
 bool quantize_avx512(const float* x, std::size_t blocks, std::uint32_t first, Rounding rounding,
                      Key key, std::byte* scales, std::byte* out);
+#elif defined(__aarch64__)
+bool quantize_neon(const float* x, std::size_t blocks, std::uint32_t first, Rounding rounding,
+                   Key key, std::byte* scales, std::byte* out);
 #endif
 
 }  // namespace centroid::int8

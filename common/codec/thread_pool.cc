@@ -1,16 +1,12 @@
 #include "common/codec/thread_pool.h"
 
+#include "common/base/relax.h"
+
 namespace centroid {
 namespace {
 
 // Polls before a thread sleeps: the stages of one selection follow each other within microseconds.
 constexpr int kPolls = 2000;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 void wait_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
   for (int i = 0; i < kPolls; ++i) {

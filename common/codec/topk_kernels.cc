@@ -108,6 +108,8 @@ std::vector<const Kernels*> find_runnable() {
   if (best_isa() >= Isa::kAvx2 && has_bmi()) all.push_back(&internal::kAvx2);
   if (best_isa() >= Isa::kAvx512 && has_bmi()) all.push_back(&internal::kAvx512);
   if (best_isa() >= Isa::kAvx512 && has_vbmi2()) all.push_back(&internal::kAvx512Vbmi2);
+#elif defined(__aarch64__)
+  all.push_back(&internal::kNeon);
 #endif
   return all;
 }
@@ -130,9 +132,11 @@ const Kernels& kernels() {
       static const Kernels& best = has_bmi() ? internal::kAvx2 : internal::kPortable;
       return best;
     }
-    case Isa::kBaseline:
+    default:
       break;
   }
+#elif defined(__aarch64__)
+  if (active_isa() == Isa::kNeon) return internal::kNeon;
 #endif
   return internal::kPortable;
 }

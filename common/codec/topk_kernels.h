@@ -47,6 +47,8 @@ namespace internal {
 extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512, kAvx512Vbmi2;
+#elif defined(__aarch64__)
+extern const Kernels kNeon;
 #endif
 }  // namespace internal
 

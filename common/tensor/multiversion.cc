@@ -13,6 +13,8 @@ Isa detect() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return Isa::kAvx512;
   if (__builtin_cpu_supports("avx2")) return Isa::kAvx2;
+#elif defined(__aarch64__)
+  return Isa::kNeon;
 #endif
   return Isa::kBaseline;
 }
@@ -28,6 +30,8 @@ std::string_view to_string(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
       return "baseline";
+    case Isa::kNeon:
+      return "neon";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:
@@ -43,6 +47,9 @@ Isa best_isa() {
 
 Isa active_isa() { return active().load(std::memory_order_relaxed); }
 
-Isa limit_isa(Isa isa) { return active().exchange(std::min(isa, best_isa())); }
+Isa limit_isa(Isa isa) {
+  if (isa == Isa::kNeon && best_isa() != Isa::kNeon) isa = Isa::kBaseline;
+  return active().exchange(std::min(isa, best_isa()));
+}
 
 }  // namespace centroid

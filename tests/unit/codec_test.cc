@@ -109,7 +109,7 @@ TEST_P(CodecConformance, EveryInstructionSetGivesTheSameBits) {
     return o;
   };
   const Outputs base = outputs(Isa::kBaseline);
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
     if (isa > best_isa()) {
       std::printf("not checked, this machine lacks it: %s\n", std::string(to_string(isa)).c_str());
       continue;
@@ -217,7 +217,7 @@ TEST(Bf16Codec, WritesTheRoundedUpperHalves) {
   for (float& v : x) v = std::bit_cast<float>(static_cast<std::uint32_t>(rng.next()));
   const auto codec = make_codec("bf16").value();
   std::vector<std::byte> out(codec->max_bytes(x.size()));
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
     const Isa before = limit_isa(isa);
     ASSERT_EQ(*codec->encode(x, out), 2 * x.size());
     limit_isa(before);

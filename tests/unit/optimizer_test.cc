@@ -156,7 +156,7 @@ TEST_P(OptimizerConformance, SlicesAndInstructionSetsGiveTheBitsOfTheWhole) {
   const auto optimizer = made(GetParam());
   const Isa before = limit_isa(Isa::kBaseline);
   const State whole = run_in_slices(*optimizer, kElements, {kElements});
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
     limit_isa(isa);
     EXPECT_TRUE(run_in_slices(*optimizer, kElements, {kElements}) == whole) << to_string(isa);
     EXPECT_TRUE(run_in_slices(*optimizer, kElements, {0, 1, 18, 333, 334, 1000, kElements}) ==
@@ -169,7 +169,7 @@ TEST_P(OptimizerConformance, SlicesAndInstructionSetsGiveTheBitsOfTheWhole) {
 TEST_P(OptimizerConformance, OutMayBeParamsOrGradientOrNeither) {
   constexpr std::size_t kElements = 203;
   const auto optimizer = made(GetParam());
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
     const Isa before = limit_isa(isa);
     std::vector<float> gradient(kElements);
     fill_normal(gradient, 1);

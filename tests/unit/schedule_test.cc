@@ -94,7 +94,7 @@ TEST(PlaneNorm, GivesTheSameBitsHoweverThePlaneIsCut) {
   whole.add(0, plane);
   EXPECT_NEAR(whole.value(), static_cast<double>(std::sqrt(sum)), 1e-12 * whole.value());
   const Isa before = limit_isa(Isa::kBaseline);
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
     limit_isa(isa);
     for (int turn = 0; turn < 20; ++turn) {
       PlaneNorm cut;

@@ -8,21 +8,9 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/clock.h"
+#include "common/base/relax.h"
 
 namespace centroid::collective {
-
-namespace {
-
-/// Tells the core that this thread polls.
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
 
 Driver::Driver(const std::string& name, std::chrono::microseconds spin)
     : guard_(context_.get_executor()), spin_(spin) {

@@ -1,0 +1,14 @@
+#pragma once
+
+namespace centroid {
+
+/// Tell the core that this thread polls.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace centroid
