@@ -13,6 +13,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/process_metrics.h"
 #include "common/base/version.h"
 #include "server/api/api_server.h"
 #include "server/service/cluster.h"
@@ -78,6 +79,7 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
 
   const SystemClock clock;
   metrics::Registry registry;
+  metrics::add_process(registry, "centroid-server");
   IoThread service("service"), control("control"), blocking("blocking");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;

@@ -14,6 +14,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/process_metrics.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/device/device.h"
@@ -22,6 +23,8 @@
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 #include "worker/loop/training_loop.h"
+#include "worker/metrics_listener.h"
+#include "worker/probe.h"
 
 namespace centroid::worker {
 
@@ -203,6 +206,14 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
                                {"test_samples", data.test.samples},
                                {"devices", config.devices}});
   metrics::Registry registry;
+  metrics::add_process(registry, "centroid-worker");
+  Probe probe(registry);
+  std::unique_ptr<MetricsListener> listener;
+  if (!config.metrics_listen.empty()) {
+    CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.metrics_listen));
+    CENTROID_ASSIGN(listener, MetricsListener::start(endpoint, registry));
+    log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
+  }
   IoThread io("io");
   ExchangeMemory memory;
   memory.params = group->params();
@@ -216,8 +227,11 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
   auto watching = boost::asio::co_spawn(io.context(), watch_signals(signals, *exchange),
                                         boost::asio::use_future);
   std::uint64_t epoch = 0;
-  const auto observe = [&](const Share& share, const StepStats&, const RoundReport& report,
+  const auto observe = [&](const Share& share, const StepStats& stats, const RoundReport& report,
                            const TrainingSummary& now) {
+    probe.round_ended(share, stats, report);
+    probe.traffic(exchange->traffic());
+    probe.evaluated(now.test_accuracy, now.test_loss);
     if (share.epoch == epoch) return;
     epoch = share.epoch;
     log::info("epoch.ended", {{"epoch", epoch},

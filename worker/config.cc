@@ -66,6 +66,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                "server's checkpoints and when this worker leaves, for its next start; empty: not "
                "kept"},
       "state-dir");
+  s.field("metrics.listen", &c.metrics_listen,
+          {.text = "where GET /metrics (Prometheus) and /livez are served, HOST:PORT, without a "
+                   "token; port 0 takes a free one; empty: nowhere"},
+          "metrics-listen");
   s.field("summary_file", &c.summary_file,
           {.text = "write what was done to this JSON file at the end"}, "summary-file");
   s.field(

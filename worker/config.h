@@ -30,6 +30,7 @@ struct WorkerConfig {
   std::string congestion_control = "auto";
   std::uint64_t seed = 1;
   std::string summary_file;
+  std::string metrics_listen;
   std::string state_dir;
   std::string log_level = "info", log_format = "text";
   // exchange local

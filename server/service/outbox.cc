@@ -89,8 +89,10 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       message.chunk = piece.chunk;
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kResult);
-      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values,
-                                            clock_.now() + config_.stall_timeout, piece.crc));
+      const TimePoint begin = clock_.now();
+      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values, begin + config_.stall_timeout,
+                                            piece.crc));
+      probe_.sent(std::chrono::duration<double>(clock_.now() - begin).count());
       probe_.payload_sent(piece.values.size());
       probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32)
           .moved(store_->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());

@@ -92,8 +92,10 @@ Probe::Probe(metrics::Registry& r) {
   };
   contribution_seconds_ = r.histogram("centroid_server_contribution_seconds",
                                       "From opening of a round to a worker's last chunk.", latency);
+  receive_seconds_ = stage("receive");
   aggregate_seconds_ = stage("aggregate");
   apply_seconds_ = stage("apply");
+  send_seconds_ = stage("send");
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
   const auto residual = [&](const char* direction) {

@@ -51,6 +51,8 @@ class Probe {
   void handshake_refused() const { refused_.add(); }
   void payload_received(std::uint64_t bytes) const { bytes_in_.add(static_cast<double>(bytes)); }
   void payload_sent(std::uint64_t bytes) const { bytes_out_.add(static_cast<double>(bytes)); }
+  void received(double seconds) const { receive_seconds_.observe(seconds); }
+  void sent(double seconds) const { send_seconds_.observe(seconds); }
   void aggregated(double seconds) const { aggregate_seconds_.observe(seconds); }
   void applied(double seconds) const { apply_seconds_.observe(seconds); }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
@@ -73,8 +75,8 @@ class Probe {
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
       residual_up_, residual_down_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
-  metrics::Histogram round_seconds_, contribution_seconds_, aggregate_seconds_, apply_seconds_,
-      checkpoint_seconds_;
+  metrics::Histogram round_seconds_, contribution_seconds_, receive_seconds_, aggregate_seconds_,
+      apply_seconds_, send_seconds_, checkpoint_seconds_;
 };
 
 }  // namespace centroid::server

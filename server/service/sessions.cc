@@ -343,7 +343,9 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes())
     buffer = pool_->try_acquire();
   if (!buffer) buffer.emplace(bytes);
+  const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
+  probe_.received(std::chrono::duration<double>(clock_.now() - arrived).count());
   if (is_elastic) {
     session.release_credit(bytes);
     StagedContribution* const staged = stage_for(*link, key);

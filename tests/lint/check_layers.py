@@ -53,8 +53,8 @@ MAY["tests"] = list(MAY)
 
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
-    r"boost/beast": r"server/api/.*|client/.*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/api/.*|client/.*",
+    r"boost/beast": r"server/api/.*|worker/metrics_listener\.cc|client/.*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/api/.*|worker/metrics_listener\.cc|client/.*",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",

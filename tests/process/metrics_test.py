@@ -1,0 +1,83 @@
+"""What a worker tells Prometheus at --metrics-listen. metrics_test.py BIN_DIR"""
+
+import contextlib
+import http.client
+import socket
+
+from cluster import DONE, USAGE, ClusterTest, main, wait_for
+
+
+def series(text):
+    """Samples of the text format by their name with labels."""
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
+
+
+class WorkerMetrics(ClusterTest):
+    def listening(self, codec="f32"):
+        """A server with one worker that has trained a few rounds, and the endpoint of the worker's metrics."""
+        server = self.server("--epochs", "1000000")
+        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", "--codec", codec)
+        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_round(5)
+        return server, worker, endpoint
+
+    def get(self, endpoint, path="/metrics", method="GET"):
+        with contextlib.closing(http.client.HTTPConnection(endpoint, timeout=10)) as connection:
+            connection.request(method, path)
+            reply = connection.getresponse()
+            return reply.status, reply.headers, reply.read().decode()
+
+    def test_stages_rounds_and_bytes_grow_with_training(self):
+        server, worker, endpoint = self.listening("int8")
+
+        def committed():
+            return series(self.get(endpoint)[2])['centroid_worker_rounds_total{outcome="committed"}']
+
+        first = committed()
+        wait_for(lambda: committed() >= first + 5, "five more rounds in the worker's metrics")
+        status, headers, text = self.get(endpoint)
+        self.assertEqual(status, 200)
+        self.assertTrue(headers["Content-Type"].startswith("text/plain; version=0.0.4"))
+        values = series(text)
+        rounds = values['centroid_worker_rounds_total{outcome="committed"}']
+        for stage in ("compute", "encode", "send", "wait"):
+            self.assertGreater(values[f'centroid_worker_stage_seconds_count{{stage="{stage}"}}'], 0, stage)
+        samples = 16 * values["centroid_worker_round_seconds_count"]
+        self.assertLessEqual(abs(values["centroid_worker_samples_total"] - samples), 16)  # a scrape may come in mid-round
+        self.assertGreaterEqual(values["centroid_worker_version_number"], rounds)
+        self.assertGreater(values["centroid_worker_train_loss_nats"], 0)
+        self.assertGreater(values["process_resident_memory_bytes"], 1 << 20)
+        self.assertEqual(values['centroid_build_info{program="centroid-worker",version="%s"}' % server.get("/version")["version"]], 1)
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
+
+    def test_only_get_of_known_paths_is_answered(self):
+        _, _, endpoint = self.listening()
+        self.assertEqual(self.get(endpoint, "/livez")[0], 200)
+        self.assertEqual(self.get(endpoint, "/metrics", "HEAD")[2], "")
+        self.assertEqual(self.get(endpoint, "/v1/cluster")[0], 404)
+        self.assertEqual(self.get(endpoint, "/metrics", "POST")[0], 405)
+
+    def test_garbage_and_idle_connections_disturb_nobody(self):
+        server, worker, endpoint = self.listening()
+        host, port = endpoint.rsplit(":", 1)
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(contextlib.closing(socket.create_connection((host, int(port))))) for _ in range(8)]
+            idle[0].sendall(b"\x00\xff" * 40000)
+            idle[1].sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20000)
+            self.assertEqual(self.get(endpoint)[0], 200)
+            server.post("/v1/job:stop")
+            self.assert_exit(DONE, worker, server)
+
+    def test_port_in_use_is_named(self):
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            place = "127.0.0.1:%d" % taken.getsockname()[1]
+            worker = self.worker("127.0.0.1:1", "w0", "--metrics-listen", place)
+            self.assertNotEqual(worker.exit_status(), DONE)
+            self.assertIn(f"metrics.listen {place}: the port is in use", worker.text())
+        bad = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "nonsense")
+        self.assert_status(bad, USAGE, "nonsense")
+
+
+if __name__ == "__main__":
+    main()

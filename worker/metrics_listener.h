@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "common/base/metrics.h"
+#include "transport/transport.h"
+
+namespace centroid::worker {
+
+/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4) and GET /livez, nothing else.
+/// It has no token: what it tells are numbers about this worker (docs/operations.md).
+///
+/// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
+/// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response
+class MetricsListener {
+ public:
+  /// `registry` must outlive it.
+  ///
+  /// fails   invalid_argument (host unknown, cannot listen), already_exists (port in use)
+  static Result<std::unique_ptr<MetricsListener>> start(const transport::Endpoint& endpoint,
+                                                        const metrics::Registry& registry);
+  ~MetricsListener();
+  MetricsListener(const MetricsListener&) = delete;
+  MetricsListener& operator=(const MetricsListener&) = delete;
+
+  transport::Endpoint endpoint() const;  ///< with the real address and port
+
+ private:
+  struct Impl;
+  explicit MetricsListener(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace centroid::worker

@@ -1,0 +1,81 @@
+#include "worker/probe.h"
+
+namespace centroid::worker {
+
+Probe::Probe(metrics::Registry& r) {
+  const auto rounds = [&](const char* outcome) {
+    return r.counter("centroid_worker_rounds_total", "Rounds of this worker, by outcome.",
+                     {{"outcome", outcome}});
+  };
+  committed_ = rounds("committed");
+  skipped_ = rounds("skipped");
+  lost_ = rounds("lost");
+  late_ = rounds("late");
+  samples_ = r.counter("centroid_worker_samples_total", "Samples this worker has computed.");
+  const auto bytes = [&](const char* direction) {
+    return r.counter("centroid_worker_traffic_bytes_total",
+                     "Bytes on all connections, to the server and to other workers.",
+                     {{"direction", direction}});
+  };
+  bytes_in_ = bytes("in");
+  bytes_out_ = bytes("out");
+  loss_ = r.gauge("centroid_worker_train_loss_nats", "Mean loss of this worker's last share.");
+  accuracy_ = r.gauge("centroid_worker_test_accuracy_ratio",
+                      "Accuracy on held-out data, last evaluation here; -1: none yet.");
+  test_loss_ = r.gauge("centroid_worker_test_loss_nats",
+                       "Loss on held-out data, last evaluation here; -1: none yet.");
+  version_ = r.gauge("centroid_worker_version_number", "Version of the parameters in memory.");
+  rank_ = r.gauge("centroid_worker_rank_number", "Rank in the present generation.");
+  world_ = r.gauge("centroid_worker_world_members", "Workers in the present generation.");
+  residual_ = r.gauge("centroid_worker_codec_residual_norm",
+                      "Norm of what error feedback has left to send, when last looked at.");
+  const auto& bounds = metrics::latency_bounds();
+  compute_seconds_ =
+      r.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
+                  bounds, {{"stage", "compute"}});
+  round_seconds_ = r.histogram("centroid_worker_round_seconds",
+                               "From the first sample of a share to its parameters.", bounds);
+  accuracy_.set(-1);
+  test_loss_.set(-1);
+}
+
+void Probe::round_ended(const Share& share, const StepStats& stats,
+                        const RoundReport& report) const {
+  switch (report.outcome) {
+    case RoundReport::Outcome::kCommitted:
+      committed_.add();
+      break;
+    case RoundReport::Outcome::kSkipped:
+      skipped_.add();
+      break;
+    case RoundReport::Outcome::kLost:
+      lost_.add();
+      break;
+    case RoundReport::Outcome::kLate:
+      late_.add();
+      break;
+  }
+  samples_.add(static_cast<double>(stats.samples));
+  if (stats.samples > 0) loss_.set(stats.loss_sum / static_cast<double>(stats.samples));
+  compute_seconds_.observe(stats.compute_seconds);
+  round_seconds_.observe(stats.compute_seconds + report.wait_seconds);
+  version_.set(static_cast<double>(report.version.value));
+  rank_.set(static_cast<double>(share.rank.value));
+  world_.set(static_cast<double>(share.world));
+}
+
+void Probe::traffic(const ExchangeTraffic& total) {
+  if (total.bytes_in > told_.bytes_in)
+    bytes_in_.add(static_cast<double>(total.bytes_in - told_.bytes_in));
+  if (total.bytes_out > told_.bytes_out)
+    bytes_out_.add(static_cast<double>(total.bytes_out - told_.bytes_out));
+  residual_.set(total.codecs.residual_norm);
+  told_ = total;
+}
+
+void Probe::evaluated(double accuracy, double loss) const {
+  accuracy_.set(accuracy);
+  test_loss_.set(loss);
+}
+
+}  // namespace centroid::worker
