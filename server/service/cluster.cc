@@ -63,6 +63,7 @@ std::string Cluster::name_of(MemberId member) const {
 void Cluster::set_phase(Phase phase, std::string reason) {
   if (phase == phase_ && reason == phase_reason_) return;
   phase_ = phase;
+  probe_.job(static_cast<std::size_t>(phase));
   phase_reason_ = std::move(reason);
 }
 
@@ -168,6 +169,9 @@ Task<void> Cluster::watch_leases() {
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
+    const bool is_open = attempt_ && !attempt_->closed;
+    probe_.round_is_open(
+        is_open ? std::chrono::duration<double>(clock_.now() - round_opened_).count() : 0);
     probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0,
                    roster_.generation().value);
   }

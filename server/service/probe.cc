@@ -76,6 +76,12 @@ Probe::Probe(metrics::Registry& r) {
   round_ = r.gauge("centroid_server_round_number", "Round now open.");
   version_ = r.gauge("centroid_server_version_number", "Version of the committed parameters.");
   epoch_ = r.gauge("centroid_server_epoch_number", "Epoch now trained, from 0.");
+  round_open_ = r.gauge("centroid_server_round_open_seconds",
+                        "Age of the open round when leases were last looked at; 0: none is open.");
+  for (std::size_t state = 0; state < job_.size(); ++state)
+    job_[state] = r.gauge("centroid_server_job_state", "1 for the state that the job is in.",
+                          {{"state", kJobStates[state]}});
+  job(0);
   buffers_in_use_ = r.gauge("centroid_server_buffers_in_use", "Receive buffers in use.");
   waiting_ = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for lower ranks.");
   checkpoint_bytes_ = r.gauge("centroid_server_checkpoint_bytes", "Size of the last checkpoint.");
@@ -136,6 +142,10 @@ void Probe::position(std::uint64_t round, std::uint64_t version, std::uint64_t e
   round_.set(static_cast<double>(round));
   version_.set(static_cast<double>(version));
   epoch_.set(static_cast<double>(epoch));
+}
+
+void Probe::job(std::size_t state) const {
+  for (std::size_t other = 0; other < job_.size(); ++other) job_[other].set(other == state ? 1 : 0);
 }
 
 void Probe::buffers(std::size_t in_use, std::size_t waiting) const {

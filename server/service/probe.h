@@ -7,6 +7,10 @@
 
 namespace centroid::server {
 
+/// States of the job, in the order of Cluster::Phase.
+inline constexpr std::array kJobStates = {"waiting",  "initializing", "training", "paused",
+                                          "finished", "halted",       "stopping"};
+
 /// What one codec did in one direction.
 class CodecProbe {
  public:
@@ -59,6 +63,8 @@ class Probe {
   void checkpoint_failed() const { checkpoint_failures_.add(); }
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
+  void job(std::size_t state) const;                                      ///< one of kJobStates
+  void round_is_open(double seconds) const { round_open_.set(seconds); }  ///< 0: none
   void buffers(std::size_t in_use, std::size_t waiting) const;
   void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
@@ -73,7 +79,8 @@ class Probe {
       clipped_, carried_, dropped_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
-      residual_up_, residual_down_;
+      residual_up_, residual_down_, round_open_;
+  std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, receive_seconds_, aggregate_seconds_,
       apply_seconds_, send_seconds_, checkpoint_seconds_;

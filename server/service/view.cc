@@ -39,11 +39,9 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
 
 Task<ClusterView> Cluster::cluster() {
   auto read = [this] {
-    static constexpr const char* kPhases[] = {"waiting",  "initializing", "training", "paused",
-                                              "finished", "halted",       "stopping"};
     ClusterView view;
     view.run_id = run_id_;
-    view.state = kPhases[static_cast<std::size_t>(phase_)];
+    view.state = kJobStates[static_cast<std::size_t>(phase_)];
     view.state_reason = phase_reason_;
     view.generation = roster_.generation().value;
     view.world = roster_.ranked().size();

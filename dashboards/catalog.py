@@ -1,0 +1,280 @@
+"""Every panel and every alert of Centroid: the one list from which dashboards, rules and their check are made.
+
+A query is PromQL. SELECT in it becomes the matchers that the variables of a dashboard fill in, RATE the window of a rate.
+"""
+
+import dataclasses
+
+SERIES, STAT, BARS = "timeseries", "stat", "stacked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    title: str
+    text: str  # what it shows and what a bad value means
+    unit: str  # of Grafana: s, bytes, Bps, ops, percentunit, short, none, dateTimeFromNow
+    queries: tuple  # of (PromQL, legend)
+    kind: str = SERIES
+    width: int = 8  # of 24
+    bounds: tuple = ()  # of (from value, colour) for a STAT
+
+
+@dataclasses.dataclass(frozen=True)
+class Dashboard:
+    uid: str
+    title: str
+    text: str
+    rows: tuple  # of (title, panels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alert:
+    name: str
+    value: str  # PromQL; the alert is `value condition`
+    condition: str
+    wait: str  # how long it must be so
+    severity: str  # critical: training stands still or data may be lost; warning: look at it this day
+    summary: str
+    do: str  # the runbook
+
+
+def quantile(q, metric, by=""):
+    """Quantile of a histogram, over all series or by one label."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({q}, sum by ({labels}) (rate({metric}_bucket{{SELECT}}[RATE])))"
+
+
+def mean(metric, by):
+    """Mean of a histogram by labels."""
+    return f"sum by ({by}) (rate({metric}_sum{{SELECT}}[RATE])) / (sum by ({by}) (rate({metric}_count{{SELECT}}[RATE])) > 0)"
+
+
+def rate(metric, by="", more=""):
+    labels = f" by ({by})" if by else ""
+    return f"sum{labels} (rate({metric}{{SELECT{more}}}[RATE]))"
+
+
+SERVER_STAGES = "rate(centroid_server_stage_seconds_sum{SELECT}[RATE])"
+WORKER_STAGES = "rate(centroid_worker_stage_seconds_sum{SELECT}[RATE])"
+
+TRAINING = Dashboard(
+    "centroid-training",
+    "Centroid / Training",
+    "How well and how fast a job learns, and where the time of a round goes.",
+    (
+        (
+            "Progress",
+            (
+                Panel("State", "State of the job, by its server.", "none",
+                      (("max by (state) (centroid_server_job_state{SELECT}) == 1", "{{state}}"),), STAT, 6),
+                Panel("Epoch", "Epoch now trained, from 0.", "none",
+                      (("max(centroid_server_epoch_number{SELECT})", "epoch"),), STAT, 4),
+                Panel("Version", "Version of the committed parameters: one more with each committed round.", "none",
+                      (("max(centroid_server_version_number{SELECT})", "version"),), STAT, 4),
+                Panel("Workers", "Workers of the present generation.", "none",
+                      (("sum(centroid_server_world_members{SELECT})", "workers"),), STAT, 4),
+                Panel("Samples per second", "Samples in committed rounds per second.", "short",
+                      ((rate("centroid_server_samples_total"), "samples/s"),), STAT, 6),
+            ),
+        ),
+        (
+            "Learning",
+            (
+                Panel("Training loss", "Mean loss of the last committed round. Rising or NaN: lower the learning rate.", "none",
+                      (("centroid_server_train_loss_nats{SELECT}", "all workers"),
+                       ("centroid_worker_train_loss_nats{SELECT}", "{{instance}}")), width=12),
+                Panel("Held-out loss", "Loss on held-out data at the last evaluation. Rises while training loss falls: overfitting.", "none",
+                      (("centroid_server_test_loss_nats{SELECT}", "held-out loss"),), width=6),
+                Panel("Held-out accuracy", "Accuracy on held-out data at the last evaluation.", "percentunit",
+                      (("centroid_server_test_accuracy_ratio{SELECT}", "accuracy"),), width=6),
+                Panel("Gradient norm", "Norm of the last mean gradient before clipping (only with optimizer.clip_norm).", "none",
+                      (("centroid_server_gradient_norm{SELECT}", "norm"),)),
+                Panel("Rounds clipped", "Share of rounds whose mean gradient was over optimizer.clip_norm.", "percentunit",
+                      ((rate("centroid_server_rounds_clipped_total") + " / "
+                        + rate("centroid_server_rounds_total", more=',outcome="committed"'), "clipped"),)),
+                Panel("Non-finite gradients", "Contributions with NaN or infinity per second; any is too many.", "ops",
+                      ((rate("centroid_server_contributions_nonfinite_total"), "non-finite"),)),
+            ),
+        ),
+        (
+            "Speed",
+            (
+                Panel("Throughput", "Samples per second: committed, and computed by each worker.", "short",
+                      ((rate("centroid_server_samples_total"), "committed"),
+                       (rate("centroid_worker_samples_total", "instance"), "{{instance}}"))),
+                Panel("Rounds", "Rounds per second by outcome. Aborted ones were repeated after a worker was lost.", "ops",
+                      ((rate("centroid_server_rounds_total", "outcome"), "{{outcome}}"),)),
+                Panel("Round time", "From opening to commit of a round, as the server sees it.", "s",
+                      ((quantile(0.5, "centroid_server_round_seconds"), "median"),
+                       (quantile(0.99, "centroid_server_round_seconds"), "99 %"))),
+                Panel("Time of the workers by stage",
+                      "Seconds per second that a worker spends in each stage, mean over the workers. `wait` is time without work.", "percentunit",
+                      ((f"avg by (stage) ({WORKER_STAGES})", "{{stage}}"),), BARS, 12),
+                Panel("Time of the server by stage", "Seconds per second by stage. Over 1 in sum: stages of several workers overlap.",
+                      "percentunit", ((f"sum by (stage) ({SERVER_STAGES})", "{{stage}}"),), BARS, 12),
+            ),
+        ),
+        (
+            "Who waits for whom",
+            (
+                Panel("Computing, by worker", "Mean time of forward and backward. The slowest worker holds the others up (policy bsp).", "s",
+                      ((mean("centroid_worker_stage_seconds", "instance, stage").replace("SELECT", 'SELECT,stage="compute"'), "{{instance}}"),)),
+                Panel("Waiting, by worker", "Mean time from the end of backward to new parameters. The slowest worker waits least.", "s",
+                      ((mean("centroid_worker_stage_seconds", "instance, stage").replace("SELECT", 'SELECT,stage="wait"'), "{{instance}}"),)),
+                Panel("Contribution time", "From opening of a round to the last chunk of a worker; far apart: a straggler.", "s",
+                      ((quantile(0.5, "centroid_server_contribution_seconds"), "median"),
+                       (quantile(0.99, "centroid_server_contribution_seconds"), "99 %"))),
+                Panel("Late contributions", "Contributions per second whose round closed without them (policies backup and quorum).", "ops",
+                      ((rate("centroid_server_contributions_late_total", "fate"), "{{fate}}"),), width=12),
+                Panel("Age of the open round", "Grows while a round waits; /v1/waits names for whom.", "s",
+                      (("centroid_server_round_open_seconds{SELECT}", "open since"),), width=12),
+            ),
+        ),
+        (
+            "Compression",
+            (
+                Panel("Compression ratio", "Bytes as float32 over bytes on the wire, by codec and direction.", "none",
+                      ((rate("centroid_server_codec_raw_bytes_total", "codec, direction") + " / ("
+                        + rate("centroid_server_codec_encoded_bytes_total", "codec, direction") + " > 0)", "{{codec}} {{direction}}"),)),
+                Panel("Encoding and decoding", "Seconds per second in codecs, over all workers and the server.", "percentunit",
+                      ((rate("centroid_server_codec_encode_seconds_total", "direction"), "encode {{direction}}"),
+                       (rate("centroid_server_codec_decode_seconds_total", "direction"), "decode {{direction}}"))),
+                Panel("Residual", "Norm of what error feedback has left to send. Steady growth: the codec is too coarse.", "none",
+                      (("max by (direction) (centroid_server_codec_residual_norm{SELECT})", "{{direction}}"),)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+CLUSTER = Dashboard(
+    "centroid-cluster",
+    "Centroid / Cluster",
+    "Who is there, what moves between them, what they cost, and what went wrong.",
+    (
+        (
+            "Members",
+            (
+                Panel("Processes up", "Programs that Prometheus reaches.", "none",
+                      (("count by (program) (centroid_build_info{SELECT})", "{{program}}"),), STAT, 6),
+                Panel("Present", "Workers with a lease, and those of the present generation.", "none",
+                      (("sum(centroid_server_members{SELECT})", "present"),
+                       ("sum(centroid_server_world_members{SELECT})", "in the generation")), width=6),
+                Panel("Generation", "Number of the membership; it moves when a worker comes, goes or dies.", "none",
+                      (("max(centroid_server_generation_number{SELECT})", "generation"),), width=6),
+                Panel("Coming and going", "Workers admitted and ended, per second.", "ops",
+                      ((rate("centroid_server_members_joined_total"), "joined"),
+                       (rate("centroid_server_members_ended_total", "cause"), "{{cause}}")), width=6),
+            ),
+        ),
+        (
+            "Traffic",
+            (
+                Panel("Payload of the server", "Contributions in; results and state out.", "Bps",
+                      ((rate("centroid_server_payload_received_bytes_total"), "in"), (rate("centroid_server_payload_sent_bytes_total"), "out"))),
+                Panel("Traffic by worker", "Bytes on all its connections, to the server and to other workers.", "Bps",
+                      ((rate("centroid_worker_traffic_bytes_total", "instance, direction"), "{{instance}} {{direction}}"),)),
+                Panel("Server: receiving a chunk", "Time to read the payload of one chunk.", "s",
+                      ((quantile(0.5, "centroid_server_stage_seconds", "stage").replace("SELECT", 'SELECT,stage=~"receive|aggregate|send"'),
+                        "{{stage}}, median"),)),
+                Panel("Receive buffers", "Buffers that hold chunks, and chunks that wait for lower ranks.", "short",
+                      (("sum(centroid_server_buffers_in_use{SELECT})", "in use"), ("sum(centroid_server_chunks_waiting{SELECT})", "waiting")),
+                      width=12),
+                Panel("Reconnects", "Times per second that workers lost the server and tried again.", "ops",
+                      ((rate("centroid_worker_reconnects_total", "instance"), "{{instance}}"),), width=12),
+            ),
+        ),
+        (
+            "What it costs",
+            (
+                Panel("Processor", "Cores in use by each process.", "short",
+                      (("rate(process_cpu_seconds_total{SELECT}[RATE])", "{{instance}}"),)),
+                Panel("Memory", "Resident memory of each process.", "bytes",
+                      (("process_resident_memory_bytes{SELECT}", "{{instance}}"),)),
+                Panel("Open descriptors", "Open files and sockets of each process.", "short",
+                      (("process_open_fds{SELECT}", "{{instance}}"),)),
+            ),
+        ),
+        (
+            "Checkpoints",
+            (
+                Panel("Newest checkpoint", "When it was written. This much is lost with the server's machine.", "dateTimeFromNow",
+                      (("1000 * max(centroid_server_checkpoint_last_success_timestamp_seconds{SELECT})", "written"),), STAT, 6),
+                Panel("Size", "Bytes of the newest checkpoint.", "bytes",
+                      (("max(centroid_server_checkpoint_bytes{SELECT})", "size"),), STAT, 6),
+                Panel("Time to write", "Training goes on meanwhile.", "s",
+                      (("max(centroid_server_checkpoint_seconds_sum{SELECT} / centroid_server_checkpoint_seconds_count{SELECT})", "mean"),),
+                      width=6),
+                Panel("Checkpoints", "Written, and failed, since the server started.", "short",
+                      (("sum(centroid_server_checkpoints_total{SELECT})", "written"),
+                       ("sum(centroid_server_checkpoint_failures_total{SELECT})", "failed")), width=6),
+            ),
+        ),
+        (
+            "Errors",
+            (
+                Panel("Contributions lost", "Of workers that went before their end; the round was closed with the rest or repeated.", "ops",
+                      ((rate("centroid_server_contributions_lost_total"), "lost"),)),
+                Panel("Refused and stale", "Handshakes refused: wrong token or garbage. Stale chunks: of closed attempts.", "ops",
+                      ((rate("centroid_server_handshakes_refused_total"), "handshakes refused"),
+                       (rate("centroid_server_frames_stale_total"), "stale chunks"))),
+                Panel("State lost", "Times the job went back because every worker of a ring was gone at once.", "short",
+                      (("sum(centroid_server_state_lost_total{SELECT})", "state lost"),)),
+                Panel("REST requests", "Requests per second by class of status.", "ops",
+                      ((rate("centroid_api_requests_total", "code"), "{{code}}"),)),
+                Panel("REST latency", "Time to answer a request.", "s",
+                      ((quantile(0.99, "centroid_api_request_seconds", "route"), "{{route}}, 99 %"),)),
+                Panel("REST connections", "Open connections, of 256 at most.", "short",
+                      (("sum(centroid_api_connections{SELECT})", "open"),)),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (TRAINING, CLUSTER)
+
+TRAINING_NOW = '(max by (job, instance) (centroid_server_job_state{state="training"}) == 1)'
+
+ALERTS = (
+    Alert("CentroidNoProgress", f"{TRAINING_NOW} * on (job, instance) sum by (job, instance) (rate(centroid_server_rounds_total[5m]))", "== 0", "5m",
+          "critical", "The job on {{ $labels.instance }} is training, but no round has ended for five minutes.",
+          "GET /v1/waits (centroidctl waits) says for whom the round waits. A worker that hangs beyond its lease is dropped by itself; "
+          "one that sends heartbeats but no gradients must be restarted."),
+    Alert("CentroidJobHalted", 'max by (job, instance) (centroid_server_job_state{state="halted"})', "== 1", "0m",
+          "critical", "The job on {{ $labels.instance }} has halted itself.",
+          "GET /v1/cluster, state_reason: mostly a gradient that is not finite, with worker, tensor and round. Lower the learning rate "
+          "and start again with --resume."),
+    Alert("CentroidServerDown", "max by (job, instance) (up{job=~\".*centroid-server.*\"})", "== 0", "1m",
+          "critical", "Prometheus does not reach the server {{ $labels.instance }}.",
+          "Workers keep their state and try again until --join-timeout. Start the server with --resume and the same run_dir and listen."),
+    Alert("CentroidTooFewWorkers", 'max by (job, instance) (centroid_server_job_state{state="waiting"})', "== 1", "10m",
+          "warning", "The job on {{ $labels.instance }} has waited for workers for ten minutes.",
+          "GET /v1/cluster, state_reason says how many are missing. Start them, or lower min_workers."),
+    Alert("CentroidWorkersFlapping", 'sum by (job, instance) (increase(centroid_server_members_ended_total{cause="dead"}[15m]))', "> 3", "0m",
+          "warning", "More than three workers of {{ $labels.instance }} were lost within 15 minutes.",
+          "GET /v1/workers, reason tells why each ended. Look at memory limits, preemption and the network of those machines."),
+    Alert("CentroidNonFiniteGradients", "sum by (job, instance) (increase(centroid_server_contributions_nonfinite_total[10m]))", "> 0", "0m",
+          "warning", "Gradients with NaN or infinity reached {{ $labels.instance }}.",
+          "The server's log names worker, tensor and round. Lower the learning rate, or set optimizer.clip_norm; look at that worker's data."),
+    Alert("CentroidCheckpointFails", "sum by (job, instance) (increase(centroid_server_checkpoint_failures_total[15m]))", "> 0", "0m",
+          "critical", "A checkpoint of {{ $labels.instance }} could not be written.",
+          "The log line checkpoint.failed says why; mostly the disk is full. Training goes on, older checkpoints are untouched."),
+    Alert("CentroidCheckpointOld",
+          f"{TRAINING_NOW} * on (job, instance) (time() - max by (job, instance) (centroid_server_checkpoint_last_success_timestamp_seconds > 0))",
+          "> 7200", "0m",
+          "warning", "The newest checkpoint of {{ $labels.instance }} is older than two hours while the job trains.",
+          "POST /v1/checkpoints (centroidctl checkpoints make) writes one now; set checkpoint.every_rounds to what you can afford to lose."),
+    Alert("CentroidStateLost", "sum by (job, instance) (increase(centroid_server_state_lost_total[10m]))", "> 0", "0m",
+          "critical", "The job on {{ $labels.instance }} went back to an older state.",
+          "Every worker of a ring was gone at once. Find what they share (a power supply, a switch, a node pool); checkpoint more often."),
+    Alert("CentroidStranger", "sum by (job, instance) (rate(centroid_server_handshakes_refused_total[5m]))", "> 0.1", "5m",
+          "warning", "Connections to {{ $labels.instance }} fail the handshake again and again.",
+          "handshake.refused in the log names the address: a worker with a wrong token or version, or a scanner."),
+    Alert("CentroidStraggler",
+          'max by (job) (rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m]) / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0))'
+          ' / (quantile by (job) (0.5, rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m])'
+          ' / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0)) > 0)',
+          "> 2", "10m",
+          "warning", "A worker of {{ $labels.job }} computes more than twice as long as the median worker.",
+          "The dashboard Training, row 'Who waits for whom', names it. Give it a smaller batch, move it to another machine, or train with "
+          "--policy backup:1 (docs/policies.md)."),
+)  # fmt: skip

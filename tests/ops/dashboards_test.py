@@ -1,0 +1,171 @@
+"""Every query of the dashboards and alerts against a Prometheus that scrapes a training cluster.
+
+dashboards_test.py BIN_DIR [unittest's arguments]     with CENTROID_WRITE_REFERENCE=1 docs/metrics.md is made anew
+Needs prometheus and promtool: in PATH, or in the folder that CENTROID_PROMETHEUS names.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+import urllib.error
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards")]
+import catalog  # noqa: E402
+import generate  # noqa: E402
+import reference  # noqa: E402
+from cluster import ClusterTest, Process, main, wait_for  # noqa: E402
+
+IS_WRITING = os.environ.get("CENTROID_WRITE_REFERENCE") == "1"
+RULES = ROOT / "dashboards" / "prometheus"
+SKIPPED = 77
+
+
+def tool(name):
+    """Path of a program of Prometheus, or None."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("CENTROID_PROMETHEUS", ""), os.environ.get("PATH", "")]))
+
+
+def promtool(*arguments, text=None):
+    return subprocess.run([tool("promtool"), *map(str, arguments)], input=text, capture_output=True, text=True, check=False)
+
+
+class Files(unittest.TestCase):
+    """What needs no cluster."""
+
+    def assert_good(self, done):
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_committed_files_are_what_the_generator_makes(self):
+        self.assertEqual(generate.main(["--check"]), 0)
+
+    def test_rules_are_clean_and_their_cases_pass(self):
+        self.assert_good(promtool("check", "rules", "--lint=all", "--lint-fatal", RULES / "alerts.yaml"))
+        self.assert_good(promtool("test", "rules", RULES / "alerts_test.yaml"))
+
+    def test_every_alert_has_a_case_that_fires(self):
+        cases = (RULES / "alerts_test.yaml").read_text()
+        for alert in catalog.ALERTS:
+            self.assertRegex(cases, rf"alertname: {alert.name}\n\s+exp_alerts:\n\s+- exp_labels", alert.name)
+
+    def test_every_panel_is_complete(self):
+        for dashboard in catalog.DASHBOARDS:
+            made = generate.dashboard_json(dashboard)
+            panels = [panel for panel in made["panels"] if panel["type"] != "row"]
+            self.assertEqual(len({panel["id"] for panel in made["panels"]}), len(made["panels"]))
+            self.assertEqual([v["name"] for v in made["templating"]["list"]], ["datasource", "run", "job", "instance"])
+            for panel in panels:
+                with self.subTest(dashboard=dashboard.title, panel=panel["title"]):
+                    self.assertGreater(len(panel["description"]), 20)
+                    self.assertTrue(panel["fieldConfig"]["defaults"]["unit"])
+                    self.assertLessEqual(panel["gridPos"]["x"] + panel["gridPos"]["w"], 24)
+                    for target in panel["targets"]:
+                        self.assertTrue(target["legendFormat"])
+                        self.assertIn(generate.MATCHERS, target["expr"])
+                        self.assertNotIn("[5m]", target["expr"])
+
+
+class Live(ClusterTest):
+    """A cluster of three workers and a Prometheus that scrapes it every second."""
+
+    def setUp(self):
+        arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200"]
+        self.cluster = self.server(*arguments)
+        self.workers = [
+            self.worker(self.cluster, f"w{k}", "--metrics-listen", "127.0.0.1:0", "--codec", codec)
+            for k, codec in enumerate(("f32", "int8", "topk:0.1"))
+        ]
+        self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in self.workers]
+        self.prometheus = self.start_prometheus()
+
+    def start_prometheus(self):
+        jobs = {"centroid-server": [self.cluster.api], "centroid-worker": self.endpoints}
+        lines = ["global:", "  scrape_interval: 1s", "  evaluation_interval: 1s", f"rule_files: [{json.dumps(str(RULES / 'alerts.yaml'))}]"]
+        lines += ["scrape_configs:"]
+        for job, targets in jobs.items():
+            lines += [f"  - job_name: {job}", f"    static_configs: [{{targets: {json.dumps(targets)}, labels: {{run: test}}}}]"]
+        config = self.folder / "prometheus.yml"
+        config.write_text("\n".join(lines) + "\n")
+        arguments = [f"--config.file={config}", "--web.listen-address=127.0.0.1:0", f"--storage.tsdb.path={self.folder / 'tsdb'}"]
+        process = Process(tool("prometheus"), arguments, self.folder / "prometheus.log", dict(os.environ))
+        self.processes.append(process)
+        listening = re.compile(r'msg="Listening on" address=(\S+)')
+        address = wait_for(lambda: listening.search(process.text()), "the port of Prometheus")[1]
+
+        def is_ready():
+            try:
+                return self.fetch(f"http://{address}/-/ready")
+            except urllib.error.HTTPError:
+                return None
+
+        wait_for(is_ready, "a ready Prometheus")
+        return address
+
+    def fetch(self, url):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=20) as reply:
+            return reply.read().decode()
+
+    def points(self, query):
+        """Finite values that Prometheus has for a query now."""
+        url = f"http://{self.prometheus}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+        try:
+            answer = json.loads(self.fetch(url))
+        except urllib.error.HTTPError as error:
+            self.fail(f"{query}: {error.read().decode()}")
+        return [value for value in (float(one["value"][1]) for one in answer["data"]["result"]) if math.isfinite(value)]
+
+    def assert_data(self, queries):
+        """Every one of (name, query) has data before the deadline."""
+        missing = dict(queries)
+
+        def look():
+            for name in [name for name, query in missing.items() if self.points(query)]:
+                del missing[name]
+            return not missing
+
+        try:
+            wait_for(look, "data", 60)
+        except AssertionError:
+            self.fail("queries without data:\n" + "\n".join(f"{name}: {query}" for name, query in missing.items()))
+
+    def test_every_panel_and_every_alert_has_data(self):
+        queries = []
+        for dashboard in catalog.DASHBOARDS:
+            for panel in generate.dashboard_json(dashboard)["panels"]:
+                for target in panel.get("targets", []):
+                    query = re.sub(r"\$(job|instance|run)", ".*", target["expr"]).replace("$__rate_interval", "5s")
+                    queries.append((f"{dashboard.title} / {panel['title']} / {target['refId']}", query))
+        self.assertGreater(len(queries), 50)
+        self.assert_data(queries)
+        self.assert_data([(alert.name, alert.value.replace("[5m]", "[10s]")) for alert in catalog.ALERTS])
+        firing = json.loads(self.fetch(f"http://{self.prometheus}/api/v1/alerts"))["data"]["alerts"]
+        self.assertEqual([alert["labels"]["alertname"] for alert in firing if alert["state"] == "firing"], [])
+
+    def test_names_are_clean_and_the_reference_is_true(self):
+        self.cluster.wait_round(250)  # a checkpoint has begun
+        wait_for(lambda: self.cluster.get("/v1/checkpoints")["checkpoints"], "a checkpoint")
+        server, worker = self.cluster.call("GET", "/metrics")[1], self.fetch(f"http://{self.endpoints[0]}/metrics")
+        for text in (server, worker):
+            done = promtool("check", "metrics", text=text)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertLess(len(text.splitlines()), 2000)  # series are bounded
+        page, file = reference.page(server, worker), ROOT / "docs" / "metrics.md"
+        if IS_WRITING:
+            file.write_text(page)
+        self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: CENTROID_WRITE_REFERENCE=1 ./centroid test --ops")
+
+
+if __name__ == "__main__":
+    if not tool("prometheus") or not tool("promtool"):
+        print("skipped: no prometheus and promtool here; ./centroid test --ops fetches them")
+        sys.exit(SKIPPED)
+    main()
