@@ -62,7 +62,7 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                    "everything"});
   s.field(
       "state_dir", &c.state_dir,
-      {.text = "exchange star: folder in which error feedback (docs/compression.md) is kept at the "
+      {.text = "folder in which error feedback (docs/compression.md) is kept at the "
                "server's checkpoints and when this worker leaves, for its next start; empty: not "
                "kept"},
       "state-dir");
@@ -113,9 +113,10 @@ Status finish(WorkerConfig& c) {
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
-  if (!c.state_dir.empty() && c.exchange != "star")
+  if (!c.state_dir.empty() && c.exchange == "local")
     return Error(ErrorCode::kInvalidArgument,
-                 "state_dir is for exchange star, not " + c.exchange + ": leave it empty");
+                 "state_dir is for what error feedback leaves out, which exchange local has not: "
+                 "leave it empty");
   if (c.exchange == "local" && c.epochs == 0 && c.rounds == 0)
     return Error(ErrorCode::kInvalidArgument,
                  "exchange local needs a goal: --epochs N or --rounds N");

@@ -37,6 +37,7 @@ enum class Kind : std::uint16_t {
   kReady = 35,           ///< worker -> server: done with a round that closed without me
   kComputed = 33,        ///< worker -> server: my gradients are complete, the rest is the peers'
   kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
+  kKeep = 36,            ///< server -> worker: I save the state after this round, keep yours
 };
 
 /// What a frame of a known kind looks like: fails invalid_argument when the request flag is missing
@@ -306,6 +307,14 @@ struct Computed {
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt);
+  }
+};
+
+struct Keep {
+  Round round;  ///< the last one that is over
+  template <class F>
+  void fields(F& f) {
+    f(round);
   }
 };
 

@@ -37,6 +37,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kComputed, .name = "Computed"},
     Rule{.kind = Kind::kReady, .name = "Ready"},
     Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
+    Rule{.kind = Kind::kKeep, .name = "Keep"},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {

@@ -83,12 +83,14 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
   Status result = co_await run_rounds();
+  rounds_ended_ = true;
+  state_fetched_.notify_all();
 
   const bool halted = !result.ok();
   if (halted) log::error("job.halted", {{"error", result.error()}});
   if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
-    const auto written = co_await write_checkpoint();
+    const auto written = co_await write_checkpoint(false);
     if (!written.ok())
       log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
   }

@@ -82,8 +82,10 @@ struct Link {
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   bool state_requested = false;
-  Generation told;        ///< whose peers it knows
-  Attempt::Key computed;  ///< the last attempt for which its gradients were complete
+  bool has_feedback = false;  ///< its codec has
+  std::optional<Round> keep;  ///< to be told that the state after this round is saved
+  Generation told;            ///< whose peers it knows
+  Attempt::Key computed;      ///< the last attempt for which its gradients were complete
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
   bool is_away = false;                ///< has no seat until it is free again
@@ -241,7 +243,9 @@ class Cluster final : public ControlPlane {
   Task<bool> initialize();
   Status load_checkpoint();
   Status load_initial_file();
-  Task<Result<CheckpointView>> write_checkpoint();
+  Task<Result<CheckpointView>> write_checkpoint(bool may_announce);
+  bool announces_checkpoint() const;
+  void announce_checkpoint();
   Task<void> checkpoint_in_background();
   CheckpointInfo checkpoint_info() const;
   struct DataIdentity {
@@ -291,7 +295,7 @@ class Cluster final : public ControlPlane {
   Event changed_;   ///< members, decisions, requests: wakes the round loop
   Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
-  Event state_fetched_;
+  Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
 
   // position of the job
   Round round_{1};
@@ -325,6 +329,8 @@ class Cluster final : public ControlPlane {
   };
   std::optional<Upload> upload_;
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
+  bool announcement_wanted_ = false, rounds_ended_ = false;
+  std::optional<Version> announced_;  ///< the workers know that this one is to be saved
   std::uint64_t exchange_failures_ = 0;
   std::map<MemberId, std::uint64_t> blamed_;  ///< by members that failed, in this round
   std::set<MemberId> failed_;                 ///< who could not complete this attempt
@@ -346,6 +352,7 @@ class Cluster final : public ControlPlane {
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   bool checkpointing_ = false;
+  std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process
   TaskGroup tasks_;

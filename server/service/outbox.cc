@@ -37,7 +37,11 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
   while (!session.is_closed() && !link->is_gone) {
     const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
                           attempt_->left_out.count(link->id) == 0;
-    if (!attempt && has_seat && !link->behind) {
+    if (!attempt && link->keep) {
+      proto::Keep keep;
+      keep.round = *std::exchange(link->keep, std::nullopt);
+      CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
+    } else if (!attempt && has_seat && !link->behind) {
       attempt = attempt_;
       sent = 0;
       if (policy_.is_elastic()) {

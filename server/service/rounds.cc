@@ -58,6 +58,7 @@ Task<Status> Cluster::run_rounds() {
       CENTROID_CO_TRY(co_await fetch_state());
       continue;
     }
+    if (announcement_wanted_) announce_checkpoint();
     if (stop_requested_ || goal_reached()) co_return Status();
     dismiss_drained();
     if (paused_) {

@@ -265,7 +265,9 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   auto link = std::make_shared<Link>();
   link->id = joined.member;
   link->codec = make_codec(join.codec).value();
-  link->codec_kind = CodecSpec::parse(join.codec)->kind;
+  const CodecSpec spec = *CodecSpec::parse(join.codec);
+  link->codec_kind = spec.kind;
+  link->has_feedback = spec.feedback.enabled;
   link->session = &session;
   link->join = std::move(join);
   links_[link->id] = link;

@@ -253,16 +253,42 @@ CheckpointInfo Cluster::checkpoint_info() const {
 }
 
 Task<void> Cluster::checkpoint_in_background() {
-  const auto written = co_await write_checkpoint();
+  const auto written = co_await write_checkpoint(true);
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
     log::error("checkpoint.failed", {{"error", written.error()}, {"action", "training goes on"}});
 }
 
-Task<Result<CheckpointView>> Cluster::write_checkpoint() {
+bool Cluster::announces_checkpoint() const {
+  if (rounds_ended_ || store_->version().value == 0 || announced_ == store_->version())
+    return false;
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& entry) { return entry.second->has_feedback; });
+}
+
+/// Between rounds: what error feedback has left belongs to this state now, and to no other one
+/// later.
+void Cluster::announce_checkpoint() {
+  announcement_wanted_ = false;
+  announced_ = store_->version();
+  for (const auto& [id, link] : links_)
+    if (link->has_feedback) link->keep = Round(round_.value - 1);
+  outgoing_.notify_all();
+  state_fetched_.notify_all();
+}
+
+/// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
+Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
+  bool has_waited = false;
   for (;;) {
-    while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
-    if (!store_ || store_->is_current()) break;
-    ++state_waiters_;  // the round loop fetches it before the next round
+    for (; checkpointing_; has_waited = true) co_await checkpoint_done_.wait(TimePoint::max());
+    if (!store_) break;
+    // Another one asked for the same state: it is the one that was wanted here too.
+    if (has_waited && last_written_ && last_written_->version == store_->version().value)
+      co_return *last_written_;
+    const bool announces = may_announce && announces_checkpoint();
+    if (store_->is_current() && !announces) break;
+    if (announces) announcement_wanted_ = true;
+    ++state_waiters_;  // the round loop does both before the next round
     changed_.notify_all();
     const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
     --state_waiters_;
@@ -317,6 +343,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint() {
   view.round = info.round.value;
   view.bytes = written->bytes;
   view.created_unix_seconds = info.created_unix_seconds;
+  last_written_ = view;
   co_return view;
 }
 

@@ -229,7 +229,7 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
 
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {
   auto write = [](Cluster* self) -> Task<std::optional<Result<CheckpointView>>> {
-    co_return co_await self->write_checkpoint();
+    co_return co_await self->write_checkpoint(true);
   };
   auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);
   co_return std::move(*written);

@@ -133,6 +133,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Computed>("computed");
   expect_documented<Computed>("ready");
   expect_documented<ExchangeFailed>("exchange-failed");
+  expect_documented<Keep>("keep");
 }
 
 TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {

@@ -125,7 +125,7 @@ class ClusterExchange final : public Exchange {
     is_told.get_future().get();
     running_.get();
     link_.look_at_residual();
-    link_.keep_feedback();
+    link_.leave_feedback();
     const std::span<float> last = link_.params();
     if (last.empty() || last.data() == memory_.params.data()) return;
     std::memcpy(memory_.params.data(), last.data(), last.size_bytes());

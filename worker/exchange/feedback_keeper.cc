@@ -133,7 +133,7 @@ Status FeedbackKeeper::restore(const CheckpointEntry& entry, ErrorFeedback& feed
 }
 
 void FeedbackKeeper::resume(Round next, ErrorFeedback& feedback) {
-  if (after_ && after_->value + 1 == next.value) return;
+  if (is_before(next)) return;
   wait_for_write();
   if (next.value <= 1 && !is_used_) return;  // nothing has been left out yet
   const Round wanted(next.value - 1);
@@ -164,14 +164,23 @@ void FeedbackKeeper::forget_after(Round round) {
     if (entry.version.value > round.value) fs::remove_all(entry.path, ignored);
 }
 
-void FeedbackKeeper::closed(Round round, const ErrorFeedback& feedback) {
+bool FeedbackKeeper::closed(Round round) {
   after_ = round;
   is_used_ = true;
-  if (identity_.every_rounds > 0 && round.value % identity_.every_rounds == 0)
-    save(round, feedback);
+  return identity_.every_rounds > 0 && round.value % identity_.every_rounds == 0;
 }
 
-void FeedbackKeeper::save(Round round, const ErrorFeedback& feedback) {
+bool FeedbackKeeper::is_wanted(Round round) const {
+  if (after_ == round) return saved_ != round;
+  log::warn("feedback.not_saved",
+            {{"round", round.value},
+             {"why", after_ ? "what is in memory is the state after round " + to_string(*after_)
+                            : "what is in memory is the state after no round"}});
+  return false;
+}
+
+void FeedbackKeeper::save(const ErrorFeedback& feedback) {
+  const Round round = *after_;
   wait_for_write();  // one at a time
   CheckpointInfo info;
   info.run_id = identity_.run_id;
@@ -204,7 +213,7 @@ void FeedbackKeeper::leave(const ErrorFeedback& feedback) {
     log::warn("feedback.not_saved", {{"why", "the worker leaves in the middle of a round"}});
     return;
   }
-  if (saved_ != after_) save(*after_, feedback);
+  if (saved_ != after_) save(feedback);
   wait_for_write();
   const Status marked = write_left(left_file(), *after_);
   if (!marked.ok()) log::error("feedback.not_saved", {{"why", marked.error()}});

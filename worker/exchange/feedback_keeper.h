@@ -19,7 +19,8 @@ namespace centroid::worker {
 /// worker that is started again, or a cluster that goes back to a checkpoint, goes on with what was
 /// left out.
 ///
-/// when    after the rounds whose state the server saves, in the background, and at a clean leave
+/// when    after the rounds whose state the server saves (those it told at the join, and those it
+///         tells with Keep), in the background, and at a clean leave
 /// which   the state after round r is taken by who is asked for round r + 1. One that a leave wrote
 ///         is taken once also later: what was left out is still to be sent, for nothing of it was
 ///         since. Others are too old then: they hold what has been sent
@@ -41,11 +42,17 @@ class FeedbackKeeper {
                                                       Identity identity);
   ~FeedbackKeeper();
 
+  /// Whether what is in memory is the state that round `next` begins with.
+  bool is_before(Round next) const { return after_ && after_->value + 1 == next.value; }
   /// Round `next` is to be computed. Restores the state after the round before it, unless that is
   /// what is in memory. Reads files.
   void resume(Round next, ErrorFeedback& feedback);
-  /// The round is over, committed or skipped; what is in memory is the state after it.
-  void closed(Round round, const ErrorFeedback& feedback);
+  /// The round is over, committed or skipped; what is in memory is the state after it. True: `save`
+  /// it.
+  bool closed(Round round);
+  /// The server saves the state after `round`. True: `save` ours.
+  bool is_wanted(Round round) const;
+  void save(const ErrorFeedback& feedback);
   /// A round broke off: what is in memory belongs to no round.
   void broken() { after_.reset(); }
   /// The worker goes. Writes files.
@@ -55,7 +62,6 @@ class FeedbackKeeper {
   FeedbackKeeper(CheckpointDirectory directory, Identity identity)
       : directory_(std::move(directory)), identity_(std::move(identity)) {}
   Manifest manifest_of(bool has_momentum) const;
-  void save(Round round, const ErrorFeedback& feedback);
   void wait_for_write();
   std::optional<CheckpointEntry> find(Round wanted, std::string& why) const;
   Status restore(const CheckpointEntry& entry, ErrorFeedback& feedback) const;

@@ -105,6 +105,7 @@ class CodedMean {
 
   /// What is still to be sent; nullptr without error feedback.
   const ErrorFeedback* feedback() const { return feedback_.get(); }
+  ErrorFeedback* feedback() { return feedback_.get(); }
   const ChunkPlan& plan() const { return plan_; }
 
  private:

@@ -45,7 +45,7 @@ PeerReducer::~PeerReducer() {
   thread_.join();
 }
 
-Status PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
+Result<bool> PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
   const bool is_same = coded_ && plan.hash() == plan_.hash() && terms.codec == terms_.codec &&
                        terms.seed == terms_.seed && terms.bucket_bytes == terms_.bucket_bytes &&
                        terms.refuses_nonfinite == terms_.refuses_nonfinite &&
@@ -53,9 +53,9 @@ Status PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
   plan_ = plan;
   terms_ = std::move(terms);
   buckets_ = make_buckets(plan_, terms_.bucket_bytes);
-  if (is_same) return {};
+  if (is_same) return true;
   coded_.reset();
-  if (terms_.codec == "f32") return {};
+  if (terms_.codec == "f32") return false;
   CodedMean::Terms coded;
   coded.codec = terms_.codec;
   coded.seed = terms_.seed;
@@ -63,7 +63,7 @@ Status PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
   coded.passes_nonfinite = !terms_.refuses_nonfinite;
   coded.timeout = terms_.timeout;
   CENTROID_ASSIGN(coded_, CodedMean::make(plan_, std::move(coded)));
-  return {};
+  return false;
 }
 
 void PeerReducer::start(Job job, std::function<void(Outcome)> done) {
@@ -146,6 +146,15 @@ void PeerReducer::settle() {
     committed = std::exchange(round_over_, std::nullopt);
   }
   if (coded_ && committed) coded_->round_over(*committed);
+}
+
+ErrorFeedback* PeerReducer::feedback_at_rest() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (job_) return nullptr;
+  }
+  settle();  // the work's thread waits for a job, which only our caller gives
+  return coded_ ? coded_->feedback() : nullptr;
 }
 
 /// Be in the group of the job's generation.

@@ -52,9 +52,9 @@ class PeerReducer {
 
   transport::Endpoint endpoint() const { return mesh_->endpoint(); }  ///< with the real port
   /// Before the first job, and again after each join. What error feedback has left to send is kept,
-  /// as long as the terms of the codec stay.
+  /// as long as the terms of the codec stay: whether they did.
   /// fails invalid_argument: the codec
-  Status configure(const ChunkPlan& plan, ReduceTerms terms);
+  Result<bool> configure(const ChunkPlan& plan, ReduceTerms terms);
 
   struct Job {
     collective::Roster roster;
@@ -80,6 +80,9 @@ class PeerReducer {
   /// The round of the last job is over: its mean was applied, or never will be. Any time after the
   /// job; for error feedback.
   void round_over(bool committed);
+  /// What error feedback has left to send, as the last `round_over` made it; nullptr during a job,
+  /// and where there is none. Until the next job.
+  ErrorFeedback* feedback_at_rest();
   transport::TrafficCounters traffic() const;
 
  private:

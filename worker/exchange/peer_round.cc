@@ -66,6 +66,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     };
     boost::asio::post(executor_, std::move(take));
   };
+  has_begun_adding_ = true;
   options_.peers->start(std::move(job), done);
   const auto kComputed = static_cast<std::uint16_t>(Kind::kComputed);
   std::size_t told = 0;

@@ -177,7 +177,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       feedback_->pass_nonfinite(reply.nonfinite ==
                                 static_cast<std::uint8_t>(proto::NonFinite::kPropagate));
     }
-    if (feedback_ && !options_.state_dir.empty()) {
+    if (spec.feedback.enabled && !options_.state_dir.empty()) {
       FeedbackKeeper::Identity identity;
       identity.run_id = reply.run_id;
       identity.worker = options_.join.name;
@@ -219,7 +219,8 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     reduce.codec = codec_->spec();
     reduce.seed = terms_.seed;
     reduce.may_list = slots_.empty() && terms_.weight_decay == 0 && terms_.clip_norm == 0;
-    CENTROID_TRY(options_.peers->configure(plan_, std::move(reduce)));
+    CENTROID_ASSIGN(const bool is_kept, options_.peers->configure(plan_, std::move(reduce)));
+    if (keeper_ && !is_kept) keeper_->broken();
   }
   return {};
 }

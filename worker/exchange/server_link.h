@@ -90,7 +90,7 @@ class ServerLink final : public transport::FrameSink {
   CodecTotals codecs() const;
   void decoded(double seconds);  ///< from the loop
   void look_at_residual();       ///< also when `run` has ended
-  void keep_feedback();          ///< when `run` has ended: to disk
+  void leave_feedback();         ///< when `run` has ended: to disk
 
  private:
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
@@ -114,6 +114,8 @@ class ServerLink final : public transport::FrameSink {
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
   void round_is_over(bool committed, bool is_closed);
+  ErrorFeedback* feedback_at_rest();
+  void save_feedback();
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
@@ -160,6 +162,7 @@ class ServerLink final : public transport::FrameSink {
   std::optional<StepStats> stats_;
   double wait_seconds_ = 0;
   bool sent_end_ = false, is_sending_ = false;
+  bool has_begun_adding_ = false;  // with the peers
   std::string nonfinite_tensor_;
   std::optional<proto::Peers> peers_;  // of the generation that was told last
   Version held_;                       // of the parameters, as far as the link knows

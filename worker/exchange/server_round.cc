@@ -75,6 +75,11 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       CENTROID_CO_ASSIGN(auto closed, proto::decode<proto::RoundClosed>(frame.head));
       co_return round_closed(std::move(closed));
     }
+    case Kind::kKeep: {
+      CENTROID_CO_ASSIGN(const auto keep, proto::decode<proto::Keep>(frame.head));
+      if (keeper_ && keeper_->is_wanted(keep.round)) save_feedback();
+      co_return Status();
+    }
     case Kind::kFinish: {
       CENTROID_CO_ASSIGN(auto finish, proto::decode<proto::Finish>(frame.head));
       mailbox_.push({std::move(finish)});
@@ -134,13 +139,16 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   have_.assign(plan_.chunks().size(), false);
   have_count_ = 0;
   held_ = open.version;
-  if (keeper_ && !again) keeper_->resume(open.round, *feedback_);
+  if (keeper_ && !again && !keeper_->is_before(open.round)) {
+    if (ErrorFeedback* feedback = feedback_at_rest()) keeper_->resume(open.round, *feedback);
+  }
   if (feedback_ && feedback_generation_ != open.generation) {
     feedback_generation_ = open.generation;
     feedback_->begin_generation(open.world);
   }
   if (!again) {
     ++serial_;
+    has_begun_adding_ = false;
     order_.clear();
     stats_.reset();
     nonfinite_tensor_.clear();
@@ -361,22 +369,39 @@ Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& ope
 
 /// What was sent is in the sum, or is to be sent again in a later round.
 void ServerLink::round_is_over(bool committed, bool is_closed) {
+  bool is_touched = has_begun_adding_;
   if (options_.peers) options_.peers->round_over(committed);
-  if (!feedback_) return;
-  const bool is_untouched = !feedback_->is_open() && nonfinite_tensor_.empty();
-  if (committed)
-    feedback_->commit();
-  else
-    feedback_->take_back();
-  if (keeper_ && is_closed)
-    keeper_->closed(open_->round, *feedback_);
-  else if (keeper_ && !is_untouched)
+  if (feedback_) {
+    is_touched = feedback_->is_open() || !nonfinite_tensor_.empty();
+    if (committed)
+      feedback_->commit();
+    else
+      feedback_->take_back();
+    if (open_ && open_->round.value % kResidualRounds == 1) look_at_residual();
+  }
+  if (!keeper_) return;
+  if (is_closed) {
+    if (keeper_->closed(open_->round)) save_feedback();
+  } else if (is_touched) {
     keeper_->broken();
-  if (open_ && open_->round.value % kResidualRounds == 1) look_at_residual();
+  }
 }
 
-void ServerLink::keep_feedback() {
-  if (keeper_) keeper_->leave(*feedback_);
+/// Error feedback between rounds; nullptr while the peers' thread has it.
+ErrorFeedback* ServerLink::feedback_at_rest() {
+  return options_.peers ? options_.peers->feedback_at_rest() : feedback_.get();
+}
+
+void ServerLink::save_feedback() {
+  if (const ErrorFeedback* feedback = feedback_at_rest())
+    keeper_->save(*feedback);
+  else
+    log::warn("feedback.not_saved", {{"why", "gradients are still being added"}});
+}
+
+void ServerLink::leave_feedback() {
+  if (!keeper_) return;
+  if (const ErrorFeedback* feedback = feedback_at_rest()) keeper_->leave(*feedback);
 }
 
 void ServerLink::look_at_residual() {
