@@ -51,7 +51,9 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text =
            "when a round closes: bsp = when every worker has contributed; backup:B = without the "
            "B slowest; quorum:K,grace=0.5 = when K have, and others that are expected soon had "
-           "their time, at most `grace` of the time that the K took (docs/policies.md)"});
+           "their time, at most `grace` of the time that the K took; asp:max=32,power=0.5 = each "
+           "contribution is a round; ssp:S = so too, nobody more than S steps ahead of the slowest "
+           "(docs/policies.md)"});
   s.field(
       "late", &c.late,
       {.text = "policy backup, quorum: what becomes of a contribution whose round closed without "

@@ -17,7 +17,9 @@ Duration duration(double s) {
 
 void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
                         const std::vector<MemberId>& others, TimePoint now) {
-  CENTROID_CHECK(!members.empty());
+  CENTROID_CHECK(!members.empty() || has_late());
+  for (const MemberId member : members) meet(member);
+  for (const MemberId member : others) meet(member);
   round_ = round;
   attempt_ = attempt;
   open_ = true;
@@ -31,7 +33,7 @@ void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<Me
 }
 
 bool RoundMachine::admit(MemberId member) {
-  if (!open_ || std::erase(others_, member) == 0) return false;
+  if (!open_ || !may_begin(member) || std::erase(others_, member) == 0) return false;
   seats_.push_back(Seat{.member = member, .contribution = {}});
   return true;
 }
@@ -69,6 +71,7 @@ Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution con
                                           to_string(*earlier));
   s->done = true;
   s->contribution = std::move(contribution);
+  if (const auto own = steps_.find(member); own != steps_.end()) ++own->second;
   observe(member, now - opened_);
   return decide(now);
 }
@@ -76,6 +79,7 @@ Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution con
 RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint now) {
   debts_.erase(member);
   paces_.erase(member);
+  steps_.erase(member);
   Seat* const s = seat(member);
   const bool was_other = std::erase(others_, member) > 0;
   if (!open_ || (!was_other && (s == nullptr || !s->present || s->done))) return {};
@@ -142,6 +146,7 @@ bool RoundMachine::closes(TimePoint now) const {
     weight += s.done ? s.contribution.weight : 0;
   }
   if (done == possible()) return true;
+  if (policy_.applies_each()) return weight > 0 || !late_.empty();
   // Empty shares alone are no round: somebody with samples is still at it.
   if (!policy_.is_elastic() || done < needed() || weight == 0) return false;
   return policy_.kind == PolicyKind::kBackup || now >= grace_end();
@@ -171,6 +176,11 @@ std::optional<TimePoint> RoundMachine::deadline() const {
   return closes(end) ? std::optional(end) : std::nullopt;
 }
 
+/// Late contributions that the open round counts.
+std::size_t RoundMachine::late_now() const {
+  return policy_.applies_each() ? std::min<std::size_t>(1, late_.size()) : late_.size();
+}
+
 RoundDecision RoundMachine::decide(TimePoint now) {
   if (!quorum_at_ && policy_.is_elastic() && contributed().size() >= needed()) quorum_at_ = now;
   RoundDecision decision;
@@ -184,7 +194,8 @@ RoundDecision RoundMachine::decide(TimePoint now) {
       decision.total_weight += s.contribution.weight;
     }
   }
-  for (const LateContribution& one : late_) decision.total_weight += one.weight;
+  const std::size_t late = late_now();
+  for (std::size_t i = 0; i < late; ++i) decision.total_weight += late_[i].share;
   const bool refuses = nonfinite != nullptr && policy_.nonfinite != NonFinitePolicy::kPropagate;
   if (refuses && policy_.nonfinite == NonFinitePolicy::kHalt) {
     decision.action = RoundAction::kHalt;
@@ -195,12 +206,19 @@ RoundDecision RoundMachine::decide(TimePoint now) {
     decision.text = refuses ? "" : "no member had samples";
   } else {
     decision.action = RoundAction::kMerge;
-    decision.late = late_;
+    decision.late.assign(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late));
   }
   if (refuses && decision.action != RoundAction::kWait) {
     decision.culprit = nonfinite->member;
     decision.text = "the gradient of tensor " + nonfinite->contribution.nonfinite_tensor +
                     " is not finite in round " + to_string(round_);
+  }
+  if (refused_late_) {
+    decision = {};
+    decision.action = RoundAction::kHalt;
+    decision.culprit = refused_late_->member;
+    decision.text = "the gradient of tensor " + refused_late_->tensor + " is not finite in round " +
+                    to_string(refused_late_->round) + ", for which it came late";
   }
   if (decision.action != RoundAction::kWait) close();
   return decision;
@@ -208,7 +226,7 @@ RoundDecision RoundMachine::decide(TimePoint now) {
 
 void RoundMachine::close() {
   open_ = false;
-  late_.clear();
+  late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late_now()));
   if (!policy_.is_elastic()) return;
   for (const Seat& s : seats_)
     if (s.present && !s.done) debts_.emplace(s.member, Debt{round_, opened_});
@@ -245,6 +263,8 @@ Result<double> RoundMachine::late(MemberId member, Round round, const Contributi
   caught_up(member, now);
   const bool is_refused =
       contribution.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
+  if (may_come && is_refused && policy_.nonfinite == NonFinitePolicy::kHalt && !refused_late_)
+    refused_late_ = Refused{member, round, contribution.nonfinite_tensor};
   if (!may_come || is_refused || contribution.weight <= 0) return 0.0;
   double weight = contribution.weight;
   if (policy_.late == LateRule::kDamp) {
@@ -252,7 +272,7 @@ Result<double> RoundMachine::late(MemberId member, Round round, const Contributi
     weight /= std::pow(1.0 + static_cast<double>(into - round.value), policy_.power);
   }
   weight = static_cast<double>(static_cast<float>(weight));
-  late_.push_back({member, round, weight});
+  late_.push_back({member, round, weight, policy_.applies_each() ? contribution.weight : weight});
   return weight;
 }
 
@@ -260,7 +280,31 @@ void RoundMachine::caught_up(MemberId member, TimePoint now) {
   const auto debt = debts_.find(member);
   if (debt == debts_.end()) return;
   observe(member, now - debt->second.opened);
+  if (const auto own = steps_.find(member); own != steps_.end()) ++own->second;
   debts_.erase(debt);
+}
+
+/// A newcomer begins where the slowest is, so that nobody has to wait until it has caught up.
+void RoundMachine::meet(MemberId member) {
+  if (policy_.kind != PolicyKind::kSsp || steps_.count(member) > 0) return;
+  const std::uint64_t least = steps_.empty() ? 0 : steps_[slowest()];
+  steps_.emplace(member, least);
+}
+
+MemberId RoundMachine::slowest() const {
+  const auto least =
+      std::min_element(steps_.begin(), steps_.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  return least == steps_.end() ? MemberId() : least->first;
+}
+
+std::uint64_t RoundMachine::steps_ahead(MemberId member) const {
+  const auto own = steps_.find(member);
+  return own == steps_.end() ? 0 : own->second - steps_.at(slowest());
+}
+
+bool RoundMachine::may_begin(MemberId member) const {
+  return policy_.kind != PolicyKind::kSsp || steps_ahead(member) <= policy_.count;
 }
 
 std::vector<MemberId> RoundMachine::missing() const {

@@ -37,7 +37,8 @@ enum class RoundAction : std::uint8_t {
 struct LateContribution {
   MemberId member;
   Round round;        ///< the one it was made for
-  double weight = 0;  ///< after damping; a float
+  double weight = 0;  ///< with which it is added, after damping; a float
+  double share = 0;  ///< its part of the total: as `weight`; with asp, which damps steps, the whole
 };
 
 struct RoundDecision {
@@ -56,12 +57,15 @@ struct RoundDecision {
 /// counts  a contribution counts wholly or not at all, and at most once
 /// late    a member whose round closed without it owes that contribution until it comes (`late`) or
 ///         is given up (`caught_up`); until then it contributes to no later round
+/// each    (asp, ssp) a contribution closes the round it comes in, also a late one; late ones that
+///         come while no round is open take a round each, opened without members
 class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}
 
-  /// Begin an attempt. `members` in rank order, not empty. `others`: who is present and has no seat
-  /// yet, for it is still busy with an earlier round.
+  /// Begin an attempt. `members` in rank order, empty only for what `has_late` says; then `tick` is
+  /// to follow. `others`: who is present and has no seat yet, for it is still busy with an earlier
+  /// round or may not begin.
   void open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
             const std::vector<MemberId>& others = {}, TimePoint now = {});
   /// One of the others takes a seat in the open round, behind those there are. False: it cannot.
@@ -91,6 +95,13 @@ class RoundMachine {
   void forgive(MemberId member) { debts_.erase(member); }
   /// The round whose contribution the member owes.
   std::optional<Round> owed(MemberId member) const;
+  /// Late contributions have come that no round has counted yet.
+  bool has_late() const { return !late_.empty() || refused_late_; }
+  /// ssp: it is not so far ahead that it has to wait. True with other policies.
+  bool may_begin(MemberId member) const;
+  /// Steps that the member is ahead of the slowest member, and who that is.
+  std::uint64_t steps_ahead(MemberId member) const;
+  MemberId slowest() const;
   /// A late contribution to `round` would still count in the round that is open, or the next.
   bool may_come_late(Round round) const;
 
@@ -126,6 +137,8 @@ class RoundMachine {
   bool closes(TimePoint now) const;
   void close();
   RoundDecision retry(std::string why);
+  void meet(MemberId member);
+  std::size_t late_now() const;
   Seat* seat(MemberId member);
   const Seat* seat(MemberId member) const;
   void observe(MemberId member, Duration delay);
@@ -141,6 +154,13 @@ class RoundMachine {
   TimePoint opened_;
   std::optional<TimePoint> quorum_at_;  // when enough had contributed
   std::vector<LateContribution> late_;  // for the open or the next round
+  struct Refused {
+    MemberId member;
+    Round round;
+    std::string tensor;
+  };
+  std::optional<Refused> refused_late_;      // not finite, and the policy is to halt
+  std::map<MemberId, std::uint64_t> steps_;  // made, by members that are present; ssp
   std::map<MemberId, Debt> debts_;
   std::map<MemberId, Pace> paces_;
 };

@@ -69,6 +69,7 @@ Status parse_fields(std::string_view setting, std::string_view text, std::vector
 
 Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy& out) {
   constexpr double kMost = 4096, kRounds = 1e9;
+  constexpr double kAspRounds = 32;  // with N equal workers a contribution is N - 1 rounds old
   const std::string_view name = policy.substr(0, policy.find(':'));
   std::vector<Field> fields;
   if (name == "bsp") {
@@ -78,10 +79,32 @@ Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy&
     fields.push_back({.name = "", .is_needed = true, .is_whole = true, .least = 1, .most = kMost});
     if (name == "quorum")
       fields.push_back({.name = "grace", .least = 0, .most = 100, .value = out.grace});
+  } else if (name == "asp") {
+    out.kind = PolicyKind::kAsp;
+    fields.push_back(
+        {.name = "max", .is_whole = true, .least = 1, .most = kRounds, .value = kAspRounds});
+    fields.push_back({.name = "power", .least = 0, .most = 16, .value = out.power});
+  } else if (name == "ssp") {
+    out.kind = PolicyKind::kSsp;
+    fields.push_back({.name = "", .is_needed = true, .is_whole = true, .least = 0, .most = kMost});
   } else {
-    return bad("policy", policy, "known are bsp, backup:B and quorum:K,grace=0.5");
+    return bad("policy", policy,
+               "known are bsp, backup:B, quorum:K,grace=0.5, ssp:S and asp:max=32,power=0.5");
   }
   CENTROID_TRY(parse_fields("policy", policy, fields));
+  if (out.applies_each()) {
+    if (late != "drop")
+      return bad("late", late,
+                 "policy " + std::string(name) +
+                     " says itself what becomes of a contribution to a round that is over: leave "
+                     "it drop");
+    const bool is_damped = out.kind == PolicyKind::kAsp;
+    out.late = is_damped ? LateRule::kDamp : LateRule::kCarry;
+    out.count = is_damped ? 0 : static_cast<std::uint64_t>(fields[0].value);
+    out.max_late = static_cast<std::uint64_t>(is_damped ? fields[0].value : kRounds);
+    if (is_damped) out.power = fields[1].value;
+    return {};
+  }
   if (!fields.empty()) out.count = static_cast<std::uint64_t>(fields[0].value);
   if (fields.size() > 1) out.grace = fields[1].value;
 

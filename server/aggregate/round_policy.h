@@ -15,8 +15,11 @@ enum class NonFinitePolicy : std::uint8_t { kHalt, kSkip, kPropagate };
 /// bsp       everybody who is left has contributed
 /// backup:B  N - B have; who is gone counts as one of the B
 /// quorum:K  K have, and those who are expected soon had their time (grace)
-/// source  backup: Chen et al. 2016, "Revisiting Distributed Synchronous SGD"
-enum class PolicyKind : std::uint8_t { kBsp, kBackup, kQuorum };
+/// asp       each contribution is a round of its own, made from whatever version its member had
+/// ssp:S     so too; who is more than S steps ahead of the slowest waits
+/// source  backup: Chen et al. 2016, "Revisiting Distributed Synchronous SGD"; ssp: Ho et al. 2013,
+///         "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"
+enum class PolicyKind : std::uint8_t { kBsp, kBackup, kQuorum, kAsp, kSsp };
 
 /// What happens to a contribution whose round closed without it.
 enum class LateRule : std::uint8_t {
@@ -27,7 +30,7 @@ enum class LateRule : std::uint8_t {
 
 struct RoundPolicy {
   PolicyKind kind = PolicyKind::kBsp;
-  std::uint64_t count = 0;  ///< B or K
+  std::uint64_t count = 0;  ///< B, K or S
   /// quorum: at most this share of the time that the quorum took is waited for others.
   double grace = 0.5;
   LateRule late = LateRule::kDrop;
@@ -40,11 +43,13 @@ struct RoundPolicy {
 
   /// A round may close without some of its members.
   bool is_elastic() const { return kind != PolicyKind::kBsp; }
+  /// Every contribution is applied by itself.
+  bool applies_each() const { return kind == PolicyKind::kAsp || kind == PolicyKind::kSsp; }
 };
 
-/// Set what `policy` and `late` say: "bsp", "backup:1", "quorum:3,grace=0.5"; "drop",
-/// "carry:max=4", "damp:power=0.5,max=4". fails invalid_argument: names what is wrong and what it
-/// may be.
+/// Set what `policy` and `late` say: "bsp", "backup:1", "quorum:3,grace=0.5",
+/// "asp:max=32,power=0.5", "ssp:3"; "drop", "carry:max=4", "damp:power=0.5,max=4". fails
+/// invalid_argument: names what is wrong and what it may be.
 Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy& out);
 
 }  // namespace centroid::server

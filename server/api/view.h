@@ -48,6 +48,7 @@ struct RoundView {
   std::string state, outcome;  ///< open | merging | closed; committed | skipped | aborted
   double opened_unix_seconds = 0, seconds = 0, loss = 0;
   std::vector<std::string> contributors, missing;
+  std::vector<std::string> late;  ///< whose contributions to earlier rounds counted in it
 };
 
 struct WaitView {

@@ -83,7 +83,7 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
 
 nlohmann::ordered_json to_json_object(const RoundView& view) {
   const auto& [round, attempt, generation, version, samples, state, outcome, opened_unix_seconds,
-               seconds, loss, contributors, missing] = view;
+               seconds, loss, contributors, missing, late] = view;
   nlohmann::ordered_json out;
   out["round"] = round;
   out["attempt"] = attempt;
@@ -97,6 +97,7 @@ nlohmann::ordered_json to_json_object(const RoundView& view) {
   out["loss"] = loss;
   out["contributors"] = contributors;
   out["missing"] = missing;
+  out["late"] = late;
   return out;
 }
 

@@ -47,6 +47,7 @@ struct Attempt {
   std::uint64_t optimizer_step = 0;
   std::vector<MemberId> members;                ///< in rank order
   std::set<MemberId> left_out;                  ///< whose contribution the round closed without
+  std::vector<std::string> late;                ///< whose contributions to earlier rounds count
   proto::Peers peers;                           ///< the same ranks, for each other
   std::vector<proto::RoundOpen> opens;          ///< one a rank
   std::vector<Piece> pieces;                    ///< in order of completion
@@ -222,8 +223,9 @@ class Cluster final : public ControlPlane {
   std::vector<MemberId> seated(std::vector<MemberId> members) const;
   std::vector<MemberId> unseated() const;
   void seat(Link& link);
+  void seat_waiting();
   void leave_out(const RoundDecision& decision);
-  void settle_late(Link& link, proto::Outcome outcome);
+  void settle_late(Link& link, proto::Outcome outcome, bool has_samples = true);
   StagedContribution* stage_for(Link& link, const Attempt::Key& key);
   Status stage_end(Link& link, const proto::PushEnd& end);
   void collect_parts(const RoundDecision& decision);
@@ -255,6 +257,7 @@ class Cluster final : public ControlPlane {
 
   std::shared_ptr<Link> find(MemberId member) const;
   void round_waits(std::vector<WaitView>& views) const;
+  void pace_waits(std::vector<WaitView>& views) const;
   WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;
@@ -308,9 +311,9 @@ class Cluster final : public ControlPlane {
     std::unique_ptr<StagedContribution> staged;
     double weight = 0;
   };
-  std::vector<std::unique_ptr<StagedContribution>> staged_;       ///< by rank of the attempt
-  std::vector<std::unique_ptr<StagedContribution>> late_staged_;  ///< in the machine's order
-  std::vector<Part> parts_;                                       ///< of the round being merged
+  std::vector<std::unique_ptr<StagedContribution>> staged_;      ///< by rank of the attempt
+  std::deque<std::unique_ptr<StagedContribution>> late_staged_;  ///< in the machine's order
+  std::vector<Part> parts_;                                      ///< of the round being merged
   std::vector<float> stage_scratch_;
   std::weak_ptr<const StateImage> image_;
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;

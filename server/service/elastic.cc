@@ -5,11 +5,11 @@
 #include "common/base/log.h"
 #include "server/service/cluster.h"
 
-/// Rounds that close without some of their members (policies backup and quorum). Contributions are
-/// kept as they come and summed when the round has closed, so what is left out has left no trace,
-/// and results are sent from copies, so a member that does not take them holds nobody up. Who was
-/// left out is told so, says Ready when its own work on the round has ended, and gets the newest
-/// state with its next RoundOpen.
+/// Rounds that close without some of their members (policies backup, quorum, asp, ssp).
+/// Contributions are kept as they come and summed when the round has closed, so what is left out
+/// has left no trace, and results are sent from copies, so a member that does not take them holds
+/// nobody up. Who was left out is told so, says Ready when its own work on the round has ended, and
+/// gets the newest state with its next RoundOpen.
 namespace centroid::server {
 
 namespace {
@@ -20,7 +20,8 @@ constexpr std::size_t kChunksPerTurn = 4;
 /// they are.
 std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) const {
   if (policy_.is_elastic())
-    std::erase_if(members, [this](MemberId id) { return find(id)->is_away; });
+    std::erase_if(members,
+                  [this](MemberId id) { return find(id)->is_away || !machine_.may_begin(id); });
   return members;
 }
 
@@ -31,11 +32,18 @@ std::vector<MemberId> Cluster::unseated() const {
   return out;
 }
 
+/// Who had to wait for slower members may begin, for one of those has come, or is gone.
+void Cluster::seat_waiting() {
+  if (policy_.kind != PolicyKind::kSsp || !attempt_) return;
+  for (const auto& [id, link] : links_)
+    if (!link->is_away && !attempt_->rank_of(id)) seat(*link);
+}
+
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
 /// the parts there are; none when the epoch is at its end.
 void Cluster::seat(Link& link) {
+  if (link.is_away) changed_.notify_all();
   link.is_away = false;
-  changed_.notify_all();
   if (!attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
   proto::RoundOpen open = attempt_->opens.front();
   const std::uint64_t left = agreed_->train_samples - offset_ - round_samples_;
@@ -72,22 +80,27 @@ void Cluster::leave_out(const RoundDecision& decision) {
     if (link->late && !link->late->outcome && !machine_.may_come_late(link->late->key.round))
       settle_late(*link, proto::Outcome::kLate);
   parts_.clear();
-  for (auto& staged : late_staged_) parts_.push_back({.staged = std::move(staged)});
-  late_staged_.clear();
+  for (const LateContribution& one : decision.late) {
+    attempt_->late.push_back(name_of(one.member));
+    parts_.push_back({.staged = std::move(late_staged_.front()), .weight = one.weight});
+    late_staged_.pop_front();
+  }
+  if (!policy_.applies_each()) late_staged_.clear();
 }
 
 /// It is known what becomes of a late contribution.
-void Cluster::settle_late(Link& link, proto::Outcome outcome) {
+void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
   link.late->staged.reset();
+  outgoing_.notify_all();
+  if (!has_samples) return;
   ++(is_carried ? late_carried_ : late_dropped_);
   probe_.contribution_late(is_carried);
   log::debug("contribution.late", {{"worker", link.join.name},
                                    {"round", link.late->key.round.value},
                                    {"open", round_.value},
                                    {"carried", is_carried}});
-  outgoing_.notify_all();
 }
 
 /// Where a chunk or the end with this key belongs; nullptr: nowhere any more.
@@ -124,21 +137,21 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     late_staged_.push_back(std::move(link.late->staged));
     tally(end);
   }
-  settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate);
+  settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate, end.weight > 0);
+  changed_.notify_all();  // a round may have to be opened for it
+  if (!decision_) decide(machine_.tick(clock_.now()));
   return {};
 }
 
 /// What the decision counts, in the order of the sum: by rank, then the late ones as they came.
 void Cluster::collect_parts(const RoundDecision& decision) {
-  CENTROID_CHECK(parts_.size() == decision.late.size());
   std::vector<Part> parts;
   for (const MemberId member : decision.contributors) {
     auto& staged = staged_[*attempt_->rank_of(member)];
     const double weight = staged->weight();
     parts.push_back({.staged = std::move(staged), .weight = weight});
   }
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    parts.push_back({.staged = std::move(parts_[i].staged), .weight = decision.late[i].weight});
+  for (Part& late : parts_) parts.push_back(std::move(late));
   parts_ = std::move(parts);
 }
 

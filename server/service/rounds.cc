@@ -157,15 +157,19 @@ Task<Status> Cluster::one_round() {
   co_await snapshot_room();
   roster_.form(true);
   auto members = seated(roster_.ranked());
-  if (members.empty()) {
+  // What has come late with asp or ssp takes a round each, before anybody begins anew.
+  const bool is_for_late = policy_.applies_each() && machine_.has_late();
+  if (is_for_late) members.clear();
+  if (members.empty() && !is_for_late) {
     if (policy_.is_elastic()) co_await changed_.wait(TimePoint::max());
     co_return Status();
   }
   auto shares = make_shares(members);
-  round_samples_ = shares.back().end - offset_;
+  round_samples_ = shares.empty() ? 0 : shares.back().end - offset_;
   round_opened_ = clock_.now();
   probe_.position(round_.value, store_->version().value, epoch_);
   open_attempt(std::move(members), std::move(shares), false);
+  if (is_for_late) decide(machine_.tick(clock_.now()));
 
   std::optional<TimePoint> give_up;
   for (;;) {
@@ -175,6 +179,7 @@ Task<Status> Cluster::one_round() {
                                        machine_.deadline().value_or(TimePoint::max()));
       const bool woken = co_await changed_.wait(limit);
       if (!decision_) decide(machine_.tick(clock_.now()));
+      if (!decision_) seat_waiting();
       results_taken();
       if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
         log::warn("round.given_up",
@@ -201,9 +206,10 @@ Task<Status> Cluster::one_round() {
         round_over();
         co_return Status();
       case RoundAction::kHalt: {
+        const auto rank = attempt_->rank_of(decision.culprit);  // none: it came late
         Error halt(ErrorCode::kFailedPrecondition,
-                   "JIDOKA HALT: worker " + std::to_string(*attempt_->rank_of(decision.culprit)) +
-                       " (" + name_of(decision.culprit) + "): " + decision.text);
+                   "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
+                       "(" + name_of(decision.culprit) + "): " + decision.text);
         close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
@@ -256,6 +262,7 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void Cluster::emit(const Chunk& chunk) {
+  if (policy_.is_elastic() && machine_.contributed().empty()) return;  // nobody waits for it
   Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
@@ -311,7 +318,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   if (reply_failure_) co_return *reply_failure_;
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
-  const auto contributors = static_cast<std::uint32_t>(decision.contributors.size());
+  const auto contributors =
+      static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size());
   if (config_.is_peer_to_peer()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
     store_->commit_elsewhere();
@@ -400,6 +408,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
     const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
     (is_in ? view.contributors : view.missing).push_back(name_of(member));
   }
+  view.late = attempt_->late;
   history_.push_front(std::move(view));
   if (history_.size() > kHistory) history_.pop_back();
   outgoing_.notify_all();

@@ -184,6 +184,24 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
                      .seconds = open});
 }
 
+/// Who is held back for slower members, whether or not a round is open.
+void Cluster::pace_waits(std::vector<WaitView>& views) const {
+  for (const auto& [id, link] : links_) {
+    if (link->is_away || machine_.may_begin(id)) continue;
+    const MemberId slowest = machine_.slowest();
+    const Member* const member = roster_.find(slowest);
+    if (member == nullptr) continue;
+    const double silent = seconds(clock_.now() - member->heard);
+    views.push_back({.who = "worker " + link->join.name,
+                     .for_whom = name_of(slowest),
+                     .what = "it is " + std::to_string(machine_.steps_ahead(id)) +
+                             " steps ahead of the slowest worker, and policy " + config_.policy +
+                             " allows " + std::to_string(policy_.count) + "; that one was heard " +
+                             std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
+                     .seconds = seconds(clock_.now() - round_opened_)});
+  }
+}
+
 Task<std::vector<WaitView>> Cluster::waits() {
   auto read = [this] {
     std::vector<WaitView> views;
@@ -193,6 +211,7 @@ Task<std::vector<WaitView>> Cluster::waits() {
                        .what = phase_reason_,
                        .seconds = seconds(clock_.now() - started_)});
     if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
+    pace_waits(views);
     if (upload_)
       views.push_back({.who = "server",
                        .for_whom = name_of(upload_->from),

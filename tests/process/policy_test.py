@@ -4,7 +4,7 @@ import signal
 
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
 
-POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0")
+POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0", "asp")
 
 
 class Policy(ClusterTest):
@@ -31,9 +31,9 @@ class Policy(ClusterTest):
 
 
 class Stopped(Policy):
-    def hold(self, name, *arguments):
+    def hold(self, name, *arguments, policies=POLICIES):
         """One worker is stopped in the middle of training and goes on later: the others do not notice, and it is taken along again."""
-        for number, policy in enumerate(POLICIES):
+        for number, policy in enumerate(policies):
             for apply in ("server", "worker"):
                 with self.subTest(policy=policy, apply=apply):
                     tag = f"-{number}-{apply}"
@@ -55,7 +55,10 @@ class Stopped(Policy):
         self.hold("w2")
 
     def test_the_first_worker_holds_nobody_up(self):
-        self.hold("w0", "--late", "carry")
+        self.hold("w0")
+
+    def test_carried_contributions_of_the_first_worker_hold_nobody_up(self):
+        self.hold("w0", "--late", "carry", policies=POLICIES[:3])
 
     def test_one_that_never_comes_back_is_dead_after_its_lease(self):
         server, workers = self.start("--policy", "backup:1", "--lease", "1s")
@@ -92,6 +95,89 @@ class Stopped(Policy):
         self.end(server, workers)
 
 
+class Asynchronous(Policy):
+    def steps(self, server, workers):
+        """Contributions by worker; 0 of one that has not joined yet."""
+        return {name: sum(seen["rounds"] for seen in server.workers(worker.name)) for name, worker in workers.items()}
+
+    def test_asp_makes_a_round_of_each_contribution(self):
+        server, workers = self.start("--policy", "asp", "--lr", 0.02)
+        server.wait_round(200)
+        server.post("/v1/job:pause")
+        server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
+        closed = [one for one in server.get("/v1/rounds?limit=100")["rounds"] if one["state"] == "closed" and one["samples"] > 0]
+        for one in closed:
+            if len(one["contributors"]) > 1:  # at the end of an epoch also those for whom no samples were left
+                continue
+            self.assertEqual(len(one["contributors"]) + len(one["late"]), 1, one)
+        seen = {name for one in closed for name in one["contributors"] + one["late"]}
+        self.assertEqual(seen, set(workers), "everybody's work counts")
+        self.assertEqual(server.metric("centroid_server_contributions_late_total", fate="dropped"), 0)
+        server.post("/v1/job:resume")
+        self.end(server, workers)
+
+    def test_ssp_holds_the_fast_at_the_bound_and_says_for_whom(self):
+        """One worker stands still: the others make at most S steps more than it, wait with a cause, and go on with it."""
+        for bound in (0, 3):
+            with self.subTest(bound=bound):
+                tag = f"-{bound}"
+                flags = ["--policy", f"ssp:{bound}", "--lease", "30s", "--lr", 0.02]
+                server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+                server.wait_round(50)
+                held = workers["w1"]
+                held.send(signal.SIGSTOP)
+
+                def held_back():
+                    return {wait["who"] for wait in server.get("/v1/waits")["waits"] if "steps ahead" in wait["what"] and wait["for_whom"] == held.name}
+
+                wait_for(lambda: held_back() == {f"worker w0{tag}", f"worker w2{tag}"}, "both others wait for w1, by name")
+                steps = self.steps(server, workers)
+                self.assertLessEqual(max(steps.values()) - min(steps.values()), bound + 1, steps)
+                held.send(signal.SIGCONT)
+                server.wait_more_rounds(50)
+                self.end(server, workers)
+
+    def test_ssp_goes_on_when_the_slowest_is_lost(self):
+        server, workers = self.start("--policy", "ssp:2", "--lease", "30s", "--lr", 0.02)
+        server.wait_round(20)
+        workers["w0"].send(signal.SIGSTOP)
+        wait_for(lambda: any("steps ahead" in wait["what"] for wait in server.get("/v1/waits")["waits"]), "somebody is held back")
+        workers.pop("w0").kill()
+        server.wait_more_rounds(50)
+        self.end(server, workers)
+
+    def test_newcomers_are_taken_along(self):
+        for policy in ("asp", "ssp:1"):
+            with self.subTest(policy):
+                tag = "-" + policy[:3]
+                server, workers = self.start("--policy", policy, "--lr", 0.02, tag=tag, run="run" + tag, name="server" + tag)
+                server.wait_round(100)
+                workers["w3"] = self.worker(server, "w3" + tag)
+                wait_for(lambda: self.steps(server, workers)["w3"] > 10, "the newcomer contributes")
+                self.end(server, workers)
+
+    def test_both_learn(self):
+        for policy in ("asp", "ssp:2"):
+            with self.subTest(policy):
+                tag = "-" + policy[:3]
+                flags = ["--policy", policy, "--epochs", 8, "--lr", 0.1, "--exit-when-finished"]
+                server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+                self.assert_exit(DONE, *workers.values(), server)
+                self.assertGreater(server.events("model.evaluated")[-1]["accuracy"], 0.95)
+                self.assert_same_bits(workers)
+
+    def test_alone_it_is_the_synchronous_job(self):
+        models = []
+        for number, policy in enumerate(("bsp", "asp", "ssp:0")):
+            tag = f"-{number}"
+            flags = ["--policy", policy, "--rounds", 40, "--exit-when-finished", "--optimizer", "adam"]
+            server, workers = self.start(*flags, names=("w0",), tag=tag, run="run" + tag, name="server" + tag)
+            self.assert_exit(DONE, *workers.values(), server)
+            models.append((self.checkpoints("run" + tag)[-1] / "model.safetensors").read_bytes())
+        self.assertEqual(models[0], models[1])
+        self.assertEqual(models[0], models[2])
+
+
 class Bits(Policy):
     def test_all_end_with_the_same_bits_whenever_the_job_ends(self):
         for number, policy in enumerate(POLICIES):
@@ -102,6 +188,16 @@ class Bits(Policy):
                     server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
                     self.assert_exit(DONE, *workers.values(), server)
                     self.assert_same_bits(workers)
+
+    def test_asynchronous_workers_take_the_same_steps_as_the_server(self):
+        """States are sent right after results: to load one while the other is being applied would mix them."""
+        for rounds in range(100, 110):
+            with self.subTest(rounds=rounds):
+                tag = f"-{rounds}"
+                flags = ["--policy", "asp", "--apply", "worker", "--lr", 0.02, "--rounds", rounds, "--exit-when-finished"]
+                server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
+                self.assert_exit(DONE, *workers.values(), server)
+                self.assert_same_bits(workers)
 
     def test_compressed_both_ways(self):
         flags = ["--policy", "backup:1", "--late", "damp:power=1", "--codec-down", "topk:0.1", "--rounds", 60]
@@ -132,7 +228,10 @@ class Refused(Policy):
     def test_wrong_policies_are_named(self):
         for flags, texts in (
             (["--policy", "backup:0"], ["policy", "backup:0", "from 1 to 4096"]),
-            (["--policy", "asp"], ["known are bsp, backup:B and quorum:K"]),
+            (["--policy", "asap"], ["known are bsp, backup:B, quorum:K"]),
+            (["--policy", "ssp"], ["a number behind : is missing"]),
+            (["--policy", "asp", "--late", "damp"], ["policy asp says itself"]),
+            (["--policy", "asp", "--exchange", "ring"], ["exchange ring", "take exchange star, or policy bsp"]),
             (["--policy", "bsp", "--late", "carry"], ["nothing is late"]),
             (["--policy", "backup:1", "--exchange", "ring"], ["exchange ring", "take exchange star, or policy bsp"]),
             (["--policy", "quorum:2", "--exchange", "hierarchical"], ["exchange hierarchical"]),

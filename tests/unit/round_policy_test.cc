@@ -2,8 +2,11 @@
 
 #include <cmath>
 #include <cstdio>
+#include <deque>
 #include <functional>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <gmock/gmock.h>
@@ -49,6 +52,13 @@ TEST(RoundPolicy, TextsSayWhatTheyMean) {
   EXPECT_EQ(damp.late, LateRule::kDamp);
   EXPECT_EQ(damp.power, 1.5);
   EXPECT_EQ(damp.max_late, 2u);
+  const RoundPolicy asp = policy("asp:max=5,power=2");
+  EXPECT_EQ(asp.late, LateRule::kDamp);
+  EXPECT_EQ(asp.max_late, 5u);
+  EXPECT_EQ(asp.power, 2);
+  EXPECT_EQ(policy("asp").max_late, 32u);
+  EXPECT_EQ(policy("ssp:0").count, 0u);
+  EXPECT_EQ(policy("ssp:3").late, LateRule::kCarry);
 }
 
 TEST(RoundPolicy, WhatIsWrongIsNamed) {
@@ -58,7 +68,8 @@ TEST(RoundPolicy, WhatIsWrongIsNamed) {
     EXPECT_FALSE(parsed.ok()) << text << " " << late;
     return parsed.ok() ? std::string() : parsed.error().message();
   };
-  EXPECT_THAT(message("asap", "drop"), HasSubstr("known are bsp, backup:B and quorum:K"));
+  EXPECT_THAT(message("asap", "drop"),
+              HasSubstr("known are bsp, backup:B, quorum:K,grace=0.5, ssp:S and asp"));
   EXPECT_THAT(message("backup", "drop"), HasSubstr("a number behind : is missing"));
   EXPECT_THAT(message("backup:0", "drop"), HasSubstr("whole number from 1 to 4096"));
   EXPECT_THAT(message("backup:1.5", "drop"), HasSubstr("whole number"));
@@ -69,6 +80,10 @@ TEST(RoundPolicy, WhatIsWrongIsNamed) {
   EXPECT_THAT(message("backup:1", "keep"), HasSubstr("drop, carry:max=4 and damp"));
   EXPECT_THAT(message("backup:1", "carry:max=0"), HasSubstr("whole number from 1"));
   EXPECT_THAT(message("bsp", "carry"), HasSubstr("nothing is late"));
+  EXPECT_THAT(message("asp:8", "drop"), HasSubstr("\"8\" is unknown"));
+  EXPECT_THAT(message("ssp", "drop"), HasSubstr("a number behind : is missing"));
+  EXPECT_THAT(message("ssp:-1", "drop"), HasSubstr("whole number from 0"));
+  EXPECT_THAT(message("ssp:1", "carry"), HasSubstr("says itself what becomes"));
 }
 
 TEST(RoundPolicy, BackupClosesWithoutTheSlowestAndCountsTheDeadAmongThem) {
@@ -187,6 +202,91 @@ TEST(RoundPolicy, LateContributionsAreDroppedCarriedOrDamped) {
   EXPECT_EQ(late("damp:power=2,max=3", 1), 2);
 }
 
+TEST(RoundPolicy, AspAppliesEachContributionByItselfAndDampsItsStep) {
+  RoundMachine machine(policy("asp:max=2,power=1"));
+  machine.open(Round(1), 0, {kA, kB, kC});
+  const RoundDecision first = machine.contribute(kA, of(4)).value();
+  EXPECT_EQ(first.action, RoundAction::kMerge);
+  EXPECT_EQ(first.total_weight, 4);
+  EXPECT_EQ(machine.late(kB, Round(1), of(8)).value(), 4) << "one round old: half";
+  EXPECT_EQ(machine.late(kC, Round(1), of(6)).value(), 3);
+  EXPECT_TRUE(machine.has_late());
+  for (const auto& [member, total] : {std::pair(kB, 8.0), std::pair(kC, 6.0)}) {
+    machine.open(machine.round().next(), 0, {});
+    const RoundDecision each = machine.tick(at(0));
+    EXPECT_EQ(each.action, RoundAction::kMerge);
+    ASSERT_EQ(each.late.size(), 1u);
+    EXPECT_EQ(each.late[0].member, member);
+    EXPECT_EQ(each.total_weight, total) << "before damping: what is damped is the step";
+  }
+  EXPECT_FALSE(machine.has_late());
+
+  machine.open(Round(4), 0, {kA, kB});
+  EXPECT_EQ(act(machine.contribute(kB, of(1))), RoundAction::kMerge);
+  machine.open(Round(5), 0, {kB, kC}, {kA});
+  EXPECT_EQ(machine.late(kA, Round(4), of(4)).value(), 2);
+  const RoundDecision late = machine.tick(at(0));
+  EXPECT_EQ(late.action, RoundAction::kMerge) << "what comes late closes the round that is open";
+  EXPECT_EQ(late.late.size(), 1u);
+  EXPECT_TRUE(late.contributors.empty());
+  machine.open(Round(6), 0, {kA});
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+  machine.open(Round(7), 0, {kA});
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+  EXPECT_EQ(machine.late(kB, Round(5), of(4)).value(), 0) << "3 rounds old";
+}
+
+TEST(RoundPolicy, SspHoldsWhoIsTooFarAheadOfTheSlowest) {
+  RoundMachine machine(policy("ssp:1"));
+  machine.open(Round(1), 0, {kA, kB});
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+  EXPECT_TRUE(machine.may_begin(kA)) << "1 ahead";
+  machine.open(Round(2), 0, {kA}, {kB});
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+  EXPECT_EQ(machine.steps_ahead(kA), 2u);
+  EXPECT_EQ(machine.slowest(), kB);
+  EXPECT_FALSE(machine.may_begin(kA));
+  EXPECT_EQ(machine.late(kB, Round(1), of(1)).value(), 1) << "not damped";
+  EXPECT_TRUE(machine.may_begin(kA));
+  machine.open(Round(3), 0, {});
+  EXPECT_EQ(machine.tick(at(0)).action, RoundAction::kMerge);
+
+  // a newcomer begins where the slowest is
+  machine.open(Round(4), 0, {kA, kB, kC});
+  EXPECT_EQ(machine.steps_ahead(kC), 0u);
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+  EXPECT_FALSE(machine.may_begin(kA));
+  machine.open(Round(5), 0, {kD}, {kA, kB, kC});
+  EXPECT_FALSE(machine.admit(kA));
+  machine.gone(kB, Progress::kNothing);
+  machine.gone(kC, Progress::kNothing);
+  EXPECT_FALSE(machine.may_begin(kA)) << "D came when the slowest had made 1 step";
+  machine.gone(kD, Progress::kNothing);
+  EXPECT_TRUE(machine.admit(kA)) << "the slowest are gone";
+  EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+}
+
+TEST(RoundPolicy, WhatComesLateAndIsNotFiniteHaltsWhereItWouldHaveCounted) {
+  for (const auto& [text, late, action] : {std::tuple("asp", "drop", RoundAction::kHalt),
+                                           std::tuple("ssp:4", "drop", RoundAction::kHalt),
+                                           std::tuple("backup:1", "carry", RoundAction::kHalt),
+                                           std::tuple("backup:1", "drop", RoundAction::kWait)}) {
+    RoundMachine machine(policy(text, late));
+    machine.open(Round(1), 0, {kA, kB});
+    EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
+    machine.open(Round(2), 0, {kA}, {kB});
+    Contribution broken = of(1);
+    broken.nonfinite = true;
+    broken.nonfinite_tensor = "layer1.weight";
+    EXPECT_EQ(machine.late(kB, Round(1), broken).value(), 0);
+    const RoundDecision decision = machine.tick(at(0));
+    EXPECT_EQ(decision.action, action) << text << " " << late;
+    if (action != RoundAction::kHalt) continue;
+    EXPECT_EQ(decision.culprit, kB);
+    EXPECT_THAT(decision.text, HasSubstr("layer1.weight is not finite in round 1"));
+  }
+}
+
 /// A machine with a clock and a ledger beside it that is written independently: after each event it
 /// checks that contributions count wholly or not at all, at most once, and that rounds close when
 /// they must and not before.
@@ -210,6 +310,7 @@ class Ledger {
         gone_.insert(m);
         owes_.erase(m);
         others_.erase(m);
+        steps_.erase(m);
         settle(machine_.gone(id, Progress::kNothing, now_));
         return true;
       }
@@ -220,8 +321,10 @@ class Ledger {
         EXPECT_TRUE(weight.ok());
         const double factor = expected_factor(origin);
         EXPECT_EQ(*weight, static_cast<double>(static_cast<float>(16.0 * (m + 1) * factor)));
-        if (*weight > 0) pending_late_[{m, origin}] = *weight;
+        if (*weight > 0) pending_late_.push_back({m, origin, *weight});
         owes_.erase(m);
+        if (steps_.count(m) > 0) ++steps_[m];
+        if (policy_.applies_each() && is_open_ && *weight > 0) settle(machine_.tick(now_));
         enter(m, id);
         return true;
       }
@@ -229,6 +332,7 @@ class Ledger {
         if (owes_.count(m) == 0) return false;
         machine_.caught_up(id, now_);
         owes_.erase(m);
+        if (steps_.count(m) > 0) ++steps_[m];
         enter(m, id);
         return true;
     }
@@ -238,28 +342,50 @@ class Ledger {
 
  private:
   void open() {
+    const bool is_for_late = policy_.applies_each() && !pending_late_.empty();
     seats_.clear();
     done_.clear();
     others_.clear();
     std::vector<MemberId> members, others;
     for (int m = 0; m < kMembers; ++m) {
       if (gone_.count(m) > 0) continue;
-      (owes_.count(m) > 0 ? others_ : seats_).insert(m);
-      (owes_.count(m) > 0 ? others : members)
-          .push_back(MemberId(static_cast<std::uint64_t>(m) + 1));
+      if (policy_.kind == PolicyKind::kSsp) steps_.emplace(m, least_steps());
+      const MemberId id(static_cast<std::uint64_t>(m) + 1);
+      EXPECT_EQ(round_ == 0 || machine_.may_begin(id), may_begin(m));
+      const bool is_other = owes_.count(m) > 0 || !may_begin(m) || is_for_late;
+      (is_other ? others_ : seats_).insert(m);
+      (is_other ? others : members).push_back(id);
     }
     present_ = members.size() + others.size();
-    is_open_ = !members.empty();
-    if (!is_open_) return;
+    is_open_ = !members.empty() || is_for_late;
+    EXPECT_EQ(machine_.has_late(), !pending_late_.empty());
+    if (!is_open_) {
+      if (gone_.size() < kMembers) {
+        EXPECT_FALSE(owes_.empty()) << "all wait, for nobody";
+      }
+      return;
+    }
     ++round_;
     opened_ = now_;
     enough_at_.reset();
     machine_.open(Round(round_), 0, members, others, now_);
+    if (is_for_late) settle(machine_.tick(now_));
+  }
+
+  std::uint64_t least_steps() const {
+    std::uint64_t least = steps_.empty() ? 0 : ~std::uint64_t{0};
+    for (const auto& [m, steps] : steps_) least = std::min(least, steps);
+    return least;
+  }
+
+  bool may_begin(int m) const {
+    const auto own = steps_.find(m);
+    return own == steps_.end() || own->second - least_steps() <= policy_.count;
   }
 
   /// Who is not behind any more takes a seat in the open round.
   void enter(int m, MemberId id) {
-    const bool may = is_open_ && others_.erase(m) > 0;
+    const bool may = is_open_ && may_begin(m) && others_.erase(m) > 0;
     EXPECT_EQ(machine_.admit(id), may);
     if (may) seats_.insert(m);
   }
@@ -270,6 +396,9 @@ class Ledger {
     EXPECT_EQ(decision.ok(), may);
     if (!may) return false;
     done_.insert(m);
+    if (steps_.count(m) > 0) ++steps_[m];
+    EXPECT_TRUE(policy_.kind != PolicyKind::kSsp || steps_[m] - least_steps() <= policy_.count + 1)
+        << "beyond the bound";
     settle(std::move(decision).value());
     return true;
   }
@@ -296,6 +425,8 @@ class Ledger {
       n = n > policy_.count ? n - policy_.count : 1;
     else if (policy_.kind == PolicyKind::kQuorum)
       n = policy_.count;
+    else if (policy_.applies_each())
+      n = 1;
     return std::min<std::size_t>(n, alive());
   }
 
@@ -316,6 +447,9 @@ class Ledger {
     if (decision.action == RoundAction::kWait) {
       EXPECT_TRUE(machine_.is_open());
       EXPECT_LT(done_.size(), alive());
+      if (policy_.applies_each()) {
+        EXPECT_TRUE(done_.empty() && pending_late_.empty()) << "each contribution closes a round";
+      }
       if (policy_.kind == PolicyKind::kBackup) {
         EXPECT_FALSE(is_enough);
       }
@@ -333,7 +467,10 @@ class Ledger {
       return;
     }
     ASSERT_EQ(decision.action, RoundAction::kMerge);
-    EXPECT_TRUE(is_enough || done_.size() == alive());
+    EXPECT_TRUE(is_enough || done_.size() == alive() || policy_.applies_each());
+    if (policy_.applies_each()) {
+      EXPECT_EQ(decision.contributors.size() + decision.late.size(), 1u) << "each by itself";
+    }
     if (policy_.kind == PolicyKind::kBsp) {
       EXPECT_EQ(done_.size(), alive());
     }
@@ -350,13 +487,15 @@ class Ledger {
     for (const LateContribution& one : decision.late) {
       const int m = static_cast<int>(one.member.value) - 1;
       EXPECT_TRUE(counted_.insert({m, one.round.value}).second) << "counted twice";
-      EXPECT_EQ(pending_late_.count({m, one.round.value}), 1u);
-      EXPECT_EQ((pending_late_[{m, one.round.value}]), one.weight);
-      pending_late_.erase({m, one.round.value});
-      total += one.weight;
+      ASSERT_FALSE(pending_late_.empty());
+      EXPECT_EQ(pending_late_.front(), std::tuple(m, one.round.value, one.weight));
+      pending_late_.pop_front();
+      total += policy_.applies_each() ? 16.0 * (m + 1) : one.weight;
       ++lates;
     }
-    EXPECT_TRUE(pending_late_.empty()) << "an accepted late contribution did not count";
+    if (!policy_.applies_each()) {
+      EXPECT_TRUE(pending_late_.empty()) << "an accepted late contribution did not count";
+    }
     EXPECT_EQ(decision.total_weight, total);
     ++merges;
     for (const int m : seats_) {
@@ -376,7 +515,8 @@ class Ledger {
   std::size_t present_ = 0;
   std::map<int, std::uint64_t> owes_;
   std::set<std::pair<int, std::uint64_t>> counted_;
-  std::map<std::pair<int, std::uint64_t>, double> pending_late_;
+  std::deque<std::tuple<int, std::uint64_t, double>> pending_late_;
+  std::map<int, std::uint64_t> steps_;  // ssp
 };
 
 std::vector<RoundPolicy> all_policies() {
@@ -386,7 +526,10 @@ std::vector<RoundPolicy> all_policies() {
           policy("backup:1", "damp:power=1,max=2"),
           policy("quorum:1,grace=0", "carry"),
           policy("quorum:2,grace=0.5"),
-          policy("quorum:1,grace=0.5", "damp")};
+          policy("quorum:1,grace=0.5", "damp"),
+          policy("asp:max=2,power=1"),
+          policy("ssp:0"),
+          policy("ssp:1")};
 }
 
 TEST(RoundPolicy, EveryShortSequenceOfEventsKeepsTheLedger) {

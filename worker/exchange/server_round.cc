@@ -107,7 +107,9 @@ Task<void> ServerLink::send_initial(Session& session) {
 }
 
 Task<Status> ServerLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
-  // The loop waits in `next` (it said so before we joined), so its memory is ours.
+  // Its memory is ours when the loop waits in `next`. It may still be applying the round before: a
+  // server may send a newer state because the next round closed before this worker began it.
+  while (!loop_waits() && !ending_) co_await loop_ready_.wait(TimePoint::max());
   if (head.chunk.value >= plan_.chunks().size() || head.plane > slots_.size())
     co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) +
                                                      " of plane " + std::to_string(head.plane) +
