@@ -109,7 +109,8 @@ class Client:
     """A worker of exchange star with codec f32, written from docs/wire.md: its gradients are what the test says."""
 
     JOIN, INIT_REQUEST, INIT_CHUNK, INIT_DONE, ROUND_OPEN, PUSH, PUSH_END, RESULT, LEAVE, FINISH = 16, 17, 18, 19, 21, 22, 23, 24, 27, 28
-    CREDIT = 3
+    CREDIT, ROUND_CLOSED, READY = 3, 25, 35
+    COMMITTED, LATE, CARRIED = 0, 3, 4
 
     def __init__(self, name, tensors, batch=4, train_samples=1000, fingerprint=1):
         """`tensors`: (name, shape) of each; every tensor must fit into one chunk."""
@@ -122,7 +123,13 @@ class Client:
 
     def send(self, kind, head=b"", payload=b"", flags=0, identity=0):
         crc = crc32c(payload) if payload.strip(b"\0") else ZEROS.setdefault(len(payload), crc32c(payload))
-        self.peer.sendall(header(kind, flags, head, len(payload), identity, payload_crc=crc if payload else 0) + head + payload)
+        self.put(header(kind, flags, head, len(payload), identity, payload_crc=crc if payload else 0) + head + payload)
+
+    def put(self, frame):
+        self.peer.sendall(frame)
+
+    def closed(self, number, outcome, weight):
+        """A round is over."""
 
     def join_head(self):
         head = text(self.name) + text("star") + text("f32")
@@ -158,6 +165,11 @@ class Client:
                 elif kind == self.RESULT:
                     round_number, _, chunk = struct.unpack("<QII", head)
                     self.results.setdefault(round_number, {})[chunk] = payload
+                elif kind == self.ROUND_CLOSED:
+                    number, _, outcome, _, _, weight, _ = struct.unpack_from("<QIBQQdI", head)
+                    self.closed(number, outcome, weight)
+                    if outcome in (self.LATE, self.CARRIED):
+                        self.send(self.READY, self.place)
                 elif kind == self.FINISH:
                     self.send(self.LEAVE, text("done"), flags=REQUEST, identity=2)
                 elif kind == self.LEAVE:
@@ -165,8 +177,8 @@ class Client:
 
     def contribute(self, head, gradient, bad_rounds):
         generation, number, attempt, _, _, _, _, _, begin, end, _, _ = struct.unpack("<QQIIIQQQQQBB", head)
-        place = struct.pack("<QQI", generation, number, attempt)
-        for chunk in range(len(self.tensors)):
+        self.place = place = struct.pack("<QQI", generation, number, attempt)
+        for chunk in range(len(self.tensors) if end > begin else 0):
             self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
         told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
         self.send(self.PUSH_END, place + told + struct.pack("<dddQQII", 0, 0, 0, 0, 0, 0, 0))
