@@ -11,6 +11,7 @@ enum ExitStatus : int {
   kExitDone = 0,
   kExitFailed = 1,  ///< asked and answered with an error, or something that was checked is wrong
   kExitUsage = 2,   ///< the command line itself
+  kExitUnreachable = 3,  ///< no answer of the server
 };
 
 /// `checkpoints list|verify|export`: folders of checkpoints and journals, no server needed.

@@ -1,6 +1,6 @@
 #include <cstdio>
 
-#include "client/command.h"
+#include "client/online.h"
 #include "common/base/log.h"
 #include "common/base/version.h"
 
@@ -12,7 +12,16 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(1);
   int status = client::kExitDone;
+  const auto session = client::add_session(app);
   client::add_checkpoints(app, status);
+  client::add_views(app, session, status);
+  client::add_actions(app, session, status);
+  client::add_doctor(app, session, status);
+  client::add_texts(app, status);
+  app.parse_complete_callback([session] {
+    if (const Status opened = session->open(); !opened.ok())
+      throw CLI::ValidationError(opened.error().message());
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& why) {

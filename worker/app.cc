@@ -163,18 +163,19 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
 }
 
 /// First signal: leave after the round. Second: at once.
-Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange) {
+Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, bool& is_signalled) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
     if (failed) co_return;
     if (count > 0) std::_Exit(128 + number);
+    is_signalled = true;
     const std::string why = number == SIGTERM ? "SIGTERM" : "SIGINT";
     log::info("worker.stop_requested", {{"why", why}});
     exchange.request_stop(why);
   }
 }
 
-Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
+Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool& is_signalled) {
   blas::set_threads(static_cast<int>(config.blas_threads));
   DataOptions data_options;
   data_options.spec = config.data;
@@ -224,8 +225,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
                   make_exchange(config, *model, data, std::move(memory), io, registry));
 
   boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
-  auto watching = boost::asio::co_spawn(io.context(), watch_signals(signals, *exchange),
-                                        boost::asio::use_future);
+  auto watching = boost::asio::co_spawn(
+      io.context(), watch_signals(signals, *exchange, is_signalled), boost::asio::use_future);
   std::uint64_t epoch = 0;
   const auto observe = [&](const Share& share, const StepStats& stats, const RoundReport& report,
                            const TrainingSummary& now) {
@@ -252,7 +253,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary) {
 
 int run_worker(const WorkerConfig& config) {
   TrainingSummary summary;
-  const Status result = start_and_run(config, summary);
+  bool is_signalled = false;
+  const Status result = start_and_run(config, summary, is_signalled);
   if (result.ok()) {
     if (const CodecTotals& c = summary.traffic.codecs; c.codec != "f32" || c.codec_down != "f32")
       log::info("worker.compressed", {{"codec", c.codec},
@@ -273,7 +275,7 @@ int run_worker(const WorkerConfig& config) {
                                {"samples", summary.samples},
                                {"version", summary.version.value},
                                {"test_accuracy", summary.test_accuracy}});
-    return kExitDone;
+    return is_signalled ? static_cast<int>(config.stop_status) : kExitDone;
   }
   log::error("worker.failed", {{"error", result.error()}});
   if (summary.is_halted) return kExitHalted;

@@ -67,9 +67,14 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                "kept"},
       "state-dir");
   s.field("metrics.listen", &c.metrics_listen,
-          {.text = "where GET /metrics (Prometheus) and /livez are served, HOST:PORT, without a "
+          {.text = "where GET /metrics (Prometheus) and /healthz are served, HOST:PORT, without a "
                    "token; port 0 takes a free one; empty: nowhere"},
           "metrics-listen");
+  s.field("stop_status", &c.stop_status,
+          {.text = "exit status after a signal asked this worker to leave and it did; other than 0 "
+                   "where a scheduler should start it again, e.g. 143",
+           .max = 255},
+          "stop-status");
   s.field("summary_file", &c.summary_file,
           {.text = "write what was done to this JSON file at the end"}, "summary-file");
   s.field(

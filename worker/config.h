@@ -29,6 +29,7 @@ struct WorkerConfig {
   std::string codec = "f32";
   std::string congestion_control = "auto";
   std::uint64_t seed = 1;
+  std::uint64_t stop_status = 0;
   std::string summary_file;
   std::string metrics_listen;
   std::string state_dir;

@@ -36,9 +36,9 @@ Response answer(const Request& request, const metrics::Registry& registry) {
   response.set("X-Content-Type-Options", "nosniff");
   const std::string_view target(request.target().data(), request.target().size());
   const std::string_view path = target.substr(0, target.find('?'));
-  if (path != "/metrics" && path != "/livez") {
+  if (path != "/metrics" && path != "/healthz") {
     response.result(http::status::not_found);
-    response.body() = "not found; there are /metrics and /livez\n";
+    response.body() = "not found; there are /metrics and /healthz\n";
   } else if (request.method() != http::verb::get && request.method() != http::verb::head) {
     response.result(http::status::method_not_allowed);
     response.set(http::field::allow, "GET, HEAD");

@@ -53,7 +53,7 @@ class WorkerMetrics(ClusterTest):
 
     def test_only_get_of_known_paths_is_answered(self):
         _, _, endpoint = self.listening()
-        self.assertEqual(self.get(endpoint, "/livez")[0], 200)
+        self.assertEqual(self.get(endpoint, "/healthz")[0], 200)
         self.assertEqual(self.get(endpoint, "/metrics", "HEAD")[2], "")
         self.assertEqual(self.get(endpoint, "/v1/cluster")[0], 404)
         self.assertEqual(self.get(endpoint, "/metrics", "POST")[0], 405)

@@ -1,0 +1,135 @@
+#include "client/http.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/use_future.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+
+namespace centroid::client {
+
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using Tcp = asio::ip::tcp;
+
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr std::uint64_t kMaxBody = 64u << 20;
+
+bool is_port(const std::string& text) {
+  return !text.empty() && text.size() <= 5 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }) &&
+         std::stoul(text) <= 65535;
+}
+
+Error failure(const std::string& where, const beast::error_code& ec) {
+  if (ec == beast::error::timeout || ec == asio::error::timed_out)
+    return Error(ErrorCode::kDeadlineExceeded, where + ": no answer in time");
+  return Error(ErrorCode::kUnavailable, where + ": " + ec.message());
+}
+
+asio::awaitable<beast::error_code> connect(beast::tcp_stream& stream, std::string host,
+                                           std::string port) {
+  Tcp::resolver resolver(stream.get_executor());
+  const auto [lookup, found] = co_await resolver.async_resolve(host, port, kAwait);
+  if (lookup) co_return lookup;
+  const auto [ec, at] = co_await stream.async_connect(found, kAwait);
+  co_return ec;
+}
+
+asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, std::string method,
+                                                        std::string path) {
+  beast::tcp_stream stream(co_await asio::this_coro::executor);
+  stream.expires_after(remote.timeout);
+  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
+  if (connected) co_return failure(remote.to_string(), connected);
+  http::request<http::empty_body> request;
+  request.method_string(method);
+  request.target(path);
+  request.version(11);
+  request.set(http::field::host, remote.host + ":" + remote.port);
+  request.set(http::field::user_agent, "centroidctl");
+  request.set(http::field::accept, "application/json");
+  request.keep_alive(false);
+  if (!remote.token.empty()) request.set(http::field::authorization, "Bearer " + remote.token);
+  if (method != "GET") request.content_length(0);
+  const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
+  if (write_failed) co_return failure(remote.to_string(), write_failed);
+  beast::flat_buffer buffer;
+  http::response_parser<http::string_body> parser;
+  parser.body_limit(kMaxBody);
+  const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
+  if (read_failed &&
+      read_failed.category() == http::make_error_code(http::error::bad_version).category())
+    co_return Error(ErrorCode::kDataLoss,
+                    remote.to_string() + " does not speak HTTP: " + read_failed.message());
+  if (read_failed) co_return failure(remote.to_string(), read_failed);
+  Answer answer;
+  answer.status = parser.get().result_int();
+  answer.date = std::string(parser.get()[http::field::date]);
+  answer.body = std::move(parser.get().body());
+  co_return std::move(answer);
+}
+
+asio::awaitable<beast::error_code> try_connect(std::string host, std::string port,
+                                               std::chrono::milliseconds timeout) {
+  beast::tcp_stream stream(co_await asio::this_coro::executor);
+  stream.expires_after(timeout);
+  co_return co_await connect(stream, host, port);
+}
+
+}  // namespace
+
+Result<std::string> Remote::set_address(const std::string& text) {
+  constexpr std::string_view kScheme = "http://";
+  std::string rest = text.starts_with(kScheme) ? text.substr(kScheme.size()) : text;
+  std::string path;
+  if (const auto slash = rest.find('/'); slash != std::string::npos) {
+    path = rest.substr(slash);
+    rest.resize(slash);
+  }
+  const auto colon = rest.rfind(':');
+  std::string name = rest.substr(0, colon);
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']')
+    name = name.substr(1, name.size() - 2);
+  if (colon == std::string::npos || name.empty() || !is_port(rest.substr(colon + 1)))
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "'" + text + "' is no address of a server: expected http://HOST:PORT or HOST:PORT");
+  host = name;
+  port = rest.substr(colon + 1);
+  return path;
+}
+
+std::string Remote::to_string() const {
+  const bool is_v6 = host.find(':') != std::string::npos;
+  return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + port;
+}
+
+Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path) {
+  asio::io_context context(1);
+  auto answer = asio::co_spawn(context, exchange(remote, method, path), asio::use_future);
+  context.run();
+  return std::move(*answer.get());
+}
+
+Status knock(const std::string& host, const std::string& port, std::chrono::milliseconds timeout) {
+  asio::io_context context(1);
+  auto tried = asio::co_spawn(context, try_connect(host, port, timeout), asio::use_future);
+  context.run();
+  const beast::error_code ec = tried.get();
+  if (ec) return failure(host + ":" + port, ec);
+  return {};
+}
+
+}  // namespace centroid::client

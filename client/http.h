@@ -1,0 +1,40 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "common/base/result.h"
+
+namespace centroid::client {
+
+/// A server's REST interface: where it is, and how to be let in.
+struct Remote {
+  std::string host = "127.0.0.1", port = "8080";
+  std::string token;
+  std::chrono::milliseconds timeout{15'000};  ///< of one whole request
+
+  /// Set host and port from "http://HOST:PORT", "HOST:PORT" or "[IPv6]:PORT"; what follows the port
+  /// comes back ("" or "/path").
+  ///
+  /// fails   invalid_argument, with what was expected
+  Result<std::string> set_address(const std::string& text);
+  std::string to_string() const;
+};
+
+struct Answer {
+  unsigned status = 0;
+  std::string body;
+  std::string date;  ///< the field Date as sent
+  bool is_good() const { return status >= 200 && status < 300; }
+};
+
+/// One request on a connection of its own. Blocks.
+///
+/// fails   unavailable (not reached), deadline_exceeded, data_loss (no HTTP, or over 64 MiB)
+Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path);
+
+/// Whether something listens there.
+Status knock(const std::string& host, const std::string& port, std::chrono::milliseconds timeout);
+
+}  // namespace centroid::client

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "client/command.h"
+#include "client/http.h"
+#include "client/table.h"
+
+namespace centroid::client {
+
+using Json = nlohmann::ordered_json;
+
+/// What every subcommand that talks to a server needs; filled by the program's options.
+struct Session {
+  std::string address = "http://127.0.0.1:8080", token, token_file, output = "table", no_color;
+  double timeout_seconds = 15;
+  bool without_colour = false;
+  Remote remote;
+  Style style;
+
+  /// Turn options into `remote` and `style`.
+  Status open();
+};
+
+/// Ask and take an answer apart. An answer that is a problem document comes back as its error.
+Result<Json> get_json(const Session& session, const std::string& path);
+Result<Json> post_json(const Session& session, const std::string& path);
+/// The problem document of an answer as one line.
+std::string explain(const Answer& answer);
+
+/// Print an error to stderr. kExitUnreachable when there was no answer, else kExitFailed.
+int complain(const Error& error);
+
+/// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
+std::string text_of(const Json& object, const char* name);
+double number_of(const Json& object, const char* name);
+
+/// Options of the program itself: --server, --token-file, --output and so on.
+std::shared_ptr<Session> add_session(CLI::App& app);
+void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
+/// `completion` and `man`, made from the options of `app`. After all others.
+void add_texts(CLI::App& app, int& status);
+
+}  // namespace centroid::client

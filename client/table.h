@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace centroid::client {
+
+/// How answers look.
+struct Style {
+  bool is_json = false;
+  bool has_colour = false;  ///< only on a terminal
+};
+
+enum class Colour { kPlain, kGood, kWarning, kBad, kFaint };
+
+/// The text in that colour, where there are colours.
+std::string paint(const Style& style, Colour colour, const std::string& text);
+
+/// Rows under a header; columns as wide as their widest cell, numbers to the right. Control
+/// characters are replaced, so that a name from elsewhere cannot steer the terminal.
+std::string table(const std::vector<std::string>& header,
+                  const std::vector<std::vector<std::string>>& rows);
+
+std::string size_text(double bytes);        ///< 2306867 -> "2.2 MiB"
+std::string duration_text(double seconds);  ///< 0.0123 -> "12.3 ms", 187 -> "3 min 07 s"
+std::string number_text(double value);  ///< at most 4 digits behind the point; "-" when not finite
+
+}  // namespace centroid::client

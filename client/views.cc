@@ -1,0 +1,200 @@
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <functional>
+#include <thread>
+
+#include "client/online.h"
+
+/// What only looks: status, workers, rounds, waits, config.
+namespace centroid::client {
+
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+Colour colour_of(const std::string& state) {
+  if (state == "training" || state == "active" || state == "committed" || state == "finished")
+    return Colour::kGood;
+  if (state == "halted" || state == "dead" || state == "fenced" || state == "aborted")
+    return Colour::kBad;
+  return Colour::kWarning;
+}
+
+std::string percent(double share) {
+  if (!(share >= 0)) return "-";
+  char text[16];
+  std::snprintf(text, sizeof text, "%.2f %%", 100 * share);
+  return text;
+}
+
+std::string workers_table(const Json& workers, bool with_gone) {
+  Rows rows;
+  for (const Json& worker : workers) {
+    const std::string state = text_of(worker, "state");
+    if (!with_gone && (state == "left" || state == "dead" || state == "fenced")) continue;
+    const double rank = number_of(worker, "rank");
+    rows.push_back({text_of(worker, "member"), text_of(worker, "name"), state,
+                    rank < 0 ? "-" : text_of(worker, "rank"), text_of(worker, "rounds"),
+                    text_of(worker, "samples"), duration_text(number_of(worker, "step_seconds")),
+                    duration_text(number_of(worker, "wait_seconds")),
+                    size_text(number_of(worker, "bytes_in")),
+                    size_text(number_of(worker, "bytes_out")), text_of(worker, "address"),
+                    text_of(worker, "reason")});
+  }
+  return table({"member", "name", "state", "rank", "rounds", "samples", "last step", "waited", "in",
+                "out", "address", "reason"},
+               rows);
+}
+
+std::string waits_table(const Json& waits) {
+  Rows rows;
+  for (const Json& wait : waits)
+    rows.push_back({text_of(wait, "who"), text_of(wait, "for_whom"), text_of(wait, "what"),
+                    duration_text(number_of(wait, "seconds"))});
+  return rows.empty() ? "nobody waits\n" : table({"who", "for", "what", "since"}, rows);
+}
+
+std::string status_text(const Style& style, const Json& cluster, const Json& workers,
+                        const Json& waits) {
+  const auto number = [&](const char* name) { return number_of(cluster, name); };
+  const auto text = [&](const char* name) { return text_of(cluster, name); };
+  const std::string state = text("state");
+  std::string out = "run        " + text("run_id") + ", " + text("exchange") + ", policy " +
+                    text("policy") + ", " + text("optimizer") + ", " + text("model") + "\n";
+  out += "state      " + paint(style, colour_of(state), state) +
+         (text("state_reason").empty() ? "" : ": " + text("state_reason")) + "\n";
+  out += "progress   " + percent(number("progress")) + ", epoch " + text("epoch") + " of " +
+         text("epochs") + ", round " + text("round") + ", version " + text("version") + "\n";
+  out += "learning   loss " + number_text(number("loss")) + ", train accuracy " +
+         percent(number("train_accuracy")) + ", held-out accuracy " +
+         percent(number("test_accuracy")) + "\n";
+  out += "speed      " + number_text(number("samples_per_second")) + " samples/s, " +
+         text("world") + " workers in generation " + text("generation") + "\n";
+  out += "trouble    " + text("aborted_attempts") + " attempts repeated, " +
+         text("lost_contributions") + " contributions lost, " + text("skipped_rounds") +
+         " rounds skipped\n\n";
+  return out + workers_table(workers, false) + "\n" + waits_table(waits);
+}
+
+/// One picture of the cluster; in JSON one object with all three.
+Result<std::string> status_once(const Session& session) {
+  CENTROID_ASSIGN(const Json cluster, get_json(session, "/v1/cluster"));
+  CENTROID_ASSIGN(const Json workers, get_json(session, "/v1/workers"));
+  CENTROID_ASSIGN(const Json waits, get_json(session, "/v1/waits"));
+  if (!session.style.is_json)
+    return status_text(session.style, cluster, workers["workers"], waits["waits"]);
+  Json all;
+  all["cluster"] = cluster;
+  all["workers"] = workers["workers"];
+  all["waits"] = waits["waits"];
+  return all.dump() + "\n";
+}
+
+/// Again and again: a terminal is drawn anew, another output gets one block after the other. Ends
+/// when the server cannot be asked any more.
+int show_status(const Session& session, double every_seconds, std::uint64_t count) {
+  const bool is_redrawn = session.style.has_colour && every_seconds > 0;
+  for (std::uint64_t shown = 0;; ++shown) {
+    const auto text = status_once(session);
+    if (!text.ok()) return complain(text.error());
+    std::printf("%s%s", is_redrawn ? "\033[H\033[2J" : "", text->c_str());
+    std::fflush(stdout);
+    if (every_seconds <= 0 || shown + 1 == count) return kExitDone;
+    std::this_thread::sleep_for(std::chrono::duration<double>(every_seconds));
+  }
+}
+
+/// Print what a path answers: as it is, or as a table.
+int show(const Session& session, const std::string& path,
+         const std::function<std::string(const Json&)>& as_table) {
+  const auto answer = get_json(session, path);
+  if (!answer.ok()) return complain(answer.error());
+  const std::string text = session.style.is_json ? answer->dump() + "\n" : as_table(*answer);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
+}
+
+std::string names(const Json& list) {
+  std::string out;
+  for (const Json& name : list) out += (out.empty() ? "" : " ") + name.get<std::string>();
+  return out.empty() ? "-" : out;
+}
+
+std::string rounds_table(const Json& answer) {
+  Rows rows;
+  for (const Json& round : answer["rounds"]) {
+    const std::string outcome = text_of(round, "outcome");
+    rows.push_back({text_of(round, "round"), text_of(round, "attempt"),
+                    outcome.empty() ? text_of(round, "state") : outcome, text_of(round, "version"),
+                    text_of(round, "samples"), number_text(number_of(round, "loss")),
+                    duration_text(number_of(round, "seconds")), names(round["contributors"]),
+                    names(round["missing"])});
+  }
+  return table({"round", "attempt", "outcome", "version", "samples", "loss", "time", "contributed",
+                "missing"},
+               rows);
+}
+
+std::string config_table(const Json& answer, const std::string& prefix) {
+  Rows rows;
+  for (const auto& [name, field] : answer.items())
+    if (name.starts_with(prefix))
+      rows.push_back(
+          {name, text_of(field, "value"), text_of(field, "unit"), text_of(field, "origin")});
+  return table({"setting", "value", "unit", "from"}, rows);
+}
+
+}  // namespace
+
+void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  CLI::App* const overview =
+      app.add_subcommand("status", "The cluster, its workers, and who waits for whom.");
+  const auto every = std::make_shared<double>(0);
+  const auto count = std::make_shared<std::uint64_t>(0);
+  overview->add_option("--watch", *every, "show it again every so many seconds, until Ctrl-C")
+      ->expected(0, 1)
+      ->default_str("1")
+      ->check(CLI::Range(0.1, 3600.0));
+  overview->add_option("--count", *count, "with --watch: end after so many times");
+  overview->callback([=, &status] {
+    const bool is_watching = overview->count("--watch") > 0;
+    status = show_status(*session, is_watching && *every == 0 ? 1 : *every, *count);
+  });
+
+  CLI::App* const workers = app.add_subcommand("workers", "Every worker with what it has done.");
+  const auto with_gone = std::make_shared<bool>(false);
+  workers->add_flag("--all", *with_gone, "those that left or died too");
+  workers->callback([=, &status] {
+    if (!workers->get_subcommands().empty()) return;
+    status = show(*session, "/v1/workers",
+                  [&](const Json& a) { return workers_table(a["workers"], *with_gone); });
+  });
+
+  CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");
+  const auto limit = std::make_shared<std::uint64_t>(20);
+  rounds->add_option("-n,--limit", *limit, "how many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  rounds->callback([=, &status] {
+    status = show(*session, "/v1/rounds?limit=" + std::to_string(*limit), rounds_table);
+  });
+
+  CLI::App* const waits =
+      app.add_subcommand("waits", "Who waits for whom, for what, and how long.");
+  waits->callback([=, &status] {
+    status = show(*session, "/v1/waits",
+                  [](const Json& answer) { return waits_table(answer["waits"]); });
+  });
+
+  CLI::App* const config =
+      app.add_subcommand("config", "Effective settings of the server, and where each came from.");
+  const auto prefix = std::make_shared<std::string>();
+  config->add_option("PREFIX", *prefix, "only settings whose names begin so, e.g. checkpoint.");
+  config->callback([=, &status] {
+    status = show(*session, "/v1/config",
+                  [&](const Json& answer) { return config_table(answer, *prefix); });
+  });
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,114 @@
+"""centroidctl against a running server. ctl_test.py BIN_DIR"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+from cluster import DONE, ClusterTest, free_port, main, wait_for
+
+ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
+STOPPED = 143
+
+
+class Ctl(ClusterTest):
+    def ctl(self, server, *arguments, status=DONE):
+        """What it prints; fails unless it exits with this status."""
+        address = [] if server is None else ["--server", server if isinstance(server, str) else server.api]
+        done = subprocess.run(
+            [pathlib.Path(self.programs) / "centroidctl", *address, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+        )
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout if status == DONE else done.stdout + done.stderr
+
+    def training(self, *arguments):
+        server = self.server("--epochs", "1000000", "--min-workers", "2", *arguments)
+        workers = [self.worker(server, name, "--stop-status", STOPPED) for name in ("w0", "w1")]
+        server.wait_round(3)
+        return server, workers
+
+    def test_views_say_what_rest_says(self):
+        server, _ = self.training()
+        server.post("/v1/job:pause")
+        cluster = server.wait_cluster("paused", lambda view: view["state"] == "paused")
+        text = self.ctl(server, "status")
+        for part in ("paused by an operator", cluster["run_id"], f"version {cluster['version']}", "w0", "w1"):
+            self.assertIn(part, text)
+        self.assertNotIn("\033", text)  # no terminal, no colours
+        both = self.ctl(server, "status", "--watch", "0.1", "--count", "2", "--output", "json").splitlines()
+        for line in both:
+            self.assertEqual(json.loads(line)["cluster"]["version"], cluster["version"])
+        self.assertEqual(len(both), 2)
+        workers = json.loads(self.ctl(server, "--output", "json", "workers"))["workers"]
+        self.assertEqual(sorted(worker["name"] for worker in workers), ["w0", "w1"])
+        self.assertEqual(len(self.ctl(server, "rounds", "-n", "2").splitlines()), 3)
+        self.assertIn("operator", self.ctl(server, "waits"))
+        self.assertRegex(self.ctl(server, "config", "min_"), r"min_workers +2 +workers +flag")
+
+    def test_actions_act(self):
+        server, (first, second) = self.training()
+        self.ctl(server, "job", "pause")
+        server.wait_cluster("paused", lambda view: view["state"] == "paused")
+        path = self.ctl(server, "checkpoints", "make").splitlines()[0]
+        self.assertIn(pathlib.Path(path), self.checkpoints())
+        self.ctl(server, "job", "resume")
+        server.wait_more_rounds()
+        self.ctl(server, "workers", "drain", "w1")
+        self.assert_status(second, DONE)
+        self.assertIn("no worker has the name", self.ctl(server, "workers", "drain", "w9", status=ANSWERED_BADLY))
+        self.ctl(server, "job", "stop")
+        self.assert_exit(DONE, first, server)
+
+    def test_worker_stopped_by_a_signal_exits_as_asked(self):
+        _, (first, _) = self.training()
+        first.send(15)
+        self.assert_status(first, STOPPED)
+
+    def test_doctor_finds_what_is_wrong(self):
+        server, workers = self.training()
+        wait_for(lambda: server.post("/v1/checkpoints")[0] == 201, "a checkpoint")
+        self.assertNotIn("BAD", self.ctl(server, "doctor"))
+        manifest = self.checkpoints()[-1] / "manifest.json"
+        manifest.write_text("{")
+        self.assertIn("BAD", self.ctl(server, "doctor", status=ANSWERED_BADLY))
+        manifest.unlink()
+        shutil.rmtree(self.checkpoints()[-1])
+        for worker in workers:
+            worker.kill()
+        server.wait_worker("w0", "dead")
+        found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
+        self.assertEqual(found["workers"]["verdict"], "warning")
+
+    def test_token_is_asked_for_and_taken(self):
+        secret = self.folder / "api-token"
+        secret.write_text("let-me-in\n")
+        server = self.server("--api.token", "let-me-in")
+        self.assertIn("--token-file", self.ctl(server, "status", status=ANSWERED_BADLY))
+        self.assertIn('"state"', self.ctl(server, "--token-file", secret, "status", "--output", "json"))
+
+    def test_what_cannot_be_asked_is_told_apart(self):
+        nobody = f"127.0.0.1:{free_port()}"
+        self.assertIn("refused", self.ctl(nobody, "status", status=UNREACHABLE))
+        self.assertIn("BAD", self.ctl(nobody, "doctor", status=UNREACHABLE))
+        self.assertIn("HOST:PORT", self.ctl("nonsense", "status", status=USAGE))
+        self.ctl(None, "statsu", status=USAGE)
+
+    def test_probe_tells_good_from_bad(self):
+        server = self.server()
+        self.ctl(None, "probe", f"http://{server.api}/healthz")
+        self.assertIn("no such path", self.ctl(None, "probe", f"http://{server.api}/nix", status=ANSWERED_BADLY))
+
+    def test_manual_and_completion_know_every_command(self):
+        manual, completion = self.ctl(None, "man"), self.ctl(None, "completion", "bash")
+        for command in ("status", "workers", "rounds", "waits", "config", "job", "doctor", "probe", "checkpoints"):
+            self.assertIn(f".SS {command}\n", manual)
+            self.assertIn(command, completion)
+        script = self.folder / "completion"
+        script.write_text(completion)
+        typed = f"source {script}; COMP_WORDS=(centroidctl job re) COMP_CWORD=2; _centroidctl; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.split(), ["resume"])
+
+
+if __name__ == "__main__":
+    main()
