@@ -153,6 +153,10 @@ class Api:
 
 def server_settings(options, folder):
     """The server's configuration file; what is not here keeps the server's defaults."""
+    if options.local_steps > 1:  # --optimizer and --lr are the workers'
+        steps = {name: getattr(options, name) for name in ("local_steps", "fragments", "overlap", "outer")}
+    else:
+        steps = {"optimizer": {"name": options.optimizer, "learning_rate": options.lr}}
     return {
         "listen": "127.0.0.1:0",
         "api": {"listen": "127.0.0.1:0"},
@@ -165,7 +169,7 @@ def server_settings(options, folder):
         "apply": options.apply,
         "codec_down": options.codec_down,
         "reduce": {"algorithm": options.algorithm},
-        "optimizer": {"name": options.optimizer, "learning_rate": options.lr},
+        **steps,
     }
 
 
@@ -181,6 +185,8 @@ def training_flags(options, folder, name):
 def worker_command(options, folder, endpoint, number):
     name = f"worker-{number}"
     flags = ["--server", endpoint, "--exchange", options.exchange, "--devices", options.devices, "--batch", options.batch]
+    if options.local_steps > 1:
+        flags += ["--inner-optimizer", options.optimizer, "--inner-lr", options.lr]
     return name, [options.bin / "centroid-worker", *flags, *training_flags(options, folder, name)]
 
 
@@ -421,6 +427,11 @@ def parse_arguments(arguments):
     add("--lr", type=float, default=0.001, metavar="X", help="learning rate")
     add("--apply", choices=("auto", "server", "worker"), default="auto", help="who applies the optimizer")
     add("--policy", default="bsp", metavar="NAME", help="when a round closes")
+    add("--local-steps", type=positive, default=1, metavar="H",
+        help="steps of a worker by itself between contributions; --optimizer and --lr are then the workers' own")  # fmt: skip
+    add("--fragments", type=positive, default=1, metavar="F", help="local steps: sets of tensors that travel in turn")
+    add("--overlap", type=int, default=0, metavar="T", help="local steps made while a contribution travels")
+    add("--outer", choices=("nesterov", "average"), default="nesterov", help="local steps: what the server does with their mean")
     add("--seed", type=int, default=1, metavar="N", help="of initial parameters, data split and data order")
     add("--devices", default="cpu:0", metavar="LIST", help="devices of each worker")
     add("--keep", action="store_true", help="leave the cluster up when trained, until Ctrl-C")

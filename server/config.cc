@@ -59,6 +59,34 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "policy backup, quorum: what becomes of a contribution whose round closed without "
                "it: drop; carry:max=4 = it counts in the round then open, if that is at most "
                "`max` later; damp:power=0.5,max=4 = so too, its weight / (1 + rounds)^power"});
+  s.field("local_steps", &c.local_steps,
+          {.text = "steps that a worker makes by itself, with its own optimizer (its --inner-...), "
+                   "before it contributes what they have changed (docs/low-communication.md); 1: a "
+                   "gradient every step",
+           .unit = "steps",
+           .min = 1,
+           .max = 1'000'000},
+          "local-steps");
+  s.field("fragments", &c.fragments,
+          {.text = "local_steps: sets of tensors of about equal size, of which one is contributed "
+                   "every local_steps / fragments steps",
+           .unit = "fragments",
+           .min = 1,
+           .max = 4096});
+  s.field("overlap", &c.overlap,
+          {.text = "local_steps: steps that are made while a contribution and its result travel",
+           .unit = "steps",
+           .max = 1'000'000});
+  s.field("outer", &c.outer,
+          {.text = "local_steps: what is done with the mean of the contributions: nesterov = "
+                   "optimizer nesterov with learning rate 0.7 and momentum 0.9 (DiLoCo); average = "
+                   "the parameters become the workers' mean; optimizer = as optimizer.* say",
+           .choices = {"nesterov", "average", "optimizer"}});
+  s.field("weight_by", &c.weight_by,
+          {.text = "what a worker weighs in the mean: its samples in the round, its steps, or as "
+                   "much as any other",
+           .choices = {"samples", "steps", "equal"}},
+          "weight-by");
   s.field(
       "exchange", &c.exchange,
       {.text = "how gradients are added: star = through this server; ring = by the workers among "
@@ -205,6 +233,50 @@ Status check_codec_down(ServerConfig& c) {
 
 }  // namespace
 
+namespace {
+
+/// Settings of rounds of local steps, and the optimizer that `outer` stands for.
+Status check_local_steps(ServerConfig& c) {
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, why);
+  };
+  const std::string steps = "local_steps " + std::to_string(c.local_steps);
+  if (c.local_steps == 1) {
+    if (c.fragments != 1 || c.overlap != 0)
+      return refuse(
+          "fragments and overlap are for rounds of local steps: set local_steps, or "
+          "leave fragments 1 and overlap 0");
+    return {};
+  }
+  if (c.local_steps % c.fragments != 0)
+    return refuse(steps + " is no multiple of fragments " + std::to_string(c.fragments) +
+                  ": a fragment is contributed every local_steps / fragments steps");
+  if (c.overlap >= c.steps_per_round())
+    return refuse("overlap " + std::to_string(c.overlap) +
+                  " must be below local_steps / fragments, " + std::to_string(c.steps_per_round()) +
+                  ": a round ends before the next begins");
+  if (c.fragments > 1) return refuse("fragments: only 1 works in this version");
+  if (c.outer == "optimizer") return {};
+  OptimizerConfig wanted = c.optimizer;
+  wanted.name = c.outer == "average" ? "mean" : "nesterov";
+  wanted.learning_rate = c.outer == "average" ? 1.0 : 0.7;
+  wanted.momentum = 0.9;
+  wanted.weight_decay = 0;
+  const auto is_same = [&](const OptimizerConfig& other) {
+    return c.optimizer.name == other.name && c.optimizer.learning_rate == other.learning_rate &&
+           c.optimizer.momentum == other.momentum && c.optimizer.weight_decay == other.weight_decay;
+  };
+  if (!is_same(OptimizerConfig()) && !is_same(wanted))
+    return refuse(
+        steps + " with outer " + c.outer +
+        " sets the optimizer by itself: leave optimizer.name, learning_rate, momentum and "
+        "weight_decay, or take outer optimizer");
+  c.optimizer = wanted;
+  return {};
+}
+
+}  // namespace
+
 Status finish(ServerConfig& c) {
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
@@ -213,6 +285,7 @@ Status finish(ServerConfig& c) {
                  "policy " + c.policy + ": with exchange " + c.exchange +
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
+  CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_codec_down(c));
   if (c.compresses_results() && c.optimizer.clip_norm > 0)
     return Error(ErrorCode::kInvalidArgument,

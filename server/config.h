@@ -27,6 +27,8 @@ struct ServerConfig {
   bool exit_when_finished = false;
 
   std::string policy = "bsp", late = "drop";
+  std::uint64_t local_steps = 1, fragments = 1, overlap = 0;
+  std::string outer = "nesterov", weight_by = "samples";
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";
@@ -54,6 +56,8 @@ struct ServerConfig {
 
   /// The workers add among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
+  /// Local steps of a worker in one round.
+  std::uint64_t steps_per_round() const { return local_steps / fragments; }
   /// Results go through a codec, so they are mean gradients.
   bool compresses_results() const { return codec_down != "f32"; }
   bool applies_on_worker() const {

@@ -22,6 +22,7 @@
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
+#include "worker/loop/local_steps.h"
 #include "worker/loop/training_loop.h"
 #include "worker/metrics_listener.h"
 #include "worker/probe.h"
@@ -216,11 +217,23 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
   }
   IoThread io("io");
+  LocalSteps::Options local_options;
+  local_options.optimizer = config.inner;
+  local_options.batch = config.batch;
+  local_options.worker = config.name;
+  local_options.state_dir = config.state_dir;
+  CENTROID_ASSIGN(const auto local, LocalSteps::make(*group, std::move(local_options)));
   ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
-  memory.use_params = [&](std::span<float> params) { group->use_params(params); };
-  memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
+  memory.use_params = [&](std::span<float> params) { local->use_params(params); };
+  memory.initialize = [&, params = group->params()](std::uint64_t seed) {
+    model->initialize(seed, params);
+  };
+  memory.keep_local = [&](Round round) { local->keep(round); };
+  memory.begin_local = [&](const LocalTerms& terms, const ChunkPlan& plan) {
+    return local->begin(terms, plan);
+  };
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry));
 
@@ -240,8 +253,9 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                               {"loss", now.last_loss},
                               {"test_accuracy", now.test_accuracy}});
   };
-  const Status result = train(*group, data, *exchange, summary, observe);
+  const Status result = train(*group, data, *exchange, summary, observe, local.get());
   exchange->leave(result.ok() ? summary.end : result.error().message());
+  local->leave();
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();
   if (!config.summary_file.empty())

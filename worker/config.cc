@@ -62,9 +62,9 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                    "everything"});
   s.field(
       "state_dir", &c.state_dir,
-      {.text = "folder in which error feedback (docs/compression.md) is kept at the "
-               "server's checkpoints and when this worker leaves, for its next start; empty: not "
-               "kept"},
+      {.text = "folder in which error feedback (docs/compression.md) and the state "
+               "of local steps (docs/low-communication.md) are kept at the server's checkpoints "
+               "and when this worker leaves, for its next start; empty: not kept"},
       "state-dir");
   s.field("metrics.listen", &c.metrics_listen,
           {.text = "where GET /metrics (Prometheus) and /healthz are served, HOST:PORT, without a "
@@ -99,6 +99,23 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "exchange local", .min = 0.0, .max = 1.0});
   s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
           {.text = "exchange local", .min = 0.0});
+  s.field("inner.optimizer", &c.inner.name,
+          {.text = "local steps (the server's local_steps): update rule of this worker",
+           .choices = optimizer_names()},
+          "inner-optimizer");
+  s.field("inner.learning_rate", &c.inner.learning_rate,
+          {.text = "local steps: step size", .min = 0.0}, "inner-lr");
+  s.field("inner.schedule", &c.inner.schedule,
+          {.text = "local steps: factor on the step size, by this worker's own steps "
+                   "(docs/optimizers.md)"},
+          "inner-schedule");
+  s.field("inner.clip_norm", &c.inner.clip_norm,
+          {.text = "local steps: bound of the gradient's norm; 0: none", .min = 0.0},
+          "inner-clip-norm");
+  s.field("inner.momentum", &c.inner.momentum, {.text = "local steps", .min = 0.0, .max = 1.0});
+  s.field("inner.beta1", &c.inner.beta1, {.text = "local steps", .min = 0.0, .max = 1.0});
+  s.field("inner.beta2", &c.inner.beta2, {.text = "local steps", .min = 0.0, .max = 1.0});
+  s.field("inner.weight_decay", &c.inner.weight_decay, {.text = "local steps", .min = 0.0});
   s.field("nonfinite", &c.nonfinite,
           {.text = "exchange local: what NaN or infinity does",
            .choices = {"halt", "skip", "propagate"}});
@@ -118,10 +135,11 @@ Status finish(WorkerConfig& c) {
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
+  if (auto inner = make_optimizer(c.inner); !inner.ok())
+    return std::move(inner).error().with_context("inner");
   if (!c.state_dir.empty() && c.exchange == "local")
     return Error(ErrorCode::kInvalidArgument,
-                 "state_dir is for what error feedback leaves out, which exchange local has not: "
-                 "leave it empty");
+                 "state_dir is for a worker of a cluster, not for exchange local: leave it empty");
   if (c.exchange == "local" && c.epochs == 0 && c.rounds == 0)
     return Error(ErrorCode::kInvalidArgument,
                  "exchange local needs a goal: --epochs N or --rounds N");

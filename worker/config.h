@@ -37,6 +37,7 @@ struct WorkerConfig {
   // exchange local
   std::uint64_t epochs = 0, rounds = 0;
   OptimizerConfig optimizer;
+  OptimizerConfig inner;  // of local steps
   std::string nonfinite = "halt";
   std::string checkpoint_dir;
 };

@@ -79,6 +79,10 @@ struct Join {
   }
 };
 
+/// What a contribution weighs in the mean.
+enum class WeightBy : std::uint8_t { kSamples = 0, kSteps = 1, kEqual = 2 };
+constexpr std::uint8_t last_value(WeightBy) { return 2; }
+
 struct JoinReply {
   MemberId member;
   std::string run_id;
@@ -102,6 +106,10 @@ struct JoinReply {
   std::string codec_down = "f32";       ///< of the results, with exchange star
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
   bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
+  // docs/low-communication.md
+  std::uint32_t local_steps = 1;  ///< of a worker between two contributions of a tensor
+  std::uint32_t fragments = 1;    ///< into which the tensors are divided, one a round
+  WeightBy weight_by = WeightBy::kSamples;
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
@@ -110,7 +118,9 @@ struct JoinReply {
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
         f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed);
+    f(local_steps), f(fragments), f(weight_by);
   }
+  Status check() const;
 };
 
 /// What to do about a contribution with NaN or infinity.
@@ -152,11 +162,12 @@ struct RoundOpen {
   bool resend = false;
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
+  std::uint32_t overlap = 0;  ///< local steps of the share that are made after the contribution
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch),
         f(begin), f(end), f(resend);
-    f(evaluate);
+    f(evaluate), f(overlap);
   }
 };
 

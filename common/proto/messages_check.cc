@@ -99,6 +99,14 @@ double wire_loss(double loss_sum) {
   return std::isfinite(loss_sum) ? std::clamp(loss_sum, -kMaxLoss, kMaxLoss) : kMaxLoss;
 }
 
+Status JoinReply::check() const {
+  if (local_steps == 0) return wrong("JoinReply.local_steps", "0", "at least 1");
+  if (fragments == 0 || local_steps % fragments != 0)
+    return wrong("JoinReply.fragments", std::to_string(fragments),
+                 "a divisor of local_steps, " + std::to_string(local_steps));
+  return {};
+}
+
 Status Push::check() const { return check_weight("Push.weight", weight, false); }
 
 Status PushEnd::check() const {

@@ -83,7 +83,7 @@ struct Link {
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   bool state_requested = false;
-  bool has_feedback = false;  ///< its codec has
+  bool keeps_state = false;  ///< error feedback or local steps, which belong to a round
   std::optional<Round> keep;  ///< to be told that the state after this round is saved
   Generation told;            ///< whose peers it knows
   Attempt::Key computed;      ///< the last attempt for which its gradients were complete
@@ -185,6 +185,7 @@ class Cluster final : public ControlPlane {
   void dismiss_drained();
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
+  std::uint64_t share_of(const Link& link) const;
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
@@ -196,6 +197,7 @@ class Cluster final : public ControlPlane {
                      std::string reason);
   void round_over();
   bool goal_reached() const;
+  bool is_last_round() const;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   void decide(RoundDecision decision);
 

@@ -48,7 +48,7 @@ void Cluster::seat(Link& link) {
   proto::RoundOpen open = attempt_->opens.front();
   const std::uint64_t left = agreed_->train_samples - offset_ - round_samples_;
   open.begin = offset_ + round_samples_;
-  open.end = open.begin + std::min(left, link.join.batch);
+  open.end = open.begin + std::min(left, share_of(link));
   open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
   open.world = open.rank.value + 1;
   open.evaluate = std::exchange(evaluate_next_, false);

@@ -29,6 +29,13 @@ bool Cluster::goal_reached() const {
          (config_.rounds > 0 && round_.value > config_.rounds);
 }
 
+/// The open round reaches the goal when it is committed.
+bool Cluster::is_last_round() const {
+  return (config_.rounds > 0 && round_.value >= config_.rounds) ||
+         (config_.epochs > 0 && epoch_ + 1 >= config_.epochs &&
+          offset_ + round_samples_ >= agreed_->train_samples);
+}
+
 Task<bool> Cluster::wait_for_members() {
   const std::uint64_t needed = trained_rounds_ == 0 ? config_.min_workers : 1;
   std::uint64_t present = 0;
@@ -73,15 +80,21 @@ Task<Status> Cluster::run_rounds() {
   }
 }
 
+/// Samples that a worker takes in a round, where there are so many.
+std::uint64_t Cluster::share_of(const Link& link) const {
+  const std::uint64_t most = agreed_->train_samples, steps = config_.steps_per_round();
+  return link.join.batch > most / steps ? most : link.join.batch * steps;
+}
+
 std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) const {
   std::uint64_t wanted = 0;
-  for (const MemberId id : members) wanted += find(id)->join.batch;
+  for (const MemberId id : members) wanted += share_of(*find(id));
   const std::uint64_t left = agreed_->train_samples - offset_;
   std::vector<proto::RoundOpen> shares;
   std::uint64_t position = offset_;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     // The last round of an epoch is smaller: it is split evenly, and a share may be empty.
-    const std::uint64_t size = wanted <= left ? find(members[rank])->join.batch
+    const std::uint64_t size = wanted <= left ? share_of(*find(members[rank]))
                                               : part_of(left, members.size(), rank).size();
     proto::RoundOpen open;
     open.epoch = epoch_;
@@ -124,6 +137,8 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.version = attempt_->version;
     open.optimizer_step = attempt_->optimizer_step;
     open.resend = resend;
+    // What is made after a contribution goes into the next one: there is none behind the last.
+    open.overlap = is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
     open.evaluate = evaluate_next_ && !find(attempt_->members[rank])->behind;
     if (open.evaluate) evaluate_next_ = false;
     codecs.push_back(find(attempt_->members[rank])->codec);

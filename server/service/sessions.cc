@@ -267,7 +267,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   link->codec = make_codec(join.codec).value();
   const CodecSpec spec = *CodecSpec::parse(join.codec);
   link->codec_kind = spec.kind;
-  link->has_feedback = spec.feedback.enabled;
+  link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
   link->session = &session;
   link->join = std::move(join);
   links_[link->id] = link;
@@ -306,6 +306,11 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
+  reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
+  reply.fragments = static_cast<std::uint32_t>(config_.fragments);
+  if (config_.weight_by != "samples")
+    reply.weight_by =
+        config_.weight_by == "steps" ? proto::WeightBy::kSteps : proto::WeightBy::kEqual;
   if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {
     reply.unsummed = true;
     session.take_unsummed();

@@ -262,7 +262,7 @@ bool Cluster::announces_checkpoint() const {
   if (rounds_ended_ || store_->version().value == 0 || announced_ == store_->version())
     return false;
   return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& entry) { return entry.second->has_feedback; });
+                     [](const auto& entry) { return entry.second->keeps_state; });
 }
 
 /// Between rounds: what error feedback has left belongs to this state now, and to no other one
@@ -271,7 +271,7 @@ void Cluster::announce_checkpoint() {
   announcement_wanted_ = false;
   announced_ = store_->version();
   for (const auto& [id, link] : links_)
-    if (link->has_feedback) link->keep = Round(round_.value - 1);
+    if (link->keeps_state) link->keep = Round(round_.value - 1);
   outgoing_.notify_all();
   state_fetched_.notify_all();
 }

@@ -7,7 +7,7 @@
 #include "common/base/random.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
-#include "worker/node/replica_group.h"
+#include "worker/loop/local_steps.h"
 
 namespace centroid::test {
 
@@ -109,7 +109,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                          const worker::RoundObserver& observer) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec.model).value();
-  const auto group = worker::make_replica_group(*model, spec.devices).value();
+  const auto group = spec.custom ? spec.custom->make_group()
+                                 : worker::make_replica_group(*model, spec.devices).value();
   metrics::Registry registry;
   IoThread io("test-worker");
   worker::ClusterOptions options;
@@ -123,12 +124,27 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   options.join.train_samples = data.train.samples;
   options.join.data_fingerprint = data.train.fingerprint();
   options.join.model = model->spec();
-  options.join.manifest = model->manifest();
+  options.join.manifest = spec.custom ? spec.custom->manifest : model->manifest();
+  options.state_dir = spec.state_dir;
+  worker::LocalSteps::Options local_options;
+  local_options.optimizer = spec.inner;
+  local_options.batch = spec.batch;
+  local_options.worker = spec.name;
+  local_options.state_dir = spec.state_dir;
+  const auto local = worker::LocalSteps::make(*group, local_options).value();
   worker::ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
-  memory.use_params = [&](std::span<float> params) { group->use_params(params); };
-  memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
+  memory.use_params = [&](std::span<float> params) { local->use_params(params); };
+  memory.initialize = [&, params = group->params()](std::uint64_t seed) {
+    if (spec.custom)
+      spec.custom->initialize(seed, params);
+    else
+      model->initialize(seed, params);
+  };
+  memory.begin_local = [&](const worker::LocalTerms& terms, const ChunkPlan& plan) {
+    return local->begin(terms, plan);
+  };
   if (spec.exchange != "star") {
     collective::MeshOptions mesh;
     mesh.token = spec.token;
@@ -137,8 +153,9 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   }
   const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
                                                       options, memory, registry);
-  outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer);
+  outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer, local.get());
   exchange->leave("test over");
+  local->leave();
   outcome.params.assign(group->params().begin(), group->params().end());
   return outcome;
 }

@@ -15,6 +15,7 @@
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/loop/training_loop.h"
 #include "worker/model/model.h"
+#include "worker/node/replica_group.h"
 
 namespace centroid::test {
 
@@ -60,12 +61,22 @@ struct WorkerOutcome {
   std::vector<float> params;
 };
 
+/// A model that is no multi-layer perceptron.
+struct CustomModel {
+  Manifest manifest;
+  std::function<std::unique_ptr<worker::ReplicaGroup>()> make_group;
+  std::function<void(std::uint64_t seed, std::span<float>)> initialize;
+};
+
 struct WorkerSpec {
   std::string name;
   std::string model = "mlp:8-16-4";
   std::string codec = "f32", devices = "cpu:0", token, exchange = "star";
   TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: how workers meet
   std::uint64_t batch = 8;
+  OptimizerConfig inner{};  ///< of local steps
+  std::string state_dir{};
+  std::shared_ptr<const CustomModel> custom{};  ///< instead of `model`
   std::chrono::milliseconds join_timeout{20'000};
 };
 

@@ -44,6 +44,7 @@ RoundOpen sample_open() {
   open.begin = 64;
   open.end = 96;
   open.resend = true;
+  open.overlap = 2;
   return open;
 }
 
@@ -190,6 +191,9 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);
   EXPECT_TRUE(reply.unsummed);
+  EXPECT_EQ(reply.local_steps, 20u);
+  EXPECT_EQ(reply.fragments, 4u);
+  EXPECT_EQ(reply.weight_by, WeightBy::kSteps);
   const StateChunk state = decode<StateChunk>(documented("state-chunk")).value();
   EXPECT_EQ(state.plane, 1);
   EXPECT_EQ(state.chunk, ChunkId(5));
@@ -259,8 +263,11 @@ TEST(Messages, MorePeersThanBytesAreRefused) {
 
 TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   auto open = encode(sample_open());
-  open.back() = std::byte{2};
+  open[open.size() - 5] = std::byte{2};  // evaluate, before overlap
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
+  auto reply = encode(JoinReply{});
+  reply.back() = std::byte{3};  // weight_by
+  EXPECT_FALSE(decode<JoinReply>(reply).ok());
   auto closed = encode(RoundClosed{});
   closed[12] = std::byte{5};
   EXPECT_FALSE(decode<RoundClosed>(closed).ok());
@@ -328,6 +335,14 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   JoinReply reply;
   reply.beta2 = nan;
   expect(reply, "malformed JoinReply");
+  reply.beta2 = 0;
+  reply.local_steps = 6;
+  reply.fragments = 4;
+  expect(reply, "JoinReply.fragments is 4, it must be a divisor of local_steps, 6");
+  reply.fragments = 3;
+  expect(reply, "");
+  reply.local_steps = 0;
+  expect(reply, "JoinReply.local_steps is 0, it must be at least 1");
 }
 
 TEST(Messages, ALossThatIsNotFiniteGoesAsTheLargest) {

@@ -46,6 +46,8 @@ class ClusterExchange final : public Exchange {
         post([this, serial = serial_] { link_.loop_waits(serial); });
         continue;
       }
+      if (auto* keep = std::get_if<proto::Keep>(&event->what))
+        if (memory_.keep_local) memory_.keep_local(keep->round);
       if (auto* finish = std::get_if<proto::Finish>(&event->what))
         return std::variant<Share, Finished>(
             Finished{.reason = static_cast<Finished::Reason>(finish->reason),
@@ -54,7 +56,9 @@ class ClusterExchange final : public Exchange {
                      .text = finish->text});
       if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {
         ++serial_;
-        optimizer_step_ = open->optimizer_step;
+        optimizer_step_ = link_.fragments().steps_before(open->optimizer_step);
+        fragment_ = link_.fragments().turn(open->optimizer_step);
+        is_complete_ = false;
         return std::variant<Share, Finished>(Share{.generation = open->generation,
                                                    .round = open->round,
                                                    .rank = open->rank,
@@ -64,7 +68,10 @@ class ClusterExchange final : public Exchange {
                                                    .seed = link_.terms().seed,
                                                    .begin = open->begin,
                                                    .end = open->end,
-                                                   .evaluate = open->evaluate});
+                                                   .evaluate = open->evaluate,
+                                                   .is_local = link_.terms().local_steps > 1,
+                                                   .fragment = fragment_,
+                                                   .overlap = open->overlap});
       }
     }
   }
@@ -75,10 +82,15 @@ class ClusterExchange final : public Exchange {
     post([this, serial = serial_, tensor] { link_.ready(serial, tensor); });
   }
 
-  Result<RoundReport> finish(const StepStats& stats) override {
-    const auto begin = std::chrono::steady_clock::now();
+  void complete(const StepStats& stats) override {
+    if (std::exchange(is_complete_, true)) return;
     post(
         [this, serial = serial_, stats, waited = waited_] { link_.finish(serial, stats, waited); });
+  }
+
+  Result<RoundReport> finish(const StepStats& stats) override {
+    const auto begin = std::chrono::steady_clock::now();
+    complete(stats);
     for (;;) {
       auto event = mailbox_.pop(false);
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
@@ -240,6 +252,8 @@ class ClusterExchange final : public Exchange {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
+  std::uint32_t fragment_ = 0;  // of the round
+  bool is_complete_ = false;    // the round's contribution
   double waited_ = 0;
   std::string stop_reason_;
   bool left_ = false;

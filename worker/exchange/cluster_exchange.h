@@ -9,6 +9,7 @@
 #include "common/async/task.h"
 #include "common/base/metrics.h"
 #include "common/proto/messages.h"
+#include "common/tensor/chunk_plan.h"
 #include "transport/transport.h"
 #include "worker/exchange/exchange.h"
 
@@ -38,6 +39,11 @@ struct ExchangeMemory {
   std::function<void(std::span<float>)> use_params;
   std::function<void(std::uint64_t seed)>
       initialize;  ///< fill params with initial values; called at most once, while `next` waits
+  /// Optional: whoever makes local steps. Called at most once, while `next` waits; gives the memory
+  /// of contributions, which takes the place of `gradients`. Without it such a server is refused.
+  std::function<Result<std::span<const float>>(const LocalTerms&, const ChunkPlan&)> begin_local;
+  /// Optional: the server saves the state after this round. Called by the loop's thread in `next`.
+  std::function<void(Round)> keep_local;
 };
 
 /// Training as a member of a cluster. Contributions go to the parameter server and results come

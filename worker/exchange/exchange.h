@@ -20,6 +20,10 @@ struct Share {
   std::uint64_t seed = 0;            ///< of the data order
   std::uint64_t begin = 0, end = 0;  ///< positions in the epoch's permutation
   bool evaluate = false;             ///< evaluate on held-out data first, and report
+  // docs/low-communication.md
+  bool is_local = false;       ///< local steps on the share; the contribution is what they changed
+  std::uint32_t fragment = 0;  ///< whose turn it is
+  std::uint32_t overlap = 0;   ///< local steps that are made after the contribution
   std::uint64_t samples() const { return end - begin; }
 };
 
@@ -34,6 +38,13 @@ struct Finished {
   bool evaluate = false;
   Version version;
   std::string text;
+};
+
+/// What a server that wants local steps says of them, once.
+struct LocalTerms {
+  std::string run_id;
+  std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many; 0: at the end
+  std::uint32_t fragments = 1;
 };
 
 /// What the loop measured in one step.
@@ -88,6 +99,10 @@ class Exchange {
   virtual Result<std::variant<Share, Finished>> next() = 0;
   virtual void begin(const Share& share) = 0;
   virtual void ready(TensorId tensor) = 0;
+  /// The contribution is complete: `finish` may come later, and the loop may train meanwhile, on
+  /// other memory than that of gradients and parameters.
+  virtual void complete(const StepStats&) {}
+  /// Wait for the round's end; `stats` of a contribution that was not completed before.
   virtual Result<RoundReport> finish(const StepStats& stats) = 0;
   virtual void report(const Evaluation& evaluation) = 0;
   /// Say goodbye; best effort, at most a few seconds.

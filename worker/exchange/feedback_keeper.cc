@@ -69,9 +69,13 @@ std::optional<Round> read_left(const fs::path& path) {
 
 }  // namespace
 
+fs::path state_folder(const fs::path& dir, const std::string& run_id, const std::string& worker) {
+  return dir / (file_name(run_id) + "@" + file_name(worker));
+}
+
 Result<std::unique_ptr<FeedbackKeeper>> FeedbackKeeper::open(const fs::path& dir,
                                                              Identity identity) {
-  const fs::path folder = dir / (file_name(identity.run_id) + "@" + file_name(identity.worker));
+  const fs::path folder = state_folder(dir, identity.run_id, identity.worker);
   auto directory = CheckpointDirectory::open(folder, kKeep);
   if (!directory.ok()) return std::move(directory).error().with_context("state_dir");
   return std::unique_ptr<FeedbackKeeper>(

@@ -15,6 +15,10 @@
 
 namespace centroid::worker {
 
+/// The folder of one worker of one run within `dir`, whatever their names.
+std::filesystem::path state_folder(const std::filesystem::path& dir, const std::string& run_id,
+                                   const std::string& worker);
+
 /// A worker's error feedback on disk: residual and momentum as they were after a round, so that a
 /// worker that is started again, or a cluster that goes back to a checkpoint, goes on with what was
 /// left out.

@@ -55,7 +55,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   PeerReducer::Job job;
   job.roster = std::move(roster).value();
   job.round = open.round.value;
-  job.weight = static_cast<double>(open.end - open.begin);
+  job.weight = weight_of(open);
   job.gradients = memory_.gradients;
   job.mean = results_;
   std::optional<PeerReducer::Outcome> outcome;

@@ -158,7 +158,9 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
                  "the server cuts the model into other chunks than this program: versions differ");
   if (!joined_once_) {
     plan_ = std::move(plan);
+    CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, reply.fragments));
     params_ = memory_.params;
+    if (reply.local_steps > 1) CENTROID_TRY(begin_local(reply));
     if (reply.codec_down != "f32") {
       if (!reply.apply_on_worker)
         return Error(ErrorCode::kFailedPrecondition,
@@ -192,10 +194,11 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
     }
   } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker ||
-             reply.codec_down != terms_.codec_down) {
+             reply.codec_down != terms_.codec_down || reply.fragments != terms_.fragments ||
+             (reply.local_steps > 1) != (terms_.local_steps > 1)) {
     return Error(ErrorCode::kFailedPrecondition,
-                 "the server came back with other settings (chunk_bytes, apply or codec_down): "
-                 "restart the worker");
+                 "the server came back with other settings (chunk_bytes, apply, codec_down, "
+                 "local_steps or fragments): restart the worker");
   }
   terms_ = std::move(reply);
   {
@@ -222,6 +225,20 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     CENTROID_ASSIGN(const bool is_kept, options_.peers->configure(plan_, std::move(reduce)));
     if (keeper_ && !is_kept) keeper_->broken();
   }
+  return {};
+}
+
+/// What is given to rounds is what local steps have changed.
+Status ServerLink::begin_local(const proto::JoinReply& reply) {
+  if (!memory_.begin_local)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the server wants " + std::to_string(reply.local_steps) +
+                     " local steps a round (local_steps), which this program does not make");
+  LocalTerms terms;
+  terms.run_id = reply.run_id;
+  terms.checkpoint_rounds = reply.checkpoint_rounds;
+  terms.fragments = reply.fragments;
+  CENTROID_ASSIGN(memory_.gradients, memory_.begin_local(terms, plan_));
   return {};
 }
 

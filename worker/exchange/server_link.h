@@ -13,6 +13,7 @@
 #include "common/optim/optimizer.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
+#include "common/tensor/fragments.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/feedback_keeper.h"
@@ -25,7 +26,7 @@ struct LinkEvent {
   struct Lost {
     Error cause;
   };
-  std::variant<proto::RoundOpen, proto::RoundClosed, proto::Finish, Lost, Error>
+  std::variant<proto::RoundOpen, proto::RoundClosed, proto::Keep, proto::Finish, Lost, Error>
       what;  ///< Error: final
 };
 
@@ -69,6 +70,7 @@ class ServerLink final : public transport::FrameSink {
   // Fixed after the first join; read by the loop when it has got its first RoundOpen.
   const proto::JoinReply& terms() const { return terms_; }
   const ChunkPlan& plan() const { return plan_; }
+  const FragmentPlan& fragments() const { return fragments_; }
   /// The parameters, and the plane in which results arrive. The loop may let them change places
   /// between a round's end and its next `ready`.
   std::span<float> params() const { return params_; }
@@ -99,6 +101,7 @@ class ServerLink final : public transport::FrameSink {
   Task<void> say_goodbye(transport::Session& session, std::string reason);
   Task<Error> serve(transport::Session& session);
   Status accept_terms(proto::JoinReply reply);
+  Status begin_local(const proto::JoinReply& reply);
   Task<void> heartbeats(transport::Session& session);
   Task<void> send_initial(transport::Session& session);
   Task<void> sender(transport::Session& session);
@@ -118,6 +121,7 @@ class ServerLink final : public transport::FrameSink {
   void save_feedback();
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
+  double weight_of(const proto::RoundOpen& open) const;
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
                            std::uint64_t bytes);
   Task<Status> take_state(transport::Session& session, proto::StateChunk head, std::uint64_t bytes);
@@ -150,6 +154,7 @@ class ServerLink final : public transport::FrameSink {
 
   proto::JoinReply terms_;
   ChunkPlan plan_;
+  FragmentPlan fragments_;
   Buffer second_plane_;
   std::span<float> params_, results_;
   std::vector<std::vector<float>> slots_;

@@ -78,6 +78,7 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
     case Kind::kKeep: {
       CENTROID_CO_ASSIGN(const auto keep, proto::decode<proto::Keep>(frame.head));
       if (keeper_ && keeper_->is_wanted(keep.round)) save_feedback();
+      if (terms_.local_steps > 1) mailbox_.push({keep});
       co_return Status();
     }
     case Kind::kFinish: {
@@ -265,6 +266,21 @@ bool ServerLink::is_current(const proto::RoundOpen& open) const {
          open_->generation == open.generation;
 }
 
+/// Of our contribution in the mean; 0 with an empty share.
+double ServerLink::weight_of(const proto::RoundOpen& open) const {
+  const std::uint64_t samples = open.end - open.begin, batch = options_.join.batch;
+  if (samples == 0) return 0;
+  switch (terms_.weight_by) {
+    case proto::WeightBy::kSteps:
+      return static_cast<double>(samples / batch + (samples % batch > 0 ? 1 : 0));
+    case proto::WeightBy::kEqual:
+      return 1;
+    case proto::WeightBy::kSamples:
+      break;
+  }
+  return static_cast<double>(samples);
+}
+
 Task<void> ServerLink::sender(Session& session) {
   while (!session.is_closed()) {
     if (open_ && !sent_end_ && open_->attempt != ~std::uint32_t{0}) {
@@ -342,7 +358,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   push.round = open.round;
   push.attempt = open.attempt;
   push.chunk = chunk.id;
-  push.weight = static_cast<double>(open.end - open.begin);
+  push.weight = weight_of(open);
   const auto head = proto::encode(push);
   const auto kind = static_cast<std::uint16_t>(Kind::kPush);
   const TimePoint begin = now();
@@ -418,7 +434,7 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.generation = open.generation;
   end.round = open.round;
   end.attempt = open.attempt;
-  end.weight = static_cast<double>(open.end - open.begin);
+  end.weight = weight_of(open);
   end.samples = stats_->samples;
   end.correct = stats_->correct;
   end.loss_sum = proto::wire_loss(stats_->loss_sum);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "worker/loop/local_steps.h"
 
 namespace centroid::worker {
 
@@ -39,10 +40,24 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
   return {};
 }
 
+/// One round of one gradient.
+Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, const Share& share,
+                                   std::span<const std::uint64_t> samples, Exchange& exchange,
+                                   StepStats& stats) {
+  exchange.begin(share);
+  CENTROID_ASSIGN(const auto step,
+                  group.step(data, samples, [&](TensorId tensor) { exchange.ready(tensor); }));
+  stats = {.samples = step.samples,
+           .correct = step.correct,
+           .loss_sum = step.loss_sum,
+           .compute_seconds = step.compute_seconds};
+  return exchange.finish(stats);
+}
+
 }  // namespace
 
 Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
-             TrainingSummary& summary, const RoundObserver& observer) {
+             TrainingSummary& summary, const RoundObserver& observer, LocalSteps* local) {
   using Clock = std::chrono::steady_clock;
   const auto started = Clock::now();
   const auto tally = [&] {
@@ -57,6 +72,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       return std::move(next).error();
     }
     if (const auto* finished = std::get_if<Finished>(&next.value())) {
+      if (local) local->rest();
       if (finished->evaluate)
         CENTROID_TRY(evaluate(group, data.test, exchange, finished->version, summary));
       summary.end = finished->text;
@@ -70,16 +86,15 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     if (share.end > data.train.samples)
       return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " +
                                              std::to_string(data.train.samples) + " samples");
-    if (share.evaluate) CENTROID_TRY(evaluate(group, data.test, exchange, share.version, summary));
-
-    exchange.begin(share);
-    CENTROID_ASSIGN(const auto step, group.step(data.train, order.part(data.train, share),
-                                                [&](TensorId tensor) { exchange.ready(tensor); }));
-    StepStats stats{.samples = step.samples,
-                    .correct = step.correct,
-                    .loss_sum = step.loss_sum,
-                    .compute_seconds = step.compute_seconds};
-    auto report = exchange.finish(stats);
+    if (share.evaluate) {
+      if (share.is_local) local->rest();
+      CENTROID_TRY(evaluate(group, data.test, exchange, share.version, summary));
+    }
+    StepStats stats;
+    const auto samples = order.part(data.train, share);
+    auto report = share.is_local
+                      ? local->round(share, data.train, samples, exchange, stats)
+                      : gradient_round(group, data.train, share, samples, exchange, stats);
     if (!report.ok()) {
       tally();
       return std::move(report).error();

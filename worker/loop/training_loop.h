@@ -9,6 +9,8 @@
 
 namespace centroid::worker {
 
+class LocalSteps;
+
 struct TrainingSummary {
   std::uint64_t rounds = 0, skipped = 0, lost = 0, late = 0, samples = 0;
   double compute_seconds = 0, wait_seconds = 0, total_seconds = 0;
@@ -26,7 +28,9 @@ using RoundObserver =
 
 /// One worker's training: share, forward and backward, exchange, until the exchange says it is
 /// over. Blocks this thread. The summary tells what was done also when it ends with an error.
+/// `local` makes the rounds of local steps; needed where ExchangeMemory::begin_local is its.
 Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
-             TrainingSummary& summary, const RoundObserver& observer = {});
+             TrainingSummary& summary, const RoundObserver& observer = {},
+             LocalSteps* local = nullptr);
 
 }  // namespace centroid::worker

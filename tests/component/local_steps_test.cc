@@ -1,0 +1,267 @@
+#include <cmath>
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/quadratic.h"
+#include "tests/unit/temporary_directory.h"
+
+/// Rounds of local steps, in clusters within one process, against the same written anew in double.
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+
+struct Setting {
+  std::vector<std::uint64_t> batches{4, 4, 4};
+  std::uint64_t local_steps = 5, fragments = 1, overlap = 0, rounds = 50, samples = 603;
+  double outer_rate = 0.7, outer_momentum = 0.9, inner_rate = 0.05;
+  double sign = 1;  ///< of the contribution
+};
+
+std::uint64_t part(std::uint64_t total, std::uint64_t parts, std::uint64_t i) {
+  return total / parts + (i < total % parts ? 1 : 0);
+}
+
+/// DiLoCo with the quadratic model, one learner after another, in double. Fragments: tensors 0 |
+/// 1, 2, 3. Written from the formulas of docs/low-communication.md, not from the code.
+std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
+  const std::size_t n = 80, learners = s.batches.size();
+  std::vector<float> initial(n);
+  quadratic_model()->initialize(1, initial);
+  std::vector<double> global(initial.begin(), initial.end()), momentum(n, 0);
+  std::vector<std::vector<double>> own(learners, global);
+  const std::uint64_t steps_a_round = s.local_steps / s.fragments;
+  std::uint64_t epoch = 0, offset = 0;
+  std::vector<std::uint64_t> order = worker::permutation(s.samples, 1, 0);
+  for (std::uint64_t round = 0; round < s.rounds; ++round) {
+    std::uint64_t wanted = 0;
+    for (const auto batch : s.batches) wanted += batch * steps_a_round;
+    const std::uint64_t left = s.samples - offset;
+    const bool is_last = round + 1 == s.rounds;
+    const std::size_t begin = s.fragments == 2 && round % 2 == 1 ? 40 : 0;
+    const std::size_t end = s.fragments == 2 && round % 2 == 0 ? 40 : n;
+    std::vector<double> mean(n, 0);
+    std::vector<std::vector<double>> sent = own;
+    double total = 0;
+    for (std::size_t k = 0; k < learners; ++k) {
+      const std::uint64_t share =
+          wanted <= left ? s.batches[k] * steps_a_round : part(left, learners, k);
+      const std::uint64_t steps = (share + s.batches[k] - 1) / s.batches[k];
+      const std::uint64_t after =
+          is_last || steps == 0 ? 0 : std::min<std::uint64_t>(s.overlap, steps - 1);
+      const auto contribute = [&] {
+        sent[k] = share > 0 ? own[k] : global;
+        for (std::size_t i = begin; i < end && share > 0; ++i)
+          mean[i] += static_cast<double>(share) * s.sign * (global[i] - own[k][i]);
+      };
+      for (std::uint64_t step = 0; step < steps; ++step) {
+        if (step == steps - after) contribute();
+        const std::uint64_t size = part(share, steps, step);
+        double target = 0;
+        for (std::uint64_t j = 0; j < size; ++j) target += data.train.x[order[offset++]];
+        target /= static_cast<double>(size);
+        for (std::size_t i = 0; i < n; ++i)
+          own[k][i] -= s.inner_rate * QuadraticGroup::curvature(i) * (own[k][i] - target);
+      }
+      if (after == 0) contribute();
+      total += static_cast<double>(share);
+    }
+    for (std::size_t i = begin; i < end; ++i) {
+      const double g = mean[i] / total;
+      momentum[i] = s.outer_momentum * momentum[i] + g;
+      global[i] -= s.outer_rate * (g + s.outer_momentum * momentum[i]);
+      for (std::size_t k = 0; k < learners; ++k) own[k][i] = global[i] + (own[k][i] - sent[k][i]);
+    }
+    if (offset == s.samples) {
+      offset = 0;
+      order = worker::permutation(s.samples, 1, ++epoch);
+    }
+  }
+  return global;
+}
+
+class LocalStepsTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  TestServer::TransportFactory transports() {
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+
+  ServerConfig config(const Setting& s) {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.exit_when_finished = true;
+    c.exchange = GetParam();
+    c.chunk_bytes = 64;
+    c.reduce_bucket_bytes = 80;
+    c.lease = std::chrono::seconds(20);
+    c.rounds = s.rounds;
+    c.local_steps = s.local_steps;
+    c.fragments = s.fragments;
+    c.overlap = s.overlap;
+    c.min_workers = s.batches.size();
+    return c;
+  }
+
+  std::vector<WorkerSpec> workers(const Setting& s) {
+    std::vector<WorkerSpec> specs(s.batches.size());
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      specs[i].name = "worker-" + std::to_string(i);
+      specs[i].exchange = GetParam();
+      specs[i].peers = transports();
+      specs[i].batch = s.batches[i];
+      specs[i].inner = {.name = "sgd", .learning_rate = s.inner_rate};
+      specs[i].custom = quadratic_model();
+    }
+    return specs;
+  }
+
+  std::vector<WorkerOutcome> train(const ServerConfig& c, const std::vector<WorkerSpec>& specs,
+                                   const worker::DataSplit& data) {
+    TestServer server(c, transports());
+    auto outcomes = run_workers(specs, data, server.endpoint(), transports());
+    const Status ended = server.join();
+    EXPECT_TRUE(ended.ok()) << ended.error().to_string();
+    samples_ = server.view().samples_total;
+    for (const auto& outcome : outcomes) {
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+      EXPECT_TRUE(same_bits(outcome.params, outcomes[0].params));
+    }
+    return outcomes;
+  }
+
+  static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+
+  /// Euclidean, relative to `b`.
+  static double distance(const std::vector<float>& a, const std::vector<double>& b) {
+    double difference = 0, scale = 0;
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      difference += (a[i] - b[i]) * (a[i] - b[i]);
+      scale += b[i] * b[i];
+    }
+    return std::sqrt(difference / scale);
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+  std::uint64_t samples_ = 0;  // of the last training, as the server counts them
+};
+
+INSTANTIATE_TEST_SUITE_P(Exchanges, LocalStepsTest, ::testing::Values("star", "ring"),
+                         [](const auto& exchange) { return std::string(exchange.param); });
+
+TEST_P(LocalStepsTest, FiftyRoundsAreThoseOfTheFormulasInDouble) {
+  for (const auto& batches :
+       std::vector<std::vector<std::uint64_t>>{{4, 4, 4}, {3, 8}, {5, 1, 2, 7}}) {
+    Setting s;
+    s.batches = batches;
+    const auto data = quadratic_data(s.samples);
+    const auto outcomes = train(config(s), workers(s), data);
+    EXPECT_LT(distance(outcomes[0].params, by_hand(s, data)), 1e-6);
+    Setting flipped = s;
+    flipped.sign = -1;
+    EXPECT_GT(distance(outcomes[0].params, by_hand(flipped, data)), 0.1);
+  }
+}
+
+TEST_P(LocalStepsTest, TheMeanOfTheParametersIsOneOfTheOuterSteps) {
+  Setting s;
+  s.batches = {2, 6};
+  s.outer_rate = 1;
+  s.outer_momentum = 0;
+  const auto data = quadratic_data(s.samples);
+  ServerConfig c = config(s);
+  c.outer = "average";
+  const auto averaged = train(c, workers(s), data);
+  EXPECT_LT(distance(averaged[0].params, by_hand(s, data)), 1e-6);
+  c = config(s);
+  c.outer = "optimizer";
+  c.optimizer = {.name = "sgd", .learning_rate = 1};
+  const auto stepped = train(c, workers(s), data);
+  EXPECT_TRUE(same_bits(averaged[0].params, stepped[0].params));
+}
+
+/// One round of one step, by hand: w0 = sin(1), batches of 1, 1 and 2 samples.
+TEST_P(LocalStepsTest, AWorkerWeighsWhatTheServerSays) {
+  Setting s;
+  s.batches = {1, 1, 2};
+  s.local_steps = 2;
+  s.rounds = 1;
+  s.samples = 8;
+  const auto data = quadratic_data(s.samples);
+  const auto order = worker::permutation(8, 1, 0);
+  const auto x = [&](std::size_t i) { return static_cast<double>(data.train.x[order[i]]); };
+  const double begin = std::sin(1.0), r = 0.05 * 0.5;
+  const auto after = [&](double first, double second) {
+    const double w = begin - r * (begin - first);
+    return w - r * (w - second);
+  };
+  const double a = after(x(0), x(1)), b = after(x(2), x(3));
+  const double d = after((x(4) + x(5)) / 2, (x(6) + x(7)) / 2);
+  const std::vector<std::pair<const char*, double>> expected{
+      {"samples", (2 * a + 2 * b + 4 * d) / 8},
+      {"steps", (a + b + d) / 3},
+      {"equal", (a + b + d) / 3}};
+  for (const auto& [weight_by, value] : expected) {
+    SCOPED_TRACE(weight_by);
+    ServerConfig c = config(s);
+    c.outer = "average";
+    c.weight_by = weight_by;
+    const auto outcomes = train(c, workers(s), data);
+    EXPECT_NEAR(outcomes[0].params[0], value, 1e-6);
+  }
+  EXPECT_GT(std::abs(expected[0].second - expected[1].second), 1e-4);
+}
+
+TEST_P(LocalStepsTest, EverySampleIsTrainedOnOnceAnEpoch) {
+  Setting s;
+  s.batches = {5, 3, 2};
+  s.rounds = 0;
+  const auto data = quadratic_data(s.samples);
+  ServerConfig c = config(s);
+  c.epochs = 3;
+  const auto outcomes = train(c, workers(s), data);
+  std::uint64_t samples = 0;
+  for (const auto& outcome : outcomes) samples += outcome.summary.samples;
+  EXPECT_EQ(samples, 3 * s.samples);
+  EXPECT_EQ(samples_, 3 * s.samples);
+  s.rounds = outcomes[0].summary.rounds;
+  EXPECT_EQ(s.rounds, 3 * ((603 + 49) / 50));
+  EXPECT_LT(distance(outcomes[0].params, by_hand(s, data)), 1e-6);
+}
+
+TEST_P(LocalStepsTest, WhatIsLearnedWhileAContributionTravelsIsKept) {
+  for (const std::uint64_t overlap : {1, 2, 4}) {
+    SCOPED_TRACE(overlap);
+    Setting s;
+    s.batches = {4, 7};
+    s.overlap = overlap;
+    const auto data = quadratic_data(s.samples);
+    const auto outcomes = train(config(s), workers(s), data);
+    EXPECT_LT(distance(outcomes[0].params, by_hand(s, data)), 1e-6);
+    Setting without = s;
+    without.overlap = 0;
+    EXPECT_GT(distance(outcomes[0].params, by_hand(without, data)), 1e-4);
+    std::uint64_t samples = 0;
+    for (const auto& outcome : outcomes) samples += outcome.summary.samples;
+    EXPECT_EQ(samples_, samples);  // every step is in some contribution
+  }
+}
+
+TEST_P(LocalStepsTest, AnotherRunGivesTheSameBits) {
+  Setting s;
+  s.rounds = 12;
+  const auto data = quadratic_data(s.samples);
+  for (const char* inner : {"adamw", "momentum"}) {
+    auto specs = workers(s);
+    for (WorkerSpec& spec : specs) spec.inner = {.name = inner, .learning_rate = 0.01};
+    const auto first = train(config(s), specs, data);
+    EXPECT_TRUE(same_bits(train(config(s), specs, data)[0].params, first[0].params));
+  }
+}
+
+}  // namespace
+}  // namespace centroid::test

@@ -1,0 +1,201 @@
+#include "worker/loop/local_steps.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "common/optim/norm.h"
+
+namespace centroid::worker {
+
+namespace {
+
+void add(StepStats& sum, const StepStats& more) {
+  sum.samples += more.samples;
+  sum.correct += more.correct;
+  sum.loss_sum += more.loss_sum;
+  sum.compute_seconds += more.compute_seconds;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Options options) {
+  CENTROID_CHECK(options.batch > 0);
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
+  return std::unique_ptr<LocalSteps>(
+      new LocalSteps(group, std::move(options), std::move(optimizer)));
+}
+
+Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const ChunkPlan& plan) {
+  plan_ = plan;
+  CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, terms.fragments));
+  const std::size_t bytes = global_.size_bytes();
+  try {
+    own_memory_ = Buffer(bytes);
+    delta_memory_ = Buffer(bytes);
+    if (terms.fragments > 1) sent_memory_ = Buffer(bytes);
+    slots_.assign(optimizer_->slots(), std::vector<float>(global_.size()));
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for local steps: own parameters, contribution and " +
+                     std::to_string(optimizer_->slots()) + " slots of " + std::to_string(bytes) +
+                     " bytes each");
+  }
+  own_ = own_memory_.as<float>();
+  delta_ = delta_memory_.as<float>();
+  sent_ = sent_memory_.as<float>();
+  if (!options_.state_dir.empty()) {
+    CENTROID_ASSIGN(
+        keeper_, LocalKeeper::open(options_.state_dir, options_.worker, terms, plan_.manifest()));
+  }
+  return std::span<const float>(delta_);
+}
+
+void LocalSteps::use_params(std::span<float> params) {
+  global_ = params;
+  if (is_resting_) group_.use_params(global_);
+}
+
+void LocalSteps::rest() {
+  is_resting_ = true;
+  group_.use_params(global_);
+}
+
+std::span<float> LocalSteps::part(std::span<float> plane, TensorId tensor) const {
+  return plane.subspan(plan_.position_of(tensor), plan_.manifest()[tensor.value].elements());
+}
+
+LocalKeeper::State LocalSteps::state() {
+  LocalKeeper::State state;
+  state.params = begins_anew_ ? global_ : own_;
+  for (auto& slot : slots_) state.slots.emplace_back(slot);
+  state.slot_names = optimizer_->slot_names();
+  state.optimizer = optimizer_->config().name;
+  state.steps = steps_;
+  state.untold = untold_;
+  return state;
+}
+
+/// Own parameters and optimizer as the round begins with them.
+void LocalSteps::take_up(const Share& share) {
+  if (share.overlap > 0 && sent_.empty()) {
+    sent_memory_ = Buffer(global_.size_bytes());
+    sent_ = sent_memory_.as<float>();
+  }
+  if (keeper_) {
+    LocalKeeper::State found = state();
+    found.params = own_;
+    const auto what = keeper_->resume(share.round, found);
+    if (what != LocalKeeper::Found::kNothing) steps_ = found.steps;
+    if (what == LocalKeeper::Found::kExact) untold_ = found.untold;
+    if (what != LocalKeeper::Found::kNothing) begins_anew_ = what != LocalKeeper::Found::kExact;
+  }
+  if (std::exchange(begins_anew_, false)) std::ranges::copy(global_, own_.begin());
+  is_resting_ = false;
+  group_.use_params(own_);
+}
+
+/// Steps [begin, end) of the `of` into which the share is cut.
+Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
+                         std::uint64_t of, StepStats& stats) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
+  for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
+    const Range range = part_of(samples.size(), of, i);
+    CENTROID_ASSIGN(const auto step,
+                    group_.step(data, samples.subspan(range.begin, range.size()), [](TensorId) {}));
+    stats.samples += step.samples;
+    stats.correct += step.correct;
+    stats.loss_sum += step.loss_sum;
+    const std::span<float> gradient = group_.gradients();
+    if (const double bound = optimizer_->config().clip_norm; bound > 0) {
+      PlaneNorm norm;
+      norm.add(0, gradient);
+      const float factor = clip_factor(norm.value(), bound);
+      if (factor != 1)
+        for (float& g : gradient) g *= factor;
+    }
+    optimizer_->step(++steps_, own_, gradient, slots, own_);
+  }
+  stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  return {};
+}
+
+/// contribution = the cluster's - own, of the fragment whose turn it is.
+void LocalSteps::contribute(const Share& share) {
+  for (const TensorId tensor : fragments_[share.fragment].tensors) {
+    const std::span<const float> global = part(global_, tensor), own = part(own_, tensor);
+    std::ranges::transform(global, own, part(delta_, tensor).begin(), std::minus<>());
+    if (!sent_.empty())  // an empty share gives nothing: all it has learned is kept
+      std::ranges::copy(share.samples() > 0 ? own : global, part(sent_, tensor).begin());
+  }
+}
+
+/// own = the cluster's + (own - sent).
+void LocalSteps::merge(const Share& share, const RoundReport& report) {
+  const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
+  if (!is_committed || sent_.empty()) {
+    begins_anew_ = true;
+    if (!is_committed) untold_ = {};
+    if (report.outcome == RoundReport::Outcome::kSkipped) forget_nonfinite();
+    return;
+  }
+  for (const TensorId tensor : fragments_[share.fragment].tensors) {
+    const std::span<const float> global = part(global_, tensor), sent = part(sent_, tensor);
+    const std::span<float> own = part(own_, tensor);
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] = global[i] + (own[i] - sent[i]);
+  }
+}
+
+/// A slot that is not finite would spoil every step to come.
+void LocalSteps::forget_nonfinite() {
+  const auto is_bad = [](float x) { return !std::isfinite(x); };
+  const auto has_bad = [&](const auto& slot) { return std::ranges::any_of(slot, is_bad); };
+  if (std::ranges::none_of(slots_, has_bad)) return;
+  for (auto& slot : slots_) std::ranges::fill(slot, 0.0f);
+  steps_ = 0;
+}
+
+Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
+                                      std::span<const std::uint64_t> samples, Exchange& exchange,
+                                      StepStats& stats) {
+  take_up(share);
+  const std::uint64_t batch = options_.batch;
+  const std::uint64_t steps = samples.size() / batch + (samples.size() % batch > 0 ? 1 : 0);
+  const std::uint64_t before =
+      steps - std::min<std::uint64_t>(share.overlap, steps > 0 ? steps - 1 : 0);
+  exchange.begin(share);
+  StepStats first, rest;
+  CENTROID_TRY(train(data, samples, {0, before}, steps, first));
+  contribute(share);
+  const auto& tensors = fragments_[share.fragment].tensors;
+  if (steps > 0)
+    for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor)
+      exchange.ready(*tensor);
+  add(untold_, first);
+  const StepStats told = std::exchange(untold_, {});
+  exchange.complete(told);
+  CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
+  untold_ = rest;
+  stats = first;
+  add(stats, rest);
+  CENTROID_ASSIGN(auto report, exchange.finish(told));
+  merge(share, report);
+  if (keeper_) {
+    const bool is_over = report.outcome == RoundReport::Outcome::kCommitted ||
+                         report.outcome == RoundReport::Outcome::kSkipped;
+    if (is_over)
+      keeper_->closed(share.round, state());
+    else
+      keeper_->broken();
+  }
+  return report;
+}
+
+void LocalSteps::leave() {
+  if (keeper_) keeper_->leave(state());
+}
+
+}  // namespace centroid::worker

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/optim/optimizer.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/fragments.h"
+#include "worker/data/data_source.h"
+#include "worker/exchange/exchange.h"
+#include "worker/loop/local_keeper.h"
+#include "worker/node/replica_group.h"
+
+namespace centroid::worker {
+
+/// Rounds of several local steps (docs/low-communication.md): the worker trains a copy of the
+/// cluster's parameters with an optimizer of its own, and contributes what that changed.
+///
+/// sign     contribution = parameters of the cluster - own parameters: a gradient to the cluster's
+///          optimizer, which takes it off. Mean and learning rate 1 are the mean of the parameters
+/// after    own = parameters of the cluster + (own - own when it contributed): what was learned
+///          since is kept. A worker that was left out of a round, or lost the server, and all after
+///          a round that was skipped, begin again from the cluster's parameters
+/// steps    a share of n samples is ceil(n / batch) steps of near-equal size
+/// memory   own parameters, contribution, the inner optimizer's slots; with fragments or overlap a
+///          copy of what was contributed
+/// thread   the loop's; `begin` while the loop waits in Exchange::next
+class LocalSteps {
+ public:
+  struct Options {
+    OptimizerConfig optimizer;  ///< the worker's own
+    std::uint64_t batch = 1;    ///< samples of a step
+    std::string worker;         ///< its name
+    std::string state_dir;      ///< see LocalKeeper; "": nothing is kept
+  };
+  /// `group` outlives it; its parameters are the cluster's. fails as make_optimizer
+  static Result<std::unique_ptr<LocalSteps>> make(ReplicaGroup& group, Options options);
+
+  /// For ExchangeMemory.
+  Result<std::span<const float>> begin(const LocalTerms& terms, const ChunkPlan& plan);
+  void use_params(std::span<float> params);
+  void keep(Round round) {
+    if (keeper_) keeper_->keep(round, state());
+  }
+
+  /// The replicas read the cluster's parameters, until the next round.
+  void rest();
+  /// One round: `samples` is the share, looked up. `stats`: of this share.
+  Result<RoundReport> round(const Share& share, const Dataset& data,
+                            std::span<const std::uint64_t> samples, Exchange& exchange,
+                            StepStats& stats);
+  /// The job is over here: keep what the next start needs.
+  void leave();
+
+  std::uint64_t steps() const { return steps_; }  ///< made by the inner optimizer
+
+ private:
+  LocalSteps(ReplicaGroup& group, Options options, std::unique_ptr<Optimizer> optimizer)
+      : group_(group),
+        options_(std::move(options)),
+        optimizer_(std::move(optimizer)),
+        global_(group.params()) {}
+  void take_up(const Share& share);
+  Status train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
+               std::uint64_t of, StepStats& stats);
+  void contribute(const Share& share);
+  void merge(const Share& share, const RoundReport& report);
+  void forget_nonfinite();
+  LocalKeeper::State state();
+  std::span<float> part(std::span<float> plane, TensorId tensor) const;
+
+  ReplicaGroup& group_;
+  Options options_;
+  std::unique_ptr<Optimizer> optimizer_;
+  ChunkPlan plan_;
+  FragmentPlan fragments_;
+  std::span<float> global_;  // the cluster's parameters
+  Buffer own_memory_, delta_memory_, sent_memory_;
+  std::span<float> own_, delta_, sent_;  // sent_: own_ when it was contributed; empty: not needed
+  std::vector<std::vector<float>> slots_;
+  std::uint64_t steps_ = 0;
+  StepStats untold_;         // of steps since the last contribution
+  bool begins_anew_ = true;  // own_ is to be the cluster's
+  bool is_resting_ = true;   // the replicas read global_
+  std::unique_ptr<LocalKeeper> keeper_;
+};
+
+}  // namespace centroid::worker
