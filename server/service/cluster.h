@@ -83,7 +83,7 @@ struct Link {
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   bool state_requested = false;
-  bool keeps_state = false;  ///< error feedback or local steps, which belong to a round
+  bool keeps_state = false;   ///< error feedback or local steps, which belong to a round
   std::optional<Round> keep;  ///< to be told that the state after this round is saved
   Generation told;            ///< whose peers it knows
   Attempt::Key computed;      ///< the last attempt for which its gradients were complete
