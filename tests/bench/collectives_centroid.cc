@@ -37,7 +37,7 @@ class Centroid final : public Contestant {
       const bool is_loopback = host.starts_with("127.");
       roster.nodes.push_back(is_loopback ? "here" : host);
     }
-    auto group = mesh_->join(roster, std::chrono::steady_clock::now() + 30s);
+    auto group = mesh_->join(roster);
     if (!group.ok()) die(group.error());
     group_.emplace(std::move(*group));
   }

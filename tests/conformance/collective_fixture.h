@@ -80,7 +80,7 @@ class Job {
     in_parallel([&](std::uint32_t rank) {
       Roster roster = roster_;
       roster.rank = rank;
-      auto group = meshes_[rank]->join(roster, now() + 20s);
+      auto group = meshes_[rank]->join(roster);
       ASSERT_TRUE(group.ok()) << group.error().to_string();
       made[rank].emplace(std::move(*group));
     });

@@ -3,7 +3,7 @@ centroid_test(collective_reduce_test LABEL conformance
   DEPS centroid::collective)
 centroid_test(collective_move_test LABEL conformance
   SOURCES conformance/collective_move_test.cc conformance/collective_failure_test.cc
-    conformance/collective_mesh_test.cc conformance/collective_exchange_test.cc conformance/collective_order_test.cc
+    conformance/collective_mesh_test.cc conformance/collective_connect_test.cc conformance/collective_exchange_test.cc conformance/collective_order_test.cc
     conformance/fork_under_tsan.cc
   DEPS centroid::collective)
 centroid_test(collective_large_test LABEL slow

@@ -53,6 +53,10 @@ Call::Channel* Call::channel_of(std::uint32_t global_rank) {
   return nullptr;
 }
 
+bool Call::has_member(std::uint32_t global_rank) const {
+  return std::find(plan_.members.begin(), plan_.members.end(), global_rank) != plan_.members.end();
+}
+
 MutableBytes Call::region(const Region& region) const {
   std::byte* base = scratch_.memory.get();
   // The input is read only: nothing is stored there unless it is the output too.

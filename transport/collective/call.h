@@ -70,6 +70,7 @@ class Call {
   const Key& key() const { return plan_.key; }
   std::vector<Channel>& channels() { return channels_; }
   Channel* channel_of(std::uint32_t global_rank);
+  bool has_member(std::uint32_t global_rank) const;
   bool has_nothing_to_do() const { return left_ == 0; }
 
   /// The next frame to the peer may leave now.
@@ -118,8 +119,11 @@ class Call {
   /// Resume when done. False: it is done already, and the handler was not taken.
   bool park(transport::Parking::Handler& handler);
 
-  /// A peer's answer to our query: it has begun, and waits for that rank.
-  void answered(std::uint32_t rank, std::uint32_t waits_for) { answers_[rank] = waits_for; }
+  /// A late operation: this rank has begun it, and waits for that one. False: known already.
+  bool answered(std::uint32_t rank, std::uint32_t waits_for) {
+    return answers_.emplace(rank, waits_for).second;
+  }
+  const std::map<std::uint32_t, std::uint32_t>& answers() const { return answers_; }
 
   TimePoint query_at, deadline;
   bool is_queried = false;

@@ -121,7 +121,7 @@ Result<Group> Group::with_ring(std::vector<std::uint32_t> order) const {
 std::span<const std::uint32_t> Group::ring() const { return core_->ring; }
 
 void Group::abort(Error cause) const {
-  core_->generation->network->abort(core_->id, core_->members, std::move(cause));
+  core_->generation->network->abort(core_->id, std::move(cause));
 }
 
 std::vector<std::string> Group::connections() const {

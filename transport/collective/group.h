@@ -79,7 +79,8 @@ class Group {
   /// End every operation of the group on all members.
   void abort(Error cause) const;
   /// What connects us with each rank of the generation, for people: "127.0.0.1:40312", "shared
-  /// memory of process 71"; empty for ourselves. Not from a coroutine of the driver.
+  /// memory of process 71"; empty for ourselves, and where no operation has needed a connection
+  /// yet. Not from a coroutine of the driver.
   std::vector<std::string> connections() const;
   /// The generation's rank whose loss or silence ended an operation, as far as it is known.
   std::optional<std::uint32_t> culprit() const;

@@ -276,7 +276,7 @@ Status Link::take_control(const InFrame& frame) {
     }
     case kAbort: {
       CENTROID_ASSIGN(const Abort abort, decode_abort(frame.head));
-      network_.on_abort(abort);
+      network_.on_abort(*this, abort);
       return {};
     }
     case kQuery: {
@@ -286,8 +286,7 @@ Status Link::take_control(const InFrame& frame) {
     }
     case kWaiting: {
       CENTROID_ASSIGN(const Waiting waiting, decode_waiting(frame.head));
-      if (auto call = network_.find(waiting.key)) call->answered(rank_, waiting.waits_for);
-      return {};
+      return network_.on_waiting(*this, waiting);
     }
     case kLeave: {
       // An empty head asks, any other confirms.

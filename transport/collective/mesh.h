@@ -32,6 +32,9 @@ struct MeshOptions {
   /// Ranks of one machine exchange through memory they share, where that works, else over the
   /// transport.
   bool shared_memory = true;
+  /// When two ranks are not connected yet, the lower one waits so long for the higher one's call
+  /// before it calls itself.
+  std::chrono::milliseconds head_start{20};
   std::string thread_name = "collective";
 };
 
@@ -61,18 +64,14 @@ class Mesh {
 
   transport::Endpoint endpoint() const;  ///< with the real port
 
-  /// Connect with every other rank of the roster: the higher rank calls the lower one, again and
-  /// again until it answers.
+  /// The group of all ranks of this roster. Nothing is sent: two ranks connect when the first
+  /// operation needs it, and an operation that cannot says so (class Dialer). Peers of the
+  /// generation before are not answered any more.
   ///
-  /// fails  deadline_exceeded (names the ranks that are missing), invalid_argument (a bad roster),
-  ///        failed_precondition (token, run or model refused), aborted (a peer is in a later
-  ///        generation)
-  Result<Group> join(const Roster& roster, Deadline deadline);
-  /// From another thread: a join of this generation, under way or yet to begin, ends with this
-  /// cause.
-  void interrupt(std::uint64_t generation, Error cause);
-  /// The lowest of the ranks that the last join missed.
-  std::optional<std::uint32_t> absent() const;
+  /// fails   invalid_argument: a bad roster
+  /// later   operations also fail with what a peer says when it is called: failed_precondition
+  ///         (token, run or model refused), aborted (it is in a later generation)
+  Result<Group> join(const Roster& roster);
 
  private:
   struct Impl;

@@ -17,16 +17,15 @@ std::string name_of(const Link& link) { return "rank " + std::to_string(link.ran
 
 }  // namespace
 
-Network::Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::uint32_t rank,
-                 std::uint32_t world, std::chrono::milliseconds timeout,
-                 std::chrono::milliseconds leave_timeout)
-    : driver_(std::move(driver)),
-      generation_(generation),
-      rank_(rank),
-      world_(world),
-      timeout_(timeout),
-      leave_timeout_(leave_timeout),
-      links_(world),
+Network::Network(const std::shared_ptr<Station>& station, const Roster& roster)
+    : driver_(station->driver),
+      generation_(roster.generation),
+      rank_(roster.rank),
+      world_(static_cast<std::uint32_t>(roster.endpoints.size())),
+      timeout_(station->options.timeout),
+      leave_timeout_(station->options.leave_timeout),
+      links_(world_),
+      dialer_(*this, station, roster),
       readers_(driver_->executor()),
       writers_(driver_->executor()),
       leave_(driver_->executor()),
@@ -34,19 +33,46 @@ Network::Network(std::shared_ptr<Driver> driver, std::uint64_t generation, std::
 
 Network::~Network() { close(); }
 
+void Network::open() {
+  dialer_.answer();
+  is_watched_ = true;
+  driver_->begin_watch();
+}
+
 void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
                        std::uint32_t features) {
   links_[rank] = std::make_unique<Link>(*this, rank, std::move(connection), features);
+  Link& link = *links_[rank];
+  readers_.spawn(link.read());
+  writers_.spawn(link.write());
+  for (const auto& [group, over] : aborted_) tell_over(link, group, over);
+  std::vector<std::shared_ptr<Call>> begun;
+  for (const auto& [key, call] : calls_)
+    if (!call->is_failing()) begun.push_back(call);
+  std::sort(begun.begin(), begun.end(),
+            [](const auto& a, const auto& b) { return a->key().sequence < b->key().sequence; });
+  for (const auto& call : begun) {
+    if (call->is_queried && call->has_member(rank)) ask(link, *call);
+    Call::Channel* const channel = call->channel_of(rank);
+    if (channel == nullptr) continue;
+    if (channel->bytes_in >= kReadyFrom) link.send_control(kReady, encode(call->key()));
+    link.enqueue(call, *channel);
+  }
 }
 
-void Network::run_links() {
-  for (const auto& link : links_) {
-    if (!link) continue;
-    readers_.spawn(link->read());
-    writers_.spawn(link->write());
-  }
-  is_watched_ = true;
-  driver_->begin_watch();
+void Network::on_refused(std::uint32_t rank, const Error& why) {
+  std::vector<std::shared_ptr<Call>> hit;
+  for (const auto& [key, call] : calls_)
+    if (!call->is_failing() && call->channel_of(rank) != nullptr) hit.push_back(call);
+  for (const auto& call : hit) fail(call, why);
+}
+
+TimePoint Network::needed_until(std::uint32_t rank) const {
+  TimePoint until = TimePoint::min();
+  for (const auto& [key, call] : calls_)
+    if (!call->is_failing() && call->channel_of(rank) != nullptr)
+      until = std::max(until, call->deadline);
+  return until;
 }
 
 // ---- operations
@@ -87,25 +113,30 @@ void Network::begin(const std::shared_ptr<Call>& call) {
   calls_.emplace(key, call);
   if (call->is_failing()) return;
   if (const auto over = aborted_.find(key.group); over != aborted_.end()) {
-    call->fail(over->second);
+    call->fail(over->second.cause);
     return;
   }
   if (has_bad_links_) {
     if (auto error = unreachable(*call)) {
-      begin_abort(key.group, call->plan().members, std::move(*error), true);
+      begin_abort(key.group, std::move(*error));
       return;
     }
     for (const Call::Channel& channel : call->channels()) {
-      if (!link_to(channel.peer)->has_left()) continue;
+      const Link* const link = link_to(channel.peer);
+      if (link == nullptr || !link->has_left()) continue;
       Error gone(ErrorCode::kUnavailable,
                  "rank " + std::to_string(channel.peer) + " has left the group");
-      begin_abort(key.group, call->plan().members, std::move(gone), true, channel.peer);
+      begin_abort(key.group, std::move(gone), channel.peer);
       return;
     }
   }
   for (Call::Channel& channel : call->channels()) {
-    Link& link = *link_to(channel.peer);
-    if (channel.bytes_in >= kReadyFrom) link.send_control(kReady, encode(key));
+    Link* const link = link_to(channel.peer);
+    if (link == nullptr) {
+      dialer_.need(channel.peer);
+    } else if (channel.bytes_in >= kReadyFrom) {
+      link->send_control(kReady, encode(key));
+    }
   }
   if (auto pending = pending_.extract(key); !pending.empty()) {
     for (const std::uint32_t rank : pending.mapped().ready) {
@@ -133,7 +164,8 @@ void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
 }
 
 void Network::advance(const std::shared_ptr<Call>& call) {
-  for (Call::Channel& channel : call->channels()) link_to(channel.peer)->enqueue(call, channel);
+  for (Call::Channel& channel : call->channels())
+    if (Link* const link = link_to(channel.peer)) link->enqueue(call, channel);
 }
 
 void Network::settle(const std::shared_ptr<Call>& call) {
@@ -170,12 +202,7 @@ void Network::refuse_late(Link& link, const DataHead& head) {
               name_of(link) + " sent " + to_string(head.signature()) +
                   " for an operation that expects nothing from it on rank " +
                   std::to_string(rank_));
-  Abort abort;
-  abort.group = head.key.group;
-  abort.code = error.code();
-  abort.text = error.message();
-  link.send_control(kAbort, encode(abort));
-  begin_abort(head.key.group, {}, std::move(error), false);
+  begin_abort(head.key.group, std::move(error));
 }
 
 void Network::on_ready(Link& link, const Key& key) {
@@ -192,7 +219,7 @@ void Network::on_ready(Link& link, const Key& key) {
 // ---- failures
 
 void Network::fail(const std::shared_ptr<Call>& call, Error error, std::uint32_t culprit) {
-  begin_abort(call->key().group, call->plan().members, std::move(error), true, culprit);
+  begin_abort(call->key().group, std::move(error), culprit);
 }
 
 std::optional<std::uint32_t> Network::culprit() const {
@@ -201,29 +228,24 @@ std::optional<std::uint32_t> Network::culprit() const {
   return rank;
 }
 
-void Network::abort(std::uint64_t group, std::vector<std::uint32_t> members, Error cause) {
+void Network::abort(std::uint64_t group, Error cause) {
   driver_->begin_work(false);
-  boost::asio::post(driver_->context(),
-                    [self = shared_from_this(), group, cause, members = std::move(members)] {
-                      self->begin_abort(group, members, cause, true);
-                      self->driver_->end_work();
-                    });
+  boost::asio::post(driver_->context(), [self = shared_from_this(), group, cause] {
+    self->begin_abort(group, cause);
+    self->driver_->end_work();
+  });
 }
 
-void Network::begin_abort(std::uint64_t group, const std::vector<std::uint32_t>& members,
-                          Error cause, bool tells, std::uint32_t culprit) {
-  if (!aborted_.emplace(group, cause).second) return;
+/// Everybody passes it on, because not every pair is connected: whoever waits for a lost rank,
+/// however far from it, has a connection with the one it waits for.
+void Network::begin_abort(std::uint64_t group, Error cause, std::uint32_t culprit,
+                          const Link* teller) {
+  const auto [at, is_new] = aborted_.emplace(group, Over{cause, culprit});
+  if (!is_new) return;
   if (culprit_ == kNoRank) culprit_ = culprit;
   drop_pending(group);
-  if (tells) {
-    Abort abort;
-    abort.group = group;
-    abort.code = cause.code();
-    abort.culprit = culprit;
-    abort.text = cause.message();
-    for (const std::uint32_t member : members)
-      if (Link* const link = link_to(member)) link->send_control(kAbort, encode(abort));
-  }
+  for (const auto& link : links_)
+    if (link && link.get() != teller) tell_over(*link, group, at->second);
   std::vector<std::shared_ptr<Call>> failed;
   for (const auto& [key, call] : calls_)
     if (key.group == group) failed.push_back(call);
@@ -249,8 +271,17 @@ void Network::drop_pending(std::uint64_t group) {
   });
 }
 
-void Network::on_abort(const Abort& abort) {
-  begin_abort(abort.group, {}, Error(abort.code, abort.text), false, abort.culprit);
+void Network::tell_over(Link& link, std::uint64_t group, const Over& over) {
+  Abort abort;
+  abort.group = group;
+  abort.code = over.cause.code();
+  abort.culprit = over.culprit;
+  abort.text = over.cause.message();
+  link.send_control(kAbort, encode(abort));
+}
+
+void Network::on_abort(Link& link, const Abort& abort) {
+  begin_abort(abort.group, Error(abort.code, abort.text), abort.culprit, &link);
 }
 
 void Network::on_lost(Link& link) {
@@ -259,8 +290,7 @@ void Network::on_lost(Link& link) {
   if (is_closing_) return;
   std::vector<std::shared_ptr<Call>> hit;
   for (const auto& [key, call] : calls_) {
-    const auto& members = call->plan().members;
-    if (std::find(members.begin(), members.end(), link.rank()) == members.end()) continue;
+    if (!call->has_member(link.rank())) continue;
     if (link.has_left() && call->channel_of(link.rank()) == nullptr) continue;
     hit.push_back(call);
   }
@@ -290,13 +320,59 @@ void Network::on_left(Link& link) {
     fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"), link.rank());
 }
 
+// ---- who waits for whom: when an operation is late, its ranks tell each other what they know
+
+void Network::tell_waits(Link& link, const Call& call) {
+  Waiting waiting;
+  waiting.key = call.key();
+  waiting.rank = rank_;
+  waiting.waits_for = call.waits_for();
+  link.send_control(kWaiting, encode(waiting));
+  for (const auto& [rank, waits_for] : call.answers()) {
+    waiting.rank = rank;
+    waiting.waits_for = waits_for;
+    link.send_control(kWaiting, encode(waiting));
+  }
+}
+
+void Network::ask(Link& link, const Call& call) {
+  link.send_control(kQuery, encode(call.key()));
+  tell_waits(link, call);
+}
+
+/// Once: that it is late, and what we know.
+void Network::ask(Call& call) {
+  if (std::exchange(call.is_queried, true)) return;
+  for (const std::uint32_t member : call.plan().members)
+    if (Link* const link = link_to(member)) ask(*link, call);
+}
+
 void Network::on_query(Link& link, const Key& key) {
   const auto call = find(key);
-  if (!call) return;  // not begun, or ended: the asker's chain of waits stops here
-  Waiting waiting;
-  waiting.key = key;
-  waiting.waits_for = call->waits_for();
-  link.send_control(kWaiting, encode(waiting));
+  if (!call || call->is_failing()) return;  // not begun, or ended: the chain of waits stops here
+  if (!call->is_queried) return ask(*call);
+  tell_waits(link, *call);
+}
+
+Status Network::on_waiting(Link& link, const Waiting& waiting) {
+  if (waiting.rank >= world_ || waiting.waits_for >= world_)
+    return Error(ErrorCode::kDataLoss, "an answer about a rank that does not exist");
+  const auto call = find(waiting.key);
+  if (!call || waiting.rank == rank_ || !call->answered(waiting.rank, waiting.waits_for)) return {};
+  for (const std::uint32_t member : call->plan().members) {
+    Link* const other = link_to(member);
+    if (other != nullptr && other != &link) other->send_control(kWaiting, encode(waiting));
+  }
+  return {};
+}
+
+/// What is said of the rank that an operation has waited for in vain.
+std::string Network::silence(const Call& call, std::uint32_t blamed) const {
+  std::string text = "rank " + std::to_string(blamed) + " did not do its part within " +
+                     std::to_string(call.plan().timeout.count()) + " ms";
+  const auto& failure = dialer_.failure(blamed);
+  if (links_[blamed] == nullptr && failure) text += "; no connection: " + failure->message();
+  return text;
 }
 
 // ---- the watchdog: one timer for all deadlines
@@ -321,18 +397,12 @@ void Network::on_watch() {
       late.push_back(call);
       continue;
     }
-    if (time >= call->query_at && !std::exchange(call->is_queried, true)) {
-      for (const std::uint32_t member : call->plan().members)
-        if (Link* const link = link_to(member)) link->send_control(kQuery, encode(key));
-    }
-    watch(call->is_queried ? call->deadline : call->query_at);
+    if (time >= call->query_at) ask(*call);
+    watch(time >= call->query_at ? call->deadline : call->query_at);
   }
   for (const auto& call : late) {
     const std::uint32_t blamed = call->blamed();
-    Error silent(ErrorCode::kDeadlineExceeded,
-                 "rank " + std::to_string(blamed) + " did not do its part within " +
-                     std::to_string(call->plan().timeout.count()) + " ms");
-    fail(call, std::move(silent), blamed);
+    fail(call, Error(ErrorCode::kDeadlineExceeded, silence(*call, blamed)), blamed);
   }
   const auto ending = ending_;
   for (const auto& [until, call] : ending) {
@@ -355,6 +425,7 @@ void Network::on_leave_confirmed() { leave_.notify_all(); }
 
 Task<void> Network::shut_down() {
   is_closing_ = true;
+  co_await dialer_.stop();
   const Deadline deadline = now() + leave_timeout_;
   for (const auto& link : links_)
     if (link) link->send_control(kLeave, {});

@@ -87,6 +87,7 @@ std::vector<std::byte> encode(const Key& key) {
 std::vector<std::byte> encode(const Waiting& waiting) {
   ByteWriter out;
   put(out, waiting.key);
+  out.put(waiting.rank);
   out.put(waiting.waits_for);
   return out.take();
 }
@@ -154,6 +155,7 @@ Result<Waiting> decode_waiting(Bytes head) {
   ByteReader in(head);
   Waiting out;
   out.key = get_key(in);
+  out.rank = in.get<std::uint32_t>();
   out.waits_for = in.get<std::uint32_t>();
   if (!in.done()) return damaged("waiting");
   return out;

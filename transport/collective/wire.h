@@ -20,9 +20,9 @@ enum PeerKind : std::uint16_t {
   kReturn,   ///< credit for segments that came before their operation
   kAbort,    ///< the group is over, and why
   kQuery,    ///< my operation is late: for whom does yours wait?
-  kWaiting,  ///< answer to kQuery
+  kWaiting,  ///< which rank waits for which, as far as it is known
   kLeave,    ///< orderly end
-  kStay,     ///< shared memory did not work: this connection stays
+  kStay,     ///< from who called: this connection is the pair's
 };
 
 /// One operation of one group, the same on all its ranks.
@@ -94,7 +94,8 @@ struct Abort {
 };
 struct Waiting {
   Key key;
-  std::uint32_t waits_for = 0;  ///< global rank
+  std::uint32_t rank = 0;  ///< has begun, and waits; both global ranks
+  std::uint32_t waits_for = 0;
 };
 
 std::vector<std::byte> encode(const Join& join);

@@ -17,9 +17,6 @@ void add(transport::TrafficCounters& sum, const transport::TrafficCounters& more
   sum.frames_in += more.frames_in;
   sum.frames_out += more.frames_out;
 }
-
-/// Peers that were told of the generation meet within this time, or one of them is not there.
-constexpr std::chrono::milliseconds kMeetTimeout{20'000};
 }  // namespace
 
 Result<std::unique_ptr<PeerReducer>> PeerReducer::open(
@@ -84,16 +81,13 @@ void PeerReducer::ready(TensorId tensor) {
 
 void PeerReducer::abort(Error cause) {
   std::optional<PeerGroups> groups;
-  std::uint64_t generation = 0;
   {
     const std::lock_guard lock(mutex_);
     if (!job_ || aborted_) return;
     aborted_ = cause;
     groups = groups_;
-    generation = job_->roster.generation;
     changed_.notify_all();
   }
-  mesh_->interrupt(generation, cause);
   if (groups) groups->abort(cause);
 }
 
@@ -133,8 +127,7 @@ PeerReducer::Outcome PeerReducer::run(const Job& job) {
     outcome = reduce_coded(job);
   else if (outcome.status.ok())
     outcome.status = reduce(job, outcome.nonfinite_tensor);
-  if (!outcome.status.ok() && !outcome.culprit)
-    outcome.culprit = groups_ ? groups_->all.culprit() : mesh_->absent();
+  if (!outcome.status.ok() && !outcome.culprit && groups_) outcome.culprit = groups_->all.culprit();
   return outcome;
 }
 
@@ -171,8 +164,7 @@ Status PeerReducer::enter(const Job& job) {
   if (auto cause = aborted()) return *std::move(cause);
   collective::Roster roster = job.roster;
   roster.run_id = terms_.run_id;
-  auto group = mesh_->join(
-      roster, std::chrono::steady_clock::now() + std::min(kMeetTimeout, 2 * terms_.timeout));
+  auto group = mesh_->join(roster);
   if (!group.ok()) return std::move(group).error();
   log::debug("peers.joined", {{"generation", roster.generation},
                               {"rank", roster.rank},

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "transport/collective/driver.h"
+#include "transport/collective/mesh.h"
+#include "transport/collective/wire.h"
+
+namespace centroid::collective {
+
+class Network;
+
+/// Where one process listens for its peers and how it calls them, in all generations.
+struct Station {
+  MeshOptions options;
+  std::shared_ptr<Driver> driver;
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<transport::Listener> listener;
+  /// For ranks on this machine; none when it is off or does not work here.
+  std::unique_ptr<transport::Transport> shared;
+  std::unique_ptr<transport::Listener> shared_listener;
+
+  void listen_near();
+};
+
+/// Connects one rank of one generation with a peer when the first operation needs that, and answers
+/// peers that call.
+///
+/// who calls  the higher rank as soon as it needs the lower one; the lower one a moment later
+///            (`MeshOptions::head_start`), because mostly both need it at the same time. While the
+///            higher rank is calling it refuses the lower one's call, and whoever is being called
+///            does not call back: so a pair never ends with two connections, one per side
+/// when       a call is repeated until an operation that needs it has ended. The caller confirms
+///            with `stay`: a call that was given up while it waited to be answered counts nothing
+/// thread     the driver's executor
+class Dialer {
+ public:
+  Dialer(Network& network, std::shared_ptr<Station> station, Roster roster);
+
+  /// From now on, until `stop_answering`.
+  void answer();
+  /// Connect with this rank, unless that is under way.
+  void need(std::uint32_t rank);
+  /// Why the last call of this rank failed.
+  const std::optional<Error>& failure(std::uint32_t rank) const { return pairs_[rank].failure; }
+  /// A later generation answers now.
+  Task<void> stop_answering();
+  Task<void> stop();
+
+ private:
+  struct Pair {
+    bool is_connected = false;
+    bool has_caller = false;         ///< a task of ours sees to it
+    bool is_calling = false;         ///< it waits for the peer's answer at this moment
+    std::uint32_t answered_now = 0;  ///< calls of the peer that are not decided yet
+    std::optional<Error> failure;
+  };
+  class Answering;
+
+  transport::Greeting greeting() const;
+  std::uint32_t features(std::uint32_t rank) const;
+  void put(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+           std::uint32_t agreed);
+  bool is_wanted(std::uint32_t rank) const;
+  Task<bool> pause(std::uint32_t rank, TimePoint until);
+  Task<void> call(std::uint32_t rank);
+  Task<Status> try_peer(std::uint32_t rank, Deadline deadline);
+  Task<Result<JoinReply>> introduce(transport::Connection& connection, std::uint32_t rank,
+                                    std::uint32_t wanted);
+  Task<Status> try_shared(std::uint32_t rank, std::uint32_t port, Deadline deadline);
+  Task<void> answer_peers(transport::Listener& listening);
+  Task<void> answer_peer(std::unique_ptr<transport::Connection> connection);
+  Task<Result<Join>> greet_peer(transport::Connection& connection);
+  Status judge(const Join& join) const;
+
+  Network& network_;
+  const std::shared_ptr<Station> station_;
+  const Roster roster_;
+  std::vector<Pair> pairs_;  ///< by rank
+  Event changed_;
+  TaskGroup callers_, answers_;
+  bool is_stopping_ = false;
+};
+
+}  // namespace centroid::collective
