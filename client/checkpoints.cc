@@ -6,6 +6,7 @@
 
 #include "client/command.h"
 #include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/journal_reader.h"
 
 namespace centroid::client {
 namespace {
@@ -45,6 +46,28 @@ int list(const std::string& folder, bool verify) {
   return status;
 }
 
+/// The journal that belongs to a folder of checkpoints: beside it, unless named.
+int check_journal(const std::string& checkpoints, std::string folder) {
+  if (folder.empty())
+    folder = (std::filesystem::absolute(checkpoints) / "..").lexically_normal() / "journal";
+  if (journal::segments_of(folder).empty()) return kExitDone;
+  const auto report = journal::verify(folder);
+  if (!report.ok()) {
+    std::printf("journal  DAMAGED  %s\n", report.error().message().c_str());
+    return kExitFailed;
+  }
+  std::printf(
+      "journal  %zu segments  %llu bytes  rounds %llu to %llu  %llu committed, %llu skipped%s\n",
+      report->segments, static_cast<unsigned long long>(report->bytes),
+      static_cast<unsigned long long>(report->first.value_or(Round()).value),
+      static_cast<unsigned long long>(report->last.value_or(Round()).value),
+      static_cast<unsigned long long>(report->commits),
+      static_cast<unsigned long long>(report->skips), "  sound");
+  if (!report->torn.empty())
+    std::printf("journal  torn tail, which a resume cuts off: %s\n", report->torn.c_str());
+  return kExitDone;
+}
+
 }  // namespace
 
 void add_checkpoints(CLI::App& app, int& status) {
@@ -55,9 +78,15 @@ void add_checkpoints(CLI::App& app, int& status) {
   all->add_option("DIR", *folder, "folder of checkpoints, such as RUN_DIR/checkpoints")->required();
   all->callback([folder, &status] { status = list(*folder, false); });
   CLI::App* const verify =
-      group->add_subcommand("verify", "Read every file, compare every checksum.");
+      group->add_subcommand("verify", "Read every file and the journal, compare every checksum.");
   verify->add_option("DIR", *folder, "folder of checkpoints")->required();
-  verify->callback([folder, &status] { status = list(*folder, true); });
+  const auto journal_folder = std::make_shared<std::string>();
+  verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
+  verify->callback([folder, journal_folder, &status] {
+    status = list(*folder, true);
+    if (const int journal = check_journal(*folder, *journal_folder); status == kExitDone)
+      status = journal;
+  });
 }
 
 }  // namespace centroid::client

@@ -202,7 +202,29 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1}, "checkpoint-keep");
   s.field("checkpoint.dir", &c.checkpoint_dir,
           {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
-  s.field("resume", &c.resume, {.text = "go on from the newest valid checkpoint"});
+  s.field(
+      "journal.mode", &c.journal,
+      {.text = "exchange star: write every round to a journal before workers hear of its end, so "
+               "that a killed server loses none (docs/durability.md)",
+       .choices = {"off", "on"}},
+      "journal");
+  s.field("journal.dir", &c.journal_dir, {.text = "folder of the journal; empty: run_dir/journal"},
+          "journal-dir");
+  s.field(
+      "journal.sync", &c.journal_sync,
+      {.text = "time between two fdatasync of the journal: what power loss may cost; 0: one for "
+               "each round, before workers hear of its end",
+       .unit = "ms",
+       .min = 0,
+       .max = 600'000},
+      "journal-sync");
+  s.field("journal.full", &c.journal_full,
+          {.text = "what a round does whose journal cannot be written (a full disk): wait until it "
+                   "can, or go on without a journal until the next checkpoint",
+           .choices = {"wait", "go-on"}},
+          "journal-full");
+  s.field("resume", &c.resume,
+          {.text = "go on from the newest valid checkpoint and the journal behind it"});
 }
 
 namespace {
@@ -308,6 +330,12 @@ Status finish(ServerConfig& c) {
   if (c.reduce_ring_order != "rank" && c.exchange != "ring")
     return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce_ring_order +
                                                   " is for exchange ring, not " + c.exchange);
+  if (c.keeps_journal() && c.is_peer_to_peer())
+    return Error(ErrorCode::kInvalidArgument,
+                 "journal on: with exchange " + c.exchange +
+                     " no gradient goes through the server, there is nothing to write: leave "
+                     "journal off and take checkpoint.every_rounds, or exchange star");
+  if (c.journal_dir.empty()) c.journal_dir = c.run_dir + "/journal";
   if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
     std::random_device entropy;

@@ -52,12 +52,15 @@ struct ServerConfig {
 
   std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3;
   std::string checkpoint_dir;
+  std::string journal = "off", journal_dir, journal_full = "wait";
+  std::chrono::milliseconds journal_sync{1000};
   bool resume = false;
 
   /// The workers add among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
   /// Local steps of a worker in one round.
   std::uint64_t steps_per_round() const { return local_steps / fragments; }
+  bool keeps_journal() const { return journal == "on"; }
   /// Results go through a codec, so they are mean gradients.
   bool compresses_results() const { return codec_down != "f32"; }
   bool applies_on_worker() const {

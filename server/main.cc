@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   config::Schema schema("centroid-server",
                         "Parameter server and coordinator of one training cluster.");
   server::register_fields(schema, config);
+  schema.ignore_environment("CENTROID_TEST_");
   auto outcome = schema.load(argc, argv);
   if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return server::kExitDone;
   const Status ready = outcome.ok() ? server::finish(config) : Status(outcome.error());

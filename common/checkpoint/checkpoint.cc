@@ -9,6 +9,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/safetensors.h"
@@ -96,9 +97,11 @@ Result<FileRecord> write_planes(const fs::path& path, const Manifest& manifest,
           static_cast<std::size_t>(std::min<std::uint64_t>(kPieceElements, plane_elements - at)));
       CENTROID_TRY(read(plane, at, piece));
       CENTROID_TRY(writer.append(std::as_bytes(piece)));
+      fault::point("checkpoint.file_torn");
     }
   }
   CENTROID_ASSIGN(const auto written, writer.finish());
+  fault::point("checkpoint.file_written");
   FileRecord record;
   record.bytes = written.bytes;
   record.crc32c = written.crc32c;
@@ -276,6 +279,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
     else
       status = std::move(locked).error();
   }
+  fault::point("checkpoint.folder_made");
   if (status.ok()) status = write_files(temporary, info, manifest, read);
   if (status.ok()) status = publish(temporary, target);
   if (!status.ok()) {
@@ -283,6 +287,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
     fs::remove_all(temporary, ignored);
     return std::move(status).error().with_context(doing);
   }
+  fault::point("checkpoint.published");
   prune();
   return inspect(target, info.version, false);
 }
@@ -302,6 +307,7 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
   }
   CENTROID_ASSIGN(const std::string text, to_json(content));
   CENTROID_TRY(write_text(directory / kManifestFile, text));
+  fault::point("checkpoint.manifest_written");
   return file::sync_directory(directory);
 }
 
@@ -311,6 +317,7 @@ Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& t
   const bool is_replaced = fs::exists(target, ignored);
   if (is_replaced) CENTROID_TRY(file::rename(target, damaged));
   Status status = file::rename(temporary, target);
+  fault::point("checkpoint.renamed");
   if (status.ok()) {
     status = file::sync_directory(root_);
     // Not known to last: take it back, so that failure always means "not there".
@@ -336,6 +343,7 @@ void CheckpointDirectory::prune() const {
     // Renamed first: a crash while its files go leaves no half checkpoint.
     const fs::path doomed = temporary_path(root_, "old");
     const Status renamed = file::rename(entry.path, doomed);
+    fault::point("checkpoint.old_renamed");
     std::error_code error;
     if (renamed.ok()) fs::remove_all(doomed, error);
     if (!renamed.ok() || error)

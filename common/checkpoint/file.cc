@@ -95,6 +95,13 @@ Result<Descriptor> create(const fs::path& path) {
   return Descriptor(fd);
 }
 
+Result<Descriptor> open_to_change(const fs::path& path) {
+  CENTROID_ASSIGN(const int fd, attempt("open", path, [&] {
+                    return ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+                  }));
+  return Descriptor(fd);
+}
+
 Result<Descriptor> open_regular(const fs::path& path) {
   // Not blocking: opening a pipe would wait for its writer.
   CENTROID_ASSIGN(const int fd, attempt("open", path, [&] {
@@ -134,6 +141,23 @@ Status write_all(const Descriptor& file, const fs::path& path, Bytes bytes) {
   return {};
 }
 
+Status write_at(const Descriptor& file, const fs::path& path, std::uint64_t offset, Bytes bytes) {
+  while (!bytes.empty()) {
+    CENTROID_ASSIGN(const ssize_t written, attempt("write", path, [&] {
+                      return ::pwrite(file.get(), bytes.data(), bytes.size(),
+                                      static_cast<off_t>(offset));
+                    }));
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+  return {};
+}
+
+Status truncate(const Descriptor& file, const fs::path& path, std::uint64_t bytes) {
+  return as_status(attempt("truncate", path,
+                           [&] { return ::ftruncate(file.get(), static_cast<off_t>(bytes)); }));
+}
+
 Status read_at(const Descriptor& file, const fs::path& path, std::uint64_t offset,
                MutableBytes into) {
   while (!into.empty()) {
@@ -153,6 +177,10 @@ Status read_at(const Descriptor& file, const fs::path& path, std::uint64_t offse
 
 Status sync(const Descriptor& file, const fs::path& path) {
   return as_status(attempt("sync", path, [&] { return ::fsync(file.get()); }));
+}
+
+Status sync_data(const Descriptor& file, const fs::path& path) {
+  return as_status(attempt("sync", path, [&] { return ::fdatasync(file.get()); }));
 }
 
 Status close(Descriptor file, const fs::path& path) {

@@ -34,6 +34,7 @@ class Descriptor {
 };
 
 Result<Descriptor> create(const fs::path& path);  ///< for writing; already_exists when it is there
+Result<Descriptor> open_to_change(const fs::path& path);  ///< of a file that is there
 Result<Descriptor> open_regular(
     const fs::path& path);  ///< for reading; refuses pipes, devices, directories
 Result<Descriptor> lock_directory(
@@ -43,14 +44,20 @@ Status write_all(const Descriptor& file, const fs::path& path, Bytes bytes);
 /// Fill `into` from `offset`. fails data_loss: the file ends before.
 Status read_at(const Descriptor& file, const fs::path& path, std::uint64_t offset,
                MutableBytes into);
+/// At `offset`, so that a failed write can be repeated as it was.
+Status write_at(const Descriptor& file, const fs::path& path, std::uint64_t offset, Bytes bytes);
+/// Cut the file to so many bytes.
+Status truncate(const Descriptor& file, const fs::path& path, std::uint64_t bytes);
 Status sync(const Descriptor& file, const fs::path& path);
+Status sync_data(const Descriptor& file, const fs::path& path);  ///< fdatasync
 Status close(Descriptor file, const fs::path& path);
 Status sync_directory(const fs::path& path);
 Status create_directory(const fs::path& path);
 Status rename(const fs::path& from, const fs::path& to);
 
 /// Asked before each operation ("create", "open", "lock", "write", "read", "sync", "close",
-/// "sync_directory", "create_directory", "rename"): an errno makes it fail so, 0 lets it happen.
+/// "truncate", "sync_directory", "create_directory", "rename"): an errno makes it fail so, 0 lets
+/// it happen.
 using FaultHook = std::function<int(std::string_view operation, const fs::path& path)>;
 
 /// For tests: the hook holds for this thread while the object lives.

@@ -46,6 +46,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       outgoing_(executor),
       checkpoint_done_(executor),
       state_fetched_(executor),
+      journal_(executor, probe_),
       tasks_(executor) {}
 
 Cluster::~Cluster() = default;
@@ -132,6 +133,7 @@ void Cluster::request_stop(const std::string& why) {
   if (!stop_requested_) log::info("server.stop_requested", {{"why", why}});
   stop_requested_ = true;
   stop_reason_ = why;
+  journal_.give_up();
   changed_.notify_all();
 }
 
@@ -170,6 +172,8 @@ Task<void> Cluster::watch_leases() {
       probe_.member_dead();
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
+    journal_.refresh_metrics();
+    if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
     const bool is_open = attempt_ && !attempt_->closed;
     probe_.round_is_open(

@@ -23,6 +23,7 @@
 #include "server/api/view.h"
 #include "server/config.h"
 #include "server/membership/roster.h"
+#include "server/service/journal.h"
 #include "server/service/probe.h"
 #include "server/store/parameter_store.h"
 #include "transport/session.h"
@@ -108,7 +109,8 @@ struct Link {
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), replies.cc (results
 /// through a codec), elastic.cc (rounds that close without some members), state.cc (initial values,
-/// checkpoints), handover.cc (state that the workers hold), view.cc (what REST sees).
+/// checkpoints), durability.cc (the journal), handover.cc (state that the workers hold), view.cc
+/// (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -257,6 +259,22 @@ class Cluster final : public ControlPlane {
   };
   std::optional<DataIdentity> agreed_data() const;
 
+  // durability.cc: the journal of rounds
+  struct DataPosition {
+    std::uint64_t epoch = 0, offset = 0;
+  };
+  DataPosition next_position() const;
+  std::string journal_terms() const;
+  journal::Base journal_base() const;
+  Task<Status> start_journal();
+  journal::Form journal_form() const;
+  void journal_chunk(const Chunk& chunk);
+  std::uint64_t journal_end(journal::Kind kind, const RoundDecision& decision);
+  Task<Status> replay_journal();
+  Status check_replay(const journal::Base& base) const;
+  Task<Status> replay_round(journal::Form form, journal::Commit commit);
+  Status replay_replies(Generation generation);
+
   std::shared_ptr<Link> find(MemberId member) const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
@@ -341,6 +359,7 @@ class Cluster final : public ControlPlane {
   std::set<MemberId> failed_;                 ///< who could not complete this attempt
 
   std::optional<CheckpointEntry> resumed_from_;
+  Journal journal_;
 
   // for the operator
   struct Tally {

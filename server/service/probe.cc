@@ -104,6 +104,17 @@ Probe::Probe(metrics::Registry& r) {
   send_seconds_ = stage("send");
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
+  journal_sync_seconds_ =
+      r.histogram("centroid_server_journal_sync_seconds", "fdatasync of the journal.", latency);
+  journal_bytes_ = r.gauge("centroid_server_journal_bytes", "Size of the journal's segments.");
+  journal_written_ = r.gauge("centroid_server_journal_written_bytes",
+                             "Bytes written to the journal since the start.");
+  journal_unsynced_ = r.gauge("centroid_server_journal_unsynced_seconds",
+                              "Age of the oldest commit that power loss would take.");
+  journal_broken_ = r.gauge("centroid_server_journal_broken",
+                            "1: rounds are not written until the next checkpoint is.");
+  journal_waits_ = r.gauge("centroid_server_journal_waits",
+                           "1: a write fails and is repeated, the round waits.");
   const auto residual = [&](const char* direction) {
     return r.gauge("centroid_server_codec_residual_norm",
                    "Norm of what error feedback has left to send, when last looked at: the largest "
@@ -130,6 +141,14 @@ void Probe::checkpoint_written(double seconds, std::uint64_t bytes, double unix_
   checkpoint_seconds_.observe(seconds);
   checkpoint_bytes_.set(static_cast<double>(bytes));
   checkpoint_time_.set(unix_seconds);
+}
+
+void Probe::journal(const JournalWriter::State& state) const {
+  journal_bytes_.set(static_cast<double>(state.bytes));
+  journal_written_.set(static_cast<double>(state.written));
+  journal_unsynced_.set(state.unsynced_seconds);
+  journal_broken_.set(state.is_broken ? 1 : 0);
+  journal_waits_.set(!state.is_broken && !state.trouble.empty() ? 1 : 0);
 }
 
 void Probe::members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const {

@@ -4,6 +4,7 @@
 
 #include "common/base/metrics.h"
 #include "common/codec/spec.h"
+#include "server/store/journal_writer.h"
 
 namespace centroid::server {
 
@@ -60,6 +61,8 @@ class Probe {
   void aggregated(double seconds) const { aggregate_seconds_.observe(seconds); }
   void applied(double seconds) const { apply_seconds_.observe(seconds); }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
+  void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
+  void journal(const JournalWriter::State& state) const;
   void checkpoint_failed() const { checkpoint_failures_.add(); }
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
@@ -84,6 +87,9 @@ class Probe {
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, receive_seconds_, aggregate_seconds_,
       apply_seconds_, send_seconds_, checkpoint_seconds_;
+  metrics::Gauge journal_bytes_, journal_written_, journal_unsynced_, journal_broken_,
+      journal_waits_;
+  metrics::Histogram journal_sync_seconds_;
 };
 
 }  // namespace centroid::server

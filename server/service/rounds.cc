@@ -5,6 +5,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 #include "server/service/cluster.h"
 
@@ -75,6 +76,7 @@ Task<Status> Cluster::run_rounds() {
     }
     if (!co_await wait_for_members()) continue;
     if (store_->version().value == 0 && !co_await initialize()) continue;
+    CENTROID_CO_TRY(co_await start_journal());
     set_phase(Phase::kTraining, "");
     CENTROID_CO_TRY(co_await one_round());
   }
@@ -115,6 +117,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   attempt_->resend = resend;
   attempt_->version = store_->version();
   attempt_->optimizer_step = store_->optimizer_step();
+  journal_.begin(round_, attempt_->number);
   attempt_->members = std::move(members);
   attempt_->release = [this](const std::vector<ParameterStore::Hold>& holds) {
     for (const ParameterStore::Hold hold : holds) store_->release(hold);
@@ -170,6 +173,7 @@ void Cluster::decide(RoundDecision decision) {
 
 Task<Status> Cluster::one_round() {
   co_await snapshot_room();
+  co_await journal_.begin_attempt(journal_base());
   roster_.form(true);
   auto members = seated(roster_.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
@@ -217,6 +221,7 @@ Task<Status> Cluster::one_round() {
         log::warn("round.skipped", {{"round", round_.value},
                                     {"worker", name_of(decision.culprit)},
                                     {"why", decision.text}});
+        co_await journal_.done(journal_end(journal::Kind::kSkip, decision));
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         co_return Status();
@@ -230,6 +235,7 @@ Task<Status> Cluster::one_round() {
       }
       case RoundAction::kRetry:
         CENTROID_CO_TRY(heed_failures());
+        co_await journal_.begin_attempt(journal_base());
         if (retry(decision)) break;
         co_return Status();
       case RoundAction::kDeserted:
@@ -264,14 +270,13 @@ bool Cluster::retry(const RoundDecision& decision) {
 void Cluster::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = store_->plan().chunk(id);
   chunk_weight_ = total_weight;
-  if (replies_) {
-    store_->scale(chunk, total_weight);
+  if (replies_ || early_) store_->scale(chunk, total_weight);
+  if (early_ && !config_.applies_on_worker()) store_->apply(chunk);
+  if (journal_.is_on()) journal_chunk(chunk);
+  if (replies_)
     encode_reply(id);
-  } else if (early_) {
-    store_->scale(chunk, total_weight);
-    if (!config_.applies_on_worker()) store_->apply(chunk);
+  else if (early_)
     emit(chunk);
-  }
   if (++complete_chunks_ == store_->plan().chunks().size()) changed_.notify_all();
 }
 
@@ -331,6 +336,9 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     results_taken();
   }
   if (reply_failure_) co_return *reply_failure_;
+  if (!early_ && !replies_) co_await journal_.drained();  // the sums change now
+  const std::uint64_t written = journal_end(journal::Kind::kCommit, decision);
+  if (config_.applies_on_worker()) co_await journal_.done(written);
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
@@ -362,7 +370,9 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       emit(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
+    co_await journal_.done(written);
     store_->commit_swap();
+    fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
   probe_.applied(seconds(clock_.now() - begin));
@@ -381,6 +391,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
                                  {"version", store_->version().value},
                                  {"seconds", elapsed},
                                  {"loss", loss_}});
+  fault::point("round.committed");
   round_over();
   const std::uint64_t every = config_.checkpoint_every_rounds;
   if (every > 0 && (round_.value - 1) % every == 0 && !checkpointing_ && !goal_reached())
@@ -435,10 +446,11 @@ void Cluster::round_over() {
   exchange_failures_ = 0;
   blamed_.clear();
   ++trained_rounds_;
-  offset_ += round_samples_;
-  if (offset_ < agreed_->train_samples) return;
-  offset_ = 0;
-  ++epoch_;
+  const DataPosition next = next_position();
+  const bool is_epoch_over = next.epoch != epoch_;
+  epoch_ = next.epoch;
+  offset_ = next.offset;
+  if (!is_epoch_over) return;
   evaluate_next_ = true;
   if (epoch_tally_.samples > 0) {
     const double samples = static_cast<double>(epoch_tally_.samples);

@@ -1,4 +1,5 @@
 #include "common/base/log.h"
+#include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/safetensors.h"
 #include "server/service/cluster.h"
 
@@ -16,6 +17,11 @@ Task<Status> Cluster::prepare() {
   checkpoints_ = std::move(opened).value();
   if (config_.resume) {
     CENTROID_CO_TRY(load_checkpoint());
+    CENTROID_CO_TRY(co_await replay_journal());
+  } else if (!journal::segments_of(config_.journal_dir).empty()) {
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there is a journal of an earlier run in " + config_.journal_dir +
+                        ": go on from it with `resume`, or choose another `run_dir`");
   } else if (const auto found = checkpoints_->list(false); !found.empty()) {
     // Their versions would hide this job's, and the newest are kept.
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -136,6 +142,8 @@ Status Cluster::load_checkpoint() {
   if (has_residual && takes_residual) {
     if (const auto rounds = info.extra.find("codec_down_rounds"); rounds != info.extra.end())
       replies_->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
+    if (const auto of = info.extra.find("codec_down_generation"); of != info.extra.end())
+      replies_generation_ = Generation(std::strtoull(of->second.c_str(), nullptr, 10));
   } else if (has_residual || takes_residual) {
     log::warn("checkpoint.residual",
               {{"path", entry.path.string()},
@@ -241,6 +249,7 @@ CheckpointInfo Cluster::checkpoint_info() const {
   if (store_->keeps_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
     info.extra["codec_down_rounds"] = std::to_string(replies_->rounds());
+    info.extra["codec_down_generation"] = to_string(replies_generation_);
   }
   info.created_unix_seconds = clock_.unix_seconds();
   info.extra["generation"] = to_string(roster_.generation());
@@ -311,14 +320,20 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   }
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
+  journal_.checkpoint_begins(info.round);
   const Manifest manifest = store_->plan().manifest();
-  auto write = [&directory = *checkpoints_, info, manifest,
-                snapshot = std::move(snapshot)]() mutable {
+  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot),
+                keeps_journal = config_.keeps_journal(),
+                journal_dir = config_.journal_dir]() mutable {
     const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) {
       return snapshot->read(plane, offset, into);
     };
     auto written = std::make_optional(directory.write(info, manifest, read));
     snapshot.reset();
+    std::error_code ignored;
+    if (written->ok() && !keeps_journal)  // of a time when there was one
+      for (const journal::Segment& old : journal::segments_of(journal_dir))
+        std::filesystem::remove(old.path, ignored);
     return written;
   };
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
@@ -331,6 +346,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return std::move(written).error();
   }
   checkpointed_ = info.version;
+  journal_.checkpoint_written(info.round);
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
   probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
   log::info("checkpoint.written", {{"path", written->path.string()},

@@ -212,6 +212,11 @@ Task<std::vector<WaitView>> Cluster::waits() {
                        .seconds = seconds(clock_.now() - started_)});
     if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
     pace_waits(views);
+    if (const auto journal = journal_.state(); !journal.trouble.empty() && !journal.is_broken)
+      views.push_back({.who = "round " + to_string(round_),
+                       .for_whom = "journal",
+                       .what = journal.trouble,
+                       .seconds = seconds(clock_.now() - round_opened_)});
     if (upload_)
       views.push_back({.who = "server",
                        .for_whom = name_of(upload_->from),

@@ -1,0 +1,54 @@
+#include "common/checkpoint/fault_point.h"
+
+#ifdef CENTROID_FAULT_POINTS
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace centroid::fault {
+namespace {
+
+struct Settings {
+  Settings() {
+    const char* const log = std::getenv("CENTROID_TEST_FAULT_LOG");  // lint-ok: of tests only
+    const char* const fault = std::getenv("CENTROID_TEST_FAULT");    // lint-ok: of tests only
+    if (log != nullptr) log_path = log;
+    if (fault == nullptr) return;
+    const std::string_view text(fault);
+    const std::size_t colon = text.find(':');
+    name = text.substr(0, colon);
+    if (colon != std::string_view::npos)
+      std::from_chars(text.data() + colon + 1, text.data() + text.size(), count);
+  }
+  std::string name, log_path;
+  int count = 1;
+};
+
+}  // namespace
+
+void point(std::string_view name) {
+  static const Settings settings;
+  if (settings.name.empty() && settings.log_path.empty()) return;
+  static std::mutex mutex;
+  static std::map<std::string, int, std::less<>> reached;
+  const std::lock_guard lock(mutex);
+  const int count = ++reached[std::string(name)];
+  if (count == 1 && !settings.log_path.empty()) {
+    const int fd = ::open(settings.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    const std::string line = std::string(name) + "\n";
+    if (fd >= 0 && ::write(fd, line.data(), line.size()) < 0) std::abort();
+    if (fd >= 0) ::close(fd);
+  }
+  if (name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
+}
+
+}  // namespace centroid::fault
+
+#endif

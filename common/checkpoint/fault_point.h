@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string_view>
+
+/// Places where a test may kill the process: builds with CENTROID_TESTS only, elsewhere nothing.
+///
+/// CENTROID_TEST_FAULT=NAME:COUNT kills (SIGKILL) when NAME is reached for the COUNTth time.
+/// CENTROID_TEST_FAULT_LOG=FILE appends each name to FILE when it is reached first.
+namespace centroid::fault {
+
+#ifdef CENTROID_FAULT_POINTS
+void point(std::string_view name);
+#else
+inline void point(std::string_view) {}
+#endif
+
+}  // namespace centroid::fault

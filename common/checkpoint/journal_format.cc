@@ -1,0 +1,133 @@
+#include "common/checkpoint/journal_format.h"
+
+#include <charconv>
+
+#include "common/base/crc32c.h"
+
+namespace centroid::journal {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x314c4a43;  // "CJL1"
+constexpr std::string_view kPrefix = "journal-", kSuffix = ".log";
+constexpr std::size_t kMaxText = 4096, kMaxContributors = 65536;
+
+Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
+
+}  // namespace
+
+std::vector<std::byte> encode(const Head& head) {
+  ByteWriter out;
+  out.put(kMagic);
+  out.put(head.kind);
+  out.put(head.form);
+  out.put(std::uint16_t{0});
+  out.put(head.payload_bytes);
+  out.put(head.round.value);
+  out.put(head.attempt);
+  out.put(head.chunk.value);
+  out.put(head.payload_crc);
+  out.put(crc32c(out.bytes()));
+  return out.take();
+}
+
+Result<Head> decode_head(Bytes bytes) {
+  ByteReader in(bytes);
+  const auto magic = in.get<std::uint32_t>();
+  Head head;
+  head.kind = in.get<Kind>();
+  head.form = in.get<Form>();
+  const auto reserved = in.get<std::uint16_t>();
+  head.payload_bytes = in.get<std::uint64_t>();
+  head.round = Round(in.get<std::uint64_t>());
+  head.attempt = in.get<std::uint32_t>();
+  head.chunk = ChunkId(in.get<std::uint32_t>());
+  head.payload_crc = in.get<std::uint32_t>();
+  const auto crc = in.get<std::uint32_t>();
+  if (!in.done() || magic != kMagic) return refused("no head of a record is there");
+  if (crc != crc32c(bytes.first(kHeadBytes - sizeof crc)))
+    return refused("the record's head is altered: its CRC-32C differs");
+  const bool is_known = head.kind >= Kind::kBase && head.kind <= Kind::kSkip &&
+                        head.form <= Form::kParameters && reserved == 0;
+  if (!is_known || head.payload_bytes > kMaxPayloadBytes)
+    return Error(ErrorCode::kUnimplemented, "a record of a later format is there");
+  return head;
+}
+
+std::vector<std::byte> encode(const Base& base) {
+  ByteWriter out;
+  out.put(base.round.value);
+  out.put(base.version.value);
+  out.put(base.optimizer_step);
+  out.put(base.plan_hash);
+  out.put(static_cast<std::uint8_t>(base.follows_gap ? 1 : 0));
+  out.put_string(base.run_id);
+  out.put_string(base.terms);
+  return out.take();
+}
+
+Result<Base> decode_base(Bytes payload) {
+  ByteReader in(payload);
+  Base base;
+  base.round = Round(in.get<std::uint64_t>());
+  base.version = Version(in.get<std::uint64_t>());
+  base.optimizer_step = in.get<std::uint64_t>();
+  base.plan_hash = in.get<std::uint64_t>();
+  base.follows_gap = in.get<std::uint8_t>() != 0;
+  base.run_id = in.get_string(kMaxText);
+  base.terms = in.get_string(kMaxText);
+  if (!in.done()) return refused("the segment's base record has other fields than expected");
+  return base;
+}
+
+std::vector<std::byte> encode(const Commit& commit) {
+  ByteWriter out;
+  out.put(commit.version.value);
+  out.put(commit.optimizer_step);
+  out.put(commit.epoch);
+  out.put(commit.offset);
+  out.put(commit.generation.value);
+  out.put(commit.weight);
+  out.put(commit.chunks);
+  out.put(commit.durable_bytes);
+  out.put(commit.unix_seconds);
+  out.put(static_cast<std::uint32_t>(commit.contributors.size()));
+  for (const std::string& name : commit.contributors) out.put_string(name);
+  return out.take();
+}
+
+Result<Commit> decode_commit(Bytes payload) {
+  ByteReader in(payload);
+  Commit commit;
+  commit.version = Version(in.get<std::uint64_t>());
+  commit.optimizer_step = in.get<std::uint64_t>();
+  commit.epoch = in.get<std::uint64_t>();
+  commit.offset = in.get<std::uint64_t>();
+  commit.generation = Generation(in.get<std::uint64_t>());
+  commit.weight = in.get<double>();
+  commit.chunks = in.get<std::uint32_t>();
+  commit.durable_bytes = in.get<std::uint64_t>();
+  commit.unix_seconds = in.get<double>();
+  const auto names = in.get<std::uint32_t>();
+  if (names > kMaxContributors) return refused("a commit record with too many contributors");
+  for (std::uint32_t i = 0; i < names && in.ok(); ++i)
+    commit.contributors.push_back(in.get_string(kMaxText));
+  if (!in.done()) return refused("a commit record has other fields than expected");
+  return commit;
+}
+
+std::string segment_name(Round base) {
+  std::string digits = std::to_string(base.value);
+  if (digits.size() < 12) digits.insert(0, 12 - digits.size(), '0');
+  return std::string(kPrefix) + digits + std::string(kSuffix);
+}
+
+std::optional<Round> segment_round(const std::string& name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  Round round;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size() - kSuffix.size(),
+                  round.value);
+  if (name != segment_name(round)) return std::nullopt;
+  return round;
+}
+
+}  // namespace centroid::journal

@@ -1,0 +1,177 @@
+#include "common/checkpoint/journal_reader.h"
+
+#include <algorithm>
+
+#include "common/base/crc32c.h"
+#include "common/tensor/buffer.h"
+
+namespace centroid::journal {
+
+namespace fs = std::filesystem;
+
+std::vector<Segment> segments_of(const fs::path& folder) {
+  std::vector<Segment> segments;
+  std::error_code error;
+  for (const auto& item : fs::directory_iterator(folder, error)) {
+    const auto base = segment_round(item.path().filename().string());
+    std::error_code ignored;
+    const auto bytes = fs::file_size(item.path(), ignored);
+    if (base && !ignored) segments.push_back({item.path(), *base, bytes});
+  }
+  std::sort(segments.begin(), segments.end(),
+            [](const auto& a, const auto& b) { return a.base < b.base; });
+  return segments;
+}
+
+Reader::Reader(const fs::path& folder) : segments_(segments_of(folder)) {}
+
+Status Reader::open_segment() {
+  CENTROID_ASSIGN(file_, file::open_regular(segments_[index_].path));
+  CENTROID_ASSIGN(segments_[index_].bytes, file::size_of(file_, segments_[index_].path));
+  is_open_ = true;
+  position_ = sound_bytes_ = 0;
+  return {};
+}
+
+/// A later record of the segment says that more than `offset` bytes were on the disk by then, or
+/// there is a later segment, which begins when all of this one is.
+bool Reader::is_known_durable(std::uint64_t offset) const {
+  if (index_ + 1 < segments_.size()) return true;
+  const Segment& segment = segments_[index_];
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  std::vector<std::byte> piece;
+  std::vector<std::byte> payload;
+  for (std::uint64_t at = offset; at < segment.bytes; at += kPiece) {
+    // A head may begin in one piece and end in the next.
+    piece.resize(static_cast<std::size_t>(
+        std::min<std::uint64_t>(kPiece + kHeadBytes - 1, segment.bytes - at)));
+    if (!file::read_at(file_, segment.path, at, piece).ok()) return true;
+    for (std::size_t i = 0; i + kHeadBytes <= piece.size() && i < kPiece; ++i) {
+      if (piece[i] != std::byte{'C'}) continue;
+      const auto head = decode_head(Bytes(piece).subspan(i, kHeadBytes));
+      if (!head.ok() || (head->kind != Kind::kCommit && head->kind != Kind::kSkip)) continue;
+      payload.resize(static_cast<std::size_t>(head->payload_bytes));
+      if (!file::read_at(file_, segment.path, at + i + kHeadBytes, payload).ok()) continue;
+      const auto commit = decode_commit(payload);
+      if (crc32c(payload) == head->payload_crc && commit.ok() && commit->durable_bytes > offset)
+        return true;
+    }
+  }
+  return false;
+}
+
+Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
+  const std::string where =
+      segments_[index_].path.string() + ", byte " + std::to_string(position_) + ": " + why;
+  if (is_known_durable(position_))
+    return Error(ErrorCode::kDataLoss,
+                 "journal " + where +
+                     "; this was on the disk and is altered, and committed rounds stand behind it");
+  torn_ = where;
+  index_ = segments_.size() - 1;
+  is_open_ = false;
+  return std::optional<Record>();
+}
+
+Result<std::optional<Reader::Record>> Reader::next() {
+  if (!torn_.empty()) return std::optional<Record>();
+  if (is_open_ && position_ == segments_[index_].bytes) {
+    if (index_ + 1 == segments_.size()) return std::optional<Record>();
+    ++index_;
+    is_open_ = false;
+  }
+  if (!is_open_) {
+    if (index_ >= segments_.size()) return std::optional<Record>();
+    CENTROID_TRY(open_segment());
+  }
+  const Segment& segment = segments_[index_];
+  std::byte bytes[kHeadBytes];
+  if (segment.bytes - position_ < kHeadBytes)
+    return damaged("the file ends within a record's head");
+  CENTROID_TRY(file::read_at(file_, segment.path, position_, bytes));
+  const auto head = decode_head(bytes);
+  if (!head.ok()) {
+    if (head.error().code() == ErrorCode::kUnimplemented)
+      return head.error().with_context(segment.path.string());
+    return damaged(head.error().message());
+  }
+  if (head->payload_bytes > segment.bytes - position_ - kHeadBytes)
+    return damaged("the file ends within a record");
+  if ((position_ == 0) != (head->kind == Kind::kBase))
+    return damaged("a segment has one base record, its first");
+  payload_at_ = position_ + kHeadBytes;
+  head_ = *head;
+  if (head->kind == Kind::kChunk) return std::optional<Record>(Chunk{*head});
+
+  std::vector<std::byte> payload(static_cast<std::size_t>(head->payload_bytes));
+  CENTROID_TRY(file::read_at(file_, segment.path, payload_at_, payload));
+  if (crc32c(payload) != head->payload_crc)
+    return damaged("the record is altered: its CRC-32C differs");
+  std::optional<Record> record;
+  if (head->kind == Kind::kBase) {
+    CENTROID_ASSIGN(Base base, decode_base(payload));
+    record = std::move(base);
+  } else {
+    CENTROID_ASSIGN(Commit commit, decode_commit(payload));
+    record = End{*head, std::move(commit)};
+  }
+  position_ = sound_bytes_ = payload_at_ + head->payload_bytes;
+  return record;
+}
+
+Result<bool> Reader::read(MutableBytes into) {
+  CENTROID_CHECK(into.size() == head_.payload_bytes);
+  CENTROID_TRY(file::read_at(file_, segments_[index_].path, payload_at_, into));
+  if (crc32c(into) != head_.payload_crc) {
+    const auto end = damaged("the record is altered: its CRC-32C differs");
+    if (!end.ok()) return end.error();
+    return false;
+  }
+  skip();
+  return true;
+}
+
+void Reader::skip() { position_ = payload_at_ + head_.payload_bytes; }
+
+Status Reader::cut_tail() const {
+  if (segments_.empty()) return {};
+  const Segment& last = segments_.back();
+  if (sound_bytes_ == last.bytes) return {};
+  if (sound_bytes_ == 0) {  // not even its base record
+    std::error_code error;
+    fs::remove(last.path, error);
+    if (error)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "remove " + last.path.string() + ": " + error.message());
+    return file::sync_directory(last.path.parent_path());
+  }
+  CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));
+  CENTROID_TRY(file::truncate(file, last.path, sound_bytes_));
+  return file::sync(file, last.path);
+}
+
+Result<Report> verify(const fs::path& folder) {
+  Reader reader(folder);
+  Report report;
+  report.segments = reader.segments().size();
+  for (const Segment& segment : reader.segments()) report.bytes += segment.bytes;
+  Buffer scratch;
+  for (;;) {
+    CENTROID_ASSIGN(const auto record, reader.next());
+    if (!record) break;
+    if (const auto* chunk = std::get_if<Reader::Chunk>(&*record)) {
+      const auto bytes = static_cast<std::size_t>(chunk->head.payload_bytes);
+      if (scratch.size() < bytes) scratch = Buffer(bytes);
+      CENTROID_ASSIGN(const bool is_sound, reader.read(scratch.bytes().first(bytes)));
+      if (!is_sound) break;
+    } else if (const auto* end = std::get_if<Reader::End>(&*record)) {
+      ++(end->head.kind == Kind::kCommit ? report.commits : report.skips);
+      if (!report.first) report.first = end->head.round;
+      report.last = end->head.round;
+    }
+  }
+  report.torn = reader.torn();
+  return report;
+}
+
+}  // namespace centroid::journal

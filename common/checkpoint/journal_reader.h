@@ -1,0 +1,77 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/checkpoint/file.h"
+#include "common/checkpoint/journal_format.h"
+
+namespace centroid::journal {
+
+/// One file of a journal.
+struct Segment {
+  std::filesystem::path path;
+  Round base;  ///< rounds over before it, by its name
+  std::uint64_t bytes = 0;
+};
+/// The segments of a folder, oldest first; none when there is no such folder.
+std::vector<Segment> segments_of(const std::filesystem::path& folder);
+
+/// Reads a journal record by record, through all segments of a folder. Blocking I/O; one thread.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& folder);
+
+  struct Chunk {
+    Head head;
+  };
+  struct End {
+    Head head;  ///< kCommit or kSkip
+    Commit commit;
+  };
+  using Record = std::variant<Base, Chunk, End>;
+  /// The next record, nothing at the end. After a Chunk: `read` or `skip` its numbers. A tail that
+  /// no completed write left is the end too (`torn` says so).
+  /// fails data_loss: damage before what was known to be on the disk, with path and offset
+  Result<std::optional<Record>> next();
+  /// The chunk's payload, head.payload_bytes of them. False: it is damaged, and is the torn tail.
+  Result<bool> read(MutableBytes into);
+  void skip();
+
+  /// Why the last segment is read no further than `sound_bytes`; empty when nothing was left over.
+  const std::string& torn() const { return torn_; }
+  /// Of the last segment: all up to its last commit (or base).
+  std::uint64_t sound_bytes() const { return sound_bytes_; }
+  const std::vector<Segment>& segments() const { return segments_; }
+  /// Cut the torn tail, and records of rounds that never ended, off the last segment.
+  Status cut_tail() const;
+
+ private:
+  Result<std::optional<Record>> damaged(const std::string& why);
+  Status open_segment();
+  bool is_known_durable(std::uint64_t offset) const;
+
+  std::vector<Segment> segments_;
+  std::size_t index_ = 0;
+  file::Descriptor file_;
+  bool is_open_ = false;
+  std::uint64_t position_ = 0, sound_bytes_ = 0;
+  Head head_;  // of the chunk whose payload is next
+  std::uint64_t payload_at_ = 0;
+  std::string torn_;
+};
+
+/// What `verify` finds: everything read, every checksum compared.
+struct Report {
+  std::size_t segments = 0;
+  std::uint64_t bytes = 0, commits = 0, skips = 0;
+  std::optional<Round> first, last;
+  std::string torn;  ///< as Reader::torn
+};
+Result<Report> verify(const std::filesystem::path& folder);
+
+}  // namespace centroid::journal

@@ -1,0 +1,92 @@
+#include "server/service/journal.h"
+
+#include <boost/asio/post.hpp>
+
+namespace centroid::server {
+
+Journal::Journal(Executor executor, const Probe& probe)
+    : executor_(executor), probe_(probe), moved_(std::make_shared<Event>(executor)) {}
+
+Status Journal::start(JournalWriter::Options options, journal::Base base) {
+  options.on_progress = [executor = executor_, moved = moved_] {
+    boost::asio::post(executor, [moved] { moved->notify_all(); });
+  };
+  options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
+  CENTROID_ASSIGN(writer_, JournalWriter::start(std::move(options), std::move(base)));
+  return {};
+}
+
+Task<void> Journal::begin_attempt(journal::Base base) {
+  if (!writer_) co_return;
+  accepts_ = false;  // what is still complete of the old attempt has no memory of its own
+  if (has_chunks_) writer_->drop_attempt();
+  has_chunks_ = false;
+  const bool may_mend = rotates_at_ == base.round || !writer_->state().is_broken;
+  if (rotates_ && may_mend) writer_->begin_segment(std::move(base));
+  rotates_ = false;
+  co_await done(writer_->asked());
+}
+
+void Journal::begin(Round round, std::uint32_t attempt) {
+  accepts_ = true;
+  round_ = round;
+  attempt_ = attempt;
+}
+
+void Journal::chunk(ChunkId chunk, journal::Form form, Bytes memory) {
+  if (!writer_ || !accepts_) return;
+  has_chunks_ = true;
+  writer_->chunk(round_, attempt_, chunk, form, memory);
+}
+
+void Journal::chunk_copy(ChunkId chunk, journal::Form form, Bytes memory) {
+  if (!writer_ || !accepts_) return;
+  has_chunks_ = true;
+  writer_->chunk_copy(round_, attempt_, chunk, form, memory);
+}
+
+Task<void> Journal::drained() {
+  if (writer_) co_await done(writer_->asked());
+}
+
+std::uint64_t Journal::end_round(journal::Kind kind, journal::Commit commit) {
+  if (!writer_) return 0;
+  has_chunks_ = false;
+  return writer_->end_round(kind, round_, attempt_, std::move(commit));
+}
+
+Task<void> Journal::done(std::uint64_t number) {
+  if (!writer_) co_return;
+  while (!writer_->is_done(number)) co_await moved_->wait(TimePoint::max());
+}
+
+void Journal::checkpoint_begins(Round round) {
+  rotates_ = true;
+  rotates_at_ = round;
+}
+
+void Journal::checkpoint_written(Round round) {
+  if (writer_) writer_->prune(round);
+}
+
+void Journal::give_up() {
+  if (writer_) writer_->give_up();
+}
+
+bool Journal::wants_checkpoint() {
+  if (!writer_) return false;
+  const bool is_broken = writer_->state().is_broken;
+  const bool is_new = is_broken && !was_broken_;
+  was_broken_ = is_broken;
+  return is_new;
+}
+
+JournalWriter::State Journal::state() const {
+  return writer_ ? writer_->state() : JournalWriter::State();
+}
+
+void Journal::refresh_metrics() const {
+  if (writer_) probe_.journal(writer_->state());
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,179 @@
+"""The journal and checkpoints under kill -9, at every point where they are written. durability_test.py BIN_DIR"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+
+from cluster import DONE, USAGE, ClusterTest, main
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+ROUNDS = 24
+CHECKPOINT_EVERY = 5
+JOURNAL = ["--journal", "on", "--journal-sync", "0"]
+
+
+def state_bytes(checkpoint):
+    """All planes of a checkpoint: parameters and optimizer slots."""
+    return {path.name: path.read_bytes() for path in sorted(checkpoint.glob("*.safetensors"))}
+
+
+class DurabilityTest(ClusterTest):
+    def launch(self, run, *arguments, name=None, rounds=ROUNDS, optimizer="momentum", **places):
+        goal = ["--rounds", rounds, "--min-workers", 2, "--exit-when-finished", "--checkpoint-every", CHECKPOINT_EVERY]
+        level = ["--log-level", "debug", "--optimizer", optimizer, "--checkpoint-keep", 2, "--run-id", "r"]
+        name = name or f"server-{run}"
+        return self.launch_server("--lr", "0.05", *goal, *level, *arguments, run=run, name=name, **places)
+
+    def start(self, *arguments, **more):
+        return self.launch(*arguments, **more).wait_ready()
+
+    def workers(self, server, run, *arguments):
+        return [self.worker(server, f"w{i}-{run}", *arguments) for i in range(2)]
+
+    def whole(self, run, *arguments, **more):
+        """The state at the end of a run that nobody disturbs."""
+        server = self.start(run, *arguments, **more)
+        self.assert_exit(DONE, *self.workers(server, run), server)
+        return state_bytes(self.checkpoints(run)[-1])
+
+    def last_committed(self, server):
+        return max((event["round"] for event in server.events("round.committed")), default=0)
+
+    def disturbed(self, run, expected, *arguments, fault, worker=(), **more):
+        """Kill the server at a fault point, start it again, and compare the end with `expected`. False: not reached."""
+        environment = {"CENTROID_TEST_FAULT": fault}
+        server = self.start(run, *arguments, name=f"before-{run}", environment=environment, **more)
+        workers = self.workers(server, run, *worker)
+        status = server.exit_status()
+        if status == DONE:
+            return False
+        self.assertEqual(status, -signal.SIGKILL, server.text())
+        committed = self.last_committed(server)
+        again = self.launch(run, "--resume", *arguments, name=f"after-{run}", listen=server.data, **more)
+        self.assert_status(again, DONE)
+        replayed = again.events("journal.replayed")
+        loaded = again.events("checkpoint.loaded")
+        reached = replayed[0]["round"] if replayed else loaded[0]["round"] if loaded else 0
+        if reached < ROUNDS:
+            self.assert_exit(DONE, *workers)
+        for worker in workers:  # who comes when the goal has been reached is not taken
+            worker.kill()
+        self.assertGreaterEqual(reached, committed, f"{fault}: a committed round was lost")
+        self.assertEqual(len(again.events("round.committed")), ROUNDS - reached, "rounds done twice or left out")
+        self.assertEqual(state_bytes(self.checkpoints(run)[-1]), expected, f"{fault}: other bits")
+        checked = self.ctl("checkpoints", "verify", self.folder / run / "checkpoints")
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+        return True
+
+    def ctl(self, *arguments):
+        command = [str(pathlib.Path(self.programs) / "centroidctl"), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+class Kill(DurabilityTest):
+    def points(self):
+        """Names in the sources."""
+        found = set()
+        for folder in ("common/checkpoint", "server"):
+            for path in (SOURCES / folder).rglob("*.cc"):
+                found.update(re.findall(r'fault::point\("([a-z_.]+)"\)', path.read_text()))
+        return found
+
+    def test_every_write_point(self):
+        reached = self.folder / "points"
+        environment = {"CENTROID_TEST_FAULT_LOG": str(reached)}
+        expected = self.whole("whole", *JOURNAL, environment=environment)
+        names = reached.read_text().split()
+        # What a first run does not reach, a second does.
+        self.assertEqual(self.points() - set(names), {"journal.replayed"})
+        for number, name in enumerate(names):
+            for count in (1, 3, 9):
+                with self.subTest(point=name, count=count):
+                    if not self.disturbed(f"{number}-{count}", expected, *JOURNAL, fault=f"{name}:{count}"):
+                        break
+
+    def test_every_way_to_apply(self):
+        ways = {
+            "sum": ["--optimizer", "adam"],
+            "clipped": ["--optimizer", "adam", "--clip-norm", 0.5],
+            "parameters": ["--optimizer", "sgd"],
+            "mean": ["--optimizer", "momentum", "--apply", "worker"],
+            "clipped-mean": ["--optimizer", "momentum", "--apply", "worker", "--clip-norm", 0.5],
+            "encoded": ["--optimizer", "momentum", "--codec-down", "int8"],
+            "residual": ["--optimizer", "sgd", "--codec-down", "topk:0.1"],
+            "several-chunks": ["--optimizer", "momentum", "--chunk-bytes", 256],
+            "quorum": ["--optimizer", "momentum", "--policy", "quorum:2"],
+        }
+        for name, arguments in ways.items():
+            expected = self.whole(f"whole-{name}", *JOURNAL, *arguments)
+            for fault in ("journal.chunk_written:8", "journal.payload_torn:12", "journal.end_written:8", "round.committed:13"):
+                with self.subTest(way=name, fault=fault):
+                    run = f"{name}-{fault.split(':')[0]}"
+                    self.assertTrue(self.disturbed(run, expected, *JOURNAL, *arguments, fault=fault))
+
+    def test_group_commit_survives_a_kill_too(self):
+        arguments = ["--journal", "on", "--journal-sync", "10m"]
+        expected = self.whole("whole", *arguments)
+        self.assertTrue(self.disturbed("killed", expected, *arguments, fault="round.committed:14"))
+
+
+class Damage(DurabilityTest):
+    def killed(self, run="run"):
+        """A journal with rounds behind the last checkpoint."""
+        server = self.start(run, *JOURNAL, environment={"CENTROID_TEST_FAULT": "round.committed:13"})
+        workers = self.workers(server, run)
+        self.assertEqual(server.exit_status(), -signal.SIGKILL)
+        for worker in workers:
+            worker.kill()
+        return sorted((self.folder / run / "journal").glob("journal-*.log"))
+
+    def resume(self, *arguments, run="run", name="again"):
+        common = ["--optimizer", "momentum", "--run-id", "r", "--resume"]
+        return self.launch_server(*common, "--lr", "0.05", *arguments, run=run, name=name)
+
+    def test_torn_tail_is_cut_off_with_a_message(self):
+        segment = self.killed()[-1]
+        whole = segment.stat().st_size
+        os.truncate(segment, whole - 5)
+        server = self.resume(*JOURNAL)
+        cut = server.wait_event("journal.tail_cut")
+        self.assertIn(segment.name, cut["why"])
+        self.assertEqual(server.wait_event("journal.replayed")["round"], 12)
+        self.assertLess(segment.stat().st_size, whole)
+
+    def test_damage_in_the_middle_is_refused_with_its_offset(self):
+        segment = self.killed()[-1]
+        data = bytearray(segment.read_bytes())
+        data[700] ^= 1
+        segment.write_bytes(data)
+        self.assert_status(self.resume(*JOURNAL), USAGE, segment.name, "byte ", "altered", "committed rounds stand behind it")
+        checked = self.ctl("checkpoints", "verify", self.folder / "run" / "checkpoints")
+        self.assertEqual(checked.returncode, 1, checked.stdout)
+        self.assertIn("byte ", checked.stdout + checked.stderr)
+
+    def test_other_settings_are_refused(self):
+        self.killed()
+        self.assert_status(self.resume("--lr", "0.1"), USAGE, "learning_rate=0.05", "other settings")
+
+    def test_used_folder_without_resume(self):
+        for path in self.killed():
+            self.assertTrue(path.exists())
+        server = self.launch_server("--optimizer", "momentum")
+        self.assert_status(server, USAGE, "resume")
+
+    def test_rings_have_nothing_to_write(self):
+        self.assert_status(self.launch_server("--exchange", "ring", *JOURNAL), USAGE, "journal", "ring")
+
+    def test_resume_without_a_journal_still_replays_and_then_removes_it(self):
+        self.killed()
+        server = self.resume("--rounds", 20, "--exit-when-finished", "--min-workers", 2)
+        server.wait_ready()
+        self.assertEqual(server.wait_event("journal.replayed")["round"], 13)
+        self.assert_exit(DONE, *self.workers(server, "again"), server)
+        self.assertEqual(list((self.folder / "run" / "journal").iterdir()), [])
+
+
+if __name__ == "__main__":
+    main()
