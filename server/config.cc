@@ -177,6 +177,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .unit = "bytes",
            .min = 64},
           "max-model-bytes");
+  s.field(
+      "memory_limit", &c.memory_limit,
+      {.text = "what this server may need; a model that needs more is refused with both numbers; "
+               "0: the cgroup's limit, or the physical memory",
+       .unit = "bytes"},
+      "memory-limit");
   s.field("init", &c.init,
           {.text = "first-worker, or a safetensors file with the initial parameters"});
 

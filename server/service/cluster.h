@@ -245,6 +245,7 @@ class Cluster final : public ControlPlane {
                           std::shared_ptr<Attempt> attempt);
 
   // state.cc
+  Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots) const;
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
   Status load_checkpoint();

@@ -62,7 +62,7 @@ journal::Base Cluster::journal_base() const {
 Task<Status> Cluster::start_journal() {
   if (!config_.keeps_journal() || journal_.is_on()) co_return Status();
   if (checkpointed_ == Version()) {
-    const auto written = co_await write_checkpoint();
+    const auto written = co_await write_checkpoint(false);
     if (!written.ok())
       co_return written.error().with_context("journal on: the checkpoint that it begins with");
   }

@@ -2,6 +2,7 @@
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/safetensors.h"
 #include "server/service/cluster.h"
+#include "server/service/memory_need.h"
 
 namespace centroid::server {
 
@@ -38,6 +39,28 @@ Task<Status> Cluster::prepare() {
   co_return Status();
 }
 
+/// Before anything is taken for a model.
+Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes,
+                           std::size_t slots) const {
+  CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+  MemoryQuestion question;
+  question.parameters = model_bytes / sizeof(float);
+  question.tensors = manifest.size();
+  question.chunks = manifest.size() + model_bytes / config_.chunk_bytes;
+  question.slots = slots;
+  question.keeps_residual = codec_down.feedback.enabled;
+  question.compresses_results = config_.compresses_results();
+  question.applies_on_worker = config_.applies_on_worker();
+  question.is_elastic = policy_.is_elastic();
+  question.workers =
+      std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
+  question.credit_bytes = question.workers * config_.credit_bytes;
+  question.snapshot_bytes = kSnapshotBudgetBytes;
+  question.journal_copies =
+      config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
+  return check_memory(memory_need(question), memory_limit(config_.memory_limit));
+}
+
 Status Cluster::make_store(const Manifest& manifest) {
   CENTROID_TRY(validate(manifest));
   std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
@@ -47,8 +70,9 @@ Status Cluster::make_store(const Manifest& manifest) {
                  "the model has " + std::to_string(model_bytes) +
                      " bytes of parameters, the server takes at most " +
                      std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
-  CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
+  CENTROID_TRY(check_room(manifest, model_bytes, optimizer->slots()));
+  CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
   // taken at all only when it needs nothing else.
   early_ =

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+/// What a model needs of the server's memory, before any of it is taken. Bytes.
+struct MemoryNeed {
+  std::uint64_t parameters = 0;     ///< elements
+  std::uint64_t planes = 0;         ///< parameters, spare, optimizer slots, residual
+  std::uint64_t plane_count = 0;    ///< of them
+  std::uint64_t contributions = 0;  ///< received and not yet added: credit, or all with a policy
+  std::uint64_t copies = 0;         ///< a checkpoint's, the journal's, results in flight
+  std::uint64_t base = 0;           ///< the process itself
+  std::uint64_t total() const { return planes + contributions + copies + base; }
+};
+
+struct MemoryQuestion {
+  std::uint64_t parameters = 0, tensors = 0, chunks = 0;
+  std::uint64_t slots = 0;
+  bool keeps_residual = false, compresses_results = false, applies_on_worker = false;
+  bool is_elastic = false;         ///< contributions are kept whole until their round closes
+  std::uint64_t workers = 1;       ///< that bring them at once
+  std::uint64_t credit_bytes = 0;  ///< of all workers together
+  std::uint64_t snapshot_bytes = 0, journal_copies = 0;
+};
+MemoryNeed memory_need(const MemoryQuestion& question);
+
+/// What this process may take, and by whose word.
+struct MemoryLimit {
+  std::uint64_t bytes = 0;
+  std::string source;  ///< "memory_limit", "the cgroup /x", "physical memory"
+};
+/// `setting` when it is not 0; else the least of the cgroups' limits and the physical memory.
+/// `root` stands before /proc and /sys.
+MemoryLimit memory_limit(std::uint64_t setting, const std::string& root = "");
+
+/// fails failed_precondition: with both numbers and what they are made of
+Status check_memory(const MemoryNeed& need, const MemoryLimit& limit);
+
+}  // namespace centroid::server

@@ -1,0 +1,90 @@
+#include "server/service/memory_need.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+void put(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+MemoryQuestion plain(std::uint64_t parameters) {
+  MemoryQuestion question;
+  question.parameters = parameters;
+  question.workers = 6;
+  question.credit_bytes = 128u << 20;
+  question.snapshot_bytes = 64u << 20;
+  return question;
+}
+
+TEST(MemoryNeed, TwoPlanesAndOnePerSlot) {
+  EXPECT_EQ(memory_need(plain(1'000'000'000)).planes, 8'000'000'000u);
+  MemoryQuestion adam = plain(1'000'000'000);
+  adam.slots = 2;
+  EXPECT_EQ(memory_need(adam).planes, 16'000'000'000u);
+  adam.keeps_residual = true;
+  EXPECT_EQ(memory_need(adam).planes, 20'000'000'000u);
+}
+
+TEST(MemoryNeed, WhatDoesNotGrowWithTheModelStaysSmall) {
+  const MemoryNeed need = memory_need(plain(840'000'000));
+  EXPECT_LT(need.total() - need.planes, 300u << 20);
+}
+
+TEST(MemoryNeed, PoliciesKeepContributionsWhole) {
+  MemoryQuestion question = plain(1'000'000'000);
+  question.is_elastic = true;
+  EXPECT_GE(memory_need(question).contributions, 6u * 4'000'000'000u);
+}
+
+TEST(MemoryNeed, RefusalNamesBothNumbers) {
+  const MemoryNeed need = memory_need(plain(1'000'000'000));
+  EXPECT_TRUE(check_memory(need, {need.total(), "memory_limit"}).ok());
+  const Status refused = check_memory(need, {need.total() - 1, "memory_limit"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message(),
+              ::testing::AllOf(::testing::HasSubstr(std::to_string(need.total())),
+                               ::testing::HasSubstr(std::to_string(need.total() - 1)),
+                               ::testing::HasSubstr("1000000000 parameters")));
+}
+
+TEST(MemoryLimit, SettingWins) {
+  EXPECT_EQ(memory_limit(12345).bytes, 12345u);
+  EXPECT_EQ(memory_limit(12345).source, "memory_limit");
+}
+
+TEST(MemoryLimit, LeastOfMachineAndGroups) {
+  const TemporaryDirectory folder;
+  const fs::path root = folder.path();
+  put(root / "proc/meminfo", "MemTotal:       1000 kB\nMemFree: 5 kB\n");
+  EXPECT_EQ(memory_limit(0, root.string()).bytes, 1'024'000u);
+  put(root / "proc/self/cgroup", "0::/a/b\n");
+  put(root / "sys/fs/cgroup/a/b/memory.max", "max\n");
+  put(root / "sys/fs/cgroup/a/memory.max", "500000\n");
+  const MemoryLimit limit = memory_limit(0, root.string());
+  EXPECT_EQ(limit.bytes, 500'000u);
+  EXPECT_THAT(limit.source, ::testing::HasSubstr("/a"));
+}
+
+TEST(MemoryLimit, FirstVersionOfGroups) {
+  const TemporaryDirectory folder;
+  const fs::path root = folder.path();
+  put(root / "proc/meminfo", "MemTotal:       1000 kB\n");
+  put(root / "proc/self/cgroup", "9:name=systemd:/\n4:memory:/box\n0::/\n");
+  put(root / "sys/fs/cgroup/memory/box/memory.limit_in_bytes", "400000\n");
+  put(root / "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(memory_limit(0, root.string()).bytes, 400'000u);
+}
+
+}  // namespace
+}  // namespace centroid::server
