@@ -6,6 +6,7 @@
 
 #include "client/command.h"
 #include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/export.h"
 #include "common/checkpoint/journal_reader.h"
 
 namespace centroid::client {
@@ -68,6 +69,31 @@ int check_journal(const std::string& checkpoints, std::string folder) {
   return kExitDone;
 }
 
+struct Export {
+  std::string target, dtype = "f32";
+  std::uint64_t version = 0, shard_bytes = 0;
+};
+
+int export_model(const std::string& folder, const Export& what) {
+  const auto directory = CheckpointDirectory::view(folder);
+  if (!directory.ok()) return fail(directory.error());
+  ExportOptions options;
+  options.shard_bytes = what.shard_bytes;
+  const auto dtype = parse_dtype(what.dtype);
+  if (!dtype.ok()) return fail(dtype.error());
+  options.dtype = *dtype;
+  for (const CheckpointEntry& entry : directory->list(false)) {
+    if (what.version != 0 && entry.version.value != what.version) continue;
+    if (const Status done = export_checkpoint(*directory, entry, what.target, options); !done.ok())
+      return fail(done.error());
+    std::printf("%s: version %llu as %s\n", what.target.c_str(),
+                static_cast<unsigned long long>(entry.version.value), what.dtype.c_str());
+    return kExitDone;
+  }
+  const std::string wanted = what.version == 0 ? "" : " of version " + std::to_string(what.version);
+  return fail(Error(ErrorCode::kNotFound, folder + ": holds no checkpoint" + wanted));
+}
+
 }  // namespace
 
 void add_checkpoints(CLI::App& app, int& status) {
@@ -80,6 +106,17 @@ void add_checkpoints(CLI::App& app, int& status) {
   CLI::App* const verify =
       group->add_subcommand("verify", "Read every file and the journal, compare every checksum.");
   verify->add_option("DIR", *folder, "folder of checkpoints")->required();
+  const auto wish = std::make_shared<Export>();
+  CLI::App* const exported = group->add_subcommand(
+      "export", "Write the parameters of a checkpoint as safetensors, for other programs.");
+  exported->add_option("DIR", *folder, "folder of checkpoints")->required();
+  exported->add_option("--to", wish->target, "file to write, NAME.safetensors")->required();
+  exported->add_option("--version", wish->version, "version of the checkpoint; else the newest");
+  exported->add_option("--dtype", wish->dtype, "f32, bf16 or f16")->capture_default_str();
+  exported->add_option("--shard-bytes", wish->shard_bytes,
+                       "largest file: more of them become NAME-00001-of-0000N.safetensors and an "
+                       "index; 0: one file");
+  exported->callback([folder, wish, &status] { status = export_model(*folder, *wish); });
   const auto journal_folder = std::make_shared<std::string>();
   verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
   verify->callback([folder, journal_folder, &status] {

@@ -206,6 +206,15 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           "checkpoint-every");
   s.field("checkpoint.keep", &c.checkpoint_keep,
           {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1}, "checkpoint-keep");
+  s.field("checkpoint.keep_every", &c.checkpoint_keep_every,
+          {.text = "checkpoints whose round is a multiple of this are kept for ever; 0: none",
+           .unit = "rounds"},
+          "checkpoint-keep-every");
+  s.field("checkpoint.shard_bytes", &c.checkpoint_shard_bytes,
+          {.text = "largest file of a checkpoint: a larger model becomes several and an index; 0: "
+                   "always one",
+           .unit = "bytes"},
+          "checkpoint-shard-bytes");
   s.field("checkpoint.dir", &c.checkpoint_dir,
           {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
   s.field(

@@ -50,7 +50,8 @@ struct ServerConfig {
   std::chrono::milliseconds stall_timeout{30'000};
   std::string congestion_control = "auto";
 
-  std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3;
+  std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3, checkpoint_keep_every = 0,
+                checkpoint_shard_bytes = 4ull << 30;
   std::string checkpoint_dir;
   std::string journal = "off", journal_dir, journal_full = "wait";
   std::chrono::milliseconds journal_sync{1000};

@@ -13,6 +13,7 @@
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/shards.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/text.h"
 
@@ -23,8 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kModelStem = "model";
+constexpr const char* kOptimizerStem = "optimizer";
 constexpr const char* kManifestFile = "manifest.json";
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kPieceElements = std::size_t{256} << 10;  // 1 MiB
@@ -85,11 +86,11 @@ Status check_input(const CheckpointInfo& info, const Manifest& manifest) {
   return {};
 }
 
-Result<FileRecord> write_planes(const fs::path& path, const Manifest& manifest,
-                                std::size_t first_plane, std::size_t planes,
-                                std::uint64_t plane_elements, const PlaneReader& read) {
-  CENTROID_ASSIGN(SafetensorsWriter writer,
-                  SafetensorsWriter::create(path, manifest, {{"format", "centroid"}}));
+Status write_planes(const fs::path& folder, const std::string& stem, const Manifest& manifest,
+                    std::size_t first_plane, std::size_t planes, std::uint64_t plane_elements,
+                    std::uint64_t shard_bytes, const PlaneReader& read,
+                    std::map<std::string, FileRecord>& files) {
+  CENTROID_ASSIGN(ShardedWriter writer, ShardedWriter::create(folder, stem, manifest, shard_bytes));
   const Buffer buffer(kPieceElements * sizeof(float));
   for (std::size_t plane = first_plane; plane < first_plane + planes; ++plane) {
     for (std::uint64_t at = 0; at < plane_elements; at += kPieceElements) {
@@ -100,19 +101,9 @@ Result<FileRecord> write_planes(const fs::path& path, const Manifest& manifest,
       fault::point("checkpoint.file_torn");
     }
   }
-  CENTROID_ASSIGN(const auto written, writer.finish());
-  fault::point("checkpoint.file_written");
-  FileRecord record;
-  record.bytes = written.bytes;
-  record.crc32c = written.crc32c;
-  return record;
-}
-
-Status write_text(const fs::path& path, const std::string& text) {
-  CENTROID_ASSIGN(file::Descriptor file, file::create(path));
-  CENTROID_TRY(file::write_all(file, path, as_bytes(text)));
-  CENTROID_TRY(file::sync(file, path));
-  return file::close(std::move(file), path);
+  CENTROID_ASSIGN(auto written, writer.finish());
+  files.merge(written);
+  return {};
 }
 
 Result<CheckpointManifest> read_manifest(const fs::path& directory) {
@@ -129,10 +120,28 @@ Result<CheckpointManifest> read_manifest(const fs::path& directory) {
   return parse_checkpoint_manifest(text);
 }
 
-std::set<std::string> expected_files(const CheckpointInfo& info) {
-  std::set<std::string> names = {kModelFile};
-  if (!info.slot_names.empty()) names.insert(kOptimizerFile);
-  return names;
+/// The files of one kind that a manifest names, in order.
+Result<std::vector<std::string>> files_of(const CheckpointManifest& manifest,
+                                          const std::string& stem) {
+  std::set<std::string> names;
+  for (const auto& [name, record] : manifest.files) names.insert(name);
+  auto found = shards_among(names, stem);
+  if (!found)
+    return Error(ErrorCode::kDataLoss, "manifest.json: field \"files\": not all of " + stem +
+                                           ".safetensors or of its parts and their index");
+  return *found;
+}
+
+Status check_names(const CheckpointManifest& manifest) {
+  std::size_t expected = 0;
+  for (const char* const stem : {kModelStem, kOptimizerStem}) {
+    if (stem == kOptimizerStem && manifest.info.slot_names.empty()) continue;
+    CENTROID_ASSIGN(const auto files, files_of(manifest, stem));
+    expected += files.size() + (files.size() > 1 ? 1 : 0);
+  }
+  if (expected != manifest.files.size())
+    return Error(ErrorCode::kDataLoss, "manifest.json: field \"files\": more than there must be");
+  return {};
 }
 
 Status check_file(const fs::path& path, const FileRecord& record, bool verify) {
@@ -151,17 +160,13 @@ Status check_file(const fs::path& path, const FileRecord& record, bool verify) {
 }
 
 Status check_entry(CheckpointEntry& entry, bool verify) {
-  CENTROID_ASSIGN(CheckpointManifest manifest, read_manifest(entry.path));
-  entry.info = std::move(manifest.info);
+  CENTROID_ASSIGN(const CheckpointManifest manifest, read_manifest(entry.path));
+  entry.info = manifest.info;
   if (entry.info.version != entry.version)
     return Error(ErrorCode::kDataLoss,
                  "manifest.json: field \"version\": " + to_string(entry.info.version) +
                      " does not fit the directory's name");
-  std::set<std::string> names;
-  for (const auto& [name, record] : manifest.files) names.insert(name);
-  if (names != expected_files(entry.info))
-    return Error(ErrorCode::kDataLoss,
-                 "manifest.json: field \"files\": not the files there must be");
+  CENTROID_TRY(check_names(manifest));
   for (const auto& [name, record] : manifest.files)
     CENTROID_TRY(check_file(entry.path / name, record, verify));
   return {};
@@ -171,9 +176,10 @@ CheckpointEntry inspect(const fs::path& path, Version version, bool verify) {
   CheckpointEntry entry;
   entry.path = path;
   entry.version = version;
-  for (const char* name : {kModelFile, kOptimizerFile, kManifestFile}) {
+  std::error_code unreadable;
+  for (const auto& item : fs::directory_iterator(path, unreadable)) {
     std::error_code error;
-    const auto bytes = fs::file_size(path / name, error);
+    const auto bytes = fs::file_size(item.path(), error);
     if (!error) entry.bytes += bytes;
   }
   if (const Status status = check_entry(entry, verify); !status.ok())
@@ -181,19 +187,48 @@ CheckpointEntry inspect(const fs::path& path, Version version, bool verify) {
   return entry;
 }
 
-Status read_planes(const fs::path& path, const FileRecord& record, const Manifest& expected,
-                   std::size_t first_plane, std::size_t planes, const PlaneWriter& write) {
+/// The tensors of several files, one after another.
+Result<Manifest> manifest_in(const fs::path& folder, const std::vector<std::string>& files) {
+  Manifest all;
+  for (const std::string& name : files) {
+    CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(folder / name));
+    all.insert(all.end(), reader.manifest().begin(), reader.manifest().end());
+  }
+  return all;
+}
+
+/// Gives the elements of planes in order, in pieces that end with a file or a plane.
+class PlaneFeed {
+ public:
+  PlaneFeed(std::size_t first_plane, std::uint64_t plane_elements, const PlaneWriter& write)
+      : plane_(first_plane), plane_elements_(plane_elements), write_(write) {}
+
+  std::uint64_t left_in_plane() const { return plane_elements_ - at_; }
+  Status give(std::span<const float> piece) {
+    CENTROID_TRY(write_(plane_, at_, piece));
+    at_ += piece.size();
+    if (at_ == plane_elements_) {
+      at_ = 0;
+      ++plane_;
+    }
+    return {};
+  }
+
+ private:
+  std::size_t plane_;
+  const std::uint64_t plane_elements_;
+  std::uint64_t at_ = 0;
+  const PlaneWriter& write_;
+};
+
+Status read_file(const fs::path& path, const FileRecord& record, PlaneFeed& feed) {
+  std::uint64_t data_bytes = 0;
   {
     CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(path));
-    const std::string difference = describe_difference(expected, reader.manifest());
-    if (!difference.empty())
-      return Error(ErrorCode::kFailedPrecondition,
-                   path.string() + " holds another model (theirs): " + difference);
+    for (const TensorInfo& tensor : reader.manifest()) data_bytes += tensor.bytes();
   }
   CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));
   CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(file, path));
-  const std::uint64_t plane_elements = elements_of(expected) / planes;
-  const std::uint64_t data_bytes = plane_elements * planes * sizeof(float);
   if (bytes != record.bytes || bytes < data_bytes)
     return Error(ErrorCode::kDataLoss, path.string() + ": size changed while it was read");
 
@@ -202,19 +237,34 @@ Status read_planes(const fs::path& path, const FileRecord& record, const Manifes
   std::uint32_t crc = crc32c(header);
   std::uint64_t position = header.size();
   const Buffer buffer(kPieceElements * sizeof(float));
-  for (std::size_t plane = first_plane; plane < first_plane + planes; ++plane) {
-    for (std::uint64_t at = 0; at < plane_elements; at += kPieceElements) {
-      const std::span<float> piece = buffer.as<float>().first(
-          static_cast<std::size_t>(std::min<std::uint64_t>(kPieceElements, plane_elements - at)));
-      CENTROID_TRY(file::read_at(file, path, position, std::as_writable_bytes(piece)));
-      crc = crc32c(std::as_bytes(piece), crc);
-      position += piece.size_bytes();
-      CENTROID_TRY(write(plane, at, piece));
-    }
+  while (position < bytes) {
+    const std::uint64_t elements = std::min(
+        {std::uint64_t{kPieceElements}, feed.left_in_plane(), (bytes - position) / sizeof(float)});
+    const std::span<float> piece = buffer.as<float>().first(static_cast<std::size_t>(elements));
+    CENTROID_TRY(file::read_at(file, path, position, std::as_writable_bytes(piece)));
+    crc = crc32c(std::as_bytes(piece), crc);
+    position += piece.size_bytes();
+    CENTROID_TRY(feed.give(piece));
   }
   if (crc != record.crc32c)
     return Error(ErrorCode::kDataLoss,
                  path.string() + ": CRC-32C differs from manifest.json: altered");
+  return {};
+}
+
+Status read_planes(const fs::path& folder, const CheckpointManifest& content,
+                   const std::string& stem, const Manifest& expected, std::size_t first_plane,
+                   std::size_t planes, const PlaneWriter& write) {
+  CENTROID_ASSIGN(const auto files, files_of(content, stem));
+  CENTROID_ASSIGN(const Manifest found, manifest_in(folder, files));
+  const std::string difference = describe_difference(expected, found);
+  if (!difference.empty())
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        (folder / files.front()).string() + " holds another model (theirs): " + difference);
+  PlaneFeed feed(first_plane, elements_of(expected) / planes, write);
+  for (const std::string& name : files)
+    CENTROID_TRY(read_file(folder / name, content.files.at(name), feed));
   return {};
 }
 
@@ -234,7 +284,8 @@ void remove_leftovers(const fs::path& root) {
 
 }  // namespace
 
-Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root, std::size_t keep) {
+Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root,
+                                                      const CheckpointPolicy& policy) {
   std::error_code error;
   const bool is_new = fs::create_directories(root, error);
   if (error || !fs::is_directory(root, error))
@@ -243,7 +294,7 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root, std:
                      (error ? error.message() : std::string("not a directory")));
   CheckpointDirectory directory;
   directory.root_ = fs::absolute(root);
-  directory.keep_ = keep;
+  directory.policy_ = policy;
   if (is_new) CENTROID_TRY(file::sync_directory(directory.root_.parent_path()));
   remove_leftovers(directory.root_);
   return directory;
@@ -297,16 +348,14 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
   const std::uint64_t elements = elements_of(manifest);
   CheckpointManifest content;
   content.info = info;
-  CENTROID_ASSIGN(content.files[kModelFile],
-                  write_planes(directory / kModelFile, manifest, 0, 1, elements, read));
-  if (!info.slot_names.empty()) {
-    CENTROID_ASSIGN(
-        content.files[kOptimizerFile],
-        write_planes(directory / kOptimizerFile, optimizer_manifest(manifest, info.slot_names), 1,
-                     info.slot_names.size(), elements, read));
-  }
+  CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
+                            read, content.files));
+  if (!info.slot_names.empty())
+    CENTROID_TRY(
+        write_planes(directory, kOptimizerStem, optimizer_manifest(manifest, info.slot_names), 1,
+                     info.slot_names.size(), elements, policy_.shard_bytes, read, content.files));
   CENTROID_ASSIGN(const std::string text, to_json(content));
-  CENTROID_TRY(write_text(directory / kManifestFile, text));
+  CENTROID_TRY(write_text_file(directory / kManifestFile, text));
   fault::point("checkpoint.manifest_written");
   return file::sync_directory(directory);
 }
@@ -333,13 +382,16 @@ Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& t
 }
 
 void CheckpointDirectory::prune() const {
-  if (keep_ == 0) return;
+  if (policy_.keep == 0) return;
   std::size_t sound = 0;
   for (const CheckpointEntry& entry : list(false)) {
-    if (sound < keep_) {
-      sound += entry.problem.empty() ? 1 : 0;
+    const bool is_sound = entry.problem.empty();
+    if (sound < policy_.keep) {
+      sound += is_sound ? 1 : 0;
       continue;
     }
+    const std::uint64_t every = policy_.keep_every_rounds;
+    if (is_sound && every > 0 && entry.info.round.value % every == 0) continue;
     // Renamed first: a crash while its files go leaves no half checkpoint.
     const fs::path doomed = temporary_path(root_, "old");
     const Status renamed = file::rename(entry.path, doomed);
@@ -384,17 +436,17 @@ Status CheckpointDirectory::read(const CheckpointEntry& entry, const Manifest& m
                  "checkpoint " + entry.path.string() + " is refused: " + entry.problem);
   CENTROID_TRY(check_input(entry.info, manifest));
   CENTROID_ASSIGN(CheckpointManifest content, read_manifest(entry.path));
-  CENTROID_TRY(
-      read_planes(entry.path / kModelFile, content.files[kModelFile], manifest, 0, 1, write));
+  CENTROID_TRY(read_planes(entry.path, content, kModelStem, manifest, 0, 1, write));
   const std::vector<std::string>& slots = content.info.slot_names;
   if (slots.empty()) return {};
-  return read_planes(entry.path / kOptimizerFile, content.files[kOptimizerFile],
-                     optimizer_manifest(manifest, slots), 1, slots.size(), write);
+  return read_planes(entry.path, content, kOptimizerStem, optimizer_manifest(manifest, slots), 1,
+                     slots.size(), write);
 }
 
 Result<Manifest> CheckpointDirectory::manifest_of(const CheckpointEntry& entry) const {
-  CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(entry.path / kModelFile));
-  return reader.manifest();
+  CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
+  CENTROID_ASSIGN(const auto files, files_of(content, kModelStem));
+  return manifest_in(entry.path, files);
 }
 
 }  // namespace centroid

@@ -14,7 +14,7 @@
 namespace centroid {
 
 /// What a checkpoint says of itself: manifest.json, beside model.safetensors and
-/// optimizer.safetensors.
+/// optimizer.safetensors (or several of each, shards.h).
 struct CheckpointInfo {
   std::string run_id;
   Version version;
@@ -46,22 +46,37 @@ using PlaneReader =
 using PlaneWriter =
     std::function<Status(std::size_t plane, std::uint64_t offset, std::span<const float> from)>;
 
+/// What a folder of checkpoints keeps and how it writes.
+struct CheckpointPolicy {
+  std::size_t keep = 3;                 ///< newest ones; 0: all
+  std::uint64_t keep_every_rounds = 0;  ///< those whose round is a multiple stay too; 0: none
+  /// Largest file: a larger model is written as several with an index, as Hugging Face libraries do
+  /// (shards.h); 0: always one.
+  std::uint64_t shard_bytes = 0;
+};
+
 /// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer
 /// at a time.
 class CheckpointDirectory {
  public:
   /// Creates the directory when it is missing and removes temporary leftovers of a crash (never
-  /// those of a writer that lives: it holds a lock). `keep` 0 keeps all.
-  static Result<CheckpointDirectory> open(const std::filesystem::path& root, std::size_t keep);
+  /// those of a writer that lives: it holds a lock).
+  static Result<CheckpointDirectory> open(const std::filesystem::path& root,
+                                          const CheckpointPolicy& policy);
+  static Result<CheckpointDirectory> open(const std::filesystem::path& root, std::size_t keep) {
+    CheckpointPolicy policy;
+    policy.keep = keep;
+    return open(root, policy);
+  }
 
   /// To look only: nothing is created or removed. fails not_found: no such folder.
   static Result<CheckpointDirectory> view(const std::filesystem::path& root);
 
   /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
-  /// delete the oldest beyond `keep`. A failure removes the temporary directory and leaves older
-  /// checkpoints alone. A damaged checkpoint of the same version is replaced. fails already_exists:
-  /// a sound one of that version is there; resource_exhausted: full disk; invalid_argument: a
-  /// tensor that is not f32, slot names that are empty or double.
+  /// delete the oldest beyond the policy. A failure removes the temporary directory and leaves
+  /// older checkpoints alone. A damaged checkpoint of the same version is replaced. fails
+  /// already_exists: a sound one of that version is there; resource_exhausted: full disk;
+  /// invalid_argument: a tensor that is not f32, slot names that are empty or double.
   Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest,
                                 const PlaneReader& read);
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
@@ -88,7 +103,7 @@ class CheckpointDirectory {
   void prune() const;
 
   std::filesystem::path root_;
-  std::size_t keep_ = 3;
+  CheckpointPolicy policy_;
 };
 
 }  // namespace centroid

@@ -104,9 +104,12 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   commit.weight = counts ? decision.total_weight : 0;
   commit.chunks = counts ? static_cast<std::uint32_t>(store_->plan().chunks().size()) : 0;
   commit.unix_seconds = clock_.unix_seconds();
-  if (counts)
+  if (counts) {
     for (const MemberId member : decision.contributors)
       commit.contributors.push_back(name_of(member));
+    for (const LateContribution& late : decision.late)
+      commit.contributors.push_back(name_of(late.member));
+  }
   return journal_.end_round(kind, std::move(commit));
 }
 

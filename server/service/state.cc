@@ -13,7 +13,11 @@ constexpr const char* kResidualSlot = "codec_down_residual";
 }  // namespace
 
 Task<Status> Cluster::prepare() {
-  auto opened = CheckpointDirectory::open(config_.checkpoint_dir, config_.checkpoint_keep);
+  CheckpointPolicy policy;
+  policy.keep = config_.checkpoint_keep;
+  policy.keep_every_rounds = config_.checkpoint_keep_every;
+  policy.shard_bytes = config_.checkpoint_shard_bytes;
+  auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
   if (config_.resume) {

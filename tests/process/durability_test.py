@@ -84,14 +84,15 @@ class Kill(DurabilityTest):
     def test_every_write_point(self):
         reached = self.folder / "points"
         environment = {"CENTROID_TEST_FAULT_LOG": str(reached)}
-        expected = self.whole("whole", *JOURNAL, environment=environment)
+        arguments = [*JOURNAL, "--checkpoint-shard-bytes", 2048]
+        expected = self.whole("whole", *arguments, environment=environment)
         names = reached.read_text().split()
         # What a first run does not reach, a second does.
         self.assertEqual(self.points() - set(names), {"journal.replayed"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):
-                    if not self.disturbed(f"{number}-{count}", expected, *JOURNAL, fault=f"{name}:{count}"):
+                    if not self.disturbed(f"{number}-{count}", expected, *arguments, fault=f"{name}:{count}"):
                         break
 
     def test_every_way_to_apply(self):

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "common/checkpoint/checkpoint.h"
+
+namespace centroid {
+
+struct ExportOptions {
+  DType dtype = DType::kF32;      ///< kF32, kF16 or kBF16, rounded to nearest even
+  std::uint64_t shard_bytes = 0;  ///< largest file; 0: one file
+};
+
+/// Write the parameters of a verified checkpoint as `target` (NAME.safetensors), or with shards as
+/// NAME-00001-of-0000N.safetensors beside an index. Checksums are compared on the way; a failure
+/// removes what was begun of the last file. fails already_exists: the target is there
+Status export_checkpoint(const CheckpointDirectory& directory, const CheckpointEntry& entry,
+                         const std::filesystem::path& target, const ExportOptions& options);
+
+}  // namespace centroid

@@ -1,0 +1,292 @@
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/checkpoint/journal_reader.h"
+#include "server/store/journal_writer.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::server {
+namespace {
+
+namespace fs = std::filesystem;
+using journal::Form;
+using journal::Kind;
+using journal::Reader;
+using ::testing::HasSubstr;
+
+std::vector<float> numbers(std::uint64_t round) {
+  std::vector<float> out(100);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(round * 1000 + i);
+  return out;
+}
+
+class JournalTest : public ::testing::Test {
+ protected:
+  JournalWriter::Options options() {
+    JournalWriter::Options out;
+    out.folder = folder_.path();
+    out.sync_every = std::chrono::milliseconds(0);
+    return out;
+  }
+
+  static journal::Base base(std::uint64_t round) {
+    journal::Base out;
+    out.run_id = "run";
+    out.terms = "terms";
+    out.round = Round(round);
+    out.version = Version(round + 1);
+    out.optimizer_step = round;
+    return out;
+  }
+
+  std::unique_ptr<JournalWriter> start(JournalWriter::Options how, std::uint64_t round = 0) {
+    auto writer = JournalWriter::start(std::move(how), base(round));
+    EXPECT_TRUE(writer.ok());
+    return std::move(writer).value();
+  }
+
+  static void wait(const JournalWriter& writer, std::uint64_t number) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!writer.is_done(number) && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::yield();
+    ASSERT_TRUE(writer.is_done(number));
+  }
+
+  static void write_round(JournalWriter& writer, std::uint64_t round) {
+    const auto values = numbers(round);
+    writer.chunk_copy(Round(round), 0, ChunkId(0), Form::kSum,
+                      std::as_bytes(std::span<const float>(values)));
+    journal::Commit commit;
+    commit.version = Version(round + 1);
+    commit.optimizer_step = round;
+    commit.chunks = 1;
+    commit.weight = 3;
+    commit.contributors = {"a", "b"};
+    wait(writer, writer.end_round(Kind::kCommit, Round(round), 0, commit));
+  }
+
+  /// Rounds whose end can be read, with the numbers they must have.
+  Result<std::vector<std::uint64_t>> rounds(std::string* torn = nullptr) const {
+    std::vector<std::uint64_t> out;
+    std::vector<float> values(100);
+    Reader reader(folder_.path());
+    for (;;) {
+      CENTROID_ASSIGN(const auto record, reader.next());
+      if (!record) break;
+      if (std::get_if<Reader::Chunk>(&*record) != nullptr) {
+        CENTROID_ASSIGN(const bool is_sound,
+                        reader.read(std::as_writable_bytes(std::span(values))));
+        if (!is_sound) break;
+      }
+      if (const auto* end = std::get_if<Reader::End>(&*record)) {
+        EXPECT_EQ(values, numbers(end->head.round.value));
+        out.push_back(end->head.round.value);
+      }
+    }
+    if (torn != nullptr) *torn = reader.torn();
+    return out;
+  }
+
+  fs::path only_segment() const {
+    const auto segments = journal::segments_of(folder_.path());
+    EXPECT_EQ(segments.size(), 1u);
+    return segments.front().path;
+  }
+
+  TemporaryDirectory folder_;
+};
+
+TEST_F(JournalTest, CommitsComeBack) {
+  {
+    const auto writer = start(options());
+    for (std::uint64_t round = 1; round <= 5; ++round) write_round(*writer, round);
+    EXPECT_EQ(writer->state().durable, Round(5));
+  }
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(1, 2, 3, 4, 5));
+}
+
+TEST_F(JournalTest, DroppedAttemptLeavesNoTrace) {
+  {
+    const auto writer = start(options());
+    write_round(*writer, 1);
+    const auto before = fs::file_size(only_segment());
+    const auto values = numbers(7);
+    writer->chunk(Round(2), 0, ChunkId(0), Form::kSum,
+                  std::as_bytes(std::span<const float>(values)));
+    writer->drop_attempt();
+    wait(*writer, writer->asked());
+    EXPECT_EQ(fs::file_size(only_segment()), before);
+    write_round(*writer, 2);
+  }
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(1, 2));
+}
+
+TEST_F(JournalTest, SegmentsGoWhenACheckpointHasTheirRounds) {
+  const auto writer = start(options());
+  write_round(*writer, 1);
+  writer->begin_segment(base(1));
+  write_round(*writer, 2);
+  writer->begin_segment(base(2));
+  write_round(*writer, 3);
+  writer->prune(Round(1));
+  wait(*writer, writer->asked());
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(2, 3));
+  writer->prune(Round(3));
+  wait(*writer, writer->asked());
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(3));  // the present one stays
+}
+
+/// Cut anywhere: all rounds whose end is before the cut come back, none that is not whole.
+TEST_F(JournalTest, EveryCutIsATornTail) {
+  std::vector<std::uint64_t> ends;
+  {
+    JournalWriter::Options how = options();
+    how.sync_every = std::chrono::hours(1);  // nothing is known to be on the disk
+    const auto writer = start(how);
+    ends.push_back(fs::file_size(only_segment()));
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      write_round(*writer, round);
+      ends.push_back(fs::file_size(only_segment()));
+    }
+  }
+  const std::string whole = slurp(only_segment());
+  const fs::path path = only_segment();
+  for (std::size_t cut = 0; cut < whole.size(); cut += 7) {
+    spill(path, whole.substr(0, cut));
+    std::size_t expected = 0;
+    while (expected < 3 && ends[expected + 1] <= cut) ++expected;
+    const auto found = rounds();
+    ASSERT_TRUE(found.ok()) << cut << found.error().message();
+    EXPECT_EQ(found->size(), expected) << cut;
+    Reader reader(folder_.path());
+    for (auto record = reader.next(); record.ok() && *record; record = reader.next())
+      if (std::get_if<Reader::Chunk>(&**record) != nullptr) reader.skip();
+    ASSERT_TRUE(reader.cut_tail().ok());
+    EXPECT_EQ(rounds().value().size(), expected);
+  }
+}
+
+TEST_F(JournalTest, DamageOfWhatWasSyncedIsRefusedWithItsOffset) {
+  {
+    const auto writer = start(options());
+    for (std::uint64_t round = 1; round <= 3; ++round) write_round(*writer, round);
+  }
+  const std::string whole = slurp(only_segment());
+  const fs::path path = only_segment();
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 50; ++i) {
+    // The last commit says how much was on the disk before it: up to there it is damage.
+    const std::size_t at = 40 + random() % (2 * whole.size() / 3 - 40);
+    std::string altered = whole;
+    altered[at] = static_cast<char>(altered[at] ^ (1 << random() % 8));
+    spill(path, altered);
+    const auto found = rounds();
+    ASSERT_FALSE(found.ok()) << at;
+    EXPECT_THAT(found.error().message(), HasSubstr("byte "));
+    EXPECT_THAT(found.error().message(), HasSubstr(path.filename().string()));
+  }
+}
+
+TEST_F(JournalTest, DamageOfWhatWasNotSyncedIsATornTail) {
+  {
+    JournalWriter::Options how = options();
+    how.sync_every = std::chrono::hours(1);
+    const auto writer = start(how);
+    for (std::uint64_t round = 1; round <= 3; ++round) write_round(*writer, round);
+  }
+  std::string altered = slurp(only_segment());
+  const std::size_t middle = altered.size() / 2;
+  for (std::size_t i = 0; i < 50; ++i) altered[middle + i] = 0;
+  spill(only_segment(), altered);
+  std::string torn;
+  EXPECT_THAT(rounds(&torn).value(), ::testing::ElementsAre(1));
+  EXPECT_THAT(torn, HasSubstr("byte "));
+}
+
+TEST_F(JournalTest, FullDiskIsWaitedFor) {
+  std::atomic<bool> is_full = false;
+  JournalWriter::Options how = options();
+  how.faults = [&](std::string_view operation, const fs::path&) {
+    return operation == "write" && is_full ? ENOSPC : 0;
+  };
+  const auto writer = start(how);
+  write_round(*writer, 1);
+  is_full = true;
+  journal::Commit commit;
+  commit.version = Version(3);
+  const auto number = writer->end_round(Kind::kSkip, Round(2), 0, commit);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (writer->state().trouble.empty() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_THAT(writer->state().trouble, HasSubstr("No space left"));
+  EXPECT_FALSE(writer->is_done(number));
+  EXPECT_FALSE(writer->state().is_broken);
+  is_full = false;
+  wait(*writer, number);
+  EXPECT_EQ(writer->state().trouble, "");
+  EXPECT_EQ(journal::verify(folder_.path()).value().skips, 1u);
+}
+
+TEST_F(JournalTest, BrokenJournalGoesOnWithANewSegmentThatSaysSo) {
+  std::atomic<bool> is_full = false;
+  JournalWriter::Options how = options();
+  how.waits = false;
+  how.faults = [&](std::string_view operation, const fs::path&) {
+    return operation == "write" && is_full ? ENOSPC : 0;
+  };
+  const auto writer = start(how);
+  write_round(*writer, 1);
+  is_full = true;
+  write_round(*writer, 2);  // done, and lost
+  EXPECT_TRUE(writer->state().is_broken);
+  is_full = false;
+  write_round(*writer, 3);
+  writer->begin_segment(base(3));
+  write_round(*writer, 4);
+  EXPECT_FALSE(writer->state().is_broken);
+  Reader reader(folder_.path());
+  std::vector<std::pair<std::uint64_t, bool>> bases;
+  for (auto record = reader.next(); record.ok() && *record; record = reader.next()) {
+    if (const auto* found = std::get_if<journal::Base>(&**record))
+      bases.emplace_back(found->round.value, found->follows_gap);
+    if (std::get_if<Reader::Chunk>(&**record) != nullptr) reader.skip();
+  }
+  EXPECT_THAT(bases, ::testing::ElementsAre(std::pair(0u, false), std::pair(3u, true)));
+}
+
+TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {
+  std::atomic<int> syncs = 0;
+  JournalWriter::Options how = options();
+  how.faults = [&](std::string_view operation, const fs::path& path) {
+    const bool is_segment = path.extension() == ".log";
+    return operation == "sync" && is_segment && ++syncs == 2 ? EIO : 0;
+  };
+  const auto writer = start(how);
+  write_round(*writer, 1);
+  EXPECT_TRUE(writer->state().is_broken);
+  write_round(*writer, 2);
+  EXPECT_EQ(syncs, 2);
+}
+
+TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
+  std::atomic<int> syncs = 0;
+  JournalWriter::Options how = options();
+  how.sync_every = std::chrono::milliseconds(50);
+  how.on_sync = [&](double) { ++syncs; };
+  const auto writer = start(how);
+  for (std::uint64_t round = 1; round <= 20; ++round) write_round(*writer, round);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (writer->state().durable != Round(20) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_EQ(writer->state().durable, Round(20));
+  EXPECT_LT(syncs, 20);
+}
+
+}  // namespace
+}  // namespace centroid::server
