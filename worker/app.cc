@@ -115,21 +115,28 @@ double ratio(std::uint64_t raw, std::uint64_t encoded) {
   return encoded == 0 ? 1 : static_cast<double>(raw) / static_cast<double>(encoded);
 }
 
-nlohmann::json describe(const CodecTotals& c) {
-  return {{"codec", c.codec},
-          {"codec_down", c.codec_down},
-          {"raw_bytes_out", c.raw_out},
-          {"encoded_bytes_out", c.encoded_out},
-          {"ratio_out", ratio(c.raw_out, c.encoded_out)},
-          {"raw_bytes_in", c.raw_in},
-          {"encoded_bytes_in", c.encoded_in},
-          {"ratio_in", ratio(c.raw_in, c.encoded_in)},
-          {"chunks", c.chunks},
-          {"dense_chunks", c.dense_chunks},
-          {"encode_seconds", c.encode_seconds},
-          {"decode_seconds", c.decode_seconds},
-          {"residual_norm", c.residual_norm}};
+/// What the codecs did, as a `Record` made of pairs of name and value.
+template <class Record>
+Record describe(const CodecTotals& c) {
+  return Record{{"codec", c.codec},
+                {"codec_down", c.codec_down},
+                {"raw_bytes_out", c.raw_out},
+                {"encoded_bytes_out", c.encoded_out},
+                {"ratio_out", ratio(c.raw_out, c.encoded_out)},
+                {"raw_bytes_in", c.raw_in},
+                {"encoded_bytes_in", c.encoded_in},
+                {"ratio_in", ratio(c.raw_in, c.encoded_in)},
+                {"chunks", c.chunks},
+                {"dense_chunks", c.dense_chunks},
+                {"encode_seconds", c.encode_seconds},
+                {"decode_seconds", c.decode_seconds},
+                {"residual_norm", c.residual_norm}};
 }
+
+/// The record that goes to the log.
+struct CompressedEvent {
+  CompressedEvent(log::Fields fields) { log::info("worker.compressed", fields); }
+};
 
 Status write_summary(const std::string& path, const WorkerConfig& config, const TrainingSummary& s,
                      std::span<const float> params, const Status& result) {
@@ -147,7 +154,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"step_seconds", s.rounds > 0 ? s.compute_seconds / static_cast<double>(s.rounds) : 0},
       {"bytes_in", s.traffic.bytes_in},
       {"bytes_out", s.traffic.bytes_out},
-      {"compression", describe(s.traffic.codecs)},
+      {"compression", describe<nlohmann::json>(s.traffic.codecs)},
       {"loss", s.last_loss},
       {"test_accuracy", s.test_accuracy},
       {"test_loss", s.test_loss},
@@ -271,19 +278,7 @@ int run_worker(const WorkerConfig& config) {
   const Status result = start_and_run(config, summary, is_signalled);
   if (result.ok()) {
     if (const CodecTotals& c = summary.traffic.codecs; c.codec != "f32" || c.codec_down != "f32")
-      log::info("worker.compressed", {{"codec", c.codec},
-                                      {"codec_down", c.codec_down},
-                                      {"raw_bytes_out", c.raw_out},
-                                      {"encoded_bytes_out", c.encoded_out},
-                                      {"ratio_out", ratio(c.raw_out, c.encoded_out)},
-                                      {"raw_bytes_in", c.raw_in},
-                                      {"encoded_bytes_in", c.encoded_in},
-                                      {"ratio_in", ratio(c.raw_in, c.encoded_in)},
-                                      {"chunks", c.chunks},
-                                      {"dense_chunks", c.dense_chunks},
-                                      {"encode_seconds", c.encode_seconds},
-                                      {"decode_seconds", c.decode_seconds},
-                                      {"residual_norm", c.residual_norm}});
+      describe<CompressedEvent>(c);
     log::info("worker.ended", {{"why", summary.end},
                                {"rounds", summary.rounds},
                                {"samples", summary.samples},

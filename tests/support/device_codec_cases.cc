@@ -426,6 +426,30 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
   }
 }
 
+/// A codec of the device and its oracle, over one tensor of `n` numbers.
+struct Twins {
+  Twins(Machine& machine, const char* spec, const ChunkPlan& plan,
+        const std::vector<float>& gradient)
+      : feedback(ErrorFeedback::make(spec, plan).value()),
+        codec(DeviceCodec::make(spec, gradient.size(), machine.device()).value()),
+        g(machine, gradient),
+        residual(machine, std::vector<float>(gradient.size(), 0.0f)) {
+    tensor.gradient = g.data();
+    tensor.residual = residual.data();
+    tensor.elements = gradient.size();
+    tensor.name = "tensor w";
+  }
+  void expect_same_residual() const {
+    const auto kept = residual.read();
+    EXPECT_EQ(difference(std::span<const float>(kept), feedback->state().residual), "");
+  }
+
+  std::unique_ptr<ErrorFeedback> feedback;
+  std::unique_ptr<DeviceCodec> codec;
+  Array<float> g, residual;
+  DeviceCodec::Tensor tensor;
+};
+
 void compare_refusals(Machine& machine) {
   const auto code_of = [&](const char* spec) {
     const auto codec = DeviceCodec::make(spec, 10, machine.device());
@@ -444,56 +468,39 @@ void compare_refusals(Machine& machine) {
   gradient[700] = std::numeric_limits<float>::infinity();
   gradient[800] = std::numeric_limits<float>::quiet_NaN();
   for (const char* spec : {"topk:0.1", "int8:feedback=on"}) {
-    const auto feedback = ErrorFeedback::make(spec, *plan);
-    const auto codec = DeviceCodec::make(spec, 1000, machine.device());
-    ASSERT_TRUE(feedback.ok() && codec.ok());
-    const Array<float> g(machine, gradient), residual(machine, std::vector<float>(1000, 0.0f));
-    DeviceCodec::Tensor tensor;
-    tensor.gradient = g.data();
-    tensor.residual = residual.data();
-    tensor.elements = 1000;
-    tensor.name = "tensor w";
-    expect_ok((*codec)->begin(tensor, {100'000'000}));
+    Twins twins(machine, spec, *plan, gradient);
+    expect_ok(twins.codec->begin(twins.tensor, {100'000'000}));
     std::vector<std::byte> out(4001);
-    const auto got = (*codec)->encode(0, 1000, out);
-    const auto expected = (*feedback)->encode(ChunkId{0}, gradient, 1);
+    const auto got = twins.codec->encode(0, 1000, out);
+    const auto expected = twins.feedback->encode(ChunkId{0}, gradient, 1);
     ASSERT_FALSE(got.ok());
     ASSERT_FALSE(expected.ok());
     EXPECT_EQ(got.error().to_string(), expected.error().to_string());
-    const auto kept = residual.read();
-    EXPECT_EQ(difference(std::span<const float>(kept), (*feedback)->state().residual), "");
+    twins.expect_same_residual();
     machine.free_all();
   }
 
   // Too large for f16: refused, and the sum stays for a round in which it is not.
-  const auto feedback = ErrorFeedback::make("f16:feedback=on", *plan);
-  const auto codec = DeviceCodec::make("f16:feedback=on", 1000, machine.device());
-  ASSERT_TRUE(feedback.ok() && codec.ok());
-  const Array<float> g(machine, gradient), residual(machine, std::vector<float>(1000, 0.0f));
-  DeviceCodec::Tensor tensor;
-  tensor.gradient = g.data();
-  tensor.residual = residual.data();
-  tensor.elements = 1000;
+  Twins twins(machine, "f16:feedback=on", *plan, gradient);
   for (const float large :
        {582863680.0f, -582863680.0f, 582863680.0f}) {  // its rest is not a float
     auto next = numbers(0, 1000, 2);
     next[300] = large;
-    machine.copy(g.data(), next.data(), 4000);
-    expect_ok((*codec)->begin(tensor, {}));
+    machine.copy(twins.g.data(), next.data(), 4000);
+    expect_ok(twins.codec->begin(twins.tensor, {}));
     std::vector<std::byte> out(4001);
-    const auto got = (*codec)->encode(0, 1000, out);
-    const auto expected = (*feedback)->encode(ChunkId{0}, next, 1);
+    const auto got = twins.codec->encode(0, 1000, out);
+    const auto expected = twins.feedback->encode(ChunkId{0}, next, 1);
     ASSERT_EQ(got.ok(), expected.ok());
     ASSERT_EQ(got.ok(), large < 0);
     if (got.ok()) {
       EXPECT_EQ(difference(plain(Bytes(out).first(*got)), plain(*expected)), "");
-      (*feedback)->commit();
+      twins.feedback->commit();
     } else {
       EXPECT_NE(got.error().message().find("too large for f16"), std::string::npos);
     }
-    expect_ok((*codec)->stream().wait());
-    const auto kept = residual.read();
-    EXPECT_EQ(difference(std::span<const float>(kept), (*feedback)->state().residual), "");
+    expect_ok(twins.codec->stream().wait());
+    twins.expect_same_residual();
   }
   machine.free_all();
 }

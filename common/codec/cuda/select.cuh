@@ -57,6 +57,21 @@ inline std::uint64_t lead_of(const AddArguments& add, std::uint64_t n) {
   return lead < n ? lead : n;
 }
 
+/// A histogram of the block, in shared memory: begun by all threads together, and in the end added
+/// to that of all blocks.
+template <std::uint32_t kCount>
+__device__ __forceinline__ void begin_bins(std::uint32_t (&bins)[kCount]) {
+  for (std::uint32_t b = threadIdx.x; b < kCount; b += kThreads) bins[b] = 0;
+  __syncthreads();
+}
+template <std::uint32_t kCount>
+__device__ __forceinline__ void end_bins(const std::uint32_t (&bins)[kCount],
+                                         std::uint32_t (&total)[kCount]) {
+  __syncthreads();
+  for (std::uint32_t b = threadIdx.x; b < kCount; b += kThreads)
+    if (bins[b] > 0) atomicAdd(&total[b], bins[b]);
+}
+
 template <class = void>
 __global__ void __launch_bounds__(kThreads) begin_kernel(SelectState* state) {
   const auto i = static_cast<std::uint32_t>(thread_number());
@@ -109,8 +124,7 @@ template <bool kAdd, bool kMomentum>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(AddArguments a, std::uint64_t n, std::uint64_t lead, SelectState* out) {
   __shared__ std::uint32_t bins[kFirstBins];
-  for (std::uint32_t b = threadIdx.x; b < kFirstBins; b += kThreads) bins[b] = 0;
-  __syncthreads();
+  begin_bins(bins);
   AddState state;
   const std::uint64_t fours = (n - lead) / 4, singles = n - 4 * fours;
   for (std::uint64_t q = thread_number(); q < fours; q += thread_count()) {
@@ -140,9 +154,7 @@ __global__ void __launch_bounds__(kThreads)
     atomicAdd(&out->nonfinite, state.nonfinite);
     atomicMin(&out->first_nonfinite, state.first_nonfinite);
   }
-  __syncthreads();
-  for (std::uint32_t b = threadIdx.x; b < kFirstBins; b += kThreads)
-    if (bins[b] > 0) atomicAdd(&out->first[b], bins[b]);
+  end_bins(bins, out->first);
 }
 
 /// Find the bin of the k-th key: one block.
@@ -176,8 +188,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr unsigned kAtOnce = 8;  // loads under way per thread
   __shared__ std::uint32_t bins[kBins];
   if (memory.state->k == 0) return;
-  for (std::uint32_t b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
-  __syncthreads();
+  begin_bins(bins);
   const std::uint32_t prefix = memory.state->prefix;
   const unsigned lane = threadIdx.x % kLanes;
   const std::uint64_t words = tiles_of(n) * kTileWords, step = thread_count();
@@ -200,9 +211,7 @@ __global__ void __launch_bounds__(kThreads)
     memory.above[first + lane] = mine;
   }
   counter.flush(bins);
-  __syncthreads();
-  for (std::uint32_t b = threadIdx.x; b < kBins; b += kThreads)
-    if (bins[b] > 0) atomicAdd(&memory.state->second[b], bins[b]);
+  end_bins(bins, memory.state->second);
 }
 
 /// The third histogram, of the marked numbers.
@@ -211,8 +220,7 @@ __global__ void __launch_bounds__(kThreads)
     refine_kernel(const float* x, std::uint64_t n, SelectMemory memory) {
   __shared__ std::uint32_t bins[kBins];
   if (memory.state->k == 0) return;
-  for (std::uint32_t b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
-  __syncthreads();
+  begin_bins(bins);
   const std::uint32_t prefix = memory.state->prefix;
   const unsigned lane = threadIdx.x % kLanes;
   const std::uint64_t words = tiles_of(n) * kTileWords, step = thread_count();
@@ -227,9 +235,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   counter.flush(bins);
-  __syncthreads();
-  for (std::uint32_t b = threadIdx.x; b < kBins; b += kThreads)
-    if (bins[b] > 0) atomicAdd(&memory.state->third[b], bins[b]);
+  end_bins(bins, memory.state->third);
 }
 
 /// The key is known: masks of what is above it and of what has it, and how many per tile.
