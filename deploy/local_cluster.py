@@ -187,6 +187,8 @@ def worker_command(options, folder, endpoint, number):
     flags = ["--server", endpoint, "--exchange", options.exchange, "--devices", options.devices, "--batch", options.batch]
     if options.local_steps > 1:
         flags += ["--inner-optimizer", options.optimizer, "--inner-lr", options.lr]
+    if options.nodes > 1:
+        flags += ["--node", f"node-{number * options.nodes // options.workers}"]
     return name, [options.bin / "centroid-worker", *flags, *training_flags(options, folder, name)]
 
 
@@ -416,6 +418,7 @@ def parse_arguments(arguments):
     add("--workers", type=positive, default=4, metavar="N", help="worker processes (local: devices of the one worker)")
     add("--exchange", choices=("star", "ring", "hierarchical", "local"), default="star",
         help="star: gradients through the server; ring, hierarchical: among the workers; local: one process, no server")  # fmt: skip
+    add("--nodes", type=positive, default=1, metavar="N", help="hierarchical: treat the workers as if they were on N machines")
     add("--algorithm", default="auto", metavar="NAME", help="ring: auto, ring, recursive-doubling, chain (adds as star does)")
     add("--epochs", type=positive, default=20, metavar="N", help="passes over the data")
     add("--model", default="mlp:64-512-512-10", metavar="SPEC", help="layers of a multi-layer perceptron")

@@ -324,11 +324,6 @@ Status finish(ServerConfig& c) {
                      "exchange star, or policy bsp");
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_codec_down(c));
-  if (c.compresses_results() && c.optimizer.clip_norm > 0)
-    return Error(ErrorCode::kInvalidArgument,
-                 "codec_down " + c.codec_down +
-                     ": what is left out of one result is added to a later one, so the norm of a "
-                     "single one says nothing: leave optimizer.clip_norm 0, or codec_down f32");
   if (c.min_workers > c.max_workers)
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +

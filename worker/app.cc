@@ -91,7 +91,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.state_dir = config.state_dir;
   options.join.name = config.name;
   options.join.exchange = config.exchange;
-  options.join.node = transport::this_node();
+  options.join.node = config.peer_node.empty() ? transport::this_node() : config.peer_node;
   options.join.codec = config.codec;
   options.join.devices = static_cast<std::uint32_t>(count_devices(config.devices));
   options.join.batch = config.batch;

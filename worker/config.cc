@@ -28,6 +28,11 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "exchange ring, hierarchical: workers on one machine exchange through shared "
                    "memory instead of TCP"},
           "peer-shared-memory");
+  s.field(
+      "peer.node", &c.peer_node,
+      {.text = "exchange hierarchical: name of the machine, the same for workers that share its "
+               "memory; empty: found out"},
+      "node");
   s.field("join_timeout", &c.join_timeout,
           {.text = "give up after so long without the server", .unit = "ms", .min = 0},
           "join-timeout");
@@ -133,6 +138,9 @@ Status finish(WorkerConfig& c) {
   if (c.name.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
+  if (c.peer_node.size() > 256)
+    return Error(ErrorCode::kInvalidArgument,
+                 "peer.node has " + std::to_string(c.peer_node.size()) + " bytes, at most 256");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
   if (auto inner = make_optimizer(c.inner); !inner.ok())

@@ -40,6 +40,14 @@ void PlaneNorm::add(std::uint64_t position, std::span<const float> values) {
   for (i += rows * kLanes; i < values.size(); ++i) one(i);
 }
 
+void PlaneNorm::add(std::uint64_t position, std::span<const std::uint32_t> index,
+                    std::span<const float> values) {
+  for (std::size_t j = 0; j < index.size(); ++j) {
+    const auto v = static_cast<double>(values[j]);
+    lanes_[(position + index[j]) % kLanes] += v * v;
+  }
+}
+
 double PlaneNorm::value() const {
   double sum = 0;
   for (const double lane : lanes_) sum += lane;

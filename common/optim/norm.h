@@ -13,6 +13,9 @@ class PlaneNorm {
  public:
   /// The elements from `position` of the plane on; pieces in the order of their positions.
   void add(std::uint64_t position, std::span<const float> values);
+  /// The same of a piece that is 0 but for the `values` at `position` + index, ascending.
+  void add(std::uint64_t position, std::span<const std::uint32_t> index,
+           std::span<const float> values);
   double value() const;
 
  private:

@@ -14,6 +14,7 @@
 #include "common/base/metrics.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/codec/codec.h"
+#include "common/optim/norm.h"
 #include "common/proto/messages.h"
 #include "common/tensor/buffer.h"
 #include "server/aggregate/aggregator.h"
@@ -192,6 +193,7 @@ class Cluster final : public ControlPlane {
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
   Task<void> clip(double total_weight);
+  void clip_to(double norm);
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
@@ -208,6 +210,8 @@ class Cluster final : public ControlPlane {
   void begin_replies();
   void encode_reply(ChunkId chunk);
   Status apply_reply(const Attempt::Piece& piece);
+  Status add_to_norm(const Attempt::Piece& piece, PlaneNorm& norm);
+  Task<Status> clip_replies();
   void commit_replies();
 
   // handover.cc: the state of a peer-to-peer exchange is with the workers

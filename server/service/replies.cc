@@ -1,3 +1,5 @@
+#include <boost/asio/post.hpp>
+
 #include "common/base/crc32c.h"
 #include "common/optim/norm.h"
 #include "server/service/cluster.h"
@@ -7,6 +9,7 @@ namespace centroid::server {
 namespace {
 /// Rounds between looks at the residual: each is a pass over it.
 constexpr std::uint64_t kResidualRounds = 16;
+constexpr std::size_t kChunksPerTurn = 4;
 
 double norm_of(std::span<const float> plane) {
   PlaneNorm norm;
@@ -52,6 +55,19 @@ void Cluster::encode_reply(ChunkId chunk) {
   outgoing_.notify_all();
 }
 
+Status Cluster::add_to_norm(const Attempt::Piece& piece, PlaneNorm& norm) {
+  const Chunk& chunk = store_->plan().chunk(piece.chunk);
+  CENTROID_ASSIGN(const auto sparse, replies_->codec().sparse(piece.values, chunk.elements));
+  if (sparse) {
+    norm.add(chunk.position, sparse->index, sparse->value);
+    return {};
+  }
+  const std::span<float> mean = std::span(reply_mean_).first(chunk.elements);
+  CENTROID_TRY(replies_->codec().decode(piece.values, mean));
+  norm.add(chunk.position, mean);
+  return {};
+}
+
 /// The workers' step with the mean that they decode.
 Status Cluster::apply_reply(const Attempt::Piece& piece) {
   const Chunk& chunk = store_->plan().chunk(piece.chunk);
@@ -66,6 +82,23 @@ Status Cluster::apply_reply(const Attempt::Piece& piece) {
   CENTROID_TRY(replies_->codec().decode(piece.values, mean));
   store_->shadow_apply(chunk, mean);
   return {};
+}
+
+/// As `clip`, with the norm of what the workers decode.
+Task<Status> Cluster::clip_replies() {
+  if (config_.optimizer.clip_norm == 0) co_return Status();
+  const auto attempt = attempt_;
+  std::vector<const Attempt::Piece*> in_order(attempt->pieces.size());
+  for (const Attempt::Piece& piece : attempt->pieces) in_order[piece.chunk.value] = &piece;
+  PlaneNorm norm;
+  std::size_t turn = 0;
+  for (const Attempt::Piece* piece : in_order) {
+    CENTROID_CO_TRY(add_to_norm(*piece, norm));
+    if (++turn % kChunksPerTurn == 0)
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+  }
+  clip_to(norm.value());
+  co_return Status();
 }
 
 /// The round counts: so does what it left out.

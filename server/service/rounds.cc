@@ -318,8 +318,12 @@ Task<void> Cluster::clip(double total_weight) {
     norm.add(chunk.position, std::as_const(*store_).spare(chunk));
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
-  gradient_norm_ = norm.value();
-  const float factor = clip_factor(gradient_norm_, bound);
+  clip_to(norm.value());
+}
+
+void Cluster::clip_to(double norm) {
+  gradient_norm_ = norm;
+  const float factor = clip_factor(norm, config_.optimizer.clip_norm);
   store_->set_gradient_factor(factor);
   if (factor != 1) ++clipped_;
   probe_.gradient_norm(gradient_norm_, factor != 1);
@@ -348,7 +352,10 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     store_->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
-    co_await clip(0);
+    if (replies_)
+      CENTROID_CO_TRY(co_await clip_replies());
+    else
+      co_await clip(0);
     const auto attempt = attempt_;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
       if (replies_)

@@ -86,9 +86,10 @@ void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const float> mea
 
 void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                                   std::span<const float> value) {
-  CENTROID_CHECK(!params_->is_held(chunk.id) && gradient_factor_ == 1);
+  CENTROID_CHECK(!params_->is_held(chunk.id));
   is_ahead_ = true;
   preserve(*params_, chunk);
+  value = times_factor(value);
   optimizer_->step_at(optimizer_step_ + 1, index, value, params_->values(chunk));
 }
 
@@ -101,13 +102,15 @@ void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
     preserve(*slot, chunk);
     slots.push_back(slot->values(chunk));
   }
-  if (gradient_factor_ != 1) {
-    scratch_.resize(plan_->max_chunk_elements());
-    std::ranges::transform(gradient, scratch_.begin(),
-                           [this](float g) { return g * gradient_factor_; });
-    gradient = std::span(scratch_).first(gradient.size());
-  }
-  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), gradient, slots, out);
+  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), times_factor(gradient), slots, out);
+}
+
+std::span<const float> ParameterStore::times_factor(std::span<const float> gradient) {
+  if (gradient_factor_ == 1) return gradient;
+  scratch_.resize(plan_->max_chunk_elements());
+  std::ranges::transform(gradient, scratch_.begin(),
+                         [this](float g) { return g * gradient_factor_; });
+  return std::span(scratch_).first(gradient.size());
 }
 
 void ParameterStore::commit_swap() {

@@ -128,6 +128,7 @@ class ParameterStore {
  private:
   bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
+  std::span<const float> times_factor(std::span<const float> gradient);
   void step(const Chunk& chunk, std::span<const float> gradient, std::span<float> out);
   const std::shared_ptr<Plane>& plane(std::size_t number) const;
 

@@ -114,6 +114,22 @@ class Codecs(ClusterTest):
         self.assertEqual(resumed, whole)
         self.assertIn(b"codec_down_residual/", (self.checkpoints("half")[-1] / "optimizer.safetensors").read_bytes())
 
+    def test_norm_of_what_is_decoded_is_clipped_alike_by_workers_and_server(self):
+        for codec_down, optimizer, bound in (("topk:0.05", "sgd", 2), ("topk:0.05", "momentum", 0.4), ("int8", "sgd", 0.4), ("bf16:feedback=on", "adam", 0.4)):
+            with self.subTest(codec_down=codec_down, optimizer=optimizer):
+                flags = ["--codec-down", codec_down, "--optimizer", optimizer, "--lr", 0.005 if optimizer == "adam" else 0.05]
+                run = f"{codec_down[:4]}-{optimizer}"
+                _, free = self.train(f"{run}-free", "f32", *flags)
+                clipped = [*flags, "--clip-norm", bound]
+                _, whole = self.train(f"{run}-whole", "f32", *clipped)
+                self.assertNotEqual(whole, free)
+                self.assertEqual(self.train(f"{run}-loose", "f32", *flags, "--clip-norm", 1e6)[1], free)
+                self.train(f"{run}-half", "f32", *clipped, rounds=75)
+                for name in (f"w0-{run}-half", f"w1-{run}-half"):
+                    self.summary_file(name).unlink()
+                _, resumed = self.train(f"{run}-half", "f32", *clipped, "--resume")  # from the server's copy
+                self.assertEqual(resumed, whole)
+
     def test_resumed_cluster_goes_on_with_what_all_had_left_out(self):
         flags = ["--codec-down", "topk:0.03", "--optimizer", "sgd"]
         kept = ["--state-dir", self.folder / "state"]

@@ -8,11 +8,12 @@ EXCHANGES = ("star", "ring", "hierarchical")
 
 
 class FeedbackOnDisk(ClusterTest):
-    def begin(self, exchange, run, *arguments, rounds=0, workers=2, codec=CODEC, tag=""):
-        goal = ["--min-workers", workers, "--rounds", rounds, "--exit-when-finished"]
+    def begin(self, exchange, run, *arguments, rounds=0, codec=CODEC, tag=""):
+        nodes = {"hierarchical": ("a", "a", "b")}.get(exchange, ("", ""))
+        goal = ["--min-workers", len(nodes), "--rounds", rounds, "--exit-when-finished"]
         server = self.server("--exchange", exchange, *goal, *arguments, name=f"server-{run}{tag}", run=run)
         flags = ["--exchange", exchange, "--codec", codec, "--state-dir", self.folder / "state" / run]
-        return server, [self.worker(server, f"w{i}-{run}", *flags, model=MODEL) for i in range(workers)]
+        return server, [self.worker(server, f"w{i}-{run}", *flags, "--node", node, model=MODEL) for i, node in enumerate(nodes)]
 
     def end(self, server, workers, run):
         """The model that all of them end with."""

@@ -109,6 +109,22 @@ TEST(PlaneNorm, GivesTheSameBitsHoweverThePlaneIsCut) {
   limit_isa(before);
 }
 
+TEST(PlaneNorm, FewNumbersGiveTheBitsOfThePlaneWithZeros) {
+  CounterRng rng(12, 1);
+  std::vector<float> plane(5003, 0.0f), values;
+  std::vector<std::uint32_t> index;
+  for (std::uint32_t i = 0; i < plane.size();
+       i += 1 + static_cast<std::uint32_t>(rng.next() % 90)) {
+    index.push_back(i);
+    values.push_back(static_cast<float>(rng.normal()));
+    plane[i] = values.back();
+  }
+  PlaneNorm whole, listed;
+  whole.add(7, plane);
+  listed.add(7, index, values);
+  EXPECT_EQ(listed.value(), whole.value());
+}
+
 TEST(PlaneNorm, ClippingBringsTheNormToTheBoundAndLeavesTheRest) {
   EXPECT_EQ(clip_factor(10, 0), 1);
   EXPECT_EQ(clip_factor(10, 10), 1);

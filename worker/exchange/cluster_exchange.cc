@@ -222,6 +222,10 @@ class ClusterExchange final : public Exchange {
     mean_.resize(link_.plan().max_chunk_elements());
     std::vector<std::span<float>> parts(slots.size());
     double seconds = 0;
+    float factor = 1;
+    if (optimizer_->config().clip_norm > 0) {
+      CENTROID_ASSIGN(factor, factor_of_encoded());
+    }
     for (const Chunk& chunk : link_.plan().chunks()) {
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
       const std::span<float> part = params.subspan(chunk.position, chunk.elements);
@@ -233,15 +237,38 @@ class ClusterExchange final : public Exchange {
       if (!sparse) CENTROID_TRY(link_.decode_result(chunk, mean));
       seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       if (sparse) {
-        optimizer_->step_at(optimizer_step_ + 1, sparse->index, sparse->value, part);
+        std::span<const float> values = sparse->value;
+        if (factor != 1) {
+          std::ranges::transform(values, mean.begin(), [=](float g) { return g * factor; });
+          values = mean.first(values.size());
+        }
+        optimizer_->step_at(optimizer_step_ + 1, sparse->index, values, part);
         continue;
       }
+      if (factor != 1)
+        for (float& g : mean) g *= factor;
       for (std::size_t k = 0; k < slots.size(); ++k)
         parts[k] = slots[k].subspan(chunk.position, chunk.elements);
       optimizer_->step(optimizer_step_ + 1, part, mean, parts, part);
     }
     link_.decoded(seconds);
     return {};
+  }
+
+  /// What the decoded mean is to be multiplied with, so that its norm keeps the bound.
+  Result<float> factor_of_encoded() {
+    PlaneNorm norm;
+    for (const Chunk& chunk : link_.plan().chunks()) {
+      CENTROID_ASSIGN(const auto sparse, link_.sparse_result(chunk));
+      if (sparse) {
+        norm.add(chunk.position, sparse->index, sparse->value);
+        continue;
+      }
+      const std::span<float> mean = std::span(mean_).first(chunk.elements);
+      CENTROID_TRY(link_.decode_result(chunk, mean));
+      norm.add(chunk.position, mean);
+    }
+    return clip_factor(norm.value(), optimizer_->config().clip_norm);
   }
 
   Executor executor_;
