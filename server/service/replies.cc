@@ -88,11 +88,12 @@ Status Cluster::apply_reply(const Attempt::Piece& piece) {
 Task<Status> Cluster::clip_replies() {
   if (config_.optimizer.clip_norm == 0) co_return Status();
   const auto attempt = attempt_;
-  std::vector<const Attempt::Piece*> in_order(attempt->pieces.size());
+  std::vector<const Attempt::Piece*> in_order(store_->plan().chunks().size());
   for (const Attempt::Piece& piece : attempt->pieces) in_order[piece.chunk.value] = &piece;
   PlaneNorm norm;
   std::size_t turn = 0;
   for (const Attempt::Piece* piece : in_order) {
+    if (piece == nullptr) continue;
     CENTROID_CO_TRY(add_to_norm(*piece, norm));
     if (++turn % kChunksPerTurn == 0)
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
