@@ -176,7 +176,7 @@ class Client:
                     is_over = True
 
     def contribute(self, head, gradient, bad_rounds):
-        generation, number, attempt, _, _, _, _, _, begin, end, _, _ = struct.unpack("<QQIIIQQQQQBB", head)
+        generation, number, attempt, _, _, _, _, _, begin, end, _, _, _ = struct.unpack("<QQIIIQQQQQBBI", head)
         self.place = place = struct.pack("<QQI", generation, number, attempt)
         for chunk in range(len(self.tensors) if end > begin else 0):
             self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
