@@ -38,7 +38,7 @@ Status write_endpoints(const std::string& path, const std::string& data, const s
 }
 
 /// First signal: stop in order. Second: at once.
-Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster) {
+Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, bool leave_workers) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
     if (failed) co_return;
@@ -49,15 +49,15 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster) {
       log::warn("server.killed", {{"why", name + " came a second time"}});
       ::_exit(128 + number);
     }
-    cluster.request_stop(name);
+    cluster.request_stop(name, leave_workers);
   }
 }
 
 /// Everything that lives on the service's thread.
 Task<Status> serve(Cluster& cluster, transport::Listener& listener,
-                   boost::asio::signal_set& signals) {
+                   boost::asio::signal_set& signals, bool leave_workers) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
-  group.spawn(watch_signals(signals, cluster));
+  group.spawn(watch_signals(signals, cluster, leave_workers));
   Status result = co_await cluster.run(listener);
   signals.cancel();
   co_await group.join();
@@ -109,7 +109,8 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
                                  {"data", listener->endpoint().to_string()},
                                  {"api", "http://" + api->endpoint().to_string()},
                                  {"run_dir", config.run_dir}});
-    result = boost::asio::co_spawn(service.context(), serve(cluster, *listener, signals),
+    result = boost::asio::co_spawn(service.context(),
+                                   serve(cluster, *listener, signals, config.leave_workers),
                                    boost::asio::use_future)
                  .get();
     is_halted = cluster.is_halted();

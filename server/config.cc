@@ -45,6 +45,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("exit_when_finished", &c.exit_when_finished,
           {.text = "leave when the goal is reached; otherwise REST stays up"},
           "exit-when-finished");
+  s.field("leave_workers", &c.leave_workers,
+          {.text = "a signal ends only this server: workers are not told that the job is over, but "
+                   "wait for it to come back with `resume`, as long as their join_timeout"},
+          "leave-workers");
 
   s.field(
       "policy", &c.policy,

@@ -25,6 +25,7 @@ struct ServerConfig {
   std::uint64_t epochs = 0, rounds = 0;
   std::uint64_t seed = 1;
   bool exit_when_finished = false;
+  bool leave_workers = false;
 
   std::string policy = "bsp", late = "drop";
   std::uint64_t local_steps = 1, fragments = 1, overlap = 0;

@@ -106,10 +106,13 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                                                       : "finished"},
                           {"round", round_.value - 1},
                           {"version", store_ ? store_->version().value : 0}});
-  co_await finish_everybody(halted            ? proto::FinishReason::kHalted
-                            : stop_requested_ ? proto::FinishReason::kStopped
-                                              : proto::FinishReason::kFinished,
-                            phase_reason_);
+  const bool is_coming_back = leave_workers_ && !halted && !goal_reached();
+  if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
+  if (!is_coming_back)
+    co_await finish_everybody(halted            ? proto::FinishReason::kHalted
+                              : stop_requested_ ? proto::FinishReason::kStopped
+                                                : proto::FinishReason::kFinished,
+                              phase_reason_);
   while (!stop_requested_ && !config_.exit_when_finished && !halted)
     co_await changed_.wait(TimePoint::max());
 
@@ -129,7 +132,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   co_return result;
 }
 
-void Cluster::request_stop(const std::string& why) {
+void Cluster::request_stop(const std::string& why, bool leave_workers) {
+  if (!stop_requested_) leave_workers_ = leave_workers;
   if (!stop_requested_) log::info("server.stop_requested", {{"why", why}});
   stop_requested_ = true;
   stop_reason_ = why;

@@ -123,8 +123,9 @@ class Cluster final : public ControlPlane {
   /// Accept and train until the job is over or `request_stop`. The result is the process's: an
   /// error when the job halted.
   Task<Status> run(transport::Listener& listener);
-  /// From the executor: finish the round, checkpoint, tell everybody, end.
-  void request_stop(const std::string& why);
+  /// From the executor: finish the round, checkpoint, tell everybody, end. With `leave_workers`
+  /// nobody is told: the workers' connections end, and they wait for a server to come back.
+  void request_stop(const std::string& why, bool leave_workers = false);
   /// Whether the job halted itself; asked when `run` has ended.
   bool is_halted() const { return phase_ == Phase::kHalted; }
 
@@ -318,7 +319,7 @@ class Cluster final : public ControlPlane {
 
   Phase phase_ = Phase::kWaiting;
   std::string phase_reason_ = "no worker has joined yet";
-  bool paused_ = false, stop_requested_ = false;
+  bool paused_ = false, stop_requested_ = false, leave_workers_ = false;
   std::string stop_reason_;
   Event changed_;   ///< members, decisions, requests: wakes the round loop
   Event outgoing_;  ///< wakes the outboxes

@@ -57,6 +57,23 @@ class Crash(RecoveryTest):
             self.assertGreater(len(worker.events("cluster.joined")), 1)
         self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
 
+    def test_server_that_leaves_its_workers_is_replaced_without_losing_a_round(self):
+        goal = 4000
+        self.train(goal, run="whole")
+        common = ["--optimizer", "momentum", "--rounds", goal, "--min-workers", 2, "--leave-workers"]
+        server = self.server(*common, name="before")
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_more_rounds(50)
+        server.send(signal.SIGTERM)
+        self.assert_status(server, DONE, "server.leaves_workers")
+        version = server.events("job.ended")[0]["version"]
+        self.assertLess(version, goal)
+        again = self.server(*common, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
+        self.assertEqual(again.wait_event("checkpoint.loaded")["version"], version)
+        self.assert_exit(DONE, *workers, again)
+        self.assertEqual(again.events("job.ended")[0]["round"], goal)
+        self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
+
     def test_run_of_another_name_is_not_joined(self):
         server = self.server("--run-id", "first")
         worker = self.worker(server, "w0")
