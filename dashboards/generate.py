@@ -123,9 +123,12 @@ def dashboard_json(dashboard):
     }
 
 
+MADE = "# Made by dashboards/generate.py from dashboards/catalog.py."
+
+
 def rules_yaml(alerts):
     """The rules of Prometheus. Strings are written as JSON, which is YAML."""
-    lines = ["# Made by dashboards/generate.py from dashboards/catalog.py.", "groups:", "  - name: centroid", "    rules:"]
+    lines = ["groups:", "  - name: centroid", "    rules:"]
     for alert in alerts:
         lines += [
             f"      - alert: {alert.name}",
@@ -140,11 +143,18 @@ def rules_yaml(alerts):
     return "\n".join(lines) + "\n"
 
 
+def rule_object(alerts):
+    """The same for the Prometheus operator."""
+    head = ["apiVersion: monitoring.coreos.com/v1", "kind: PrometheusRule", "metadata:", "  name: centroid", "spec:"]
+    return "\n".join(head) + "\n" + "".join(f"  {line}\n" for line in rules_yaml(alerts).splitlines())
+
+
 def made_files():
     """Path of every file that is made, with its text."""
     for dashboard in catalog.DASHBOARDS:
         yield HERE / "grafana" / f"{dashboard.uid.removeprefix('centroid-')}.json", json.dumps(dashboard_json(dashboard), indent=1) + "\n"
-    yield HERE / "prometheus" / "alerts.yaml", rules_yaml(catalog.ALERTS)
+    yield HERE / "prometheus" / "alerts.yaml", MADE + "\n" + rules_yaml(catalog.ALERTS)
+    yield HERE / "prometheus" / "rule.yaml", MADE + "\n" + rule_object(catalog.ALERTS)
 
 
 def main(arguments):

@@ -1,0 +1,262 @@
+"""The images, and clusters of them: from the rendered manifests of Kubernetes, and from compose.
+
+containers_test.py BIN_DIR     needs podman (compose: podman-compose; manifests: kubectl and node); builds the images
+Pods of StatefulSets and Jobs are played one by one by podman, as a kubelet would start them. Only what the test made is removed.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "process")]
+from cluster import wait_for  # noqa: E402
+from kubernetes_test import missing as missing_for_kubernetes  # noqa: E402
+from kubernetes_test import objects, render  # noqa: E402
+
+SKIPPED = 77
+USER = 10001
+MAX_IMAGE_BYTES = 120e6
+MARK = f"centroid-ops-{os.getpid()}"
+TOKEN = "for-development-only"
+IMAGES = {"server": f"localhost/{MARK}-server:test", "worker": f"localhost/{MARK}-worker:test"}
+DEADLINE_SECONDS = 120
+
+
+def run(*words, timeout=120, check=True, **more):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, check=False, **more)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, words))}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done
+
+
+def podman(*words, **more):
+    return run("podman", *words, **more).stdout.strip()
+
+
+def why_not():
+    """Reason to skip, or None. Takes the settings of containers.conf where podman's own do not work."""
+    if os.environ.get("CENTROID_TEST_CONTAINERS") != "1":
+        return "builds images, which takes minutes; ./centroid test --ops runs it"
+    if not shutil.which("podman"):
+        return "no podman here"
+    if run("podman", "image", "exists", "docker.io/library/debian:bookworm-slim", check=False).returncode != 0:
+        if run("podman", "pull", "-q", "docker.io/library/debian:bookworm-slim", check=False, timeout=300).returncode != 0:
+            return "no image docker.io/library/debian:bookworm-slim, and no registry that has it"
+    for settings in (os.environ.get("CONTAINERS_CONF"), str(pathlib.Path(__file__).with_name("containers.conf"))):
+        if settings:
+            os.environ["CONTAINERS_CONF"] = settings
+        done = run("podman", "run", "--rm", "docker.io/library/debian:bookworm-slim", "true", check=False)
+        if done.returncode == 0:
+            return None
+    return "podman cannot start a container: " + (done.stderr.strip().splitlines() or ["?"])[-1]
+
+
+def build_images():
+    for target, image in IMAGES.items():
+        words = ["build", "--network", "host", "--layers", "--format", "docker", "-f", ROOT / "deploy" / "Dockerfile", "--target", target, "-t", image, ROOT]
+        podman(*words, timeout=3000)
+
+
+class Image(unittest.TestCase):
+    def test_images_are_small_and_bare(self):
+        for kind, image in IMAGES.items():
+            with self.subTest(kind):
+                about = json.loads(podman("image", "inspect", image))[0]
+                self.assertLess(about["Size"], MAX_IMAGE_BYTES)
+                self.assertEqual(about["Config"]["User"], f"{USER}:{USER}")
+                self.assertEqual(about["Config"]["Entrypoint"], ["/usr/bin/tini", "--", f"/usr/bin/centroid-{kind}"])
+                self.assertIn("org.opencontainers.image.title", about["Config"]["Labels"])
+                self.assertEqual(about["Healthcheck"]["Test"][1:3], ["/usr/bin/centroidctl", "probe"])
+                shell = run("podman", "run", "--rm", "--entrypoint", "/bin/sh", image, "-c", "true", check=False)
+                self.assertNotEqual(shell.returncode, 0)
+
+    def test_programs_start_with_nothing_writable(self):
+        for kind, image in IMAGES.items():
+            hardened = ["--rm", "--network", "none", "--read-only", "--read-only-tmpfs=false", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+            text = podman("run", *hardened, image, "--version")
+            self.assertIn(f"centroid-{kind}", text)
+
+
+class Cluster(unittest.TestCase):
+    """A server and workers in pods of podman, as deploy/kubernetes/overlays/dev renders them."""
+
+    PARTS = {"StatefulSet": "server", "Job": "worker"}
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="centroid-ops-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.pods, self.address = [], None
+        podman("network", "create", MARK)
+        self.addCleanup(podman, "network", "rm", "-f", MARK, check=False)
+        self.addCleanup(self.remove_pods)
+        for name, mode in (("tokens", 0o755), ("run", 0o777)):
+            (self.folder / name).mkdir()
+            (self.folder / name).chmod(mode)
+        self.folder.chmod(0o755)
+        for name in ("token", "api-token"):
+            (self.folder / "tokens" / name).write_text(TOKEN)
+
+    def remove_pods(self):
+        for name in reversed(self.pods):
+            podman("pod", "rm", "-f", "-t", "0", name, check=False)
+
+    def pod(self, template, name):
+        """The Pod that a controller would make of a template. Volumes become folders of this test; podman publishes each port on
+        the host and wants timers of systemd for probes, so both are left out."""
+        spec = copy.deepcopy(template["spec"])
+        spec["hostname"] = name
+        spec.pop("topologySpreadConstraints", None)
+        spec["volumes"] = [{"name": part, "hostPath": {"path": str(self.folder / part)}} for part in ("tokens", "run")]
+        (container,) = spec["containers"]
+        for part in ("ports", "livenessProbe", "readinessProbe", "startupProbe"):
+            container.pop(part, None)
+        container["image"] = IMAGES[container["name"]]
+        container["imagePullPolicy"] = "Never"
+        container["args"] = [word.replace("$(JOB_COMPLETION_INDEX)", name.rsplit("-", 1)[1]) for word in container.get("args", [])]
+        container["securityContext"] |= {"runAsUser": USER, "runAsGroup": USER}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{MARK}-{name}", "labels": template["metadata"]["labels"]}, "spec": spec}
+
+    def play(self, rendered, kind, index, **settings):
+        """Start pod number `index` of the StatefulSet or the Job."""
+        owner = next(one for one in rendered if one["kind"] == kind)
+        name = f"{owner['metadata']['name']}-{index}"
+        maps = [copy.deepcopy(one) for one in rendered if one["kind"] == "ConfigMap"]
+        for one in maps:
+            one["data"] |= settings if f"centroid-{self.PARTS[kind]}" in one["metadata"]["name"] else {}
+        file = self.folder / f"{name}.yaml"
+        file.write_text("\n---\n".join(json.dumps(one) for one in [*maps, self.pod(owner["spec"]["template"], name)]))
+        self.pods.append(f"{MARK}-{name}")
+        podman("kube", "play", "--network", f"{MARK}:alias={name},alias={name}.centroid-server", file)
+        return self.container(kind, index)
+
+    def container(self, kind, index):
+        return f"{MARK}-centroid-{self.PARTS[kind]}-{index}-{self.PARTS[kind]}"
+
+    def call(self, path, method="GET"):
+        request = urllib.request.Request(f"http://{self.address}:8080{path}", method=method, headers={"Authorization": f"Bearer {TOKEN}"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=10) as reply:
+            return json.loads(reply.read())
+
+    def find_server(self):
+        pod = json.loads(podman("pod", "inspect", f"{MARK}-centroid-server-0"))
+        infra = json.loads(podman("inspect", pod["InfraContainerID"]))[0]
+        self.address = infra["NetworkSettings"]["Networks"][MARK]["IPAddress"]
+
+    def wait_cluster(self, what, condition):
+        last = None
+
+        def look():
+            nonlocal last
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                last = self.call("/v1/cluster")
+                return condition(last)
+            return False
+
+        try:
+            return wait_for(look, what, DEADLINE_SECONDS)
+        except AssertionError:
+            logs = "\n".join(f"--- {c}\n{run('podman', 'logs', '--tail', 15, c, check=False).stderr}" for c in podman("ps", "-a", "--format", "{{.Names}}", "--filter", f"name={MARK}").split())
+            raise AssertionError(f"not reached: {what}; last {last}\n{logs}") from None
+
+    def wait_rounds(self, count):
+        now = self.call("/v1/cluster")["round"]
+        self.wait_cluster(f"{count} more rounds", lambda view: view["round"] >= now + count)
+
+    def exit_status(self, container):
+        return int(podman("wait", container, timeout=DEADLINE_SECONDS))
+
+    @unittest.skipIf(missing_for_kubernetes(), missing_for_kubernetes())
+    def test_rendered_pods_train_through_what_happens_to_pods(self):
+        rendered = objects(render("dev"))
+        first, second = (self.play(rendered, "Job", index) for index in (0, 1))  # before the server: any order will do
+        server = self.play(rendered, "StatefulSet", 0, CENTROID_EPOCHS="100000")
+        self.find_server()
+        self.wait_cluster("training of two workers", lambda view: view["world"] == 2 and view["round"] > 20)
+
+        podman("kill", "-s", "KILL", second)
+        self.wait_cluster("one worker after a kill", lambda view: view["world"] == 1)
+        self.wait_rounds(20)
+        podman("start", second)
+        self.wait_cluster("two workers again", lambda view: view["world"] == 2)
+
+        third = self.play(rendered, "Job", 2)  # parallelism and completions were raised
+        self.wait_cluster("three workers after scaling up", lambda view: view["world"] == 3)
+
+        infra = json.loads(podman("pod", "inspect", f"{MARK}-centroid-worker-2"))["InfraContainerID"]
+        podman("network", "disconnect", "-f", MARK, infra)
+        self.wait_cluster("two workers after one was cut off", lambda view: view["world"] == 2)
+        self.wait_rounds(20)
+        podman("network", "connect", MARK, infra)
+        self.wait_cluster("three workers after it came back", lambda view: view["world"] == 3)
+
+        podman("stop", "-t", 60, first)  # an eviction: in order, and to be started again
+        self.assertEqual(self.exit_status(first), 143)
+        podman("start", first)
+        self.wait_cluster("three workers after an eviction", lambda view: view["world"] == 3)
+
+        version = self.call("/v1/cluster")["version"]
+        podman("stop", "-t", 100, server)  # an upgrade of the server
+        self.assertEqual(self.exit_status(server), 0)
+        podman("start", server)
+        self.find_server()
+        self.wait_cluster("training goes on after the server", lambda view: view["world"] == 3 and view["version"] > version)
+
+        self.call("/v1/job:stop", "POST")
+        for worker in (first, second, third):
+            self.assertEqual(self.exit_status(worker), 0)
+
+    @unittest.skipUnless(shutil.which("podman-compose"), "no podman-compose here")
+    def test_compose_trains(self):
+        run(ROOT / "deploy" / "compose" / "make-secrets")
+        token = (ROOT / "deploy" / "compose" / "secrets" / "api-token").read_text()
+        text = (ROOT / "deploy" / "compose.yaml").read_text().replace("localhost/centroid-server:dev", IMAGES["server"])
+        text = text.replace("localhost/centroid-worker:dev", IMAGES["worker"]).replace("127.0.0.1:8080:8080", "127.0.0.1::8080")
+        file = ROOT / "deploy" / f".{MARK}.yaml"
+        self.addCleanup(file.unlink)
+        file.write_text(text)
+        compose = ["podman-compose", "-p", MARK, "-f", file]
+        self.addCleanup(podman, "network", "rm", "-f", f"{MARK}_centroid", check=False)
+        self.addCleanup(podman, "volume", "rm", "-f", f"{MARK}_run", f"{MARK}_metrics", check=False)
+        self.addCleanup(run, *compose, "down", "-t", "20", check=False)
+        run(*compose, "up", "-d", "--no-build", "worker-0", "worker-1", "worker-2", "server", env={**os.environ, "EPOCHS": "3"})
+        port = podman("port", f"{MARK}_server_1", "8080").rsplit(":", 1)[1]
+
+        def finished():
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/cluster", headers={"Authorization": f"Bearer {token}"})
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as reply:
+                    view = json.loads(reply.read())
+                return view if view["state"] == "finished" and view["test_version"] == view["version"] else None
+            return None
+
+        view = wait_for(finished, "the end of three epochs", DEADLINE_SECONDS)
+        self.assertGreater(view["test_accuracy"], 0.8)
+        self.assertEqual(podman("healthcheck", "run", f"{MARK}_server_1"), "")
+
+
+def main():
+    if reason := why_not():
+        print(f"skipped: {reason}")
+        return SKIPPED
+    sys.argv.pop(1)  # the images have programs of their own
+    try:
+        build_images()
+        return 0 if unittest.main(verbosity=2, exit=False).result.wasSuccessful() else 1
+    finally:
+        for image in IMAGES.values():
+            run("podman", "rmi", "-f", image, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
