@@ -79,7 +79,8 @@ MemoryLimit memory_limit(std::uint64_t setting, const std::string& root) {
   for (std::string line; std::getline(groups, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers(1, ',');  // appended to: g++ 12 sees an overlap in "," + substr
+    controllers.append(line, first + 1, second - first - 1) += ',';
     std::string path = line.substr(second + 1);
     if (path == "/") path.clear();
     if (controllers == ",,") climb(root + "/sys/fs/cgroup", path, "memory.max", least);
