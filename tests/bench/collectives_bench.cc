@@ -127,7 +127,7 @@ struct Launch {
 };
 
 std::vector<Launch> contestants(const Settings& settings) {
-  std::vector<Entry> entries = {limit_entry()};
+  std::vector<Entry> entries = limit_entries();
   for (Entry& entry : centroid_entries()) entries.push_back(std::move(entry));
 #if defined(CENTROID_BENCH_GLOO)
   for (Entry& entry : gloo_entries()) entries.push_back(std::move(entry));
@@ -224,8 +224,8 @@ std::vector<T> numbers(const std::string& text) {
 
 int run(Settings settings) {
   settle_congestion_control(settings);
-  char folder[] = "/tmp/centroid-bench-XXXXXX";
-  if (::mkdtemp(folder) == nullptr) die("mkdtemp failed");
+  std::string folder = std::filesystem::temp_directory_path() / "centroid-bench-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) die("mkdtemp failed: " + folder);
   std::vector<Row> rows;
   for (const std::uint32_t world : settings.worlds) {
     if (!settings.namespaces.empty() && settings.namespaces.size() < world)
@@ -274,11 +274,12 @@ int main(int argc, char** argv) {
       argc = 0;
   }
   if (argc % 2 == 0) {
-    std::fprintf(stderr,
-                 "usage: %s [--ranks 2,4] [--sizes BYTES,...] [--rounds N] [--seconds S] "
-                 "[--spin-us N] [--congestion-control NAME] [--only NAME,... (also algorithm)] "
-                 "[--namespaces NAME,... --hosts ADDRESS,...] [--format table|csv|json]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s [--ranks 2,4] [--sizes BYTES,...] [--rounds N] [--seconds S] "
+        "[--spin-us N] [--congestion-control NAME] [--only NAME,... (also algorithm, connections)] "
+        "[--namespaces NAME,... --hosts ADDRESS,...] [--format table|csv|json]\n",
+        argv[0]);
     return 2;
   }
   return centroid::bench::run(settings);

@@ -37,8 +37,9 @@ struct Entry {
   bool is_asked_for = false;                     ///< takes part only when it is named
 };
 
-/// A bare two-way socket program that moves the bytes of a ring and adds nothing.
-Entry limit_entry();
+/// A bare two-way socket program that moves the bytes of a ring and adds nothing; when asked for,
+/// also over 2 and 4 connections to each neighbour.
+std::vector<Entry> limit_entries();
 /// This project with its own choice of algorithm, and, when asked for, with each of them.
 std::vector<Entry> centroid_entries();
 #if defined(CENTROID_BENCH_GLOO)

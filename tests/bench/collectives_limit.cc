@@ -29,32 +29,45 @@ void set_options(int fd, const std::string& congestion_control) {
                static_cast<socklen_t>(congestion_control.size()));
 }
 
+/// One direction of one connection: its share of the buffer, round and round.
+struct Half {
+  int fd = -1;
+  std::uint64_t begin = 0, size = 0, total = 0, moved = 0;
+  bool is_done() const { return moved == total; }
+};
+
 class Limit final : public Contestant {
  public:
-  explicit Limit(const Place& place) : world_(place.world) {
+  Limit(const Place& place, std::uint32_t connections) : world_(place.world) {
     const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     ::inet_pton(AF_INET, place.hosts[place.rank].c_str(), &address.sin_addr);
     socklen_t size = sizeof address;
     auto* const plain = reinterpret_cast<sockaddr*>(&address);
-    if (::bind(listener, plain, size) != 0 || ::listen(listener, 1) != 0 ||
+    if (::bind(listener, plain, size) != 0 || ::listen(listener, 8) != 0 ||
         ::getsockname(listener, plain, &size) != 0)
       die("listen");
     const auto ports = place.exchange(ntohs(address.sin_port));
     const std::uint32_t right = (place.rank + 1) % world_;
     address.sin_port = htons(static_cast<std::uint16_t>(ports[right]));
     ::inet_pton(AF_INET, place.hosts[right].c_str(), &address.sin_addr);
-    out_ = ::socket(AF_INET, SOCK_STREAM, 0);
-    set_options(out_, place.congestion_control);
-    if (::connect(out_, plain, size) != 0) die("connect");
-    in_ = ::accept(listener, nullptr, nullptr);
-    set_options(in_, place.congestion_control);
+    out_.resize(connections);
+    in_.resize(connections);
+    for (Half& half : out_) {
+      half.fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      set_options(half.fd, place.congestion_control);
+      if (::connect(half.fd, plain, size) != 0) die("connect");
+    }
+    for (Half& half : in_) {
+      half.fd = ::accept(listener, nullptr, nullptr);
+      set_options(half.fd, place.congestion_control);
+    }
     ::close(listener);
   }
   ~Limit() override {
-    ::close(out_);
-    ::close(in_);
+    for (const Half& half : out_) ::close(half.fd);
+    for (const Half& half : in_) ::close(half.fd);
   }
   bool adds() const override { return false; }
 
@@ -62,50 +75,78 @@ class Limit final : public Contestant {
     const std::uint64_t bytes = count * 4;
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     const std::uint64_t total = 2 * (world_ - 1) * bytes / world_;
+    share(out_, bytes, total);
+    share(in_, bytes, total);
     const auto* const from = reinterpret_cast<const char*>(data);
-    std::uint64_t sent = 0, got = 0;
-    while (sent < total || got < total) {
+    while (!is_done()) {
       bool has_moved = false;
-      if (sent < total) {
-        const std::uint64_t at = sent % bytes;
-        const std::uint64_t n = std::min({kPiece, total - sent, bytes - at});
-        const ssize_t moved = ::send(out_, from + at, n, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (moved > 0) {
-          sent += static_cast<std::uint64_t>(moved);
-          has_moved = true;
-        } else if (errno != EAGAIN) {
-          die("send");
-        }
+      for (Half& half : out_) {
+        if (half.is_done()) continue;
+        const std::uint64_t at = half.moved % half.size;
+        const std::uint64_t n = std::min({kPiece, half.total - half.moved, half.size - at});
+        const ssize_t moved =
+            ::send(half.fd, from + half.begin + at, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (moved < 0 && errno != EAGAIN) die("send");
+        has_moved |= advance(half, moved);
       }
-      if (got < total) {
-        const std::uint64_t at = got % bytes;
-        const std::uint64_t n = std::min({kPiece, total - got, bytes - at});
-        const ssize_t moved = ::recv(in_, scratch_.data() + at, n, MSG_DONTWAIT);
-        if (moved > 0) {
-          got += static_cast<std::uint64_t>(moved);
-          has_moved = true;
-        } else if (moved == 0 || errno != EAGAIN) {
-          die("recv");
-        }
+      for (Half& half : in_) {
+        if (half.is_done()) continue;
+        const std::uint64_t at = half.moved % half.size;
+        const std::uint64_t n = std::min({kPiece, half.total - half.moved, half.size - at});
+        const ssize_t moved = ::recv(half.fd, scratch_.data() + half.begin + at, n, MSG_DONTWAIT);
+        if (moved == 0 || (moved < 0 && errno != EAGAIN)) die("recv");
+        has_moved |= advance(half, moved);
       }
-      if (has_moved) continue;
-      pollfd waits[2] = {{in_, static_cast<short>(got < total ? POLLIN : 0), 0},
-                         {out_, static_cast<short>(sent < total ? POLLOUT : 0), 0}};
-      ::poll(waits, 2, -1);
+      if (!has_moved) wait();
     }
   }
 
  private:
   static constexpr std::uint64_t kPiece = 1 << 20;
+
+  static void share(std::vector<Half>& halves, std::uint64_t bytes, std::uint64_t total) {
+    const std::uint64_t n = halves.size();
+    for (std::uint64_t i = 0; i < n; ++i) {
+      halves[i].begin = bytes * i / n;
+      halves[i].size = bytes * (i + 1) / n - halves[i].begin;
+      halves[i].total = total * (i + 1) / n - total * i / n;
+      halves[i].moved = 0;
+    }
+  }
+  static bool advance(Half& half, ssize_t moved) {
+    if (moved <= 0) return false;
+    half.moved += static_cast<std::uint64_t>(moved);
+    return true;
+  }
+  bool is_done() const {
+    const auto done = [](const Half& half) { return half.is_done(); };
+    return std::all_of(out_.begin(), out_.end(), done) && std::all_of(in_.begin(), in_.end(), done);
+  }
+  void wait() {
+    waits_.clear();
+    for (const Half& half : in_)
+      waits_.push_back({half.fd, static_cast<short>(half.is_done() ? 0 : POLLIN), 0});
+    for (const Half& half : out_)
+      waits_.push_back({half.fd, static_cast<short>(half.is_done() ? 0 : POLLOUT), 0});
+    ::poll(waits_.data(), waits_.size(), -1);
+  }
+
   const std::uint32_t world_;
-  int out_ = -1, in_ = -1;
+  std::vector<Half> out_, in_;
+  std::vector<pollfd> waits_;
   std::vector<char> scratch_;
 };
 
 }  // namespace
 
-Entry limit_entry() {
-  return {"limit", [](const Place& place) { return std::make_unique<Limit>(place); }};
+std::vector<Entry> limit_entries() {
+  const auto make = [](std::uint32_t connections) {
+    return [=](const Place& place) { return std::make_unique<Limit>(place, connections); };
+  };
+  std::vector<Entry> out = {
+      {"limit", make(1)}, {"connections_2", make(2)}, {"connections_4", make(4)}};
+  for (Entry& entry : out) entry.is_asked_for = entry.name != "limit";
+  return out;
 }
 
 }  // namespace centroid::bench

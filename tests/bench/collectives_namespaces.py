@@ -72,10 +72,10 @@ class Network:
             subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
 
-def measure(program, network, sizes, rounds):
+def measure(program, network, sizes, rounds, only):
     command = [program, "--ranks", str(len(network.names)), "--sizes", ",".join(map(str, sizes)),
                "--rounds", str(rounds), "--seconds", "0.5", "--format", "json",
-               "--only", "limit,centroid,gloo_new_ring,gloo_ring_chunked",
+               "--only", only,
                "--namespaces", ",".join(network.names), "--hosts", ",".join(network.hosts)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
@@ -107,6 +107,7 @@ def main():
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="limit,centroid,gloo_new_ring,gloo_ring_chunked", help="with connections: several per pair")
     arguments = parser.parse_args()
     root = pathlib.Path(__file__).resolve().parents[2]
     program = arguments.program or str(root / "build/release/bin/centroid-bench-collectives")
@@ -121,7 +122,7 @@ def main():
     rows = []
     for ranks in map(int, arguments.ranks.split(",")):
         with Network(ranks, arguments.rate, arguments.mtu) as network:
-            rows += measure(program, network, list(map(int, arguments.sizes.split(","))), arguments.rounds)
+            rows += measure(program, network, list(map(int, arguments.sizes.split(","))), arguments.rounds, arguments.only)
     show(rows, arguments.rate, arguments.mtu)
     return 0
 
