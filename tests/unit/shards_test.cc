@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 Manifest model(const std::vector<Shape>& shapes) {
   Manifest manifest;
   for (std::size_t i = 0; i < shapes.size(); ++i)
-    manifest.push_back({"t" + std::to_string(i), DType::kF32, shapes[i]});
+    manifest.push_back({std::string("t").append(std::to_string(i)), DType::kF32, shapes[i]});
   return manifest;
 }
 
