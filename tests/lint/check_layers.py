@@ -30,15 +30,17 @@ MAY = {
     "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
+    "server/rows": [BASE],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy"],
     "server/api": [BASE, ASYNC, "transport", "server/api/view"],
     "server/api/view": [BASE, ASYNC],
     "server/service": MEANING
-    + ["transport", "server/membership", "server/aggregate", "server/store", "server/config", "server/api/view"],
+    + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/config"]
+    + ["server/api/view"],
     "server": MEANING
-    + ["transport", "server/membership", "server/aggregate", "server/store", "server/service", "server/api"]
+    + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/config", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE],

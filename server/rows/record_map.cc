@@ -1,0 +1,156 @@
+#include "server/rows/record_map.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "common/base/result.h"
+
+namespace centroid::server {
+namespace {
+
+constexpr std::size_t kSlabBytes = 64u << 10;
+constexpr std::size_t kFirstCapacity = 64;
+constexpr std::size_t kIndexBytes = sizeof(RecordMap::Number) + 1;
+
+/// Records of a slab: a power of two, at least 16.
+std::size_t slab_shift_for(std::size_t stride) {
+  return std::max<std::size_t>(std::bit_width(kSlabBytes / stride) - 1, 4);
+}
+
+}  // namespace
+
+RecordMap::RecordMap(std::size_t floats)
+    : stride_(kHeadBytes + floats * sizeof(float)),
+      slab_shift_(slab_shift_for(stride_)),
+      slab_mask_((std::size_t{1} << slab_shift_) - 1) {}
+
+std::uint64_t RecordMap::bytes() const {
+  return slabs_.size() * (stride_ << slab_shift_) + slabs_.capacity() * sizeof(slabs_[0]) +
+         capacity_ * kIndexBytes;
+}
+
+std::size_t RecordMap::grown() const {
+  return capacity_ == 0 ? kFirstCapacity : capacity_ + capacity_ / 2;
+}
+
+std::uint64_t RecordMap::bytes_for_insert() const {
+  std::uint64_t bytes = this->bytes();
+  if (free_ == kNone && next_ == slabs_.size() << slab_shift_) {
+    bytes += stride_ << slab_shift_;
+    if (slabs_.size() == slabs_.capacity()) bytes += (2 * slabs_.size() + 1) * sizeof(slabs_[0]);
+  }
+  if ((size_ + 1) * 8 > capacity_ * 7) bytes += grown() * kIndexBytes;
+  return bytes;
+}
+
+std::uint64_t RecordMap::least_bytes(std::size_t floats) {
+  const RecordMap map(floats);
+  // The index while it grows: 5 bytes times (1 + 1.5) / (7/8).
+  return (map.stride_ + 15) << map.slab_shift_;
+}
+
+std::size_t RecordMap::place_of(std::uint64_t key) const {
+  if (capacity_ == 0) return 0;
+  const std::uint64_t hash = mix64(key);
+  const std::uint8_t tag = tag_of(hash);
+  // The load is below 1, so there is a free place.
+  for (std::size_t place = home(hash);; place = place + 1 == capacity_ ? 0 : place + 1) {
+    if (tags_[place] == 0) return capacity_;
+    if (tags_[place] == tag && record(numbers_[place]).key() == key) return place;
+  }
+}
+
+RecordMap::Number RecordMap::find(std::uint64_t key) const {
+  const std::size_t place = place_of(key);
+  return place == capacity_ ? kNone : numbers_[place];
+}
+
+void RecordMap::prefetch_record(std::uint64_t key) const {
+  if (capacity_ == 0) return;
+  const std::uint64_t hash = mix64(key);
+  const std::uint8_t tag = tag_of(hash);
+  std::size_t place = home(hash);
+  for (int probe = 0; probe < 16 && tags_[place] != 0; ++probe) {
+    if (tags_[place] == tag) {
+      const std::byte* at = record(numbers_[place]).at;
+      // More than four lines the hardware fetches by itself.
+      for (std::size_t line = 0; line < std::min<std::size_t>(stride_ + 63, 256); line += 64)
+        __builtin_prefetch(at + line, 1);
+      return;
+    }
+    place = place + 1 == capacity_ ? 0 : place + 1;
+  }
+}
+
+void RecordMap::grow() {
+  const auto old_tags = std::move(tags_);
+  const auto old_numbers = std::move(numbers_);
+  const std::size_t old_capacity = capacity_;
+  capacity_ = grown();
+  tags_ = std::make_unique<std::uint8_t[]>(capacity_);
+  numbers_ = std::make_unique_for_overwrite<Number[]>(capacity_);
+  for (std::size_t i = 0; i < old_capacity; ++i) {
+    if (old_tags[i] == 0) continue;
+    std::size_t place = home(mix64(record(old_numbers[i]).key()));
+    while (tags_[place] != 0) place = place + 1 == capacity_ ? 0 : place + 1;
+    tags_[place] = old_tags[i];
+    numbers_[place] = old_numbers[i];
+  }
+}
+
+RecordMap::Number RecordMap::insert(std::uint64_t key) {
+  if ((size_ + 1) * 8 > capacity_ * 7) grow();
+  Number number = free_;
+  if (number != kNone) {
+    free_ = record(number).count();
+  } else {
+    CENTROID_CHECK(next_ != kNone);
+    if (next_ == slabs_.size() << slab_shift_)
+      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(stride_ << slab_shift_));
+    number = next_++;
+  }
+  const Record made = record(number);
+  std::memcpy(made.at, &key, sizeof key);
+  made.last_use() = 0;
+  made.count() = 0;
+  const std::uint64_t hash = mix64(key);
+  std::size_t place = home(hash);
+  while (tags_[place] != 0) place = place + 1 == capacity_ ? 0 : place + 1;
+  tags_[place] = tag_of(hash);
+  numbers_[place] = number;
+  ++size_;
+  return number;
+}
+
+void RecordMap::erase(std::uint64_t key) {
+  std::size_t hole = place_of(key);
+  if (hole == capacity_) return;
+  const Number number = numbers_[hole];
+  record(number).count() = free_;
+  free_ = number;
+  --size_;
+  // Move back what a search would no longer find behind the hole; no tombstones.
+  for (std::size_t place = hole;;) {
+    place = place + 1 == capacity_ ? 0 : place + 1;
+    if (tags_[place] == 0) break;
+    const std::size_t want = home(mix64(record(numbers_[place]).key()));
+    const bool is_between =
+        hole <= place ? (hole < want && want <= place) : (hole < want || want <= place);
+    if (is_between) continue;
+    tags_[hole] = tags_[place];
+    numbers_[hole] = numbers_[place];
+    hole = place;
+  }
+  tags_[hole] = 0;
+}
+
+void RecordMap::clear() {
+  slabs_.clear();
+  tags_.reset();
+  numbers_.reset();
+  capacity_ = size_ = 0;
+  next_ = 0;
+  free_ = kNone;
+}
+
+}  // namespace centroid::server

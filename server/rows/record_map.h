@@ -1,0 +1,92 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "common/base/random.h"
+
+namespace centroid::server {
+
+/// Hash table from 64-bit keys to records of one size: key, last use, count, then floats. Open
+/// addressing over mixed keys; the records lie in slabs that are never moved. An entry of the index
+/// is a record's number (4 bytes) and 8 bits of the hash (1 byte).
+///
+/// memory  records of 16 + 4 * floats bytes, and 5.7 to 8.6 bytes of index a record (load 7/8,
+///         growth by 1.5; while it grows the old index is there too)
+/// thread  one at a time
+class RecordMap {
+ public:
+  using Number = std::uint32_t;
+  static constexpr Number kNone = 0xFFFFFFFF;
+  static constexpr std::size_t kHeadBytes = 16;
+
+  /// A record's fields, by memory; floats are 4-aligned, the key is not always 8-aligned.
+  struct Record {
+    std::byte* at;
+    std::uint64_t key() const {
+      std::uint64_t key;
+      std::memcpy(&key, at, sizeof key);
+      return key;
+    }
+    std::uint32_t& last_use() const { return *reinterpret_cast<std::uint32_t*>(at + 8); }
+    std::uint32_t& count() const { return *reinterpret_cast<std::uint32_t*>(at + 12); }
+    float* floats() const { return reinterpret_cast<float*>(at + kHeadBytes); }
+  };
+
+  explicit RecordMap(std::size_t floats);
+
+  std::size_t size() const { return size_; }
+  /// Memory taken: slabs, index, free list.
+  std::uint64_t bytes() const;
+  /// Memory after one more insert, while it happens (an index that grows exists twice).
+  std::uint64_t bytes_for_insert() const;
+  /// Enough for one full slab and its index.
+  static std::uint64_t least_bytes(std::size_t floats);
+
+  Number find(std::uint64_t key) const;
+  Record record(Number number) const {
+    return {slabs_[number >> slab_shift_].get() + (number & slab_mask_) * stride_};
+  }
+  /// A record for a key that is not there, with last use and count 0; the floats hold anything.
+  Number insert(std::uint64_t key);
+  void erase(std::uint64_t key);
+  void clear();
+
+  /// Where the index will be read for this key.
+  void prefetch_index(std::uint64_t key) const {
+    if (capacity_ == 0) return;
+    const std::size_t at = home(mix64(key));
+    __builtin_prefetch(&tags_[at]);
+    __builtin_prefetch(&numbers_[at]);
+  }
+  /// The record that this key probably has; after prefetch_index has had time.
+  void prefetch_record(std::uint64_t key) const;
+
+  /// Places of the index, for walks: `at(place)` is kNone where nothing is. An insert changes them;
+  /// an erase may move a later record to the erased place, so look at that one again.
+  std::size_t places() const { return capacity_; }
+  Number at(std::size_t place) const { return tags_[place] == 0 ? kNone : numbers_[place]; }
+
+ private:
+  std::size_t home(std::uint64_t hash) const {
+    return static_cast<std::size_t>(((hash >> 32) * capacity_) >> 32);
+  }
+  /// Never 0, which marks a free place.
+  static std::uint8_t tag_of(std::uint64_t hash) { return static_cast<std::uint8_t>(hash | 1); }
+  std::size_t place_of(std::uint64_t key) const;
+  std::size_t grown() const;
+  void grow();
+
+  std::size_t stride_, slab_shift_, slab_mask_;
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  std::unique_ptr<std::uint8_t[]> tags_;
+  std::unique_ptr<Number[]> numbers_;
+  std::size_t capacity_ = 0, size_ = 0;
+  Number next_ = 0, free_ = kNone;  ///< never used; head of the list of erased ones
+};
+
+}  // namespace centroid::server

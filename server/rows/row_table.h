@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "server/rows/record_map.h"
+#include "server/rows/row_spec.h"
+
+namespace centroid::server {
+
+struct RowCounters {
+  std::uint64_t pulled = 0, pushed = 0;       ///< rows asked for; distinct rows of pushes
+  std::uint64_t admitted = 0, held_back = 0;  ///< rows stored; gradients of rows not yet admitted
+  std::uint64_t evicted = 0, expired = 0;     ///< for want of memory; by age
+  std::uint64_t duplicates = 0;               ///< keys that stood in a push before
+};
+
+/// Sparse rows: key -> dim floats and optimizer state.
+///
+/// A row that is not stored has its initial values: a function of (seed, key, column). A pull
+/// therefore stores nothing, and a row is stored by the push that admits it (`admit_after`-th of
+/// its key; the gradients before are dropped and counted). Time is a number the caller gives, the
+/// same unit as max_age, never going back; a row that nothing has used for longer than max_age is
+/// as if it were not there. When max_bytes would be exceeded, the least used sixteenth is evicted
+/// (by count of uses, halved at every eviction, then age, then key).
+///
+/// What a table answers depends on the calls and their order, not on how it grew.
+/// thread  one at a time
+class RowTable {
+ public:
+  /// spec.check() must hold.
+  explicit RowTable(RowSpec spec);
+
+  const RowSpec& spec() const { return spec_; }
+  const RowCounters& counters() const { return counters_; }
+  /// Stored rows (expired ones until they are swept) and keys that wait for admission.
+  std::size_t rows() const { return rows_.size(); }
+  std::size_t candidates() const { return candidates_.size(); }
+  std::uint64_t bytes() const { return rows_.bytes() + candidates_.bytes(); }
+  /// Of values and optimizer state alone.
+  std::uint64_t payload_bytes() const;
+  /// Smallest max_bytes for such a table.
+  static std::uint64_t least_bytes(const RowSpec& spec);
+
+  /// out: keys.size() * dim. A row that is stored counts as used.
+  void pull(std::span<const std::uint64_t> keys, std::span<float> out, std::uint64_t now);
+  /// One gradient of dim floats a key. Gradients of a key that comes twice are added in their
+  /// order, and the sum is one update. fails invalid_argument naming the key and column (a gradient
+  /// or a sum that is not finite, or beyond kMaxRowGradient; sizes that do not fit); then nothing
+  /// has changed.
+  Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+              std::uint64_t now);
+  /// Take away expired rows and candidates at some `places` places of the index, going round.
+  void sweep(std::size_t places, std::uint64_t now);
+
+  struct Row {
+    std::uint64_t key;
+    std::uint32_t age, count;  ///< ticks since its last use; uses
+    std::span<const float> values, slots;
+  };
+  /// Every row that has not expired, in order of keys; takes 8 bytes a row while it runs.
+  void for_each(std::uint64_t now, const std::function<void(const Row&)>& visit) const;
+  /// Put a row back as for_each gave it. fails already_exists, resource_exhausted (max_bytes),
+  /// invalid_argument (sizes, a value that is not finite).
+  Status restore(const Row& row, std::uint64_t now);
+
+ private:
+  using Record = RecordMap::Record;
+  bool is_expired(const Record& record, std::uint64_t now) const;
+  RecordMap::Number live(RecordMap& map, std::uint64_t key, std::uint64_t now);
+  bool admit(std::uint64_t key, std::uint64_t now);
+  RecordMap::Number create(std::uint64_t key);
+  void make_room(RecordMap& map, std::uint64_t limit);
+  void evict(RecordMap& map);
+  std::size_t sweep_map(RecordMap& map, std::size_t from, std::size_t places, std::uint64_t now);
+  /// Keys without repeats and the sum of their gradients, into distinct_ and sums_ when there are.
+  bool merge_duplicates(std::span<const std::uint64_t> keys, std::span<const float> gradients);
+  Status check_gradients(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+                         std::string_view what) const;
+  std::span<float> values(const Record& record) const { return {record.floats(), spec_.dim}; }
+  std::span<float> slots(const Record& record) const {
+    return {record.floats() + spec_.dim, spec_.slot_floats()};
+  }
+
+  RowSpec spec_;
+  RecordMap rows_, candidates_;
+  std::size_t rows_cursor_ = 0, candidates_cursor_ = 0;
+  RowCounters counters_;
+  // scratch of push
+  std::vector<std::uint32_t> seen_;
+  std::vector<std::uint64_t> distinct_;
+  std::vector<float> sums_;
+};
+
+}  // namespace centroid::server
