@@ -123,6 +123,8 @@ Task<Error> Session::run(FrameSink& sink) {
     if (impl->is_connection_closed) break;
     if (status.ok()) continue;
     if (impl->leave(status.error())) co_await impl->write_goodbye();
+    // What was refused is still to be read: bytes that are left when a socket closes drop the text.
+    (void)co_await impl->drop_payload();
   }
   co_await children.join();
   co_return Error(*impl->cause);

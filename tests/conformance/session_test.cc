@@ -285,6 +285,22 @@ TEST_P(SessionTest, error_of_the_sink_ends_the_session_on_both_sides) {
   EXPECT_THAT(world.client.ended->message(), HasSubstr("round 7 has moved on"));
 }
 
+Task<void> stop_and_push(Session& session, std::size_t& sent) {
+  (void)co_await tell(session, kStop, 100'000);
+  co_await push(session, 64, 1 << 20, sent);
+}
+
+// The payload that was refused is read all the same, and what comes behind it: else the client's
+// system gets a reset, and drops what has not been read.
+TEST_P(SessionTest, error_of_the_sink_arrives_while_the_peer_sends_in_bulk) {
+  ASSERT_TRUE(start());
+  std::size_t sent = 0;
+  on_client([&] { world.client.group.spawn(stop_and_push(session(), sent)); });
+  ASSERT_TRUE(client_does(until_ended(world.client)));
+  client_does(stop(world.client));  // `push` writes to this frame
+  EXPECT_EQ(world.client.ended->code(), ErrorCode::kAborted) << world.client.ended->to_string();
+}
+
 TEST_P(SessionTest, exception_of_the_sink_becomes_an_internal_error) {
   ASSERT_TRUE(start());
   EXPECT_TRUE(client_does(tell(session(), kThrow, 0)).ok());
