@@ -114,6 +114,21 @@ class Kill(DurabilityTest):
                     run = f"{name}-{fault.split(':')[0]}"
                     self.assertTrue(self.disturbed(run, expected, *JOURNAL, *arguments, fault=fault))
 
+    def test_rounds_of_single_contributions_are_in_it_too(self):
+        """What asp does depends on who comes when, so there is no run to compare with: nothing is lost, and all end with the same bits."""
+        for policy, apply in (("asp", "server"), ("asp", "worker"), ("ssp:1", "server")):
+            with self.subTest(policy=policy, apply=apply):
+                run = f"{policy[:3]}-{apply}"
+                arguments = [*JOURNAL, "--policy", policy, "--apply", apply]
+                server = self.start(run, *arguments, name=f"before-{run}", environment={"CENTROID_TEST_FAULT": "round.committed:25"}, rounds=60)
+                workers = self.workers(server, run)
+                self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
+                again = self.launch(run, "--resume", *arguments, name=f"after-{run}", listen=server.data, rounds=60)
+                self.assert_status(again, DONE)
+                self.assert_exit(DONE, *workers)
+                self.assertGreaterEqual(again.events("journal.replayed")[0]["round"], self.last_committed(server), "a committed round was lost")
+                self.assertEqual(len({self.summary(worker.name)["fingerprint"] for worker in workers}), 1)
+
     def test_group_commit_survives_a_kill_too(self):
         arguments = ["--journal", "on", "--journal-sync", "10m"]
         expected = self.whole("whole", *arguments)
