@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/api/console.h"
 #include "server/api/problem.h"
 #include "server/api/routes.h"
 #include "server/api/target.h"
@@ -129,6 +130,9 @@ Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
     return out;
   }
   out.response = check_origin(policy, request, target->authority, path);
+  if (out.response) return out;
+
+  out.response = console_file(request, target->path);
   if (out.response) return out;
 
   const bool is_head = request.method == "HEAD";

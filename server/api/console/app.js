@@ -1,0 +1,260 @@
+// The console: asks the REST interface once a second and shows what it says. No framework, nothing from elsewhere.
+'use strict'
+
+const POLL_MS = 1000
+const ROUNDS = 60 // in the timeline
+const KEPT_POINTS = 2000 // of the loss curve
+const SVG = 'http://www.w3.org/2000/svg'
+
+const find = (id) => document.getElementById(id)
+let cluster = null
+let tick = 0
+const curve = new Map() // version -> loss
+const held = new Map() // version -> loss on held-out data
+
+// ---- REST ----
+
+async function call(path, method = 'GET') {
+  const headers = { Accept: 'application/json' }
+  const token = sessionStorage.getItem('token')
+  if (token) headers.Authorization = 'Bearer ' + token
+  const answer = await fetch(path, { method, headers, cache: 'no-store' })
+  const body = await answer.json()
+  if (answer.status === 401) askToken()
+  if (!answer.ok) throw new Error(body.detail || 'status ' + answer.status)
+  return body
+}
+
+function askToken() {
+  if (!find('ask').open) find('ask').showModal()
+}
+
+function notice(text) {
+  find('notice').textContent = text
+  find('notice').hidden = !text
+}
+
+async function act(path, done) {
+  try {
+    await call(path, 'POST')
+    notice('')
+    await refresh()
+  } catch (error) {
+    notice(error.message)
+  }
+}
+
+// ---- text ----
+
+const number = (value, digits = 4) => (Number.isFinite(value) ? Number(value.toPrecision(digits)).toLocaleString('en') : '–')
+const percent = (share) => (share >= 0 ? (100 * share).toFixed(2) + ' %' : '–')
+
+function size(bytes) {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
+  let unit = 0
+  for (; bytes >= 1024 && unit < 4; unit++) bytes /= 1024
+  return bytes.toFixed(unit ? 1 : 0) + ' ' + units[unit]
+}
+
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return '–'
+  if (seconds < 1) return (1000 * seconds).toFixed(1) + ' ms'
+  if (seconds < 60) return seconds.toFixed(1) + ' s'
+  return Math.floor(seconds / 60) + ' min ' + String(Math.floor(seconds % 60)).padStart(2, '0') + ' s'
+}
+
+function tone(state) {
+  if (['training', 'active', 'finished', 'committed'].includes(state)) return 'good'
+  return ['halted', 'dead', 'fenced', 'aborted'].includes(state) ? 'bad' : 'warn'
+}
+
+// ---- elements ----
+
+function make(name, attributes = {}, ...children) {
+  const isSvg = ['svg', 'line', 'circle', 'text', 'rect', 'g', 'title'].includes(name)
+  const element = isSvg ? document.createElementNS(SVG, name) : document.createElement(name)
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value)
+  element.append(...children)
+  return element
+}
+
+// Rows of a table body, changed in place so that focus and selection stay.
+function fill(id, rows, none) {
+  const body = find(id)
+  if (!rows.length) rows = [[none]]
+  while (body.rows.length > rows.length) body.deleteRow(-1)
+  rows.forEach((cells, i) => {
+    const row = body.rows[i] || body.insertRow()
+    while (row.cells.length > cells.length) row.deleteCell(-1)
+    cells.forEach((content, k) => {
+      const cell = row.cells[k] || row.insertCell()
+      if (content instanceof Node) cell.replaceChildren(content)
+      else if (cell.firstElementChild || cell.textContent !== String(content)) cell.textContent = content
+      if (k > 1 || typeof content === 'string') cell.classList.toggle('text', String(content).length > 40)
+    })
+  })
+}
+
+const badge = (state) => make('span', { class: 'badge ' + tone(state) }, state)
+
+function shares(worker) {
+  const all = worker.compute_seconds + worker.wait_seconds || 1
+  const part = (100 * worker.compute_seconds) / all
+  const text = Math.round(part) + ' % computing, ' + Math.round(100 - part) + ' % waiting'
+  return make('svg', { viewBox: '0 0 100 8', preserveAspectRatio: 'none', role: 'img', 'aria-label': text },
+    make('title', {}, text),
+    make('rect', { class: 'compute', x: 0, y: 0, width: part, height: 8 }),
+    make('rect', { class: 'wait', x: part, y: 0, width: 100 - part, height: 8 }))
+}
+
+function drainButton(worker) {
+  const button = make('button', { type: 'button', 'aria-label': 'Drain ' + worker.name }, 'Drain')
+  button.disabled = !['active', 'syncing', 'joining'].includes(worker.state)
+  button.addEventListener('click', () => act(`/v1/workers/${worker.member}:drain`))
+  return button
+}
+
+// Present workers round the server; with ring and hierarchical, round each other.
+function picture(workers, missing) {
+  const present = workers.filter((w) => !['left', 'dead', 'fenced'].includes(w.state)).sort((a, b) => a.rank - b.rank)
+  const isStar = cluster.exchange === 'star'
+  const at = present.map((_, i) => {
+    const angle = (2 * Math.PI * i) / Math.max(1, present.length) - Math.PI / 2
+    return [180 + 130 * Math.cos(angle), 125 + 85 * Math.sin(angle)]
+  })
+  const summary = present.length + ' workers present, exchange ' + cluster.exchange
+  const svg = make('svg', { viewBox: '0 0 360 250', role: 'img', 'aria-label': summary }, make('title', {}, summary))
+  present.forEach((worker, i) => {
+    const to = isStar ? [180, 125] : at[(i + 1) % at.length]
+    const waits = missing.includes(worker.name) ? 'waiting' : ''
+    svg.append(make('line', { x1: at[i][0], y1: at[i][1], x2: to[0], y2: to[1], class: waits }))
+  })
+  svg.append(make('g', { class: tone(cluster.state) }, make('circle', { cx: 180, cy: 125, r: 24 }), make('text', { x: 180, y: 129 }, 'server')))
+  present.forEach((worker, i) => {
+    const name = worker.name.length > 14 ? worker.name.slice(0, 13) + '…' : worker.name
+    svg.append(make('g', { class: tone(worker.state) }, make('circle', { cx: at[i][0], cy: at[i][1], r: 13 }),
+      make('text', { x: at[i][0], y: at[i][1] + 27 }, name)))
+  })
+  find('picture').replaceChildren(svg)
+}
+
+function timeline(rounds) {
+  const shown = rounds.slice(0, ROUNDS).reverse()
+  const most = Math.max(1e-9, ...shown.map((round) => round.seconds))
+  const summary = `${shown.length} rounds, the longest took ${duration(most)}`
+  const svg = make('svg', { viewBox: `0 0 ${10 * ROUNDS} 80`, preserveAspectRatio: 'none' })
+  shown.forEach((round, i) => {
+    const height = Math.max(3, (78 * round.seconds) / most)
+    const kind = round.outcome || 'open'
+    const text = `round ${round.round}: ${kind}, ${duration(round.seconds)}` + (round.missing.length ? ', without ' + round.missing.join(' ') : '')
+    svg.append(make('rect', { class: kind, x: 10 * i + 1, y: 80 - height, width: 8, height }, make('title', {}, text)))
+  })
+  find('timeline').replaceChildren(svg)
+  find('timeline').setAttribute('aria-label', summary)
+}
+
+// ---- charts ----
+
+const charts = {}
+
+function chart(id, names, data) {
+  const place = find(id)
+  const style = getComputedStyle(document.documentElement)
+  const ink = style.getPropertyValue('--faint').trim()
+  const grid = style.getPropertyValue('--line').trim()
+  const key = ink + place.clientWidth
+  if (charts[id] && charts[id].key === key) return charts[id].plot.setData(data)
+  if (charts[id]) charts[id].plot.destroy()
+  const colours = ['--accent', '--warn'].map((name) => style.getPropertyValue(name).trim())
+  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } }
+  const series = [{ label: names[0] }, ...names.slice(1).map((label, i) => ({ label, stroke: colours[i], width: 2, spanGaps: true, points: { show: i === 1 } }))]
+  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false } }, axes: [axis, { ...axis, size: 58 }], series }
+  charts[id] = { key, plot: new uPlot(options, data, place) }
+}
+
+function learn(rounds) {
+  for (const round of rounds) if (round.outcome === 'committed' && Number.isFinite(round.loss)) curve.set(round.version, round.loss)
+  if (cluster.test_loss >= 0) held.set(cluster.test_version, cluster.test_loss)
+  const versions = [...new Set([...curve.keys(), ...held.keys()])].sort((a, b) => a - b)
+  while (versions.length > KEPT_POINTS) {
+    const oldest = versions.shift()
+    curve.delete(oldest)
+    held.delete(oldest)
+  }
+  const values = (map) => versions.map((version) => (map.has(version) ? map.get(version) : null))
+  chart('loss-chart', ['version', 'training loss', 'held-out loss'], [versions, values(curve), values(held)])
+  const closed = rounds.filter((round) => round.outcome).reverse()
+  chart('time-chart', ['round', 'seconds'], [closed.map((r) => r.round), closed.map((r) => r.seconds)])
+  find('loss-chart').setAttribute('aria-label', `Loss by version, now ${number(cluster.loss)} at version ${cluster.version}`)
+}
+
+// ---- the page ----
+
+function show(workers, waits, rounds) {
+  find('run').textContent = cluster.run_id
+  const why = cluster.state_reason ? ' ' + cluster.state_reason : ''
+  const state = find('state')
+  if (state.dataset.shown !== cluster.state + why) {
+    state.replaceChildren(badge(cluster.state), why)
+    state.dataset.shown = cluster.state + why
+  }
+  find('progress').textContent = percent(cluster.progress)
+  find('round').textContent = cluster.round.toLocaleString('en')
+  find('loss').textContent = number(cluster.loss)
+  find('accuracy').textContent = percent(cluster.test_accuracy)
+  find('speed').textContent = number(cluster.samples_per_second, 3)
+  find('generation').textContent = `${cluster.generation} · ${cluster.world}`
+  const isOver = ['finished', 'halted', 'stopping'].includes(cluster.state)
+  find('pause').disabled = isOver || cluster.state === 'paused'
+  find('resume').disabled = cluster.state !== 'paused'
+  fill('workers', workers.map((w) => [w.name, badge(w.state), w.rank < 0 ? '–' : w.rank, w.rounds.toLocaleString('en'), w.samples.toLocaleString('en'),
+    shares(w), size(w.bytes_in), size(w.bytes_out), drainButton(w)]), 'no worker has joined yet')
+  fill('waits', waits.map((w) => [w.who, w.for_whom, w.what, duration(w.seconds)]), 'nobody waits')
+  const open = rounds.find((round) => !round.outcome)
+  picture(workers, open && open.seconds > 1 ? open.missing : [])
+  timeline(rounds)
+  learn(rounds)
+}
+
+async function refresh() {
+  const limit = tick === 0 ? 1000 : 200
+  const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + limit)])
+  cluster = now
+  show(workers.workers, waits.waits, rounds.rounds)
+  if (tick % 5 === 0) {
+    const { checkpoints } = await call('/v1/checkpoints')
+    fill('checkpoints', checkpoints.map((c) => [c.version, c.round, new Date(1000 * c.created_unix_seconds).toLocaleString(), size(c.bytes), c.problem || '–']),
+      'none yet')
+  }
+  tick++
+}
+
+let wasUnreachable = false
+
+async function poll() {
+  try {
+    if (!document.hidden && !find('ask').open) {
+      await refresh()
+      if (wasUnreachable) notice('')
+      wasUnreachable = false
+    }
+  } catch (error) {
+    wasUnreachable = true
+    notice('The server was not asked: ' + error.message)
+  }
+  setTimeout(poll, POLL_MS)
+}
+
+find('pause').addEventListener('click', () => act('/v1/job:pause'))
+find('resume').addEventListener('click', () => act('/v1/job:resume'))
+find('checkpoint').addEventListener('click', () => {
+  tick = 5
+  act('/v1/checkpoints')
+})
+find('token').addEventListener('click', askToken)
+find('ask').addEventListener('close', () => {
+  const secret = find('secret').value
+  if (secret) sessionStorage.setItem('token', secret)
+  find('secret').value = ''
+})
+poll()
