@@ -256,6 +256,9 @@ Status check_codec_down(ServerConfig& c) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "codec_down " + c.codec_down + ": " + why);
   };
+  if (c.fragments > 1 && parsed->scope == Scope::kGlobal)
+    return refuse(
+        "it selects from all tensors at once, which come in fragments: leave scope=global away");
   if (c.is_peer_to_peer())
     return refuse(
         "with exchange " + c.exchange +
@@ -296,7 +299,18 @@ Status check_local_steps(ServerConfig& c) {
     return refuse("overlap " + std::to_string(c.overlap) +
                   " must be below local_steps / fragments, " + std::to_string(c.steps_per_round()) +
                   ": a round ends before the next begins");
-  if (c.fragments > 1) return refuse("fragments: only 1 works in this version");
+  RoundPolicy policy;
+  CENTROID_TRY(parse_policy(c.policy, c.late, policy));
+  if (policy.applies_each() && (c.fragments > 1 || c.overlap > 0))
+    return refuse(
+        "policy " + c.policy +
+        ": a contribution comes when others have moved on, so fragments cannot take turns "
+        "and nothing can be made meanwhile: leave fragments 1 and overlap 0");
+  if (c.fragments > 1 && policy.is_elastic() && c.late != "drop")
+    return refuse(
+        "late " + c.late +
+        ": the fragment of a late contribution is not the one of a later round: leave late "
+        "drop, or fragments 1");
   if (c.outer == "optimizer") return {};
   OptimizerConfig wanted = c.optimizer;
   wanted.name = c.outer == "average" ? "mean" : "nesterov";

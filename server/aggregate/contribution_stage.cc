@@ -4,8 +4,9 @@
 
 namespace centroid::server {
 
-StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec)
-    : plan_(plan), codec_(std::move(codec)), payloads_(plan.chunks().size()) {}
+StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec,
+                                       std::size_t chunks)
+    : plan_(plan), codec_(std::move(codec)), chunks_(chunks), payloads_(plan.chunks().size()) {}
 
 Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
                                std::span<float> scratch) {

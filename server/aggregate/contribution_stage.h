@@ -18,7 +18,8 @@ namespace centroid::server {
 /// thread  one
 class StagedContribution {
  public:
-  StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec);
+  /// `chunks`: so many make it whole.
+  StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec, std::size_t chunks);
 
   /// Keep a chunk. It is decoded once into `scratch` (a chunk's length at least), so that what is
   /// kept can be added.
@@ -27,7 +28,7 @@ class StagedContribution {
   Status put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
              std::span<float> scratch);
   std::uint64_t received() const { return received_; }
-  bool is_whole() const { return received_ == payloads_.size(); }
+  bool is_whole() const { return received_ == chunks_; }
   double weight() const { return weight_; }
   std::size_t bytes() const { return bytes_; }
   /// sum[i] += weight * x[i], or = when `first`. The contribution is whole.
@@ -41,6 +42,7 @@ class StagedContribution {
   };
   const ChunkPlan& plan_;
   std::shared_ptr<const Codec> codec_;
+  std::size_t chunks_;
   std::vector<Payload> payloads_;
   std::uint64_t received_ = 0;
   std::size_t bytes_ = 0;

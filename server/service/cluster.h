@@ -17,6 +17,7 @@
 #include "common/optim/norm.h"
 #include "common/proto/messages.h"
 #include "common/tensor/buffer.h"
+#include "common/tensor/fragments.h"
 #include "server/aggregate/aggregator.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
@@ -190,6 +191,13 @@ class Cluster final : public ControlPlane {
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
   std::uint64_t share_of(const Link& link) const;
+  /// Whose turn it is, until the round is committed.
+  const FragmentPlan::Fragment& fragment() const {
+    return fragments_[fragments_.turn(store_->optimizer_step())];
+  }
+  bool has_turn(const Chunk& chunk) const {
+    return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
+  }
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
@@ -303,6 +311,7 @@ class Cluster final : public ControlPlane {
   RoundPolicy policy_;
   RoundMachine machine_;
   std::unique_ptr<ParameterStore> store_;
+  FragmentPlan fragments_;  ///< of its plan
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<ReplyEncoder> replies_;  ///< with codec_down

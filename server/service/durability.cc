@@ -43,7 +43,8 @@ std::string Cluster::journal_terms() const {
          " momentum=" + exact(o.momentum) + " beta1=" + exact(o.beta1) +
          " beta2=" + exact(o.beta2) + " epsilon=" + exact(o.epsilon) +
          " weight_decay=" + exact(o.weight_decay) + " l1=" + exact(o.l1) +
-         " ftrl_beta=" + exact(o.ftrl_beta);
+         " ftrl_beta=" + exact(o.ftrl_beta) +
+         (config_.fragments > 1 ? " fragments=" + std::to_string(config_.fragments) : "");
 }
 
 journal::Base Cluster::journal_base() const {
@@ -102,7 +103,7 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   commit.offset = next.offset;
   commit.generation = attempt_->generation;
   commit.weight = counts ? decision.total_weight : 0;
-  commit.chunks = counts ? static_cast<std::uint32_t>(store_->plan().chunks().size()) : 0;
+  commit.chunks = counts ? static_cast<std::uint32_t>(fragment().chunks.size()) : 0;
   commit.unix_seconds = clock_.unix_seconds();
   if (counts) {
     for (const MemberId member : decision.contributors)
@@ -164,7 +165,8 @@ Task<Status> Cluster::replay_journal() {
         count = 0;
       }
       present = head;
-      const bool is_known = head.chunk.value < has.size() && head.form == journal_form();
+      const bool is_known = head.chunk.value < has.size() && head.form == journal_form() &&
+                            has_turn(store_->plan().chunk(head.chunk));
       const std::uint64_t bytes =
           is_known ? store_->plan().chunk(head.chunk).elements * sizeof(float) : 0;
       if (!is_known || head.payload_bytes != bytes || has[head.chunk.value])
@@ -179,14 +181,15 @@ Task<Status> Cluster::replay_journal() {
     } else if (const auto* end = std::get_if<journal::Reader::End>(&*record)) {
       if (end->head.round < round_) continue;
       const bool counts = end->head.kind == Kind::kCommit;
-      const bool is_whole = count == has.size() && end->head.round == present.round &&
+      const std::size_t wanted = fragment().chunks.size();
+      const bool is_whole = count == wanted && end->head.round == present.round &&
                             end->head.attempt == present.attempt;
-      if (end->head.round != round_ || (counts && !is_whole && !has.empty()))
+      if (end->head.round != round_ || (counts && !is_whole && wanted > 0))
         co_return mismatch(config_.journal_dir, "the end of round " + to_string(end->head.round) +
                                                     " came where that of round " +
                                                     to_string(round_) + " was expected, with " +
                                                     std::to_string(count) + " of " +
-                                                    std::to_string(has.size()) + " chunks");
+                                                    std::to_string(wanted) + " chunks");
       if (counts) CENTROID_CO_TRY(co_await replay_round(present.form, end->commit));
       count = 0;
       round_ = round_.next();
@@ -219,13 +222,13 @@ Task<Status> Cluster::replay_journal() {
 
 /// The round's numbers are in the spare plane.
 Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
-  const auto chunks = store_->plan().chunks();
+  const std::vector<Chunk>& chunks = fragment().chunks;
   if (replies_) {
     CENTROID_CO_TRY(replay_replies(commit.generation));
   } else if (form == Form::kMean) {
     co_await clip(0);
     for (const Chunk& chunk : chunks) store_->shadow_apply(chunk);
-    store_->commit_in_place();
+    store_->commit_in_place(chunks);
   } else {
     if (form == Form::kSum) co_await clip(commit.weight);
     for (const Chunk& chunk : chunks) {
@@ -233,7 +236,7 @@ Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
       if (config_.optimizer.clip_norm == 0) store_->scale(chunk, commit.weight);
       store_->apply(chunk);
     }
-    store_->commit_swap();
+    store_->commit_swap(chunks);
   }
   if (store_->version() != commit.version || store_->optimizer_step() != commit.optimizer_step)
     co_return mismatch(config_.journal_dir, "round " + to_string(round_) + " ends at version " +
@@ -257,13 +260,13 @@ Status Cluster::replay_replies(Generation generation) {
     pieces.push_back({of.id, payloads.back(), std::nullopt});
   };
   ReplyEncoder::Memory memory;
-  for (const Chunk& chunk : store_->plan().chunks()) (void)store_->spare(chunk);
+  const std::vector<Chunk>& part = fragment().chunks;
+  for (const Chunk& chunk : part) (void)store_->spare(chunk);
   memory.means = store_->all_spare();
   if (store_->keeps_residual()) memory.residual = store_->residual();
-  for (const Chunk& chunk : store_->plan().chunks())
-    CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
+  for (const Chunk& chunk : part) CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
   for (const Attempt::Piece& piece : pieces) CENTROID_TRY(apply_reply(piece));
-  store_->commit_in_place();
+  store_->commit_in_place(part);
   replies_->commit();
   return {};
 }

@@ -55,7 +55,8 @@ void Cluster::seat(Link& link) {
   round_samples_ += open.end - open.begin;
   attempt_->members.push_back(link.id);
   attempt_->opens.push_back(open);
-  staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), link.codec));
+  staged_.push_back(
+      std::make_unique<StagedContribution>(store_->plan(), link.codec, fragment().chunks.size()));
 }
 
 /// A decision has been made: who has not contributed is not waited for any more.
@@ -118,7 +119,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = store_->plan().chunks().size(), received = staged->received();
+  const std::uint64_t chunks = fragment().chunks.size(), received = staged->received();
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
   count_end(link, end);
   Contribution contribution{
@@ -158,7 +159,7 @@ void Cluster::collect_parts(const RoundDecision& decision) {
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> Cluster::sum_parts(double total_weight) {
   std::size_t turn = 0;
-  for (const Chunk& chunk : store_->plan().chunks()) {
+  for (const Chunk& chunk : fragment().chunks) {
     const std::span<float> sum = store_->spare(chunk);
     for (std::size_t i = 0; i < parts_.size(); ++i)
       parts_[i].staged->add_to(sum, chunk.id, parts_[i].weight, i == 0);

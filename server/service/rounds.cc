@@ -154,7 +154,8 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   staged_.clear();
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
-      staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), codec));
+      staged_.push_back(
+          std::make_unique<StagedContribution>(store_->plan(), codec, fragment().chunks.size()));
   aggregator_->begin(std::move(codecs));
   machine_.open(round_, attempt_->number, attempt_->members,
                 policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
@@ -277,7 +278,7 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
     encode_reply(id);
   else if (early_)
     emit(chunk);
-  if (++complete_chunks_ == store_->plan().chunks().size()) changed_.notify_all();
+  if (++complete_chunks_ == fragment().chunks.size()) changed_.notify_all();
 }
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
@@ -313,7 +314,7 @@ Task<void> Cluster::clip(double total_weight) {
   if (bound == 0) co_return;
   PlaneNorm norm;
   std::size_t turn = 0;
-  for (const Chunk& chunk : store_->plan().chunks()) {
+  for (const Chunk& chunk : fragment().chunks) {
     if (total_weight > 0) store_->scale(chunk, total_weight);
     norm.add(chunk.position, std::as_const(*store_).spare(chunk));
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
@@ -334,7 +335,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
+  const std::vector<Chunk>& part = fragment().chunks;
+  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : part.size();
   while (complete_chunks_ < chunks) {
     co_await changed_.wait(TimePoint::max());
     results_taken();
@@ -361,16 +363,16 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if (replies_)
         CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
       else
-        store_->shadow_apply(store_->plan().chunks()[turn]);
+        store_->shadow_apply(part[turn]);
       if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    store_->commit_in_place();
+    store_->commit_in_place(part);
     if (replies_) commit_replies();
   } else {
     std::size_t turn = 0;
     const bool clips = config_.optimizer.clip_norm > 0;
     co_await clip(decision.total_weight);
-    for (const Chunk& chunk : store_->plan().chunks()) {
+    for (const Chunk& chunk : part) {
       if (early_) break;  // applied and sent when it was complete
       if (!clips) store_->scale(chunk, decision.total_weight);
       store_->apply(chunk);
@@ -378,7 +380,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
     co_await journal_.done(written);
-    store_->commit_swap();
+    store_->commit_swap(part);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }

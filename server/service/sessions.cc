@@ -341,6 +341,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
                             " in round " + to_string(head.round);
   if (head.chunk.value >= store_->plan().chunks().size())
     co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
+  if (!has_turn(store_->plan().chunk(head.chunk)))
+    co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
   const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
   if (bytes > limit)
     co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
@@ -424,7 +426,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : store_->plan().chunks().size();
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : fragment().chunks.size();
   const std::uint64_t received = aggregator_->received(*rank);
   CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
   count_end(link, end);

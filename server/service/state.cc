@@ -77,6 +77,8 @@ Status Cluster::make_store(const Manifest& manifest) {
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   CENTROID_TRY(check_room(manifest, model_bytes, optimizer->slots()));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
+  CENTROID_ASSIGN(fragments_,
+                  FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
   // taken at all only when it needs nothing else.
   early_ =
@@ -85,6 +87,7 @@ Status Cluster::make_store(const Manifest& manifest) {
     CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
     store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
                                               codec_down.feedback.enabled);
+    store_->set_fragments(config_.fragments);
     CENTROID_TRY(make_replies());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
@@ -151,6 +154,13 @@ Status Cluster::load_checkpoint() {
                  "checkpoint " + entry.path.string() + " was made with seed " +
                      std::to_string(info.seed) + ", the configuration says " +
                      std::to_string(config_.seed) + ": the order of the data follows it");
+  const auto fragments = info.extra.find("fragments");
+  if (const std::string kept = fragments == info.extra.end() ? "1" : fragments->second;
+      kept != std::to_string(config_.fragments))
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with " + kept +
+                     " fragments, the configuration says " + std::to_string(config_.fragments) +
+                     ": whose turn it is follows from them (fragments)");
   const bool takes_residual = store_->keeps_residual();
   const auto load = [&](std::size_t plane, std::uint64_t offset,
                         std::span<const float> from) -> Status {
@@ -280,6 +290,7 @@ CheckpointInfo Cluster::checkpoint_info() const {
     info.extra["codec_down_generation"] = to_string(replies_generation_);
   }
   info.created_unix_seconds = clock_.unix_seconds();
+  if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   info.extra["generation"] = to_string(roster_.generation());
   if (agreed_) info.extra["model"] = agreed_->model;
   if (const auto data = agreed_data()) {

@@ -90,7 +90,7 @@ void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const std::uint3
   is_ahead_ = true;
   preserve(*params_, chunk);
   value = times_factor(value);
-  optimizer_->step_at(optimizer_step_ + 1, index, value, params_->values(chunk));
+  optimizer_->step_at(next_step(), index, value, params_->values(chunk));
 }
 
 void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
@@ -102,7 +102,7 @@ void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
     preserve(*slot, chunk);
     slots.push_back(slot->values(chunk));
   }
-  optimizer_->step(optimizer_step_ + 1, params_->values(chunk), times_factor(gradient), slots, out);
+  optimizer_->step(next_step(), params_->values(chunk), times_factor(gradient), slots, out);
 }
 
 std::span<const float> ParameterStore::times_factor(std::span<const float> gradient) {
@@ -120,6 +120,29 @@ void ParameterStore::commit_swap() {
 
 void ParameterStore::commit_in_place() {
   if (residual_) std::swap(spare_, residual_);
+  count_step();
+}
+
+void ParameterStore::commit_swap(std::span<const Chunk> chunks) {
+  if (chunks.size() == plan_->chunks().size()) return commit_swap();
+  for (const Chunk& chunk : chunks) copy_spare(chunk, *params_);
+  commit_in_place(chunks);
+}
+
+void ParameterStore::commit_in_place(std::span<const Chunk> chunks) {
+  if (chunks.size() == plan_->chunks().size()) return commit_in_place();
+  if (residual_)
+    for (const Chunk& chunk : chunks) copy_spare(chunk, *residual_);
+  count_step();
+}
+
+void ParameterStore::copy_spare(const Chunk& chunk, Plane& to) {
+  CENTROID_CHECK(!to.is_held(chunk.id));
+  preserve(to, chunk);
+  std::ranges::copy(spare_->values(chunk), to.values(chunk).begin());
+}
+
+void ParameterStore::count_step() {
   ++optimizer_step_;
   gradient_factor_ = 1;
   is_ahead_ = false;

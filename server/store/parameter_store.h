@@ -82,6 +82,11 @@ class ParameterStore {
   /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; spare and residual change
   /// places.
   void commit_in_place();
+  /// The same after a round of these chunks: the others stay as they were.
+  void commit_swap(std::span<const Chunk> chunks);
+  void commit_in_place(std::span<const Chunk> chunks);
+  /// Rounds take turns with so many parts of the model: a part's steps are counted for itself.
+  void set_fragments(std::uint64_t count) { fragments_ = count; }
   /// A round without effect (all weights 0): version + 1, values unchanged. Not after an apply that
   /// changed slots or parameters.
   void commit_unchanged();
@@ -129,13 +134,16 @@ class ParameterStore {
   bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
   std::span<const float> times_factor(std::span<const float> gradient);
+  void copy_spare(const Chunk& chunk, Plane& to);
+  void count_step();
   void step(const Chunk& chunk, std::span<const float> gradient, std::span<float> out);
   const std::shared_ptr<Plane>& plane(std::size_t number) const;
 
   const std::shared_ptr<const ChunkPlan> plan_;
   const std::unique_ptr<Optimizer> optimizer_;
   Version version_, held_;
-  std::uint64_t optimizer_step_ = 0;
+  std::uint64_t next_step() const { return optimizer_step_ / fragments_ + 1; }
+  std::uint64_t optimizer_step_ = 0, fragments_ = 1;
   float gradient_factor_ = 1;
   std::vector<float> scratch_;  // a chunk of the mean times gradient_factor_
   bool is_ahead_ = false;       // slots or parameters hold part of the next version

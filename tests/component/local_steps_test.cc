@@ -81,6 +81,44 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
   return global;
 }
 
+/// What is refused, and with which words.
+TEST(LocalStepsSettings, CombinationsThatCannotWorkAreRefused) {
+  const auto refused = [](const auto& change) {
+    ServerConfig c;
+    c.local_steps = 12;
+    change(c);
+    const Status finished = server::finish(c);
+    return finished.ok() ? std::string() : finished.error().message();
+  };
+  using C = ServerConfig;
+  EXPECT_EQ(refused([](C&) {}), "");
+  EXPECT_NE(refused([](C& c) { c.fragments = 5; }).find("no multiple"), std::string::npos);
+  EXPECT_NE(refused([](C& c) { c.fragments = 4, c.overlap = 3; }).find("below"), std::string::npos);
+  EXPECT_EQ(refused([](C& c) { c.fragments = 4, c.overlap = 2; }), "");
+  EXPECT_NE(refused([](C& c) { c.local_steps = 1, c.overlap = 1; }).find("set local_steps"),
+            std::string::npos);
+  EXPECT_NE(refused([](C& c) { c.optimizer.name = "adam"; }).find("outer optimizer"),
+            std::string::npos);
+  EXPECT_EQ(refused([](C& c) { c.optimizer.name = "adam", c.outer = "optimizer"; }), "");
+  EXPECT_NE(refused([](C& c) { c.policy = "asp", c.overlap = 1; }).find("policy asp"),
+            std::string::npos);
+  EXPECT_NE(refused([](C& c) {
+              c.policy = "quorum:1", c.late = "carry:max=2", c.fragments = 2;
+            }).find("late carry"),
+            std::string::npos);
+  EXPECT_NE(refused([](C& c) {
+              c.codec_down = "topk:0.1,scope=global", c.fragments = 2;
+            }).find("scope=global"),
+            std::string::npos);
+  ServerConfig c;
+  c.local_steps = 12;
+  ASSERT_TRUE(server::finish(c).ok());
+  EXPECT_EQ(c.optimizer.name, "nesterov");
+  EXPECT_EQ(c.optimizer.learning_rate, 0.7);
+  EXPECT_EQ(c.optimizer.momentum, 0.9);
+  EXPECT_TRUE(server::finish(c).ok());  // what it has set itself is no contradiction
+}
+
 class LocalStepsTest : public ::testing::TestWithParam<const char*> {
  protected:
   TestServer::TransportFactory transports() {
@@ -248,6 +286,143 @@ TEST_P(LocalStepsTest, WhatIsLearnedWhileAContributionTravelsIsKept) {
     std::uint64_t samples = 0;
     for (const auto& outcome : outcomes) samples += outcome.summary.samples;
     EXPECT_EQ(samples_, samples);  // every step is in some contribution
+  }
+}
+
+TEST_P(LocalStepsTest, FragmentsTakeTurns) {
+  for (const std::uint64_t overlap : {0, 2}) {
+    for (const char* apply : {"auto", "worker"}) {
+      SCOPED_TRACE(std::string(apply) + ", overlap " + std::to_string(overlap));
+      Setting s;
+      s.local_steps = 8;
+      s.fragments = 2;
+      s.overlap = overlap;
+      s.batches = {4, 7};
+      const auto data = quadratic_data(s.samples);
+      ServerConfig c = config(s);
+      c.apply = apply;
+      const auto outcomes = train(c, workers(s), data);
+      EXPECT_LT(distance(outcomes[0].params, by_hand(s, data)), 1e-6);
+      Setting whole = s;
+      whole.fragments = 1;
+      EXPECT_GT(distance(outcomes[0].params, by_hand(whole, data)), 1e-3);
+    }
+  }
+}
+
+/// Schedule and bias correction of the outer optimizer go by the steps of the fragment: what a
+/// fragment gets in 2 n rounds is what the whole model gets in n.
+TEST_P(LocalStepsTest, AFragmentsOuterStepsAreItsOwn) {
+  Setting s;
+  s.batches = {4, 4};
+  s.samples = 16;  // an epoch is a round, and every sample the same
+  s.local_steps = 2;
+  s.rounds = 10;
+  auto data = quadratic_data(s.samples);
+  std::ranges::fill(data.train.x, 2.0f);
+  ServerConfig c = config(s);
+  c.outer = "optimizer";
+  c.optimizer = {.name = "adam", .learning_rate = 0.1, .schedule = "linear:rounds=10,floor=0.1"};
+  c.optimizer.clip_norm = 1e9;
+  const auto whole = train(c, workers(s), data);
+  s.local_steps = 4;  // twice the steps a contribution, so half the rate
+  s.fragments = 2;
+  s.rounds = 20;
+  const ServerConfig two = config(s);
+  c.fragments = two.fragments;
+  c.local_steps = two.local_steps;
+  c.rounds = two.rounds;
+  c.run_dir = two.run_dir;
+  const auto parts = train(c, workers(s), data);
+  // Adam's steps go by the sign of the contributions, which is the same everywhere.
+  for (std::size_t i = 0; i < parts[0].params.size(); ++i)
+    EXPECT_NEAR(parts[0].params[i], whole[0].params[i], 0.02) << i;
+}
+
+TEST_P(LocalStepsTest, CodecsCarryContributionsAndResults) {
+  for (const char* codec : {"bf16", "int8", "topk:0.25"}) {
+    for (const std::uint64_t fragments : {1, 2}) {
+      for (const char* down : {"f32", "topk:0.5", "int8"}) {
+        const bool is_star = std::string(GetParam()) == "star";
+        if (!is_star && std::string(down) != "f32") continue;
+        SCOPED_TRACE(std::string(codec) + " down " + down + " in " + std::to_string(fragments));
+        Setting s;
+        s.batches = {4, 4};
+        s.local_steps = 4;
+        s.rounds = 60 * fragments;
+        s.fragments = fragments;
+        s.overlap = 1;
+        const auto data = quadratic_data(s.samples);
+        ServerConfig c = config(s);
+        c.codec_down = down;
+        c.outer = "optimizer";
+        c.optimizer = {.name = "sgd", .learning_rate = 0.7};
+        auto specs = workers(s);
+        for (WorkerSpec& spec : specs) spec.codec = codec;
+        const auto outcomes = train(c, specs, data);
+        // The minimum is the mean target, 2.
+        double error = 0;
+        for (const float w : outcomes[0].params) error = std::max(error, std::abs(w - 2.0));
+        EXPECT_LT(error, 0.25);
+        EXPECT_TRUE(same_bits(train(
+                                  [&] {
+                                    auto again = c;
+                                    again.run_dir = config(s).run_dir;
+                                    return again;
+                                  }(),
+                                  specs, data)[0]
+                                  .params,
+                              outcomes[0].params));
+      }
+    }
+  }
+}
+
+/// A job that is stopped after any round and goes on from its checkpoint ends with the same bits.
+TEST_P(LocalStepsTest, AResumedJobEndsWithTheSameBits) {
+  for (const std::uint64_t fragments : {1, 2}) {
+    for (const std::uint64_t overlap : {0, 1}) {
+      for (const std::uint64_t stop : {1, 2, 5}) {
+        SCOPED_TRACE(std::to_string(fragments) + " fragments, overlap " + std::to_string(overlap) +
+                     ", stopped after " + std::to_string(stop));
+        Setting s;
+        s.local_steps = 4;
+        s.fragments = fragments;
+        s.overlap = overlap;
+        s.rounds = 9;
+        s.samples = 90;
+        const auto data = quadratic_data(s.samples);
+        auto specs = workers(s);
+        for (WorkerSpec& spec : specs) {
+          spec.inner = {.name = "adamw", .learning_rate = 0.02};
+          spec.codec = "topk:0.3";
+        }
+        const auto whole = train(config(s), specs, data);
+        for (WorkerSpec& spec : specs)
+          spec.state_dir = directory_.path() / ("state-" + std::to_string(runs_));
+        ServerConfig c = config(s);
+        c.checkpoint_every_rounds = stop;
+        c.run_id = "run";
+        {
+          // Killed when a later round is over: workers and server are gone at once.
+          TestServer server(c, transports());
+          std::vector<std::thread> threads;
+          for (const WorkerSpec& spec : specs)
+            threads.emplace_back([&, spec] {
+              (void)run_worker(spec, data, server.endpoint(), transports(),
+                               [&](const auto& share, const auto&, const auto&, const auto&) {
+                                 if (share.round.value == stop) server.stop();
+                               });
+            });
+          for (auto& thread : threads) thread.join();
+          (void)server.join();
+        }
+        c.resume = true;
+        const auto resumed = train(c, specs, data);
+        EXPECT_LT(resumed[0].summary.rounds, 9u);
+        EXPECT_TRUE(same_bits(resumed[0].params, whole[0].params));
+      }
+    }
   }
 }
 

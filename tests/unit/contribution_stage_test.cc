@@ -11,7 +11,7 @@ using ::testing::HasSubstr;
 struct Fixture {
   ChunkPlan plan =
       ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {32}}}, 64).value();
-  StagedContribution staged{plan, make_codec("f32").value()};
+  StagedContribution staged{plan, make_codec("f32").value(), plan.chunks().size()};
   std::vector<float> scratch = std::vector<float>(16);
 
   /// Elements value, value + 1, ..

@@ -1,5 +1,5 @@
 centroid_test(tensor_test LABEL unit
-  SOURCES unit/tensor_test.cc unit/chunk_plan_test.cc unit/buffer_test.cc
+  SOURCES unit/tensor_test.cc unit/chunk_plan_test.cc unit/fragments_test.cc unit/buffer_test.cc
   DEPS centroid::tensor)
 
 centroid_test(codec_optimizer_test LABEL unit

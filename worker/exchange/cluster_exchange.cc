@@ -1,5 +1,6 @@
 #include "worker/exchange/cluster_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 
@@ -165,7 +166,11 @@ class ClusterExchange final : public Exchange {
   Status load() {
     const std::span<float> params = link_.params(), results = link_.results();
     if (!link_.terms().apply_on_worker) {
-      if (memory_.use_params) {
+      if (link_.fragments().count() > 1) {
+        for (const Chunk& chunk : fragment().chunks)
+          std::ranges::copy(results.subspan(chunk.position, chunk.elements),
+                            params.subspan(chunk.position, chunk.elements).begin());
+      } else if (memory_.use_params) {
         link_.swap_planes();
         memory_.use_params(link_.params());
       } else {
@@ -192,16 +197,34 @@ class ClusterExchange final : public Exchange {
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
     if (link_.results_are_encoded()) return step_encoded(params, slots);
     if (const SparseMean* mean = link_.sparse_mean()) return step_listed(*mean, params, results);
+    // With one fragment that is all tensors, end to end.
+    std::vector<Range> runs{{0, params.size()}};
+    if (link_.fragments().count() > 1) {
+      runs.clear();
+      for (const Chunk& chunk : fragment().chunks)
+        runs.push_back({chunk.position, chunk.position + chunk.elements});
+    }
+    const auto part = [](std::span<float> plane, const Range& run) {
+      return plane.subspan(run.begin, run.size());
+    };
     if (const double bound = optimizer_->config().clip_norm; bound > 0) {
       PlaneNorm norm;
-      norm.add(0, results);
+      for (const Range& run : runs) norm.add(run.begin, part(results, run));
       const float factor = clip_factor(norm.value(), bound);
       if (factor != 1)
-        for (float& g : results) g *= factor;
+        for (const Range& run : runs)
+          for (float& g : part(results, run)) g *= factor;
     }
-    optimizer_->step(optimizer_step_ + 1, params, results, slots, params);
+    std::vector<std::span<float>> parts(slots.size());
+    for (const Range& run : runs) {
+      for (std::size_t k = 0; k < slots.size(); ++k) parts[k] = part(slots[k], run);
+      const std::span<float> to = part(params, run);
+      optimizer_->step(optimizer_step_ + 1, to, part(results, run), parts, to);
+    }
     return {};
   }
+
+  const FragmentPlan::Fragment& fragment() const { return link_.fragments()[fragment_]; }
 
   /// The same with a mean that is mostly 0, for rules that do nothing there.
   Status step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
@@ -226,7 +249,7 @@ class ClusterExchange final : public Exchange {
     if (optimizer_->config().clip_norm > 0) {
       CENTROID_ASSIGN(factor, factor_of_encoded());
     }
-    for (const Chunk& chunk : link_.plan().chunks()) {
+    for (const Chunk& chunk : fragment().chunks) {
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
       const std::span<float> part = params.subspan(chunk.position, chunk.elements);
       const auto begin = std::chrono::steady_clock::now();
@@ -258,7 +281,7 @@ class ClusterExchange final : public Exchange {
   /// What the decoded mean is to be multiplied with, so that its norm keeps the bound.
   Result<float> factor_of_encoded() {
     PlaneNorm norm;
-    for (const Chunk& chunk : link_.plan().chunks()) {
+    for (const Chunk& chunk : fragment().chunks) {
       CENTROID_ASSIGN(const auto sparse, link_.sparse_result(chunk));
       if (sparse) {
         norm.add(chunk.position, sparse->index, sparse->value);

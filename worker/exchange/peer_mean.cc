@@ -59,8 +59,9 @@ Result<std::unique_ptr<CodedMean>> CodedMean::make(const ChunkPlan& plan, Terms 
   const std::uint64_t limit =
       std::clamp(terms.bucket_bytes / kChunksPerBucket, kLeastChunkBytes, plan.max_chunk_bytes());
   CENTROID_ASSIGN(ChunkPlan finer, ChunkPlan::make(plan.manifest(), limit));
+  CENTROID_ASSIGN(const auto fragments, FragmentPlan::make(finer, terms.fragments));
   auto mean = std::unique_ptr<CodedMean>(
-      new CodedMean(std::move(finer), std::move(whole), std::move(terms)));
+      new CodedMean(std::move(finer), fragments, std::move(whole), std::move(terms)));
   if (mean->whole_->spec().feedback.enabled) {
     CENTROID_ASSIGN(mean->feedback_, ErrorFeedback::make(mean->terms_.codec, mean->plan_));
     mean->feedback_->pass_nonfinite(mean->terms_.passes_nonfinite);
@@ -70,12 +71,17 @@ Result<std::unique_ptr<CodedMean>> CodedMean::make(const ChunkPlan& plan, Terms 
   return mean;
 }
 
-CodedMean::CodedMean(ChunkPlan plan, std::unique_ptr<WholeEncoder> whole, Terms terms)
+CodedMean::CodedMean(ChunkPlan plan, const FragmentPlan& fragments,
+                     std::unique_ptr<WholeEncoder> whole, Terms terms)
     : plan_(std::move(plan)), whole_(std::move(whole)), terms_(std::move(terms)) {
-  for (Bucket& bucket : make_buckets(plan_, terms_.bucket_bytes)) {
-    Flight& flight = flights_.emplace_back();
-    flight.number = static_cast<std::uint32_t>(flights_.size() - 1);
-    flight.bucket = std::move(bucket);
+  std::uint32_t number = 0;
+  for (std::uint32_t fragment = 0; fragment < fragments.count(); ++fragment) {
+    auto& flights = flights_of_.emplace_back();
+    for (Bucket& bucket : make_buckets(plan_, terms_.bucket_bytes, fragments, fragment)) {
+      Flight& flight = flights.emplace_back();
+      flight.number = number++;
+      flight.bucket = std::move(bucket);
+    }
   }
   out_.resize(whole_->codec().max_bytes(plan_.max_chunk_elements()));
 }
@@ -122,11 +128,13 @@ CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobS
   Run run{groups, job, signals};
   run.weight = job.weight;
   run.source = job.gradients;
+  flights_ = flights_of_[job.fragment];
   Status status;
   if (generation_ != groups.all.generation()) {
     generation_ = groups.all.generation();
-    for (Flight& flight : flights_)
-      if (groups.is_leader()) cut(flight, groups.contributors().world());
+    for (auto& flights : flights_of_)
+      for (Flight& flight : flights)
+        if (groups.is_leader()) cut(flight, groups.contributors().world());
     if (feedback_)
       feedback_->begin_generation(groups.is_leader() ? groups.contributors().world() : 1);
   }

@@ -76,6 +76,7 @@ class CodedMean {
     std::string codec;
     std::uint64_t seed = 0;
     std::uint64_t bucket_bytes = 0;
+    std::uint32_t fragments = 1;
     bool passes_nonfinite = false;
     std::chrono::milliseconds timeout{60'000};  ///< of one step of one bucket
   };
@@ -84,6 +85,7 @@ class CodedMean {
 
   struct Job {
     std::uint64_t round = 0;
+    std::uint32_t fragment = 0;        ///< whose tensors it is about
     double weight = 0;                 ///< samples; 0: nothing to give
     std::span<const float> gradients;  ///< as in PeerReducer::Job
     std::span<float> mean;
@@ -139,7 +141,8 @@ class CodedMean {
   };
   struct Run;  // of one job
 
-  CodedMean(ChunkPlan plan, std::unique_ptr<WholeEncoder> whole, Terms terms);
+  CodedMean(ChunkPlan plan, const FragmentPlan& fragments, std::unique_ptr<WholeEncoder> whole,
+            Terms terms);
   void cut(Flight& flight, std::uint32_t owners) const;
   std::uint64_t most_bytes(Chunks chunks) const;
   Status take_turn(Run& run, Flight& flight);
@@ -169,8 +172,9 @@ class CodedMean {
   const Terms terms_;
   std::unique_ptr<ErrorFeedback> feedback_;
   std::uint64_t generation_ = 0;
-  std::vector<Flight> flights_;
-  std::vector<Owned> owned_;  // of the last job
+  std::vector<std::vector<Flight>> flights_of_;  // fragment
+  std::span<Flight> flights_;                    // of the job's fragment
+  std::vector<Owned> owned_;                     // of the last job
   std::vector<std::uint32_t> left_index_;
   std::vector<float> left_;
   Buffer errors_;  // of its means

@@ -49,7 +49,10 @@ Result<bool> PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
                        terms.timeout == terms_.timeout;
   plan_ = plan;
   terms_ = std::move(terms);
-  buckets_ = make_buckets(plan_, terms_.bucket_bytes);
+  CENTROID_ASSIGN(const auto fragments, FragmentPlan::make(plan_, terms_.fragments));
+  buckets_.clear();
+  for (std::uint32_t fragment = 0; fragment < fragments.count(); ++fragment)
+    buckets_.push_back(make_buckets(plan_, terms_.bucket_bytes, fragments, fragment));
   if (is_same) return true;
   coded_.reset();
   if (terms_.codec == "f32") return false;
@@ -57,6 +60,7 @@ Result<bool> PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
   coded.codec = terms_.codec;
   coded.seed = terms_.seed;
   coded.bucket_bytes = terms_.bucket_bytes;
+  coded.fragments = terms_.fragments;
   coded.passes_nonfinite = !terms_.refuses_nonfinite;
   coded.timeout = terms_.timeout;
   CENTROID_ASSIGN(coded_, CodedMean::make(plan_, std::move(coded)));
@@ -231,6 +235,7 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
   Signals signals(*this);
   CodedMean::Job coded;
   coded.round = job.round;
+  coded.fragment = job.fragment;
   coded.weight = job.weight;
   coded.gradients = job.gradients;
   coded.mean = job.mean;
@@ -252,7 +257,7 @@ Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
   options.algorithm = terms_.algorithm;
   options.timeout = terms_.timeout;
   std::vector<collective::Handle> under_way;
-  for (const Bucket& bucket : buckets_) {
+  for (const Bucket& bucket : buckets_[job.fragment]) {
     if (!wait_for(bucket)) break;
     const std::uint64_t elements = bucket.end - bucket.begin;
     const std::span<float> mean = job.mean.subspan(bucket.begin, elements);

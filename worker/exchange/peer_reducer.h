@@ -29,7 +29,8 @@ struct ReduceTerms {
   bool refuses_nonfinite = true;     ///< look for NaN and infinity in our own gradients
   std::string codec = "f32";         ///< of what travels; another than f32 has one way to travel
   std::uint64_t seed = 0;            ///< of the codec's rounding
-  bool may_list = false;             ///< a sparse mean need not be written to the plane
+  std::uint32_t fragments = 1;
+  bool may_list = false;  ///< a sparse mean need not be written to the plane
 };
 
 /// Adds the gradients of a round among the workers: the data plane of the exchanges ring and
@@ -59,7 +60,8 @@ class PeerReducer {
   struct Job {
     collective::Roster roster;
     std::uint64_t round = 0;
-    double weight = 0;  ///< samples; 0: take part without numbers, nothing will be ready
+    std::uint32_t fragment = 0;  ///< whose tensors it is about; the others' mean is left alone
+    double weight = 0;           ///< samples; 0: take part without numbers, nothing will be ready
     std::span<const float> gradients;
     std::span<float> mean;  ///< sum of weight times gradient over the sum of the weights
   };
@@ -101,8 +103,8 @@ class PeerReducer {
   const std::unique_ptr<collective::Mesh> mesh_;
   ChunkPlan plan_;
   ReduceTerms terms_;
-  std::vector<Bucket> buckets_;
-  std::unique_ptr<CodedMean> coded_;  // with another codec than f32
+  std::vector<std::vector<Bucket>> buckets_;  // of each fragment
+  std::unique_ptr<CodedMean> coded_;          // with another codec than f32
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -55,6 +55,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   PeerReducer::Job job;
   job.roster = std::move(roster).value();
   job.round = open.round.value;
+  job.fragment = fragments_.turn(open.optimizer_step);
   job.weight = weight_of(open);
   job.gradients = memory_.gradients;
   job.mean = results_;

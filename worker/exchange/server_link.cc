@@ -174,6 +174,11 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
     CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
+    if (reply.fragments > 1 && spec.scope == Scope::kGlobal)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "codec " + options_.join.codec +
+                       " selects from all tensors at once, but the server has them sent in " +
+                       std::to_string(reply.fragments) + " fragments: leave scope=global away");
     if (spec.feedback.enabled && !options_.peers) {
       CENTROID_ASSIGN(feedback_, ErrorFeedback::make(options_.join.codec, plan_));
       feedback_->pass_nonfinite(reply.nonfinite ==
@@ -221,6 +226,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
         terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
     reduce.codec = codec_->spec();
     reduce.seed = terms_.seed;
+    reduce.fragments = terms_.fragments;
     reduce.may_list = slots_.empty() && terms_.weight_decay == 0 && terms_.clip_norm == 0;
     CENTROID_ASSIGN(const bool is_kept, options_.peers->configure(plan_, std::move(reduce)));
     if (keeper_ && !is_kept) keeper_->broken();

@@ -122,6 +122,9 @@ class ServerLink final : public transport::FrameSink {
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
   double weight_of(const proto::RoundOpen& open) const;
+  const FragmentPlan::Fragment& fragment_of(const proto::RoundOpen& open) const {
+    return fragments_[fragments_.turn(open.optimizer_step)];
+  }
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
                            std::uint64_t bytes);
   Task<Status> take_state(transport::Session& session, proto::StateChunk head, std::uint64_t bytes);

@@ -169,6 +169,10 @@ Task<Status> ServerLink::take_result(Session& session, proto::ResultChunk head,
                     "result chunk " + to_string(head.chunk) + " of round " + to_string(head.round) +
                         " was not expected (twice, another round, or no such chunk)");
   const Chunk& chunk = plan_.chunk(head.chunk);
+  if (fragments_.number_of(chunk.tensor) != fragments_.turn(open_->optimizer_step))
+    co_return Error(ErrorCode::kInvalidArgument, "result chunk " + to_string(head.chunk) +
+                                                     " of round " + to_string(head.round) +
+                                                     " is not of the round's fragment");
   const std::size_t limit =
       codec_down_ ? codec_down_->max_bytes(chunk.elements) : chunk.elements * sizeof(float);
   if (codec_down_ ? bytes > limit : bytes != limit)
@@ -212,12 +216,12 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
   if (closed.outcome == proto::Outcome::kCommitted) held_ = closed.version;
-  if (closed.outcome == proto::Outcome::kCommitted && !options_.peers &&
-      have_count_ != plan_.chunks().size())
-    return Error(ErrorCode::kInvalidArgument,
-                 "round " + to_string(closed.round) + " was committed, but only " +
-                     std::to_string(have_count_) + " of " + std::to_string(plan_.chunks().size()) +
-                     " result chunks came");
+  const std::size_t wanted = fragment_of(*open_).chunks.size();
+  if (closed.outcome == proto::Outcome::kCommitted && !options_.peers && have_count_ != wanted)
+    return Error(ErrorCode::kInvalidArgument, "round " + to_string(closed.round) +
+                                                  " was committed, but only " +
+                                                  std::to_string(have_count_) + " of " +
+                                                  std::to_string(wanted) + " result chunks came");
   if (closed.outcome == proto::Outcome::kAborted) {
     open_->attempt = ~std::uint32_t{0};  // nothing more is sent until the next RoundOpen
     return {};
@@ -305,7 +309,7 @@ Task<void> ServerLink::sender(Session& session) {
 /// Send tensors as they become ready, then the end; returns early when the attempt changes.
 Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen open) {
   const bool has_share = open.end > open.begin;
-  const std::size_t tensors = plan_.manifest().size();
+  const std::size_t tensors = fragment_of(open).tensors.size();
   std::size_t next = 0;
   while (is_current(open) && !session.is_closed()) {
     const bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
