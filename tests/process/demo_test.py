@@ -48,6 +48,13 @@ class Demo(unittest.TestCase):
         prints = {worker["fingerprint"] for result in runs for worker in result["workers"]}
         self.assertEqual(len(prints), 1, prints)
 
+    def test_local_steps_learn_in_every_exchange(self):
+        steps = ["--local-steps", "20", "--workers", "2", "--epochs", "30", "--lr", "0.005"]
+        for exchange in ("star", "ring"):
+            result = self.train(*steps, "--fragments", "2", "--overlap", "4", "--exchange", exchange)
+            self.assertGreater(result["test_accuracy"], 0.95)
+            self.assertEqual(sum(worker["samples"] for worker in result["workers"]), result["samples"])
+
     def test_local_training_learns(self):
         result = self.train("--exchange", "local", "--workers", "2", "--epochs", "4", "--lr", "0.005")
         self.assertGreater(result["test_accuracy"], 0.9)

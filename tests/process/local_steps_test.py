@@ -1,0 +1,138 @@
+"""Rounds of local steps with the real programs: kills, resumes, slow workers, refusals. local_steps_test.py BIN_DIR"""
+
+import signal
+
+from cluster import DONE, USAGE, ClusterTest, main, wait_for
+
+STEPS = ["--local-steps", "4", "--min-workers", "2"]
+INNER = ["--inner-optimizer", "adamw", "--inner-lr", "0.002"]
+MODEL = "mlp:64-16-10"
+
+
+class LocalStepsTest(ClusterTest):
+    def serve(self, *arguments, **places):
+        return self.launch_server(*STEPS, *arguments, **places).wait_ready()
+
+    def join(self, server, name, *arguments):
+        return self.worker(server, name, *INNER, *arguments, model=MODEL)
+
+    def bits(self, run="run"):
+        return (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
+
+
+class Training(LocalStepsTest):
+    def test_every_exchange_and_codec_learns_and_repeats(self):
+        ways = {
+            "star": ["--fragments", "2", "--overlap", "1"],
+            "ring": ["--exchange", "ring", "--fragments", "2", "--overlap", "1"],
+            "hierarchical": ["--exchange", "hierarchical", "--overlap", "1"],
+            "average": ["--outer", "average", "--weight-by", "steps"],
+        }
+        for way, flags in ways.items():
+            for codec in ("f32", "int8", "topk:0.1"):
+                with self.subTest(way=way, codec=codec):
+                    prints = set()
+                    for turn in ("a", "b"):
+                        run = f"{way}-{codec.partition(':')[0]}-{turn}"
+                        goal = ["--epochs", "20", "--exit-when-finished"]
+                        server = self.serve(*flags, *goal, run=run, name=f"server-{run}")
+                        exchange = flags[1] if flags[0] == "--exchange" else "star"
+                        extra = ["--exchange", exchange, "--codec", codec]
+                        names = [f"w{i}-{run}" for i in range(2)]
+                        self.assert_exit(DONE, *[self.join(server, name, *extra) for name in names], server)
+                        summaries = [self.summary(name) for name in names]
+                        self.assertGreater(summaries[0]["test_accuracy"], 0.9)
+                        self.assertEqual(sum(summary["samples"] for summary in summaries), 20 * 1600)
+                        prints |= {summary["fingerprint"] for summary in summaries}
+                    self.assertEqual(len(prints), 1, prints)
+
+
+class Crash(LocalStepsTest):
+    def check_resume(self, *flags, exchange="star", killed=("server", "w0", "w1")):
+        """All of a job is killed in the middle of rounds; it goes on from its checkpoint to the bits of one that was not."""
+        goal = ["--rounds", 240]
+        worker = ["--exchange", exchange, "--codec", "topk:0.2"]
+        common = [*flags, "--exchange", exchange, *goal]
+        whole = self.serve(*common, "--exit-when-finished", run="whole", name="whole")
+        self.assert_exit(DONE, *[self.join(whole, f"w{i}", *worker) for i in range(2)], whole)
+        common += ["--checkpoint-every", 20]
+        server = self.serve(*common, name="before")
+
+        def start(server, turn):
+            return [self.join(server, f"w{i}", *worker, "--state-dir", self.folder / f"state{i}") for i in range(2)]
+
+        workers = start(server, 0)
+        server.wait_event("checkpoint.written")
+        server.wait_more_rounds(25)
+        for process in [server, *workers]:
+            process.kill()
+        again = self.serve(*common, "--resume", "--exit-when-finished", name="after")
+        self.assert_exit(DONE, *start(again, 1), again)
+        self.assertEqual(self.bits(), self.bits("whole"))
+
+    def test_killed_job_ends_with_the_bits_of_one_that_was_not(self):
+        self.check_resume()
+
+    def test_killed_job_with_fragments_and_overlap_too(self):
+        self.check_resume("--fragments", "2", "--overlap", "1")
+
+    def test_killed_job_of_a_ring_too(self):
+        self.check_resume("--fragments", "2", "--overlap", "1", exchange="ring")
+
+    def test_worker_killed_in_the_middle_of_a_round_is_done_without(self):
+        for exchange in ("star", "ring"):
+            with self.subTest(exchange=exchange):
+                run = f"kill-{exchange}"
+                flags = ["--exchange", exchange, "--fragments", "2", "--overlap", "1", "--epochs", "150"]
+                server = self.serve(*flags, "--exit-when-finished", "--min-workers", "3", run=run, name=f"server-{run}")
+                workers = [self.join(server, f"{name}-{exchange}", "--exchange", exchange) for name in "abc"]
+                server.wait_round(10)
+                workers[2].kill()
+                server.wait_worker(f"c-{exchange}", "dead")
+                self.assert_exit(DONE, *workers[:2], server)
+                summaries = [self.summary(f"{name}-{exchange}") for name in "ab"]
+                self.assertEqual(len({summary["fingerprint"] for summary in summaries}), 1)
+                self.assertGreater(summaries[0]["test_accuracy"], 0.9)
+
+
+class Slow(LocalStepsTest):
+    def test_worker_that_stands_still_is_left_out_and_comes_back(self):
+        flags = ["--policy", "quorum:2", "--fragments", "2", "--overlap", "1", "--lease", "60s"]
+        server = self.serve(*flags, "--min-workers", "3")
+        workers = [self.join(server, name) for name in ("w0", "w1", "w2")]
+        server.wait_round(5)
+        workers[2].send(signal.SIGSTOP)
+        server.wait_more_rounds(20)
+        workers[2].send(signal.SIGCONT)
+        wait_for(lambda: server.cluster()["late_dropped"] > 0, "a late contribution")
+        rounds = server.workers("w2")[-1]["rounds"]
+        wait_for(lambda: server.workers("w2")[-1]["rounds"] > rounds + 5, "w2 in rounds again")
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, *workers)
+        self.assertEqual(len({self.summary(name)["fingerprint"] for name in ("w0", "w1", "w2")}), 1)
+
+
+class Refusals(LocalStepsTest):
+    def test_settings_that_cannot_work_are_named(self):
+        for flags, words in (
+            (["--fragments", "3"], ["local_steps 4", "fragments 3"]),
+            (["--overlap", "4"], ["overlap 4", "below"]),
+            (["--optimizer", "adam"], ["outer", "optimizer"]),
+            (["--local-steps", "1", "--overlap", "1"], ["set local_steps"]),
+        ):
+            with self.subTest(flags=flags):
+                self.assert_status(self.launch_server(*STEPS, *flags, name="-".join(flags[:2]).strip("-")), USAGE, *words)
+
+    def test_more_fragments_than_tensors_are_refused(self):
+        server = self.launch_server("--local-steps", "8", "--fragments", "8").wait_ready()
+        self.assert_status(self.join(server, "w0"), USAGE, "8 fragments of a model of 4 tensors")
+
+    def test_checkpoint_of_other_fragments_is_refused(self):
+        server = self.serve("--fragments", "2", "--rounds", "3", "--exit-when-finished")
+        self.assert_exit(DONE, self.join(server, "w0"), self.join(server, "w1"), server)
+        again = self.launch_server(*STEPS, "--rounds", "9", "--resume", name="again")
+        self.assert_status(again, USAGE, "made with 2 fragments")
+
+
+if __name__ == "__main__":
+    main()
