@@ -79,6 +79,26 @@ class Crash(LocalStepsTest):
     def test_killed_job_of_a_ring_too(self):
         self.check_resume("--fragments", "2", "--overlap", "1", exchange="ring")
 
+    def test_journal_brings_the_rounds_of_fragments_back(self):
+        for way in ([], ["--apply", "worker"], ["--codec-down", "topk:0.3"]):
+            with self.subTest(way=way):
+                run = "-".join(["journal", *way[1:]]).replace(":", "")
+                flags = ["--fragments", "2", "--run-id", "r", *way]
+                server = self.serve(*flags, "--journal", "on", run=run, name=f"killed-{run}")
+                workers = [self.join(server, f"w{i}-{run}") for i in range(2)]
+                server.wait_round(31)
+                for process in [server, *workers]:
+                    process.kill()
+                resume = ["--journal", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
+                again = self.launch_server(*STEPS, *flags, *resume, run=run, name=f"again-{run}")
+                rounds = again.wait_event("journal.replayed")["round"]
+                self.assertGreater(rounds, 29)
+                self.assert_exit(DONE, again)
+                goal = ["--rounds", rounds, "--exit-when-finished"]
+                whole = self.serve(*flags, *goal, run=f"whole-{run}", name=f"whole-{run}")
+                self.assert_exit(DONE, *[self.join(whole, f"v{i}-{run}") for i in range(2)], whole)
+                self.assertEqual(self.bits(run), self.bits(f"whole-{run}"))
+
     def test_worker_killed_in_the_middle_of_a_round_is_done_without(self):
         for exchange in ("star", "ring"):
             with self.subTest(exchange=exchange):
