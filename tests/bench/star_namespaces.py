@@ -3,8 +3,8 @@
 
 Makes one namespace for the server, one for each worker and one with a bridge, joined by veth pairs whose ends send at most
 RATE (tc tbf), and runs centroid-bench-star in them once for each pair of codecs, "UP/DOWN": rounds whose gradients are there at
-once. With --training the real programs train a model instead, and the time is that of the whole training. Every row
-is compared with the first. Removes everything at the end. Needs root, ip and tc; without them it says so and ends well.
+once. With --training the real programs train a model instead, and the time is that of the whole training; --local adds
+rows of local steps (docs/low-communication.md) that train on as many samples. Every row is compared with the first. Removes everything at the end. Needs root, ip and tc; without them it says so and ends well.
 """
 
 import argparse
@@ -48,8 +48,15 @@ def wait_for(path, process):
     return json.loads(path.read_text())
 
 
-def measure_training(folder, network, options, up, down):
-    """Seconds from the first worker's start to the last one's end."""
+def measure_training(folder, network, options, up, down, local=(1, 1, 0)):
+    """Seconds from the first worker's start to the last one's end. `local`: steps, fragments, overlap."""
+    steps, fragments, overlap = local
+    inner = []
+    update = ["--optimizer", "sgd", "--lr", options.lr]
+    if steps > 1:
+        inner = ["--inner-optimizer", "sgd", "--inner-lr", options.lr]
+        update = ["--local-steps", steps, "--fragments", fragments, "--overlap", overlap]
+    rounds = options.rounds * fragments // steps
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     children = []
 
@@ -63,12 +70,12 @@ def measure_training(folder, network, options, up, down):
         try:
             workers = network.names[1:]
             server = start(network.names[0], "centroid-server", "--listen", f"{network.hosts[0]}:0", "--api", "127.0.0.1:0", "--run-dir", run,
-                           "--endpoints-file", run / "endpoints.json", "--min-workers", len(workers), "--rounds", options.rounds,
-                           "--optimizer", "sgd", "--lr", "0.05", "--codec-down", down, "--exit-when-finished")  # fmt: skip
+                           "--endpoints-file", run / "endpoints.json", "--min-workers", len(workers), "--rounds", rounds,
+                           *update, "--codec-down", down, "--exit-when-finished")  # fmt: skip
             endpoint = wait_for(run / "endpoints.json", server)["data"]
             begin = time.monotonic()
             members = [start(name, "centroid-worker", "--server", endpoint, "--name", f"w{i}", "--data-cache-dir", options.data,
-                             "--model", options.model, "--codec", up, "--summary-file", run / f"w{i}.json")
+                             "--model", options.model, "--codec", up, "--summary-file", run / f"w{i}.json", *inner)
                        for i, name in enumerate(workers)]  # fmt: skip
             for member in members:
                 if member.wait(END_SECONDS) != 0:
@@ -97,6 +104,8 @@ def main():
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--training", action="store_true", help="train a model with the real programs, --rounds rounds")
+    parser.add_argument("--local", default="", help="--training: more rows, STEPS/FRAGMENTS/OVERLAP,...")
+    parser.add_argument("--lr", type=float, default=0.05, help="--training: of the only optimizer, or of the workers' own")
     parser.add_argument("--model", default="mlp:64-3200-3200-10", help="--training: 10.5 M parameters by default")
     parser.add_argument("--data", type=pathlib.Path, default=root / ".cache/data", help="--training: folder of digits.csv.gz")
     options = parser.parse_args()
@@ -111,12 +120,19 @@ def main():
     more = f"{'test %':>7} {'MiB sent':>9} {'comp. s':>8}" if options.training else f"{'server':>7} {'worker':>7}  (cpu, ms)"
     print(f"{'up / down':<44} {'seconds':>9} {'times':>7}  {more}")
     first = None
+    locals_ = [tuple(int(n) for n in row.split("/")) for row in options.local.split(",") if row]
     with Network(1 + options.workers, options.rate, options.mtu, options.congestion_control) as network:
         for up, down in pairs_of(options.pairs):
-            measure = measure_training if options.training else measure_rounds
-            seconds, rest = measure(options.bin, network, options, up, down)
-            first = first or seconds
-            print(f"{up + ' / ' + down:<44} {seconds:9.4f} {first / seconds:7.1f}  {rest}", flush=True)
+            for local in [(1, 1, 0), *locals_] if options.training else [None]:
+                if local:
+                    seconds, rest = measure_training(options.bin, network, options, up, down, local)
+                else:
+                    seconds, rest = measure_rounds(options.bin, network, options, up, down)
+                first = first or seconds
+                name = f"{up} / {down}"
+                if local and local[0] > 1:
+                    name += ", {} steps, {} fragments, overlap {}".format(*local)
+                print(f"{name:<44} {seconds:9.4f} {first / seconds:7.1f}  {rest}", flush=True)
     return 0
 
 
