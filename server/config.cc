@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/codec/spec.h"
 #include "server/aggregate/round_policy.h"
+#include "server/rows/row_spec.h"
 
 namespace centroid::server {
 
@@ -13,6 +14,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
   s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
           "api");
+  s.field("tables", &c.tables,
+          {.text = "tables of sparse rows, separated by ';', each NAME:dim=16,optimizer=adagrad,"
+                   "lr=0.01,init=zeros,seed=1,admit_after=1,max_bytes=0,max_age=0 with more in "
+                   "docs/rows.md; all but dim may be left out"});
   s.field("token", &c.token,
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
   s.field("api.token", &c.api_token,
@@ -341,6 +346,8 @@ Status finish(ServerConfig& c) {
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
   CENTROID_TRY(check_local_steps(c));
+  if (const auto tables = parse_tables(c.tables); !tables.ok())
+    return Error(tables.error()).with_context("tables");
   CENTROID_TRY(check_codec_down(c));
   if (c.min_workers > c.max_workers)
     return Error(ErrorCode::kInvalidArgument,

@@ -46,6 +46,8 @@ struct ServerConfig {
   std::uint64_t max_model_bytes = 16ull << 30, memory_limit = 0;
   std::string init = "first-worker";
 
+  std::string tables;  ///< of sparse rows: parse_tables
+
   std::chrono::milliseconds lease{10'000};
   std::chrono::milliseconds drain_timeout{30'000};
   std::chrono::milliseconds stall_timeout{30'000};

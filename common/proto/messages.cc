@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "common/proto/rows.h"
+
 namespace centroid::proto {
 namespace {
 
@@ -153,6 +155,11 @@ CENTROID_MESSAGE(StateMark)
 CENTROID_MESSAGE(Keep)
 CENTROID_MESSAGE(Computed)
 CENTROID_MESSAGE(ExchangeFailed)
+CENTROID_MESSAGE(RowsOpen)
+CENTROID_MESSAGE(RowsOpenReply)
+CENTROID_MESSAGE(RowsPull)
+CENTROID_MESSAGE(RowsPush)
+CENTROID_MESSAGE(RowsPushReply)
 
 #undef CENTROID_MESSAGE
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/proto/messages.h"
+#include "common/proto/rows.h"
 
 /// What a message may hold beyond its layout.
 namespace centroid::proto {
@@ -38,6 +39,11 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kReady, .name = "Ready"},
     Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
     Rule{.kind = Kind::kKeep, .name = "Keep"},
+    Rule{.kind = Kind(RowsKind::kOpen), .name = "RowsOpen", .is_request = true},
+    Rule{
+        .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},
+    Rule{
+        .kind = Kind(RowsKind::kPush), .name = "RowsPush", .is_request = true, .has_payload = true},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
@@ -131,6 +137,32 @@ Status RoundClosed::check() const {
 Status Report::check() const {
   CENTROID_TRY(check_correct("Report.correct", correct, samples));
   return check_loss("Report.loss_sum", loss_sum);
+}
+
+namespace {
+
+Status check_rows(std::string_view field, std::uint32_t rows) {
+  if (rows >= 1 && rows <= kMaxRows) return {};
+  return wrong(field, std::to_string(rows), "from 1 to " + std::to_string(kMaxRows));
+}
+
+}  // namespace
+
+Status RowsOpen::check() const {
+  if (client != 0) return {};
+  return wrong("RowsOpen.client", "0", "a random number, not 0");
+}
+
+Status RowsOpenReply::check() const {
+  if (dim == 0) return wrong("RowsOpenReply.dim", "0", "at least 1");
+  return check_rows("RowsOpenReply.max_rows", max_rows);
+}
+
+Status RowsPull::check() const { return check_rows("RowsPull.rows", rows); }
+
+Status RowsPush::check() const {
+  if (sequence == 0) return wrong("RowsPush.sequence", "0", "at least 1");
+  return check_rows("RowsPush.rows", rows);
 }
 
 }  // namespace centroid::proto

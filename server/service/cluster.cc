@@ -37,6 +37,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       config_(config),
       clock_(clock),
       probe_(registry),
+      rows_(config.tables, clock, registry),
       run_id_(config.run_id),
       started_(clock.now()),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),

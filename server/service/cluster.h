@@ -27,6 +27,7 @@
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
 #include "server/service/probe.h"
+#include "server/service/rows.h"
 #include "server/store/parameter_store.h"
 #include "transport/session.h"
 
@@ -301,6 +302,7 @@ class Cluster final : public ControlPlane {
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
+  RowsService rows_;  ///< its clients are no members
   std::string config_json_ = "{}", data_endpoint_, api_endpoint_, run_id_;
   const std::string node_ = transport::this_node();
   TimePoint started_;

@@ -41,11 +41,16 @@ class Cluster::MemberSink final : public transport::FrameSink {
     const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
     const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                                frame.header.payload_bytes);
+    if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
+      CENTROID_CO_TRY(is_legal);
+      if (!rows_) rows_.emplace();
+      co_return co_await cluster_.rows_.on_frame(session, frame, *rows_);
+    }
     if (!link_) {
       if (kind != Kind::kJoin)
-        co_return Error(
-            ErrorCode::kFailedPrecondition,
-            "the first message must be Join (16), not " + std::to_string(frame.header.kind));
+        co_return Error(ErrorCode::kFailedPrecondition,
+                        "the first message must be Join (16) or RowsOpen (64), not " +
+                            std::to_string(frame.header.kind));
       CENTROID_CO_TRY(is_legal);
       co_return co_await join(session, std::move(frame));
     }
@@ -120,6 +125,8 @@ class Cluster::MemberSink final : public transport::FrameSink {
   }
 
   const std::shared_ptr<Link>& link() const { return link_; }
+  /// Of a worker or a client of rows.
+  bool is_known() const { return link_ || rows_; }
 
  private:
   Task<Status> join(Session& session, InFrame frame) {
@@ -145,12 +152,13 @@ class Cluster::MemberSink final : public transport::FrameSink {
   Cluster& cluster_;
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;
+  std::optional<RowsService::Client> rows_;
 };
 
 /// A session that does not join is not kept.
 Task<void> Cluster::expect_join(Session& session, const MemberSink& sink) {
   const bool in_time = co_await sleep_until(clock_.now() + kJoinTimeout);
-  if (!in_time || sink.link() || session.is_closed()) co_return;
+  if (!in_time || sink.is_known() || session.is_closed()) co_return;
   const Error late(ErrorCode::kDeadlineExceeded, "no Join came within 10 s of the handshake");
   co_await session.goodbye(late);
 }

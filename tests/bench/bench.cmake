@@ -7,7 +7,10 @@ centroid_bench(centroid-bench-star SOURCES bench/star_bench.cc bench/star_cluste
 centroid_bench(centroid-bench-exchange
   SOURCES bench/exchange_bench.cc bench/star_cluster.cc bench/star_process.cc
   DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
+centroid_bench(centroid-bench-rows SOURCES bench/rows_bench.cc bench/star_process.cc
+  DEPS centroid::rows_client nlohmann_json::nlohmann_json)
 if(TARGET centroid-bench-star)
   add_dependencies(centroid-bench-star centroid-server)  # the benchmarks run it
   add_dependencies(centroid-bench-exchange centroid-server)
+  add_dependencies(centroid-bench-rows centroid-server)
 endif()

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "common/proto/messages.h"
+#include "common/proto/rows.h"
 
 /// Heads of messages from a peer: the first byte chooses the message, what decodes must survive a
 /// second trip.
@@ -20,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace centroid::proto;
   if (size == 0) return 0;
   const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);
-  switch (data[0] % 12) {
+  switch (data[0] % 16) {
     case 0:
       check<Join>(head);
       break;
@@ -53,6 +54,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 10:
       check<ExchangeFailed>(head);
+      break;
+    case 11:
+      check<RowsOpen>(head);
+      break;
+    case 12:
+      check<RowsOpenReply>(head);
+      break;
+    case 13:
+      check<RowsPull>(head);
+      break;
+    case 14:
+      check<RowsPush>(head);
       break;
     default:
       check<Report>(head);

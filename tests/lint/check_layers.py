@@ -33,7 +33,7 @@ MAY = {
     "server/rows": [BASE],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/aggregate/round_policy": [BASE, TENSOR],
-    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy"],
+    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy", "server/rows"],
     "server/api": [BASE, ASYNC, "transport", "server/api/view"],
     "server/api/view": [BASE, ASYNC],
     "server/service": MEANING
@@ -50,6 +50,7 @@ MAY = {
     "worker": MEANING
     + ["transport", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING,
+    "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport"],
 }
 MAY["tests"] = list(MAY)
 

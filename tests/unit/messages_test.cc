@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/proto/rows.h"
 
 namespace centroid::proto {
 namespace {
@@ -135,6 +136,11 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Computed>("ready");
   expect_documented<ExchangeFailed>("exchange-failed");
   expect_documented<Keep>("keep");
+  expect_documented<RowsOpen>("rows-open");
+  expect_documented<RowsOpenReply>("rows-open-reply");
+  expect_documented<RowsPull>("rows-pull");
+  expect_documented<RowsPush>("rows-push");
+  expect_documented<RowsPushReply>("rows-push-reply");
 }
 
 TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
@@ -199,6 +205,40 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(state.chunk, ChunkId(5));
   EXPECT_EQ(encode(sample_peers()), documented("peers"));
   EXPECT_EQ(encode(sample_failure()), documented("exchange-failed"));
+}
+
+TEST(Messages, RowsAreAsTheContractSays) {
+  RowsOpen open;
+  open.client = 0x0102030405060708;
+  open.table = "emb";
+  EXPECT_EQ(encode(open), documented("rows-open"));
+  const auto reply = decode<RowsOpenReply>(documented("rows-open-reply")).value();
+  EXPECT_EQ(reply.table, 1u);
+  EXPECT_EQ(reply.dim, 16u);
+  EXPECT_EQ(reply.max_rows, 4096u);
+  EXPECT_EQ(reply.incarnation, 9u);
+  EXPECT_EQ(reply.newest, 5u);
+  EXPECT_EQ(reply.optimizer, "adagrad");
+  RowsPush push;
+  push.table = 1;
+  push.rows = 2;
+  push.sequence = 6;
+  EXPECT_EQ(encode(push), documented("rows-push"));
+  for (const std::uint32_t rows : {0u, kMaxRows + 1}) {
+    push.rows = rows;
+    EXPECT_FALSE(decode<RowsPush>(encode(push)).ok());
+    RowsPull pull;
+    pull.rows = rows;
+    EXPECT_FALSE(decode<RowsPull>(encode(pull)).ok());
+  }
+  push.rows = 1;
+  push.sequence = 0;
+  EXPECT_FALSE(decode<RowsPush>(encode(push)).ok());
+  open.client = 0;
+  EXPECT_FALSE(decode<RowsOpen>(encode(open)).ok());
+  EXPECT_FALSE(check_frame(64, false, 15, 0).ok());
+  EXPECT_FALSE(check_frame(64, true, 15, 8).ok());
+  EXPECT_TRUE(check_frame(66, true, 16, 72).ok());
 }
 
 TEST(Messages, EveryFieldSurvivesTheWire) {

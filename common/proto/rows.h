@@ -1,0 +1,71 @@
+#pragma once
+
+#include "common/proto/messages.h"
+
+/// Messages between a client of sparse rows and the server; docs/wire.md is the contract.
+namespace centroid::proto {
+
+/// All are requests of the client; the session then is no worker's.
+enum class RowsKind : std::uint16_t {
+  kOpen = 64,  ///< answered by RowsOpenReply
+  kPull = 65,  ///< payload: keys; answered by their rows as payload, float32
+  kPush = 66,  ///< payload: keys, then their gradients, float32; answered by RowsPushReply
+};
+
+/// Rows of one message.
+inline constexpr std::uint32_t kMaxRows = 1u << 16;
+
+struct RowsOpen {
+  std::uint64_t client = 0;  ///< drawn at random by the client; the same after a reconnect; not 0
+  std::string table;
+  template <class F>
+  void fields(F& f) {
+    f(client), f(table, kMaxNameBytes);
+  }
+  Status check() const;
+};
+
+struct RowsOpenReply {
+  std::uint32_t table = 0;  ///< number for RowsPull and RowsPush
+  std::uint32_t dim = 0;
+  std::uint32_t max_rows = 0;     ///< of one message
+  std::uint64_t incarnation = 0;  ///< another one: the server has forgotten which pushes it applied
+  std::uint64_t newest = 0;       ///< highest sequence applied for this client; 0: none
+  std::string optimizer;
+  template <class F>
+  void fields(F& f) {
+    f(table), f(dim), f(max_rows), f(incarnation), f(newest), f(optimizer, kMaxNameBytes);
+  }
+  Status check() const;
+};
+
+struct RowsPull {
+  std::uint32_t table = 0;
+  std::uint32_t rows = 0;
+  template <class F>
+  void fields(F& f) {
+    f(table), f(rows);
+  }
+  Status check() const;
+};
+
+struct RowsPush {
+  std::uint32_t table = 0;
+  std::uint32_t rows = 0;
+  std::uint64_t sequence = 0;  ///< of this client over all tables, from 1; the same when sent again
+  template <class F>
+  void fields(F& f) {
+    f(table), f(rows), f(sequence);
+  }
+  Status check() const;
+};
+
+struct RowsPushReply {
+  bool applied = false;  ///< false: it had been applied before
+  template <class F>
+  void fields(F& f) {
+    f(applied);
+  }
+};
+
+}  // namespace centroid::proto

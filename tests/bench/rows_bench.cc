@@ -1,0 +1,192 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "client/rows_client.h"
+#include "common/base/config.h"
+#include "common/base/log.h"
+#include "common/base/random.h"
+#include "tests/bench/star_process.h"
+
+/// Sparse rows: one centroid-server, clients in this process, TCP on loopback.
+namespace centroid::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using client::RowsClient;
+using std::chrono::steady_clock;
+
+struct Options {
+  std::uint64_t rows = 1'000'000, batch = 4096, clients = 2, batches = 1000, dim = 16;
+  std::string optimizer = "adagrad";
+  bool json = false;
+};
+
+constexpr double kUpdatesBar = 1e6;  // a second of the server's processor time
+constexpr double kMemoryBar = 1.5;   // bytes of the server for a byte of values
+
+void check(const Status& status) {
+  if (!status.ok()) fail(status.error().to_string());
+}
+
+/// The server's folder; goes with its owner.
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) fail("cannot make a temporary folder");
+    path = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
+
+transport::Endpoint wait_for_endpoint(const fs::path& file) {
+  const auto until = steady_clock::now() + std::chrono::seconds(30);
+  while (!fs::exists(file)) {
+    if (steady_clock::now() > until) fail("centroid-server does not start");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
+  }
+  const auto endpoints = nlohmann::json::parse(std::ifstream(file));
+  auto endpoint = transport::Endpoint::parse(endpoints.at("data").get<std::string>());
+  if (!endpoint.ok()) fail(endpoint.error().message());
+  return *endpoint;
+}
+
+struct Rate {
+  double wall = 0, cpu = 0;  ///< rows a second; rows a second of the server's processor time
+};
+
+/// All clients at once, `batches` calls altogether.
+Rate measure(const Options& options, const Child& server,
+             std::vector<std::unique_ptr<RowsClient>>& clients,
+             const std::function<void(RowsClient&, std::uint64_t batch)>& call,
+             std::uint64_t batches) {
+  const double cpu = server.cpu_seconds();
+  const auto begin = steady_clock::now();
+  std::vector<std::future<void>> running;
+  for (std::size_t c = 0; c < clients.size(); ++c)
+    running.push_back(std::async(std::launch::async, [&, c] {
+      for (std::uint64_t batch = c; batch < batches; batch += clients.size())
+        call(*clients[c], batch);
+    }));
+  for (auto& one : running) one.get();
+  const double wall = std::chrono::duration<double>(steady_clock::now() - begin).count();
+  const auto rows = static_cast<double>(batches * options.batch);
+  return {rows / wall, rows / (server.cpu_seconds() - cpu)};
+}
+
+int run(const Options& options) {
+  const Folder folder;
+  const fs::path file = folder.path / "endpoints.json";
+  const std::string tables = "bench:dim=" + std::to_string(options.dim) +
+                             ",optimizer=" + options.optimizer + ",init=uniform:0.05";
+  const fs::path server_path = fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server";
+  const Child server = Child::executed({server_path, "--listen", "127.0.0.1:0", "--api",
+                                        "127.0.0.1:0", "--run-dir", folder.path, "--endpoints-file",
+                                        file, "--log-level", "warn", "--tables", tables});
+  client::RowsClientOptions to;
+  to.server = wait_for_endpoint(file);
+  std::vector<std::unique_ptr<RowsClient>> clients;
+  for (std::uint64_t c = 0; c < options.clients; ++c) {
+    auto client = RowsClient::open(to, "bench");
+    if (!client.ok()) fail(client.error().to_string());
+    clients.push_back(std::move(*client));
+  }
+  const std::size_t floats = options.batch * options.dim;
+  std::vector<float> gradients(floats);
+  CounterRng rng(1);
+  for (float& g : gradients) g = static_cast<float>(rng.normal());
+  const auto random_keys = [&](std::uint64_t stream) {
+    CounterRng draw(7, stream);
+    std::vector<std::uint64_t> keys(options.batch);
+    for (auto& key : keys) key = mix64(draw.below(options.rows));
+    return keys;
+  };
+
+  const std::uint64_t before = server.status_bytes("VmRSS");
+  const auto first_use = [&](RowsClient& client, std::uint64_t batch) {
+    std::vector<std::uint64_t> keys(options.batch);
+    for (std::uint64_t i = 0; i < options.batch; ++i)
+      keys[i] = mix64((batch * options.batch + i) % options.rows);
+    check(client.push(keys, gradients));
+  };
+  const std::uint64_t filling = (options.rows + options.batch - 1) / options.batch;
+  const Rate created = measure(options, server, clients, first_use, filling);
+  const std::uint64_t memory = server.status_bytes("VmRSS") - before;
+  const auto update = [&](RowsClient& client, std::uint64_t batch) {
+    check(client.push(random_keys(batch), gradients));
+  };
+  const Rate pushed = measure(options, server, clients, update, options.batches);
+  const auto read = [&](RowsClient& client, std::uint64_t batch) {
+    std::vector<float> out(floats);
+    check(client.pull(random_keys(batch), out));
+  };
+  const Rate pulled = measure(options, server, clients, read, options.batches);
+
+  const double values = static_cast<double>(options.rows * options.dim * sizeof(float));
+  const double ratio = static_cast<double>(memory) / values;
+  if (options.json) {
+    const auto entry = [](const Rate& rate) {
+      return nlohmann::json{{"per_wall_second", rate.wall}, {"per_server_cpu_second", rate.cpu}};
+    };
+    const nlohmann::json result = {{"rows", options.rows},           {"dim", options.dim},
+                                   {"batch", options.batch},         {"clients", options.clients},
+                                   {"optimizer", options.optimizer}, {"created", entry(created)},
+                                   {"updated", entry(pushed)},       {"pulled", entry(pulled)},
+                                   {"memory_per_payload", ratio}};
+    std::printf("%s\n", result.dump(2).c_str());
+    return 0;
+  }
+  std::printf(
+      "%llu rows of dim %llu, %s, batches of %llu random keys, %llu clients, TCP loopback\n",
+      static_cast<unsigned long long>(options.rows), static_cast<unsigned long long>(options.dim),
+      options.optimizer.c_str(), static_cast<unsigned long long>(options.batch),
+      static_cast<unsigned long long>(options.clients));
+  std::printf("%-28s %12s %22s\n", "M rows/s", "wall", "a server CPU second");
+  std::printf("%-28s %12.2f %22.2f\n", "pushed, rows made", created.wall / 1e6, created.cpu / 1e6);
+  std::printf("%-28s %12.2f %22.2f   bar %.2f: %s\n", "pushed, rows updated", pushed.wall / 1e6,
+              pushed.cpu / 1e6, kUpdatesBar / 1e6, pushed.cpu >= kUpdatesBar ? "met" : "missed");
+  std::printf("%-28s %12.2f %22.2f\n", "pulled", pulled.wall / 1e6, pulled.cpu / 1e6);
+  std::printf("server's memory / values      %.3f   bar %.1f: %s\n", ratio, kMemoryBar,
+              ratio <= kMemoryBar ? "met" : "missed");
+  return 0;
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid;
+  bench::Options options;
+  config::Schema schema("centroid-bench-rows",
+                        "Sparse rows of one server over TCP loopback: pushes, pulls, memory.");
+  schema.field("rows", &options.rows, {.text = "rows of the table", .min = 1});
+  schema.field("batch", &options.batch,
+               {.text = "keys of a call", .unit = "keys", .min = 1, .max = 65536});
+  schema.field("batches", &options.batches, {.text = "calls of each kind", .min = 1});
+  schema.field("clients", &options.clients, {.text = "at once", .min = 1, .max = 64});
+  schema.field("dim", &options.dim, {.text = "floats of a row", .min = 1, .max = 4096});
+  schema.field("optimizer", &options.optimizer,
+               {.text = "of the table", .choices = {"sgd", "adagrad", "ftrl"}});
+  schema.field("json", &options.json, {.text = "print JSON"});
+  const auto outcome = schema.load(argc, argv);
+  if (!outcome.ok()) {
+    std::fprintf(stderr, "%s\n", outcome.error().message().c_str());
+    return 2;
+  }
+  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
+  return bench::run(options);
+}
