@@ -53,7 +53,13 @@ class Client final : public transport::FrameSink {
     return run(wait_open(this, from));
   }
   std::optional<proto::Finish> finish() { return run(wait_finish(this)); }
+  /// From now on our payloads have no checksum, and the server's need none.
   void send_unsummed() { run(begin_unsummed(this)); }
+  void take_unsummed() { run(allow_unsummed(this)); }
+  /// A bit of the next frame we write changes on the way.
+  void damage_next_write() { *damage_.operations = 0; }
+  /// The header of the first result.
+  std::optional<transport::FrameHeader> result() { return run(wait_result(this)); }
   /// What the session ended with; the server's Goodbye when it said one.
   std::string ended() { return run(wait_end(this)); }
 
@@ -107,6 +113,17 @@ class Client final : public transport::FrameSink {
     self->session_->send_unsummed();
     co_return;
   }
+  static Task<void> allow_unsummed(Client* self) {
+    self->session_->take_unsummed();
+    co_return;
+  }
+  static transport::FaultPlan damage() {
+    transport::FaultPlan plan;
+    plan.action = transport::FaultPlan::Action::kCorrupt;
+    plan.at_operation = 0;
+    *plan.operations = std::uint64_t{1} << 40;  // not yet
+    return plan;
+  }
   static Task<Result<proto::JoinReply>> enter_cluster(Client* self) {
     const auto head = proto::encode(self->join);
     auto reply = co_await self->session_->request(static_cast<std::uint16_t>(Kind::kJoin), head,
@@ -136,6 +153,12 @@ class Client final : public transport::FrameSink {
     while (!self->finish_)
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->finish_;
+  }
+  static Task<std::optional<transport::FrameHeader>> wait_result(Client* self) {
+    const TimePoint deadline = self->limit();
+    while (!self->result_)
+      if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
+    co_return self->result_;
   }
   static Task<std::string> wait_end(Client* self) {
     const TimePoint deadline = self->limit();
@@ -169,6 +192,9 @@ class Client final : public transport::FrameSink {
         finish_ = finish;
         break;
       }
+      case Kind::kResult:
+        if (!result_) result_ = frame.header;
+        break;
       default:
         break;
     }
@@ -178,20 +204,29 @@ class Client final : public transport::FrameSink {
   TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
 
   IoThread thread_{"test-client"};
-  std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
+  const transport::FaultPlan damage_ = damage();
+  std::unique_ptr<transport::Transport> transport_ =
+      transport::make_faulty(transport::make_tcp(thread_.executor()), damage_);
   TaskGroup tasks_{thread_.executor()};
   Event changed_{thread_.executor()};
   std::unique_ptr<Session> session_;
   std::optional<proto::RoundOpen> open_;
   std::optional<proto::Finish> finish_;
+  std::optional<transport::FrameHeader> result_;
   std::optional<Error> cause_;
 };
 
 /// A server of a job of two epochs, one round each, and one client.
 class ContractTest : public testing::Test {
  protected:
-  static server::ServerConfig config(const std::filesystem::path& folder) {
+  explicit ContractTest(const std::string& payload_checksum = "auto")
+      : server{config(directory.path(), payload_checksum),
+               [](Executor executor) { return transport::make_tcp(executor); }} {}
+
+  static server::ServerConfig config(const std::filesystem::path& folder,
+                                     const std::string& payload_checksum) {
     server::ServerConfig c;
+    c.payload_checksum = payload_checksum;
     c.run_dir = folder;
     c.exit_when_finished = true;
     c.epochs = 2;
@@ -209,8 +244,7 @@ class ContractTest : public testing::Test {
   }
 
   TemporaryDirectory directory;
-  TestServer server{config(directory.path()),
-                    [](Executor executor) { return transport::make_tcp(executor); }};
+  TestServer server;
   Client client;
 };
 
@@ -230,12 +264,74 @@ TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
   EXPECT_THAT(client.ended(), HasSubstr("closed the connection"));
 }
 
-TEST_F(ContractTest, PayloadsWithinAMachineNeedNone) {
+/// payload_checksum always.
+struct ChecksumTest : ContractTest {
+  ChecksumTest() : ContractTest("always") {}
+};
+
+TEST_F(ContractTest, PayloadsWithinAMachineHaveNoChecksum) {
   client.join.node = transport::this_node();
   ASSERT_TRUE(client.open(server.endpoint()).ok());
+  client.take_unsummed();
   const auto reply = client.enter();
   ASSERT_TRUE(reply.ok()) << reply.error().to_string();
   EXPECT_TRUE(reply->unsummed);
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  client.send_unsummed();
+  client.damage_next_write();  // nobody sees it
+  client.contribute(*round);
+  const auto result = client.result();
+  ASSERT_TRUE(result);
+  EXPECT_NE(result->flags & transport::kFlagUnsummed, 0u);
+  EXPECT_EQ(result->payload_crc, 0u);
+}
+
+TEST_F(ChecksumTest, PayloadsWithinAMachineHaveOneToo) {
+  client.join.node = transport::this_node();
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  client.take_unsummed();
+  const auto reply = client.enter();
+  ASSERT_TRUE(reply.ok()) << reply.error().to_string();
+  EXPECT_FALSE(reply->unsummed);
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  client.contribute(*round);
+  const auto result = client.result();
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->flags & transport::kFlagUnsummed, 0u);
+  EXPECT_NE(result->payload_crc, 0u);
+}
+
+TEST_F(ChecksumTest, AChangedBitEndsTheSession) {
+  client.join.node = transport::this_node();
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  ASSERT_TRUE(client.enter().ok());
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  client.damage_next_write();
+  proto::Push push;
+  push.generation = round->generation;
+  push.round = round->round;
+  push.attempt = round->attempt;
+  push.weight = static_cast<double>(round->end - round->begin);
+  (void)client.send(Kind::kPush, push, 16);
+  EXPECT_THAT(client.ended(), HasSubstr("closed the connection"));
+  EXPECT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
+}
+
+TEST_F(ChecksumTest, PayloadsWithoutOneEndTheSession) {
+  client.join.node = transport::this_node();
+  ASSERT_TRUE(client.open(server.endpoint()).ok());
+  ASSERT_TRUE(client.enter().ok());
+  const auto round = client.round();
+  ASSERT_TRUE(round);
+  client.send_unsummed();
+  proto::Push push;
+  push.generation = round->generation;
+  push.round = round->round;
+  (void)client.send(Kind::kPush, push, 16);
+  EXPECT_THAT(client.ended(), HasSubstr("closed the connection"));
 }
 
 TEST_F(ContractTest, LeaveWithoutTheRequestFlagEndsTheSession) {

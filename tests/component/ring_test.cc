@@ -166,21 +166,6 @@ TEST_P(RingTest, EveryCodecLearnsAndRepeats) {
   }
 }
 
-TEST_P(RingTest, ABreakAtEveryOperationBetweenPeersWithACodecEndsWell) {
-  const auto data = make_blobs(48, 8, 4, 10);
-  codec_ = "topk:0.2,values=int8";
-  for (const Action action : {Action::kCut, Action::kTruncate}) {
-    for (std::uint64_t n = 0; n < 60; n += action == Action::kCut ? 2 : 9) {
-      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
-                   std::to_string(n));
-      ServerConfig c = config();
-      c.min_workers = 2;
-      expect_good_end(c, data, transports(), faulty(action, n));
-      if (HasFailure()) return;
-    }
-  }
-}
-
 TEST_P(RingTest, ACheckpointHasTheSlotsOfTheWorkers) {
   const auto data = make_blobs(100, 8, 4, 3);
   ServerConfig c = config();
@@ -197,13 +182,22 @@ TEST_P(RingTest, ACheckpointHasTheSlotsOfTheWorkers) {
 
 TEST_P(RingTest, ABreakAtEveryOperationBetweenPeersEndsWell) {
   const auto data = make_blobs(48, 8, 4, 10);
-  for (const Action action : {Action::kCut, Action::kFail, Action::kTruncate}) {
-    for (std::uint64_t n = 0; n < 60; n += action == Action::kCut ? 1 : 7) {
-      SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
-                   std::to_string(n));
+  struct Breaks {
+    const char* codec;
+    Action action;
+    std::uint64_t every;
+  };
+  for (const Breaks& breaks :
+       {Breaks{"f32", Action::kCut, 1}, Breaks{"f32", Action::kFail, 7},
+        Breaks{"f32", Action::kTruncate, 7}, Breaks{"topk:0.2,values=int8", Action::kCut, 2},
+        Breaks{"topk:0.2,values=int8", Action::kTruncate, 9}}) {
+    codec_ = breaks.codec;
+    for (std::uint64_t n = 0; n < 60; n += breaks.every) {
+      SCOPED_TRACE(codec_ + ", action " + std::to_string(static_cast<int>(breaks.action)) +
+                   " at operation " + std::to_string(n));
       ServerConfig c = config();
       c.min_workers = 2;
-      expect_good_end(c, data, transports(), faulty(action, n));
+      expect_good_end(c, data, transports(), faulty(breaks.action, n));
       if (HasFailure()) return;
     }
   }

@@ -109,6 +109,49 @@ TEST(RingOrder, SumsAreRightInEveryOrder) {
   } while (std::next_permutation(order.begin() + 1, order.end()));
 }
 
+/// The sum that a ring in this order promises (docs/algorithms.md): part p begins with the place
+/// behind p and ends with p.
+Floats sum_in_order(const std::vector<Floats>& of_ranks, const Order& order) {
+  const std::size_t world = order.size(), count = of_ranks[0].size();
+  Floats out(count);
+  std::size_t at = 0;
+  for (std::size_t part = 0; part < world; ++part) {
+    const std::size_t end = at + count / world + (part < count % world ? 1 : 0);
+    for (; at < end; ++at) {
+      float sum = of_ranks[order[(part + 1) % world]][at];
+      for (std::size_t i = 2; i <= world; ++i) sum += of_ranks[order[(part + i) % world]][at];
+      out[at] = sum;
+    }
+  }
+  return out;
+}
+
+TEST(RingOrder, TheBitsAreThoseOfTheOrder) {
+  constexpr std::uint32_t kWorld = 5;
+  constexpr std::size_t kCount = 1003;
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng random(seed);
+  std::vector<Floats> numbers(kWorld, Floats(kCount));
+  for (Floats& of_rank : numbers)
+    for (float& x : of_rank)
+      x = std::ldexp(static_cast<float>(random.next() % 1000), int(random.next() % 24) - 12);
+  Job job(Carrier::kInProcess, kWorld);
+  const Floats by_rank = sum_in_order(numbers, {0, 1, 2, 3, 4});
+  for (const Order& order : {Order{0, 1, 2, 3, 4}, Order{0, 3, 1, 4, 2}, Order{0, 2, 4, 3, 1}}) {
+    const Floats promised = sum_in_order(numbers, order);
+    EXPECT_EQ(promised == by_rank, order[1] == 1) << "else the test could not tell them apart";
+    job.run([&](Group& group) {
+      const auto ordered = group.with_ring(order);
+      ASSERT_TRUE(ordered.ok());
+      Floats data = numbers[group.rank()];
+      ASSERT_TRUE(
+          succeeds(all_reduce(*ordered, view(data), with(Reduction::kSum, Algorithm::kRing))));
+      EXPECT_EQ(data, promised);
+    });
+  }
+}
+
 TEST(RingOrder, WhatIsNoOrderOfTheRanksIsRefused) {
   Job job(Carrier::kInProcess, 3);
   job.run([&](Group& group) {
@@ -126,18 +169,21 @@ TEST(RingOrder, EveryPairIsMeasuredAndEveryRankKnowsTheSame) {
       SCOPED_TRACE(name_of(carrier) + " world " + std::to_string(world));
       Job job(carrier, world);
       std::vector<std::vector<double>> seen(world);
+      std::vector<Order> rings(world);
       job.run([&](Group& group) {
         const auto measured = measure_bandwidths(group, 4096);
         ASSERT_TRUE(measured.ok()) << measured.error().to_string();
         seen[group.rank()] = measured->rates;
         const auto ordered = order_by_bandwidth(group);
         ASSERT_TRUE(ordered.ok()) << ordered.error().to_string();
+        rings[group.rank()].assign(ordered->ring().begin(), ordered->ring().end());
         Floats data(5, 1);
         EXPECT_TRUE(succeeds(all_reduce(*ordered, view(data), CallOptions())));
         EXPECT_THAT(data, ::testing::Each(static_cast<float>(world)));
       });
       for (std::uint32_t a = 0; a < world; ++a) {
         EXPECT_EQ(seen[a], seen[0]);
+        EXPECT_EQ(rings[a], rings[0]);
         for (std::uint32_t b = 0; b < world; ++b)
           EXPECT_EQ(seen[0][a * world + b] > 0, a != b) << a << " and " << b;
       }
