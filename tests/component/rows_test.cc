@@ -1,9 +1,15 @@
 #include "common/proto/rows.h"
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <thread>
 
+#include <boost/asio/connect.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
 #include <gmock/gmock.h>
 
 #include "client/rows_client.h"
@@ -97,6 +103,82 @@ class RawClient final : public transport::FrameSink {
   std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
   TaskGroup tasks_{thread_.executor()};
   std::unique_ptr<transport::Session> session_;
+};
+
+/// Stands between clients and a server, and cuts the first connection instead of passing on the
+/// server's frame number `cut_at` (HelloReply is 1).
+class CuttingRelay {
+ public:
+  CuttingRelay(const transport::Endpoint& server, int cut_at)
+      : server_(tcp::endpoint(boost::asio::ip::make_address(server.host), server.port)),
+        cut_at_(cut_at),
+        thread_([this] { run(); }) {}
+  ~CuttingRelay() {
+    is_ending_ = true;
+    // Wakes accept.
+    boost::asio::io_context context;
+    tcp::socket last(context);
+    boost::system::error_code ignored;
+    last.connect(acceptor_.local_endpoint(), ignored);
+    thread_.join();
+  }
+  transport::Endpoint endpoint() const {
+    transport::Endpoint out;
+    out.port = acceptor_.local_endpoint().port();
+    return out;
+  }
+  int connections() const { return connections_; }
+
+ private:
+  using tcp = boost::asio::ip::tcp;
+
+  void run() {
+    for (;;) {
+      tcp::socket client = acceptor_.accept();
+      if (is_ending_) return;
+      ++connections_;
+      tcp::socket server(context_);
+      server.connect(server_);
+      std::thread up([&] { copy_bytes(client, server); });
+      copy_frames(server, client, connections_ == 1 ? cut_at_ : 0);
+      boost::system::error_code ignored;
+      client.shutdown(tcp::socket::shutdown_both, ignored);
+      server.shutdown(tcp::socket::shutdown_both, ignored);
+      up.join();
+    }
+  }
+  static void copy_bytes(tcp::socket& from, tcp::socket& to) {
+    std::vector<std::byte> buffer(64 << 10);
+    boost::system::error_code failed;
+    while (!failed) {
+      const std::size_t n = from.read_some(boost::asio::buffer(buffer), failed);
+      if (!failed) boost::asio::write(to, boost::asio::buffer(buffer.data(), n), failed);
+    }
+    to.shutdown(tcp::socket::shutdown_both, failed);
+  }
+  static void copy_frames(tcp::socket& from, tcp::socket& to, int cut_at) {
+    boost::system::error_code failed;
+    for (int frame = 1;; ++frame) {
+      std::vector<std::byte> bytes(transport::kFrameHeaderBytes);
+      boost::asio::read(from, boost::asio::buffer(bytes), failed);
+      if (failed) return;
+      const auto header = transport::decode_header(bytes, transport::FrameLimits{});
+      if (!header.ok() || frame == cut_at) return;
+      bytes.resize(bytes.size() + header->head_bytes + header->payload_bytes);
+      const auto rest = boost::asio::buffer(bytes) + transport::kFrameHeaderBytes;
+      boost::asio::read(from, rest, failed);
+      if (!failed) boost::asio::write(to, boost::asio::buffer(bytes), failed);
+      if (failed) return;
+    }
+  }
+
+  boost::asio::io_context context_;
+  tcp::acceptor acceptor_{context_, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)};
+  const tcp::endpoint server_;
+  const int cut_at_;
+  std::atomic<bool> is_ending_{false};
+  std::atomic<int> connections_{0};
+  std::thread thread_;
 };
 
 class RowsServiceTest : public testing::Test {
@@ -194,6 +276,31 @@ TEST_F(RowsServiceTest, APushThatComesAgainOnANewSessionIsNotAppliedAgain) {
   }
   EXPECT_EQ(once, again);
   EXPECT_NE(once[0], 0.0f);
+}
+
+TEST_F(RowsServiceTest, AClientWhoseAnswerWasLostConnectsAgainAndItsPushCountsOnce) {
+  // 1: HelloReply, 2: RowsOpenReply, 3: the answer to the first call.
+  for (const int cut_at : {1, 2, 3, 4}) {
+    SCOPED_TRACE("cut at frame " + std::to_string(cut_at));
+    const CuttingRelay relay(server.endpoint(), cut_at);
+    RowsClientOptions options;
+    options.server = relay.endpoint();
+    const auto client = RowsClient::open(options, "emb");
+    ASSERT_TRUE(client.ok()) << client.error().to_string();
+    server::RowTable expected(spec);
+    const Keys keys{static_cast<std::uint64_t>(1000 + cut_at), 5000};
+    const Floats gradients{1, 2, 3, 4, 0, 0, 0, 0};
+    for (int push = 0; push < 3; ++push) {
+      const Status pushed = (*client)->push(keys, gradients);
+      ASSERT_TRUE(pushed.ok()) << pushed.error().to_string();
+      ASSERT_TRUE(expected.push(keys, gradients, 0).ok());
+    }
+    Floats got(8), want(8);
+    ASSERT_TRUE((*client)->pull(keys, got).ok());
+    expected.pull(keys, want, 0);
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(relay.connections(), 2);
+  }
 }
 
 TEST_F(RowsServiceTest, AMalformedMessageEndsTheSession) {
