@@ -210,6 +210,17 @@ CLUSTER = Dashboard(
             ),
         ),
         (
+            "Journal",
+            (
+                Panel("Unsynced", "Age of the oldest commit that power loss would take; 0 without a journal.", "s",
+                      (("max(centroid_server_journal_unsynced_seconds{SELECT})", "unsynced"),)),
+                Panel("Journal size", "Bytes of its segments; a checkpoint makes it short again.", "bytes",
+                      (("max(centroid_server_journal_bytes{SELECT})", "size"),)),
+                Panel("Journal trouble", "1: a write fails and is repeated (the round waits), or the journal is broken until the next checkpoint.",
+                      "none", (("max(centroid_server_journal_waits{SELECT})", "waits"), ("max(centroid_server_journal_broken{SELECT})", "broken"))),
+            ),
+        ),
+        (
             "Errors",
             (
                 Panel("Contributions lost", "Of workers that went before their end; the round was closed with the rest or repeated.", "ops",
@@ -263,6 +274,9 @@ ALERTS = (
           "> 7200", "0m",
           "warning", "The newest checkpoint of {{ $labels.instance }} is older than two hours while the job trains.",
           "POST /v1/checkpoints (centroidctl checkpoints make) writes one now; set checkpoint.every_rounds to what you can afford to lose."),
+    Alert("CentroidJournalBroken", "max by (job, instance) (centroid_server_journal_broken + centroid_server_journal_waits)", "> 0", "1m",
+          "critical", "The journal of {{ $labels.instance }} cannot be written.",
+          "The server's log says why; mostly the disk is full. Make room, then centroidctl checkpoints make: a checkpoint begins a new journal."),
     Alert("CentroidStateLost", "sum by (job, instance) (increase(centroid_server_state_lost_total[10m]))", "> 0", "0m",
           "critical", "The job on {{ $labels.instance }} went back to an older state.",
           "Every worker of a ring was gone at once. Find what they share (a power supply, a switch, a node pool); checkpoint more often."),

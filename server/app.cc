@@ -97,6 +97,7 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   ApiOptions api_options;
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
+  api_options.viewer_token = config.api_viewer_token;
   CENTROID_ASSIGN(const auto api,
                   ApiServer::start(control.executor(), api_options, cluster, registry));
   cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());

@@ -22,6 +22,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
   s.field("api.token", &c.api_token,
           {.text = "bearer token of REST; needed beyond loopback", .secret = true});
+  s.field("api.viewer_token", &c.api_viewer_token,
+          {.text = "another token of REST, which may only read: for Prometheus and for people who "
+                   "look",
+           .secret = true});
   s.field("endpoints_file", &c.endpoints_file,
           {.text = "write the real endpoints to this JSON file once both listen"},
           "endpoints-file");

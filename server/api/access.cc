@@ -7,6 +7,15 @@
 
 namespace centroid::server {
 
+namespace {
+
+/// source  RFC 9110, section 9.2.1
+bool is_safe(const HttpRequest& request) {
+  return request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
+}
+
+}  // namespace
+
 bool is_same_secret(std::string_view expected, std::string_view given) {
   volatile unsigned difference = expected.size() == given.size() ? 0 : 1;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -55,9 +64,7 @@ std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpR
                           instance);
   }
   const std::string* origin = request.field("origin");
-  const bool is_safe =
-      request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
-  if (origin == nullptr || is_safe) return std::nullopt;
+  if (origin == nullptr || is_safe(request)) return std::nullopt;
   const std::string wanted = to_lower(host);
   const std::string got = to_lower(*origin);
   if (got != "http://" + wanted && got != "https://" + wanted)
@@ -77,7 +84,13 @@ std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRe
   if (is_bearer) {
     std::string_view given = std::string_view(*sent).substr(kScheme.size());
     while (given.starts_with(' ')) given.remove_prefix(1);
-    if (is_same_secret(policy.token, given)) return std::nullopt;
+    const bool may_act = is_same_secret(policy.token, given);
+    const bool may_read =
+        !policy.viewer_token.empty() && is_same_secret(policy.viewer_token, given);
+    if (may_act || (may_read && is_safe(request))) return std::nullopt;
+    if (may_read)
+      return make_problem(403, ErrorCode::kFailedPrecondition,
+                          "refused: this token may only read (api.viewer_token)", instance);
   }
   auto response = make_problem(401, ErrorCode::kFailedPrecondition,
                                is_bearer ? "the bearer token is not the server's"

@@ -10,7 +10,8 @@ namespace centroid::server {
 
 /// Who may call. Pure; decided before a request is routed.
 struct AccessPolicy {
-  std::string token;               ///< empty: nobody is asked
+  std::string token;               ///< may everything; empty: nobody is asked
+  std::string viewer_token;        ///< may read; empty: there is none
   bool is_loopback = true;         ///< then the Host field is checked
   std::string host = "127.0.0.1";  ///< bound address or name, accepted in Host
 };
@@ -27,7 +28,7 @@ std::string host_name(std::string_view host_and_port);
 std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
                                          std::string_view authority, std::string_view instance);
 
-/// 401 unless the request carries the token.
+/// 401 unless the request carries a token; 403 for an unsafe method with the viewer's.
 /// source  RFC 6750, sections 2.1 and 3
 std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRequest& request,
                                         std::string_view instance);

@@ -124,6 +124,7 @@ Status ApiServer::Impl::listen() {
             " is reachable from other machines and there is no token: set the API's token, "
             "or listen on 127.0.0.1");
   policy.token = options.token;
+  policy.viewer_token = options.viewer_token;
   policy.host = options.endpoint.host;
 
   acceptor.open(endpoint.protocol(), ec);
@@ -330,7 +331,12 @@ ApiServer::~ApiServer() { CENTROID_CHECK(impl_->group.size() == 0 && impl_->runn
 Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOptions options,
                                                     ControlPlane& control,
                                                     metrics::Registry& registry) {
-  for (const char c : options.token)
+  if (!options.viewer_token.empty() &&
+      (options.token.empty() || options.token == options.viewer_token))
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "api.viewer_token may only read: it needs an api.token beside it, and another one");
+  for (const char c : options.token + options.viewer_token)
     if (c <= 0x20 || c >= 0x7f)
       return Error(ErrorCode::kInvalidArgument,
                    "API token: expected printable ASCII without spaces");

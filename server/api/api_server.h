@@ -15,8 +15,9 @@ namespace centroid::server {
 
 /// Where the REST server listens, who may call, and what a client may cost.
 struct ApiOptions {
-  transport::Endpoint endpoint;  ///< port 0 asks for a free one
-  std::string token;             ///< bearer token; may be empty on loopback only
+  transport::Endpoint endpoint;   ///< port 0 asks for a free one
+  std::string token;              ///< bearer token; may be empty on loopback only
+  std::string viewer_token = {};  ///< another one that may only read; needs `token`
 
   std::size_t header_limit_bytes = 8 * 1024;
   std::size_t body_limit_bytes = 64 * 1024;

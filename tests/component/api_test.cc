@@ -321,6 +321,32 @@ TEST_F(ApiTest, ADangerousEndpointIsRefused) {
   EXPECT_EQ(fails().code(), ErrorCode::kAlreadyExists);
 }
 
+TEST_F(ApiTest, TheViewersTokenReadsAndDoesNotAct) {
+  options.token = "s3cret-token";
+  options.viewer_token = "for-looking";
+  start();
+  const char* viewer = "Authorization: Bearer for-looking\r\n";
+  for (const char* path : {"/", "/metrics", "/v1/cluster", "/v1/config"})
+    EXPECT_EQ(request("GET", path, viewer).status, 200) << path;
+  for (const char* path :
+       {"/v1/job:stop", "/v1/job:pause", "/v1/checkpoints", "/v1/workers/7:drain"})
+    expect_problem(request("POST", path, viewer), 403, "failed_precondition", "may only read");
+  EXPECT_EQ(control.actions(), "");
+  EXPECT_EQ(request("POST", "/v1/job:pause", "Authorization: Bearer s3cret-token\r\n").status, 202);
+  expect_problem(request("GET", "/v1/cluster", "Authorization: Bearer for-lookinG\r\n"), 401,
+                 "failed_precondition");
+}
+
+TEST_F(ApiTest, AViewersTokenNeedsAnotherOneBesideIt) {
+  options.viewer_token = "for-looking";
+  for (const char* token : {"", "for-looking"}) {
+    options.token = token;
+    const auto started = ApiServer::start(io.executor(), options, control, registry);
+    ASSERT_FALSE(started.ok());
+    EXPECT_EQ(started.error().code(), ErrorCode::kInvalidArgument);
+  }
+}
+
 TEST_F(ApiTest, WithATokenItListensAnywhereAndTakesAnyHost) {
   options.endpoint.host = "0.0.0.0";
   options.token = "t";

@@ -103,8 +103,8 @@ class Cluster(unittest.TestCase):
             (self.folder / name).mkdir()
             (self.folder / name).chmod(mode)
         self.folder.chmod(0o755)
-        for name in ("token", "api-token"):
-            (self.folder / "tokens" / name).write_text(TOKEN)
+        for name, text in (("token", TOKEN), ("api-token", TOKEN), ("viewer-token", TOKEN + "-to-look")):
+            (self.folder / "tokens" / name).write_text(text)
 
     def remove_pods(self):
         for name in reversed(self.pods):
