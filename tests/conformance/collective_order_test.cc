@@ -152,6 +152,77 @@ TEST(RingOrder, TheBitsAreThoseOfTheOrder) {
   }
 }
 
+/// A wire that takes 20 ms for a long frame.
+class SlowConnection final : public transport::Connection {
+ public:
+  explicit SlowConnection(std::unique_ptr<Connection> inner) : inner_(std::move(inner)) {}
+  Task<Result<transport::InFrame>> read_header() override { return inner_->read_header(); }
+  Task<Status> read_payload(MutableBytes into) override { return inner_->read_payload(into); }
+  Task<Result<Bytes>> read_piece(MutableBytes scratch) override {
+    return inner_->read_piece(scratch);
+  }
+  Task<Status> skip_payload() override { return inner_->skip_payload(); }
+  Task<Status> write(const transport::OutFrame& frame) override {
+    if (frame.payload.size() > 1000) (void)co_await sleep_until(now() + 20ms);
+    co_return co_await inner_->write(frame);
+  }
+  void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
+  void set_limits(const transport::FrameLimits& limits) override { inner_->set_limits(limits); }
+  transport::FrameLimits limits() const override { return inner_->limits(); }
+  std::string peer() const override { return inner_->peer(); }
+  TimePoint last_received() const override { return inner_->last_received(); }
+  transport::TrafficCounters traffic() const override { return inner_->traffic(); }
+  Executor executor() const override { return inner_->executor(); }
+
+ private:
+  const std::unique_ptr<Connection> inner_;
+};
+
+/// Calls to these hosts are slow.
+class SlowTransport final : public transport::Transport {
+ public:
+  SlowTransport(std::unique_ptr<Transport> inner, std::set<std::string> slow)
+      : inner_(std::move(inner)), slow_(std::move(slow)) {}
+  Task<Result<std::unique_ptr<transport::Connection>>> connect(transport::Endpoint endpoint,
+                                                               Deadline deadline) override {
+    auto made = co_await inner_->connect(endpoint, deadline);
+    if (made.ok() && slow_.contains(endpoint.host))
+      *made = std::make_unique<SlowConnection>(std::move(*made));
+    co_return made;
+  }
+  Result<std::unique_ptr<transport::Listener>> listen(
+      const transport::Endpoint& endpoint) override {
+    return inner_->listen(endpoint);
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  const std::set<std::string> slow_;
+};
+
+// Ranks 1 and 2 are slow, whoever calls.
+TEST(RingOrder, TheMeasuredRingAvoidsTheSlowPairOnAllRanks) {
+  const auto plain = inprocess_factory(transport::make_inprocess_hub());
+  const auto wire_of = [=](std::uint32_t rank) {
+    std::set<std::string> slow;
+    if (rank == 1) slow = {"rank2"};
+    if (rank == 2) slow = {"rank1"};
+    return Wire{
+        [=](Executor executor) { return std::make_unique<SlowTransport>(plain(executor), slow); }};
+  };
+  Job job(Carrier::kInProcess, 4, wire_of);
+  std::vector<Order> rings(4);
+  job.run([&](Group& group) {
+    const auto ordered = order_by_bandwidth(group);
+    ASSERT_TRUE(ordered.ok()) << ordered.error().to_string();
+    rings[group.rank()].assign(ordered->ring().begin(), ordered->ring().end());
+  });
+  for (const Order& ring : rings) EXPECT_EQ(ring, rings[0]);
+  ASSERT_EQ(rings[0].size(), 4u) << "not the order of ranks";
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NE(rings[0][i] + rings[0][(i + 1) % 4], 3u) << "1 is opposite to 2, so 0 is to 3";
+}
+
 TEST(RingOrder, WhatIsNoOrderOfTheRanksIsRefused) {
   Job job(Carrier::kInProcess, 3);
   job.run([&](Group& group) {
