@@ -31,6 +31,23 @@ double bar_of(const Share& share, std::string_view kernels) {
   return kernels == "avx2" ? share.avx2 : share.avx512;
 }
 
+/// Whether two threads have a core each: what stays in their own caches is read twice as fast then,
+/// whatever memory allows.
+void bench_cores(const Options& options, std::span<const float> x, ThreadPool& pool) {
+  constexpr std::size_t kOwn = 131'072;  // 512 KiB
+  const std::size_t some = std::min(kOwn, x.size() / 2);
+  const auto read = [&](std::size_t part) {
+    for (int i = 0; i < 200; ++i) sink = read_pass(x.subspan(part * some, some));
+  };
+  Turns turns;
+  const std::size_t one = turns.add([&] { read(0); });
+  const std::size_t two =
+      turns.add([&] { pool.run([&](int part) { read(static_cast<std::size_t>(part)); }); });
+  turns.run(options.repetitions);
+  row("512 KiB each in cache, 2 threads, times as much as 1", 2 * turns.ratio(one, two), "",
+      "about 2: a core each; about 1: one core, or one core's time");
+}
+
 }  // namespace
 
 void bench_selection(const Options& options) {
@@ -38,6 +55,7 @@ void bench_selection(const Options& options) {
   const Floats x(options.elements);
   fill_normal(x.span(), 7);
   ThreadPool pool(2);
+  bench_cores(options, x.span(), pool);
   for (const Share& share : kShares) {
     const std::uint64_t k = KeepRatio{share.billionths}.kept(options.elements);
     Turns turns;
