@@ -122,8 +122,8 @@ void add_texts(CLI::App& app, int& status) {
       app.add_subcommand("completion", "Completion of the shell, for a file that it reads.");
   const auto shell = std::make_shared<std::string>("bash");
   completion->add_option("SHELL", *shell, "which shell")->check(CLI::IsMember({"bash"}));
-  completion->callback([&app, &status] {
-    std::fputs(bash_completion(app).c_str(), stdout);
+  completion->callback([&app, &status, shell] {  // keeps what the option writes into
+    if (*shell == "bash") std::fputs(bash_completion(app).c_str(), stdout);
     status = kExitDone;
   });
   CLI::App* const man = app.add_subcommand("man", "This program's manual page, for `man -l -`.");

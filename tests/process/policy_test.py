@@ -101,7 +101,7 @@ class Asynchronous(Policy):
         return {name: sum(seen["rounds"] for seen in server.workers(worker.name)) for name, worker in workers.items()}
 
     def test_asp_makes_a_round_of_each_contribution(self):
-        server, workers = self.start("--policy", "asp", "--lr", 0.02)
+        server, workers = self.start("--policy", "asp:max=1000000", "--lr", 0.02)
         server.wait_round(200)
         server.post("/v1/job:pause")
         server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
