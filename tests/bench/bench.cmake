@@ -9,8 +9,15 @@ centroid_bench(centroid-bench-exchange
   DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
 centroid_bench(centroid-bench-rows SOURCES bench/rows_bench.cc bench/star_process.cc
   DEPS centroid::rows_client nlohmann_json::nlohmann_json)
+centroid_bench(centroid-bench-durability
+  SOURCES bench/durability_bench.cc bench/star_cluster.cc bench/star_process.cc
+  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
+centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc bench/star_process.cc
+  DEPS centroid::proto centroid::transport nlohmann_json::nlohmann_json)
 if(TARGET centroid-bench-star)
   add_dependencies(centroid-bench-star centroid-server)  # the benchmarks run it
   add_dependencies(centroid-bench-exchange centroid-server)
   add_dependencies(centroid-bench-rows centroid-server)
+  add_dependencies(centroid-bench-durability centroid-server)
+  add_dependencies(centroid-bench-memory centroid-server)
 endif()

@@ -166,34 +166,37 @@ Contender make_star_cluster(const ClusterSettings& settings) {
   const std::string program =
       (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
   const bool is_star = settings.exchange == "star";
-  Child server = Child::executed({program,
-                                  "--exchange",
-                                  settings.exchange,
-                                  "--listen",
-                                  settings.host + ":0",
-                                  "--token",
-                                  kToken,
-                                  "--codec-down",
-                                  settings.codec_down,
-                                  "--api",
-                                  "127.0.0.1:0",
-                                  "--run-dir",
-                                  folder.path().string(),
-                                  "--endpoints-file",
-                                  endpoints.string(),
-                                  "--log-level",
-                                  "error",
-                                  "--apply",
-                                  is_star ? settings.apply : "worker",
-                                  "--optimizer",
-                                  settings.optimizer,
-                                  "--lr",
-                                  "0.0001",
-                                  "--min-workers",
-                                  std::to_string(settings.workers),
-                                  "--credit_bytes",
-                                  std::to_string(settings.credit_bytes)},
-                                 settings.namespaces.empty() ? "" : settings.namespaces[0]);
+  std::vector<std::string> command = {
+      program,
+      "--exchange",
+      settings.exchange,
+      "--listen",
+      settings.host + ":0",
+      "--token",
+      kToken,
+      "--codec-down",
+      settings.codec_down,
+      "--api",
+      "127.0.0.1:0",
+      "--run-dir",
+      settings.run_dir.empty() ? folder.path().string() : settings.run_dir,
+      "--endpoints-file",
+      endpoints.string(),
+      "--log-level",
+      "error",
+      "--apply",
+      is_star ? settings.apply : "worker",
+      "--optimizer",
+      settings.optimizer,
+      "--lr",
+      "0.0001",
+      "--min-workers",
+      std::to_string(settings.workers),
+      "--credit_bytes",
+      std::to_string(settings.credit_bytes)};
+  command.insert(command.end(), settings.server_flags.begin(), settings.server_flags.end());
+  Child server =
+      Child::executed(command, settings.namespaces.empty() ? "" : settings.namespaces[0]);
   const transport::Endpoint endpoint = wait_for_endpoint(endpoints);
   std::vector<Child> members;
   for (std::size_t m = 0; m < settings.workers; ++m)

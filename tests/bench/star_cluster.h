@@ -20,6 +20,8 @@ struct ClusterSettings {
   std::string exchange = "star";
   std::vector<std::string> hosts;
   std::size_t workers_per_node = 1;
+  std::string run_dir;                    ///< of the server; empty: one that does not stay
+  std::vector<std::string> server_flags;  ///< more of them
 };
 
 /// centroid-server as a user runs it, and workers with the star exchange whose gradients are there
