@@ -106,6 +106,7 @@ struct JoinReply {
   std::string codec_down = "f32";       ///< of the results, with exchange star
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
   bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
+  Round counted;          ///< the last one in which a contribution under this name counted; 0: none
   // docs/low-communication.md
   std::uint32_t local_steps = 1;  ///< of a worker between two contributions of a tensor
   std::uint32_t fragments = 1;    ///< into which the tensors are divided, one a round
@@ -117,7 +118,7 @@ struct JoinReply {
     f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
-        f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed);
+        f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed), f(counted);
     f(local_steps), f(fragments), f(weight_by);
   }
   Status check() const;

@@ -163,6 +163,7 @@ class Cluster final : public ControlPlane {
 
   // sessions.cc
   void tell_codecs(Link& link, const proto::PushEnd& end);
+  Round counted_of(const std::string& name) const;
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
   Status check_join(const transport::Session& session, const proto::Join& join) const;
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
@@ -354,6 +355,8 @@ class Cluster final : public ControlPlane {
   std::vector<float> stage_scratch_;
   std::weak_ptr<const StateImage> image_;
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
+  std::map<std::string, Round>
+      counted_;  ///< by worker: the last round its contribution was made for
 
   // peer-to-peer exchange
   struct Position {

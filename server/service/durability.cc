@@ -191,6 +191,8 @@ Task<Status> Cluster::replay_journal() {
                                                     std::to_string(count) + " of " +
                                                     std::to_string(wanted) + " chunks");
       if (counts) CENTROID_CO_TRY(co_await replay_round(present.form, end->commit));
+      if (counts)
+        for (const std::string& name : end->commit.contributors) counted_[name] = round_;
       count = 0;
       round_ = round_.next();
       epoch_ = end->commit.epoch;

@@ -400,6 +400,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
                                  {"version", store_->version().value},
                                  {"seconds", elapsed},
                                  {"loss", loss_}});
+  for (const MemberId member : decision.contributors) counted_[name_of(member)] = round_;
+  for (const LateContribution& late : decision.late) counted_[name_of(late.member)] = late.round;
   fault::point("round.committed");
   round_over();
   const std::uint64_t every = config_.checkpoint_every_rounds;

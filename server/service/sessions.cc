@@ -249,6 +249,15 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
   return {};
 }
 
+/// The last round in which a contribution of this name counted, or will when the round closes.
+Round Cluster::counted_of(const std::string& name) const {
+  if (attempt_ && !attempt_->closed)
+    for (const MemberId member : machine_.contributed())
+      if (name_of(member) == name) return attempt_->round;
+  const auto found = counted_.find(name);
+  return found == counted_.end() ? Round() : found->second;
+}
+
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   if (links_.empty() && store_ && store_->version().value == 0) {
     // Who brought this model left before giving its parameters: the next one may bring another.
@@ -261,6 +270,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   if (!store_) CENTROID_TRY(make_store(join.manifest));
   if (!agreed_) agreed_ = join;
   if (links_.empty()) agreed_->codec = join.codec;
+  const Round counted = counted_of(join.name);
   CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
                                                   clock_.unix_seconds()));
   if (joined.fenced) {
@@ -314,6 +324,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
+  reply.counted = counted;
   reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
   reply.fragments = static_cast<std::uint32_t>(config_.fragments);
   if (config_.weight_by != "samples")

@@ -10,6 +10,9 @@ namespace {
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 /// Plane of a checkpoint behind the optimizer's: what the codec of the results has left out.
 constexpr const char* kResidualSlot = "codec_down_residual";
+/// Fields of a checkpoint: by worker the last round in which its contribution counted.
+constexpr const char* kCountedPrefix = "counted/";
+constexpr std::uint64_t kCountedRounds = 16;
 }  // namespace
 
 Task<Status> Cluster::prepare() {
@@ -191,6 +194,11 @@ Status Cluster::load_checkpoint() {
                                     : "the checkpoint has no residual of the results' codec: it "
                                       "begins at zero"}});
   }
+  counted_.clear();
+  for (const auto& [key, value] : info.extra)
+    if (key.starts_with(kCountedPrefix))
+      counted_[key.substr(std::string_view(kCountedPrefix).size())] =
+          Round(std::strtoull(value.c_str(), nullptr, 10));
   resumed_from_ = entry;
   log::info("checkpoint.loaded", {{"path", entry.path.string()},
                                   {"version", info.version.value},
@@ -292,6 +300,9 @@ CheckpointInfo Cluster::checkpoint_info() const {
   info.created_unix_seconds = clock_.unix_seconds();
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   info.extra["generation"] = to_string(roster_.generation());
+  for (const auto& [name, round] : counted_)  // who may still ask: its round is one of the last
+    if (round.value + kCountedRounds >= round_.value)
+      info.extra[kCountedPrefix + name] = to_string(round);
   if (agreed_) info.extra["model"] = agreed_->model;
   if (const auto data = agreed_data()) {
     info.extra["train_samples"] = std::to_string(data->samples);

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 
-from cluster import DONE, USAGE, ClusterTest, main
+from cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = 24
@@ -32,10 +32,10 @@ class DurabilityTest(ClusterTest):
     def workers(self, server, run, *arguments):
         return [self.worker(server, f"w{i}-{run}", *arguments) for i in range(2)]
 
-    def whole(self, run, *arguments, **more):
+    def whole(self, run, *arguments, worker=(), **more):
         """The state at the end of a run that nobody disturbs."""
         server = self.start(run, *arguments, **more)
-        self.assert_exit(DONE, *self.workers(server, run), server)
+        self.assert_exit(DONE, *self.workers(server, run, *worker), server)
         return state_bytes(self.checkpoints(run)[-1])
 
     def last_committed(self, server):
@@ -129,10 +129,70 @@ class Kill(DurabilityTest):
                 self.assertGreaterEqual(again.events("journal.replayed")[0]["round"], self.last_committed(server), "a committed round was lost")
                 self.assertEqual(len({self.summary(worker.name)["fingerprint"] for worker in workers}), 1)
 
+    def test_error_feedback_is_told_that_its_contribution_counted(self):
+        codec = ("--codec", "topk:0.1")
+        arguments = [*JOURNAL, "--optimizer", "sgd"]
+        expected = self.whole("whole", *arguments, worker=codec)
+        for fault in ("journal.end_written:9", "round.before_close:9"):
+            with self.subTest(fault):
+                run = fault.split(":")[0]
+                self.assertTrue(self.disturbed(run, expected, *arguments, fault=fault, worker=codec))
+                for name in (f"w0-{run}", f"w1-{run}"):
+                    log = next(process for process in self.processes if process.name == name)
+                    self.assertEqual(log.events("contribution.settled")[0]["counted"], True)
+
     def test_group_commit_survives_a_kill_too(self):
         arguments = ["--journal", "on", "--journal-sync", "10m"]
         expected = self.whole("whole", *arguments)
         self.assertTrue(self.disturbed("killed", expected, *arguments, fault="round.committed:14"))
+
+
+class FullDisk(ClusterTest):
+    """The journal's disk: a file system of 1 MiB."""
+
+    def journal_on_small_disk(self, *arguments):
+        place = self.folder / "disk"
+        place.mkdir()
+        if os.geteuid() != 0:
+            self.skipTest("only root may mount the small file system that this test fills")
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
+        server = self.server(*JOURNAL, "--journal-dir", place / "journal", *arguments)
+        return place, server, self.worker(server, "w0")
+
+    def journal_waits(self, server):
+        return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "journal"]
+
+    def test_round_waits_and_says_so_until_there_is_space(self):
+        place, server, worker = self.journal_on_small_disk()
+        server.wait_event("journal.waits", error="No space left")
+        (said,) = wait_for(lambda: self.journal_waits(server), "the journal in /v1/waits")
+        self.assertIn("No space left", said["what"])
+        held = server.cluster()["version"]
+        wait_for(lambda: server.metric("centroid_server_journal_waits") == 1, "the metric")
+        self.assertEqual(server.cluster()["version"], held)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        server.wait_event("journal.goes_on")
+        server.wait_more_rounds()
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
+
+    def test_training_goes_on_without_a_journal_where_that_is_wanted(self):
+        _, server, worker = self.journal_on_small_disk("--journal-full", "go-on")
+        server.wait_event("journal.broken", error="No space left")
+        wait_for(lambda: server.metric("centroid_server_journal_broken") == 1 or server.events("checkpoint.written")[1:], "its trouble")
+        server.wait_more_rounds(20)
+        server.wait_event("checkpoint.written")  # of the initial state, or the one that the trouble called for
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
+
+    def test_stop_does_not_wait_for_space(self):
+        _, server, worker = self.journal_on_small_disk()
+        server.wait_event("journal.waits")
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
 
 
 class Memory(ClusterTest):

@@ -196,6 +196,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_TRUE(reply.ring_by_bandwidth);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);
+  EXPECT_EQ(reply.counted, Round(41));
   EXPECT_TRUE(reply.unsummed);
   EXPECT_EQ(reply.local_steps, 20u);
   EXPECT_EQ(reply.fragments, 4u);

@@ -212,6 +212,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     codecs_.codec_down = terms_.codec_down;
   }
   joined_once_ = true;
+  settle(terms_.counted);
   have_.assign(plan_.chunks().size(), false);
   held_ = Version();
   peers_.reset();
@@ -285,7 +286,11 @@ Task<Error> ServerLink::serve(Session& session) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
   session_ = nullptr;
-  if (open_) round_is_over(false, false);
+  // Whether a whole contribution was taken is for the server to say (JoinReply.counted).
+  if (open_ && feedback_ && sent_end_ && open_->attempt != ~std::uint32_t{0})
+    unsettled_ = open_->round;
+  else if (open_)
+    round_is_over(false, false);
   open_.reset();
   undelivered_.reset();
   behind_.reset();

@@ -117,6 +117,7 @@ class ServerLink final : public transport::FrameSink {
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
   void round_is_over(bool committed, bool is_closed);
+  void settle(Round counted);
   ErrorFeedback* feedback_at_rest();
   void save_feedback();
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
@@ -177,6 +178,7 @@ class ServerLink final : public transport::FrameSink {
   std::vector<bool> have_;
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;
+  std::optional<Round> unsettled_;  // sent whole before the connection broke; feedback_ is open
   std::optional<proto::Computed> behind_;  // the round that closed without us
 
   transport::TrafficCounters closed_traffic_, live_traffic_;

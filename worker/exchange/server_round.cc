@@ -409,6 +409,23 @@ void ServerLink::round_is_over(bool committed, bool is_closed) {
   }
 }
 
+/// The server knows, or nobody does: what was sent before the connection broke.
+void ServerLink::settle(Round counted) {
+  if (!unsettled_) return;
+  const Round round = *std::exchange(unsettled_, std::nullopt);
+  const bool is_counted = round == counted;
+  if (is_counted)
+    feedback_->commit();
+  else
+    feedback_->take_back();
+  log::info("contribution.settled", {{"round", round.value}, {"counted", is_counted}});
+  if (!keeper_) return;
+  if (!is_counted)
+    keeper_->broken();
+  else if (keeper_->closed(round))
+    save_feedback();
+}
+
 /// Error feedback between rounds; nullptr while the peers' thread has it.
 ErrorFeedback* ServerLink::feedback_at_rest() {
   return options_.peers ? options_.peers->feedback_at_rest() : feedback_.get();
@@ -422,6 +439,7 @@ void ServerLink::save_feedback() {
 }
 
 void ServerLink::leave_feedback() {
+  settle(Round());
   if (!keeper_) return;
   if (const ErrorFeedback* feedback = feedback_at_rest()) keeper_->leave(*feedback);
 }
