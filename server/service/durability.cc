@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "common/base/log.h"
@@ -267,6 +268,12 @@ Status Cluster::replay_replies(Generation generation) {
   memory.means = store_->all_spare();
   if (store_->keeps_residual()) memory.residual = store_->residual();
   for (const Chunk& chunk : part) CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
+  std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
+  if (config_.optimizer.clip_norm > 0) {
+    PlaneNorm norm;
+    for (const Attempt::Piece& piece : pieces) CENTROID_TRY(add_to_norm(piece, norm));
+    clip_to(norm.value());
+  }
   for (const Attempt::Piece& piece : pieces) CENTROID_TRY(apply_reply(piece));
   store_->commit_in_place(part);
   replies_->commit();

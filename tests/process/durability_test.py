@@ -104,6 +104,7 @@ class Kill(DurabilityTest):
             "clipped-mean": ["--optimizer", "momentum", "--apply", "worker", "--clip-norm", 0.5],
             "encoded": ["--optimizer", "momentum", "--codec-down", "int8"],
             "residual": ["--optimizer", "sgd", "--codec-down", "topk:0.1"],
+            "encoded-clipped": ["--optimizer", "momentum", "--codec-down", "topk:0.1", "--clip-norm", 0.5],
             "several-chunks": ["--optimizer", "momentum", "--chunk-bytes", 256],
             "quorum": ["--optimizer", "momentum", "--policy", "quorum:2"],
         }

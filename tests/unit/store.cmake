@@ -6,9 +6,9 @@ centroid_test(shards_test LABEL unit SOURCES unit/shards_test.cc DEPS centroid::
 centroid_test(rows_test LABEL unit
   SOURCES unit/rows_test.cc unit/record_map_test.cc unit/push_windows_test.cc
   DEPS centroid::rows)
-centroid_test(large_models_test LABEL unit SOURCES unit/large_models_test.cc DEPS centroid::store centroid::checkpoint)
+centroid_test(large_models_test LABEL conformance SOURCES unit/large_models_test.cc DEPS centroid::store centroid::checkpoint)
 if(TARGET large_models_test)
-  set_tests_properties(unit.large_models_test PROPERTIES ENVIRONMENT GTEST_FILTER=-*Slow*)
+  set_tests_properties(conformance.large_models_test PROPERTIES ENVIRONMENT GTEST_FILTER=-*Slow*)
   add_test(NAME slow.large_models_test COMMAND large_models_test --gtest_filter=*Slow*)
   set_tests_properties(slow.large_models_test PROPERTIES LABELS slow TIMEOUT 1200 SKIP_REGULAR_EXPRESSION "SKIPPED")
 endif()
