@@ -88,7 +88,7 @@ TEST(LargeModels, HundredThousandSmallTensorsWithEmptyAndScalarOnes) {
     if (i % 4 == 1) shape = {0, 3};
     if (i % 4 == 2) shape = {1 + i % 5};
     if (i % 4 == 3) shape = {2, 1, i % 3};
-    manifest.push_back({"t" + std::to_string(i), DType::kF32, shape});
+    manifest.push_back({std::string("t").append(std::to_string(i)), DType::kF32, shape});
   }
   const auto store = store_of(manifest, "momentum");
   const TemporaryDirectory folder;
