@@ -4,7 +4,7 @@ import re
 
 HEAD = """# Metrics
 
-Made by `CENTROID_WRITE_REFERENCE=1 ./centroid test --ops` from what a server and a worker of a training cluster serve; the test fails when this page is
+Made by `OPS_WRITE_REFERENCE=1 ./centroid test --ops` from what a server and a worker of a training cluster serve; the test fails when this page is
 not what they serve. Times are in seconds, sizes in bytes. Dashboards and alert rules for them are in `dashboards/`.
 
 The server serves them on its REST port (`--api`, with its token), a worker at `--metrics-listen` (without one).

@@ -1,6 +1,6 @@
 """The console in Chromium: what it shows, what it does, and that it needs nothing from elsewhere.
 
-console_test.py BIN_DIR     needs chromium, node, and the packages of tests/ops/package.json; CENTROID_PICTURES=DIR keeps the pictures there
+console_test.py BIN_DIR     needs chromium, node, and the packages of tests/ops/package.json; OPS_PICTURES=DIR keeps the pictures there
 """
 
 import json
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
 from cluster import ClusterTest, main  # noqa: E402
 
-PACKAGES = pathlib.Path(os.environ.get("CENTROID_NODE_PACKAGES", ROOT / ".cache" / "node"))
+PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 MAX_BYTES, MAX_PAINT_MS = 150_000, 500
 FILES = ("app.css", "app.js", "uplot.css", "uplot.js")
@@ -54,7 +54,7 @@ class Console(ClusterTest):
         for name in ("worker-a", "worker-b", "worker-c"):
             self.worker(server, name, model="mlp:64-512-512-10")
         self.wait_rounds(server)
-        pictures = pathlib.Path(os.environ.get("CENTROID_PICTURES", self.folder))
+        pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
         command = ["node", ROOT / "tests/ops/console_check.mjs", PACKAGES, shutil.which("chromium"), f"http://{server.api}/", pictures, "let-me-in"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -45,7 +45,7 @@ def podman(*words, **more):
 
 def why_not():
     """Reason to skip, or None. Takes the settings of containers.conf where podman's own do not work."""
-    if os.environ.get("CENTROID_TEST_CONTAINERS") != "1":
+    if os.environ.get("OPS_CONTAINERS") != "1":
         return "builds images, which takes minutes; ./centroid test --ops runs it"
     if not shutil.which("podman"):
         return "no podman here"

@@ -1,7 +1,7 @@
 """Every query of the dashboards and alerts against a Prometheus that scrapes a training cluster.
 
-dashboards_test.py BIN_DIR [unittest's arguments]     with CENTROID_WRITE_REFERENCE=1 docs/metrics.md is made anew
-Needs prometheus and promtool: in PATH, or in the folder that CENTROID_PROMETHEUS names.
+dashboards_test.py BIN_DIR [unittest's arguments]     with OPS_WRITE_REFERENCE=1 docs/metrics.md is made anew
+Needs prometheus and promtool: in PATH, or in the folder that OPS_PROMETHEUS names.
 """
 
 import json
@@ -24,14 +24,14 @@ import generate  # noqa: E402
 import reference  # noqa: E402
 from cluster import ClusterTest, Process, main, wait_for  # noqa: E402
 
-IS_WRITING = os.environ.get("CENTROID_WRITE_REFERENCE") == "1"
+IS_WRITING = os.environ.get("OPS_WRITE_REFERENCE") == "1"
 RULES = ROOT / "dashboards" / "prometheus"
 SKIPPED = 77
 
 
 def tool(name):
     """Path of a program of Prometheus, or None."""
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("CENTROID_PROMETHEUS", ""), os.environ.get("PATH", "")]))
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("OPS_PROMETHEUS", ""), os.environ.get("PATH", "")]))
 
 
 def promtool(*arguments, text=None):
@@ -161,7 +161,7 @@ class Live(ClusterTest):
         page, file = reference.page(server, worker), ROOT / "docs" / "metrics.md"
         if IS_WRITING:
             file.write_text(page)
-        self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: CENTROID_WRITE_REFERENCE=1 ./centroid test --ops")
+        self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
 
 
 if __name__ == "__main__":

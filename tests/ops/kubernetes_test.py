@@ -1,6 +1,6 @@
 """Every object that the overlays of deploy/kubernetes render: strict types, and what the programs rely on.
 
-kubernetes_test.py BIN_DIR     needs kubectl, node, and in the folder CENTROID_NODE_PACKAGES the packages of tests/ops/package.json
+kubernetes_test.py BIN_DIR     needs kubectl, node, and in the folder OPS_NODE_PACKAGES the packages of tests/ops/package.json
 """
 
 import json
@@ -14,7 +14,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OVERLAYS = ("dev", "prod", "jobset")
-PACKAGES = pathlib.Path(os.environ.get("CENTROID_NODE_PACKAGES", ROOT / ".cache" / "node"))
+PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 
 
