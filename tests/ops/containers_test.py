@@ -49,13 +49,13 @@ def why_not():
         return "builds images, which takes minutes; ./centroid test --ops runs it"
     if not shutil.which("podman"):
         return "no podman here"
-    if run("podman", "image", "exists", "docker.io/library/debian:bookworm-slim", check=False).returncode != 0:
-        if run("podman", "pull", "-q", "docker.io/library/debian:bookworm-slim", check=False, timeout=300).returncode != 0:
-            return "no image docker.io/library/debian:bookworm-slim, and no registry that has it"
+    if run("podman", "image", "exists", "debian:bookworm-slim", check=False).returncode != 0:
+        if run("podman", "pull", "-q", "debian:bookworm-slim", check=False, timeout=300).returncode != 0:
+            return "no image debian:bookworm-slim, and no registry that has it"
     for settings in (os.environ.get("CONTAINERS_CONF"), str(pathlib.Path(__file__).with_name("containers.conf"))):
         if settings:
             os.environ["CONTAINERS_CONF"] = settings
-        done = run("podman", "run", "--rm", "docker.io/library/debian:bookworm-slim", "true", check=False)
+        done = run("podman", "run", "--rm", "debian:bookworm-slim", "true", check=False)
         if done.returncode == 0:
             return None
     return "podman cannot start a container: " + (done.stderr.strip().splitlines() or ["?"])[-1]
