@@ -254,6 +254,7 @@ TEST(RoundPolicy, SspHoldsWhoIsTooFarAheadOfTheSlowest) {
   // a newcomer begins where the slowest is
   machine.open(Round(4), 0, {kA, kB, kC});
   EXPECT_EQ(machine.steps_ahead(kC), 0u);
+  EXPECT_EQ(machine.steps_ahead(kA), 1u) << "as before the newcomer: it holds nobody back";
   EXPECT_EQ(act(machine.contribute(kA, of(1))), RoundAction::kMerge);
   EXPECT_FALSE(machine.may_begin(kA));
   machine.open(Round(5), 0, {kD}, {kA, kB, kC});
