@@ -30,14 +30,16 @@ MAY = {
     "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
+    "server/coordinate": [BASE, TENSOR],
     "server/rows": [BASE],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/aggregate/round_policy": [BASE, TENSOR],
-    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy", "server/rows"],
+    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows"],
     "server/api": [BASE, ASYNC, "transport", "server/api/view"],
     "server/api/view": [BASE, ASYNC],
     "server/service": MEANING
-    + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/config"]
+    + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
+    + ["server/config"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+
+namespace centroid::server {
+
+/// A measured time, smoothed: the first as it is, then m += a (x - m) with a = |x - m| / m between
+/// 0.1 and 0.8, so that a jump is believed at once and noise is not. Values that are not above 0
+/// are no measurements.
+class SmoothedTime {
+ public:
+  void observe(double seconds);
+  bool is_known() const { return seconds_ > 0; }
+  double seconds() const { return seconds_; }
+
+ private:
+  double seconds_ = 0;
+};
+
+/// How many local steps each member makes between two averages, so that all come at the same time
+/// and the exchange takes a small part of it. Pure.
+///
+/// anchor   steps of the slowest member. With `tunes` it follows overhead = exchange / work of the
+///          slowest: above the target it grows to anchor * overhead / target (rounded up, at most
+///          `most`); below half of it it goes down by one, never below `initial`
+/// others   round(anchor * pace of the slowest / own pace), at least 1
+/// probe    a member without a measured step makes few, at most `kProbe`
+/// dead     relative speeds that changed by less than `dead_zone` stay as they were
+/// source   docs/coordinator.md
+class Cadence {
+ public:
+  static constexpr std::uint64_t kProbe = 4;
+  static constexpr std::uint64_t kNoLimit = 1'000'000;
+  struct Options {
+    std::uint64_t initial = 10, most = 200;
+    double overhead = 0.10;  ///< target; from 0.01 to 0.5
+    double dead_zone = 0.10;
+    /// A member makes at most so many steps more than the slowest one, and (when above 0) its
+    /// number changes by at most so many from round to round.
+    std::uint64_t max_lead = kNoLimit;
+    bool tunes = true;
+  };
+  explicit Cadence(Options options);
+
+  /// `member` took so long for `steps` steps (a part of one counts as such).
+  void worked(MemberId member, double steps, double compute_seconds);
+  /// The pace is known from elsewhere, until it is measured.
+  void hint(MemberId member, double seconds_per_step);
+  void gone(MemberId member);
+  /// An exchange took so long beyond the work of the slowest: tune the anchor.
+  void exchanged(double seconds);
+  /// Steps of each of `members` until the next average.
+  std::vector<std::uint64_t> plan(std::span<const MemberId> members);
+
+  /// No growth of the anchor while it is held.
+  void hold_growth(bool is_held) { is_held_ = is_held; }
+  /// anchor = anchor * factor, rounded up; a factor is from 0.1 to 1. From here on this is also
+  /// where the anchor may come down to.
+  void nudge_down(double factor);
+
+  std::uint64_t anchor() const { return anchor_; }
+  bool is_known(MemberId member) const;
+  double seconds_per_step(MemberId member) const;  ///< 0: not known
+  double exchange_seconds() const { return exchange_.seconds(); }
+  double overhead() const;  ///< of an exchange, with the present anchor; 0: not known
+
+ private:
+  struct Pace {
+    SmoothedTime step;
+    double used = 0;          ///< seconds a step that the plan counts with
+    std::uint64_t steps = 0;  ///< in the last plan; 0: none
+  };
+  double slowest() const;
+
+  Options options_;
+  std::uint64_t anchor_, least_;
+  bool is_held_ = false;
+  SmoothedTime exchange_;
+  std::map<MemberId, Pace> paces_;
+};
+
+}  // namespace centroid::server

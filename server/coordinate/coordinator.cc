@@ -1,0 +1,98 @@
+#include "server/coordinate/coordinator.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "common/tensor/text.h"
+
+namespace centroid::server {
+
+namespace {
+
+Cadence::Options cadence_options(const Coordinator::Options& options) {
+  Cadence::Options out = options.cadence;
+  out.tunes = options.mode == Coordinator::Mode::kTuned;
+  return out;
+}
+
+constexpr double kNudge = 0.5;
+
+}  // namespace
+
+Coordinator::Coordinator(Options options)
+    : options_(std::move(options)),
+      cadence_(cadence_options(options_)),
+      guard_(options_.mode == Mode::kTuned ? options_.divergence : 0) {}
+
+void Coordinator::contributed(MemberId member, const Work& work) {
+  cadence_.worked(member, work.steps, work.compute_seconds);
+  told_[member] = work;
+}
+
+void Coordinator::gone(MemberId member) {
+  cadence_.gone(member);
+  told_.erase(member);
+}
+
+void Coordinator::round_over() {
+  // Who came last waited for nobody: its time is what the exchange itself takes.
+  double exchange = 0;
+  std::vector<double> divergences;
+  for (const auto& [member, work] : told_) {
+    if (work.exchange_seconds > 0 && (exchange == 0 || work.exchange_seconds < exchange))
+      exchange = work.exchange_seconds;
+    if (!(work.divergence < 0)) divergences.push_back(work.divergence);
+  }
+  told_.clear();
+  const auto verdict = guard_.observe(divergences);
+  if (!divergences.empty()) holds_growth_ = verdict != DivergenceGuard::Verdict::kStable;
+  cadence_.hold_growth(holds_growth_);
+  if (verdict == DivergenceGuard::Verdict::kNudgeDown) {
+    cadence_.nudge_down(kNudge);
+    ++nudges_;
+  }
+  if (exchange > 0) cadence_.exchanged(exchange);
+}
+
+std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members) {
+  if (!is_on()) return std::vector<std::uint64_t>(members.size(), options_.cadence.initial);
+  if (options_.ratios.empty()) return cadence_.plan(members);
+  // Given speeds: the least of them above 0 makes as many steps as the anchor says.
+  std::vector<double> speeds;
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    speeds.push_back(rank < options_.ratios.size() ? options_.ratios[rank] : 0);
+  double least = 0;
+  for (const double speed : speeds)
+    if (speed > 0 && (least == 0 || speed < least)) least = speed;
+  std::vector<std::uint64_t> steps;
+  for (const double speed : speeds) {  // a rank beyond the list is as the least
+    const double times = speed > 0 ? speed / least : 1;
+    const double wanted = std::round(static_cast<double>(cadence_.anchor()) * times);
+    steps.push_back(static_cast<std::uint64_t>(std::clamp(wanted, 1.0, 1e9)));
+  }
+  return steps;
+}
+
+Result<std::vector<double>> parse_ratios(const std::string& text) {
+  std::vector<double> ratios;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at < end) {
+    double value = 0;
+    const auto [stop, error] = std::from_chars(at, end, value);
+    const bool is_number =
+        error == std::errc{} && (stop == end || (*stop == ',' && stop + 1 < end));
+    if (!is_number || !(value >= 1e-3 && value <= 1e6)) {
+      std::string why =
+          "speeds by rank are wanted, such as 3,2,1, each from 0.001 to 1000000, not ";
+      why += printable(text, 80);
+      return Error(ErrorCode::kInvalidArgument, std::move(why));
+    }
+    ratios.push_back(value);
+    at = stop == end ? end : stop + 1;
+  }
+  return ratios;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "common/base/ids.h"
+
+namespace centroid::server {
+
+/// A part of the data: positions [begin, end) in the permutation of an epoch.
+struct DataPart {
+  std::uint64_t epoch = 0, begin = 0, end = 0;
+  std::uint64_t samples() const { return end - begin; }
+  bool operator==(const DataPart&) const = default;
+};
+
+/// Shares whose members went before they had contributed: they are given to others in the next
+/// rounds, so that every sample of an epoch is trained. Pure.
+///
+/// round   `take` hands out what waits; `lost` keeps what a member had for the time after this
+///         round. Then `commit`, or, if the round is given up and the data will be handed out anew,
+///         `give_up`
+class ReturnedShares {
+ public:
+  /// A part of at most `samples`; none when nothing waits.
+  DataPart take(std::uint64_t samples);
+  /// `part` was not trained.
+  void lost(const DataPart& part);
+  void commit();
+  void give_up();
+
+  bool is_empty() const { return waiting_.empty(); }
+  std::uint64_t samples() const;
+  std::uint64_t returned() const { return returned_; }  ///< samples, since the beginning
+  void clear() { *this = ReturnedShares(); }
+
+ private:
+  std::deque<DataPart> waiting_;
+  std::vector<DataPart> taken_, lost_;  // in this round
+  std::uint64_t returned_ = 0;
+};
+
+/// By how many steps a worker may run into the next epoch before the present one is over. Pure.
+///
+/// auto    clamp(batches / 100, 2, 5) at first, one more after each round that was stable, up to
+///         clamp(batches / 50, 3, 10); batches are those of an epoch over all workers
+/// fixed   a number that an operator gave stays as it is
+class Overshoot {
+ public:
+  explicit Overshoot(std::uint64_t batches);
+  static Overshoot fixed(std::uint64_t steps);
+  void stable() {
+    if (steps_ < most_) ++steps_;
+  }
+  std::uint64_t steps() const { return steps_; }
+
+ private:
+  Overshoot(std::uint64_t steps, std::uint64_t most) : steps_(steps), most_(most) {}
+  std::uint64_t steps_, most_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,250 @@
+#include "server/coordinate/coordinator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "server/coordinate/returned_shares.h"
+
+namespace centroid::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Verdict = DivergenceGuard::Verdict;
+
+Verdict observe(DivergenceGuard& guard, std::vector<double> divergences) {
+  return guard.observe(divergences);
+}
+
+TEST(DivergenceGuard, ThreeRisingHoldGrowthAndAFourthNudgesDown) {
+  DivergenceGuard guard(0.01);
+  EXPECT_EQ(observe(guard, {0.02, 0.001}), Verdict::kStable);
+  EXPECT_EQ(observe(guard, {0.03}), Verdict::kStable);
+  EXPECT_EQ(observe(guard, {0.001, 0.04}), Verdict::kSuppressGrowth);
+  EXPECT_EQ(observe(guard, {0.05}), Verdict::kNudgeDown);
+  EXPECT_EQ(observe(guard, {0.06}), Verdict::kStable);  // begins anew
+  EXPECT_EQ(observe(guard, {0.07}), Verdict::kSuppressGrowth);
+  EXPECT_EQ(observe(guard, {0.07}), Verdict::kStable);  // as before: not rising
+}
+
+TEST(DivergenceGuard, RisingBelowTheThresholdIsStable) {
+  DivergenceGuard guard(0.01);
+  for (int i = 1; i <= 8; ++i) EXPECT_EQ(observe(guard, {0.001 * i}), Verdict::kStable);
+  DivergenceGuard off(0);
+  for (int i = 1; i <= 8; ++i) EXPECT_EQ(observe(off, {1.0 * i}), Verdict::kStable);
+  EXPECT_EQ(observe(off, {}), Verdict::kStable);
+}
+
+TEST(DivergenceGuard, ParametersThatAreNotFiniteAreAsFarAsCanBe) {
+  DivergenceGuard guard(0.01);
+  observe(guard, {0.02});
+  observe(guard, {0.03});
+  EXPECT_EQ(observe(guard, {std::nan(""), 0.001}), Verdict::kSuppressGrowth);
+}
+
+Coordinator::Options tuned(std::uint64_t initial) {
+  Coordinator::Options options;
+  options.mode = Coordinator::Mode::kTuned;
+  options.cadence.initial = initial;
+  return options;
+}
+
+TEST(Coordinator, OffGivesEverybodyTheSame) {
+  Coordinator::Options options = tuned(7);
+  options.mode = Coordinator::Mode::kOff;
+  Coordinator coordinator(options);
+  const std::vector<MemberId> members{MemberId(1), MemberId(2)};
+  coordinator.contributed(members[0], {.steps = 7, .compute_seconds = 1});
+  coordinator.contributed(members[1], {.steps = 7, .compute_seconds = 3, .exchange_seconds = 9});
+  coordinator.round_over();
+  EXPECT_THAT(coordinator.plan(members), ElementsAre(7, 7));
+}
+
+TEST(Coordinator, GivenSpeedsCountInsteadOfMeasuredOnes) {
+  Coordinator::Options options = tuned(10);
+  options.mode = Coordinator::Mode::kSpeed;
+  options.ratios = parse_ratios("3,2,1").value();
+  Coordinator coordinator(options);
+  const std::vector<MemberId> members{MemberId(1), MemberId(2), MemberId(3), MemberId(4)};
+  for (const MemberId member : members)
+    coordinator.contributed(member, {.steps = 10, .compute_seconds = 1});
+  EXPECT_THAT(coordinator.plan(members), ElementsAre(30, 20, 10, 10));
+  EXPECT_THAT(parse_ratios("3,,1").error().message(), HasSubstr("speeds by rank"));
+  for (const char* const bad : {"x", "1,", "0", "-1", "1;2", "nan", "1e9"})
+    EXPECT_FALSE(parse_ratios(bad).ok()) << bad;
+  EXPECT_TRUE(parse_ratios("").value().empty());
+}
+
+/// The exchange's time is that of who came last: the others have waited for it.
+TEST(Coordinator, WaitingForTheSlowestIsNoCostOfTheExchange) {
+  Coordinator coordinator(tuned(10));
+  const std::vector<MemberId> members{MemberId(1), MemberId(2)};
+  coordinator.contributed(members[0],
+                          {.steps = 10, .compute_seconds = 0.5, .exchange_seconds = 0.55});
+  coordinator.contributed(members[1],
+                          {.steps = 10, .compute_seconds = 1.0, .exchange_seconds = 0.05});
+  coordinator.round_over();
+  EXPECT_NEAR(coordinator.cadence().exchange_seconds(), 0.05, 1e-12);
+  EXPECT_EQ(coordinator.cadence().anchor(), 10u);
+}
+
+TEST(Coordinator, ParametersThatDriftApartShortenTheRounds) {
+  Coordinator coordinator(tuned(40));
+  const std::vector<MemberId> members{MemberId(1), MemberId(2)};
+  double divergence = 0.06;
+  for (int round = 0; round < 4; ++round, divergence += 0.01) {
+    for (const MemberId member : members)
+      coordinator.contributed(
+          member,
+          {.steps = 40, .compute_seconds = 1, .exchange_seconds = 0.01, .divergence = divergence});
+    coordinator.round_over();
+    EXPECT_EQ(coordinator.holds_growth(), round >= 2);
+  }
+  EXPECT_EQ(coordinator.nudges(), 1u);
+  EXPECT_THAT(coordinator.plan(members), ElementsAre(20, 20));
+}
+
+/// Simulated time: `paces` seconds a step, an exchange that takes `cost`; the part of the whole
+/// that members compute (speed-weighted: samples trained to samples that could have been trained).
+double efficiency(Coordinator& coordinator, const std::vector<double>& paces, double cost,
+                  int rounds, double noise = 0, std::uint64_t seed = 1) {
+  std::vector<MemberId> members;
+  for (std::size_t i = 0; i < paces.size(); ++i) members.emplace_back(i + 1);
+  CounterRng rng(seed);
+  double trained = 0, possible = 0, time = 0;
+  std::vector<double> exchange(paces.size(), 0);
+  for (int round = 0; round < rounds; ++round) {
+    const auto steps = coordinator.plan(members);
+    std::vector<double> work;
+    for (std::size_t i = 0; i < paces.size(); ++i)
+      work.push_back(static_cast<double>(steps[i]) * paces[i] *
+                     (1 + noise * (rng.uniform() - 0.5)));
+    const double last = *std::max_element(work.begin(), work.end());
+    for (std::size_t i = 0; i < paces.size(); ++i) {
+      coordinator.contributed(members[i], {.steps = static_cast<double>(steps[i]),
+                                           .compute_seconds = work[i],
+                                           .exchange_seconds = exchange[i]});
+      exchange[i] = last - work[i] + cost;
+    }
+    coordinator.round_over();
+    if (round < 5) continue;  // speeds become known
+    for (const std::uint64_t count : steps) trained += static_cast<double>(count);
+    time += last + cost;
+  }
+  for (const double pace : paces) possible += time / pace;
+  return trained / possible;
+}
+
+TEST(Coordinator, UnequalMembersStayBusy) {
+  const std::vector<std::vector<double>> clusters{
+      {1, 3}, {1, 1, 1, 1}, {1, 2, 4, 8}, {1, 1.1, 1.2, 10}, {0.3, 0.5, 1}, {1, 3, 3, 3, 3, 3, 3}};
+  for (const auto& paces : clusters)
+    for (const double cost : {0.01, 0.5, 5.0, 20.0}) {
+      Coordinator tuning(tuned(10));
+      const double busy = efficiency(tuning, paces, cost, 200);
+      EXPECT_GE(busy, 0.85) << "cost " << cost << ", " << paces.size() << " members";
+      Coordinator::Options options = tuned(10);
+      options.mode = Coordinator::Mode::kOff;
+      Coordinator off(options);
+      EXPECT_LE(efficiency(off, paces, cost, 200), busy + 1e-9);
+    }
+}
+
+TEST(Coordinator, AThirdAsFastWithoutItIsTwoThirdsOfTheTime) {
+  Coordinator::Options options = tuned(10);
+  options.mode = Coordinator::Mode::kOff;
+  Coordinator off(options);
+  EXPECT_NEAR(efficiency(off, {1, 3}, 0, 50), 0.5, 1e-9);
+  Coordinator on(tuned(10));
+  EXPECT_NEAR(efficiency(on, {1, 3}, 0, 50), 1.0, 1e-9);
+}
+
+TEST(Coordinator, NoiseOfAFifthCostsLittle) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Coordinator coordinator(tuned(10));
+    EXPECT_GE(efficiency(coordinator, {1, 3, 2}, 0.5, 300, 0.2, seed), 0.85) << "seed " << seed;
+    EXPECT_LE(coordinator.cadence().anchor(), 200u);
+  }
+}
+
+TEST(ReturnedShares, WhatALostMemberHadIsGivenToOthersAfterTheRound) {
+  ReturnedShares pool;
+  EXPECT_TRUE(pool.is_empty());
+  EXPECT_EQ(pool.take(100), DataPart());
+  pool.lost({.epoch = 2, .begin = 300, .end = 400});
+  EXPECT_TRUE(pool.is_empty());  // the round still runs
+  pool.commit();
+  EXPECT_EQ(pool.samples(), 100u);
+  EXPECT_EQ(pool.take(60), (DataPart{.epoch = 2, .begin = 300, .end = 360}));
+  EXPECT_EQ(pool.take(60), (DataPart{.epoch = 2, .begin = 360, .end = 400}));
+  EXPECT_TRUE(pool.is_empty());
+  pool.give_up();  // that round came to nothing: both wait again
+  EXPECT_EQ(pool.take(1000), (DataPart{.epoch = 2, .begin = 300, .end = 360}));
+  pool.lost({.epoch = 2, .begin = 300, .end = 360});
+  pool.commit();
+  EXPECT_EQ(pool.samples(), 100u);
+  EXPECT_EQ(pool.returned(), 160u);
+}
+
+/// Members die at random and rounds are given up at random: at the end every position of the epoch
+/// was trained exactly once.
+TEST(ReturnedShares, EverySampleIsTrainedExactlyOnce) {
+  const std::uint64_t seed = 77;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng rng(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::uint64_t samples = 1 + rng.below(500);
+    std::vector<int> trained(samples, 0);
+    ReturnedShares pool;
+    std::uint64_t offset = 0;
+    for (int round = 0; offset < samples || !pool.is_empty(); ++round) {
+      ASSERT_LT(round, 100000);
+      std::uint64_t end = offset;
+      std::vector<DataPart> shares;
+      for (std::uint64_t member = 0; member < 3; ++member) {
+        const std::uint64_t wanted = 1 + rng.below(40);
+        DataPart part = pool.take(wanted);
+        if (part.samples() == 0) {
+          part = {.begin = end, .end = std::min(samples, end + wanted)};
+          end = part.end;
+        }
+        shares.push_back(part);
+      }
+      if (rng.below(5) == 0) {
+        pool.give_up();
+        continue;
+      }
+      for (const DataPart& part : shares) {
+        if (rng.below(4) == 0) {
+          pool.lost(part);
+          continue;
+        }
+        for (std::uint64_t i = part.begin; i < part.end; ++i) ++trained[i];
+      }
+      pool.commit();
+      offset = end;
+    }
+    ASSERT_TRUE(std::ranges::all_of(trained, [](int n) { return n == 1; }));
+  }
+}
+
+TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
+  Overshoot small(45), middle(300), large(100000);
+  EXPECT_EQ(small.steps(), 2u);
+  EXPECT_EQ(middle.steps(), 3u);
+  EXPECT_EQ(large.steps(), 5u);
+  Overshoot given = Overshoot::fixed(7);
+  for (int i = 0; i < 50; ++i) small.stable(), middle.stable(), large.stable(), given.stable();
+  EXPECT_EQ(small.steps(), 3u);
+  EXPECT_EQ(middle.steps(), 6u);
+  EXPECT_EQ(large.steps(), 10u);
+  EXPECT_EQ(given.steps(), 7u);
+}
+
+}  // namespace
+}  // namespace centroid::server
