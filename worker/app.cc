@@ -1,6 +1,7 @@
 #include "worker/app.h"
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -158,6 +159,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"loss", s.last_loss},
       {"test_accuracy", s.test_accuracy},
       {"test_loss", s.test_loss},
+      {"test_perplexity", std::exp(s.test_loss)},
       {"version", s.version.value},
       {"fingerprint", std::to_string(fingerprint(params))},
       {"end", s.end},
@@ -190,15 +192,11 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   data_options.cache_dir = config.data_cache_dir;
   data_options.seed = config.seed;
   data_options.text_features = config.text_features;
-  CENTROID_ASSIGN(const auto data, load_data(data_options));
+  data_options.vocabulary_file = config.data_vocabulary;
   CENTROID_ASSIGN(const auto model, make_model(config.model));
-  if (model->features() != data.train.features || model->classes() != data.train.classes)
-    return Error(ErrorCode::kInvalidArgument,
-                 "model " + model->spec() + " does not fit the data: it takes " +
-                     std::to_string(model->features()) + " features and " +
-                     std::to_string(model->classes()) + " classes, " + data.train.name + " has " +
-                     std::to_string(data.train.features) + " and " +
-                     std::to_string(data.train.classes));
+  data_options.context = model->vocabulary() > 0 ? model->features() : 0;
+  CENTROID_ASSIGN(const auto data, load_data(data_options));
+  CENTROID_TRY(check_fits(*model, data.train));
   if (config.batch > data.train.samples)
     return Error(ErrorCode::kInvalidArgument,
                  "batch " + std::to_string(config.batch) + " is larger than the training data (" +
@@ -258,7 +256,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     log::info("epoch.ended", {{"epoch", epoch},
                               {"version", report.version.value},
                               {"loss", now.last_loss},
-                              {"test_accuracy", now.test_accuracy}});
+                              {"test_accuracy", now.test_accuracy},
+                              {"test_perplexity", std::exp(now.test_loss)}});
   };
   const Status result = train(*group, data, *exchange, summary, observe, local.get());
   exchange->leave(result.ok() ? summary.end : result.error().message());

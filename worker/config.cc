@@ -36,7 +36,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("join_timeout", &c.join_timeout,
           {.text = "give up after so long without the server", .unit = "ms", .min = 0},
           "join-timeout");
-  s.field("data", &c.data, {.text = "data set: digits, idx:DIR (MNIST files), packages"});
+  s.field(
+      "data", &c.data,
+      {.text = "data set: digits, idx:DIR (MNIST files), packages; for transformers text:PLACE,... "
+               "(files and folders; it learns to predict the next token), digits-tokens"});
   s.field("data.cache_dir", &c.data_cache_dir,
           {.text = "folder where ./centroid build puts digits.csv.gz"}, "data-cache-dir");
   s.field("data.text_features", &c.text_features,
@@ -44,7 +47,13 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
            .unit = "features",
            .min = 16,
            .max = 1u << 20});
-  s.field("model", &c.model, {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu]"});
+  s.field("data.vocabulary", &c.data_vocabulary,
+          {.text = "data text: file of tokens beside the 256 bytes, one a line (docs/models.md); "
+                   "empty: bytes only"},
+          "data-vocabulary");
+  s.field("model", &c.model,
+          {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu] or transformer:layers=2,width=64,heads=4,"
+                   "context=64,vocabulary=256,... (docs/models.md)"});
   s.field("batch", &c.batch,
           {.text = "samples this worker takes a round, over all its devices",
            .unit = "samples",

@@ -22,6 +22,7 @@ struct WorkerConfig {
   std::string data = "digits";
   std::string data_cache_dir = ".cache/data";
   std::uint64_t text_features = 4096;
+  std::string data_vocabulary;
   std::string model = "mlp:64-512-512-10";
   std::uint64_t batch = 32;
   std::string devices = "cpu:0";

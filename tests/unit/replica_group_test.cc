@@ -236,6 +236,9 @@ class FailingModel final : public Model {
   std::uint64_t features() const override { return inner_->features(); }
   std::uint32_t classes() const override { return inner_->classes(); }
   std::string spec() const override { return inner_->spec(); }
+  std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override {
+    return inner_->work_bytes(samples, with_gradient);
+  }
   void initialize(std::uint64_t seed, std::span<float> params) const override {
     inner_->initialize(seed, params);
   }

@@ -25,6 +25,18 @@ struct Dataset {
   std::vector<std::uint32_t> cols;
   std::vector<float> vals;
   bool is_sparse() const { return !row_begin.empty(); }
+  /// Sequences of tokens below `vocabulary`: sample i is tokens[token_begin[i] .. token_begin[i +
+  /// 1]), at most `features` long. Without labels (y) it is one longer, and every token but the
+  /// first is a label of what stands before it.
+  std::uint32_t vocabulary = 0;  ///< 0: the samples are rows of numbers
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint64_t> token_begin;
+  std::uint64_t targets() const { return vocabulary > 0 && y.empty() ? features : 1; }
+  static constexpr std::uint32_t kNoLabel = 0xFFFFFFFFU;  ///< behind the end of a sequence
+  /// Copy sequences `index`: tokens [index.size(), features] (0 behind the end), labels
+  /// [index.size(), targets()], lengths [index.size()].
+  void gather_tokens(std::span<const std::uint64_t> index, std::span<std::uint32_t> out,
+                     std::span<std::uint32_t> labels, std::span<std::uint32_t> lengths) const;
   /// Copy rows `index` into out [index.size(), features] (densified when sparse) and labels.
   void gather(std::span<const std::uint64_t> index, std::span<float> out,
               std::span<std::uint32_t> labels) const;
@@ -39,10 +51,14 @@ struct DataSplit {
 };
 
 struct DataOptions {
-  std::string spec = "digits";         ///< digits[:FILE.csv.gz] | idx:DIR | packages[:FILE]
+  /// digits[:FILE.csv.gz] | digits-tokens[:FILE.csv.gz] | idx:DIR | packages[:FILE] |
+  /// text:FILE|DIR,...
+  std::string spec = "digits";
   std::string cache_dir;               ///< where the set-up step put digits.csv.gz
-  std::uint64_t seed = 1;              ///< of the stratified 80/20 split (digits, packages)
+  std::uint64_t seed = 1;              ///< of the split (digits, packages: 80/20; text: 90/10)
   std::uint64_t text_features = 4096;  ///< width of hashed n-grams (packages)
+  std::uint64_t context = 0;           ///< tokens of the model's longest sequence (text)
+  std::string vocabulary_file;         ///< tokens beside the bytes (text.h); empty: bytes only
 };
 
 /// Load a data set. fails invalid_argument (unknown spec: lists the known), not_found (names the

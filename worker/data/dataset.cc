@@ -51,6 +51,33 @@ void Dataset::gather(std::span<const std::uint64_t> index, std::span<float> out,
   }
 }
 
+void Dataset::gather_tokens(std::span<const std::uint64_t> index, std::span<std::uint32_t> out,
+                            std::span<std::uint32_t> labels,
+                            std::span<std::uint32_t> lengths) const {
+  const bool is_language = y.empty();
+  CENTROID_CHECK(out.size() == index.size() * features && lengths.size() == index.size());
+  CENTROID_CHECK(labels.size() == index.size() * targets());
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    const std::uint64_t sample = index[i];
+    CENTROID_CHECK(sample < samples);
+    const std::uint32_t* const from = tokens.data() + token_begin[sample];
+    const std::uint64_t length =
+        token_begin[sample + 1] - token_begin[sample] - (is_language ? 1 : 0);
+    CENTROID_CHECK(length >= 1 && length <= features);
+    lengths[i] = static_cast<std::uint32_t>(length);
+    std::uint32_t* const row = out.data() + i * features;
+    std::copy_n(from, length, row);
+    std::fill(row + length, row + features, 0U);
+    if (!is_language) {
+      labels[i] = y[sample];
+      continue;
+    }
+    std::uint32_t* const next = labels.data() + i * features;
+    std::copy_n(from + 1, length, next);
+    std::fill(next + length, next + features, kNoLabel);
+  }
+}
+
 std::uint64_t Dataset::fingerprint() const {
   std::uint64_t hash = mix64(samples, features);
   hash = mix64(hash, classes);
@@ -58,7 +85,10 @@ std::uint64_t Dataset::fingerprint() const {
   hash = mix_array(hash, y);
   hash = mix_array(hash, row_begin);
   hash = mix_array(hash, cols);
-  return mix_array(hash, vals);
+  hash = mix_array(hash, vals);
+  if (vocabulary == 0) return hash;
+  hash = mix_array(mix64(hash, vocabulary), tokens);
+  return mix_array(hash, token_begin);
 }
 
 std::vector<std::uint64_t> permutation(std::uint64_t samples, std::uint64_t seed,

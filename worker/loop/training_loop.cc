@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "worker/loop/local_steps.h"
 
 namespace centroid::worker {
@@ -91,6 +92,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       CENTROID_TRY(evaluate(group, data.test, exchange, share.version, summary));
     }
     StepStats stats;
+    group.use_noise(mix64(share.seed, share.epoch));
     const auto samples = order.part(data.train, share);
     auto report = share.is_local
                       ? local->round(share, data.train, samples, exchange, stats)

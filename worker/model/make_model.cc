@@ -4,6 +4,7 @@
 
 #include "worker/model/mlp.h"
 #include "worker/model/model.h"
+#include "worker/model/transformer.h"
 
 namespace centroid::worker {
 
@@ -53,8 +54,15 @@ Result<std::vector<std::uint64_t>> parse_widths(std::string_view text, const std
 
 Result<std::unique_ptr<Model>> make_model(const std::string& spec) {
   std::string_view rest = spec;
+  if (rest.substr(0, rest.find(':')) == "transformer") {
+    CENTROID_ASSIGN(auto config, TransformerConfig::parse(spec));
+    if (config.lora.rank > 0)
+      return Error(ErrorCode::kInvalidArgument,
+                   "model '" + spec + "': adapters (lora) need base weights");
+    return std::unique_ptr<Model>(new Transformer(std::move(config)));
+  }
   constexpr std::string_view kKind = "mlp:";
-  if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, only 'mlp:' is known");
+  if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, known are mlp: and transformer");
   rest.remove_prefix(kKind.size());
   auto activation = std::optional(Activation::kRelu);
   if (const auto comma = rest.find(','); comma != std::string_view::npos) {

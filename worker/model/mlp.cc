@@ -52,6 +52,16 @@ std::string Mlp::spec() const {
   return text.append(to_string(activation_));
 }
 
+std::uint64_t Mlp::work_bytes(std::uint64_t samples, bool with_gradient) const {
+  std::uint64_t widest = 0, per_sample = 0;
+  for (std::size_t i = 1; i < widths_.size(); ++i) {
+    widest = std::max(widest, widths_[i]);
+    per_sample += widths_[i];
+    if (with_gradient && needs_slope() && i + 1 < widths_.size()) per_sample += widths_[i];
+  }
+  return samples * (per_sample + (with_gradient ? 2 * widest : 0)) * sizeof(float);
+}
+
 // Uniform forms of both rules: they need a square root only, so the bits are the same on every
 // machine. source  He et al. 2015, "Delving deep into rectifiers", limit sqrt(6 / in); Glorot,
 // Bengio 2010, limit sqrt(6 / (in + out))

@@ -27,6 +27,8 @@ class Mlp final : public Model {
   std::uint64_t features() const override { return widths_.front(); }
   std::uint32_t classes() const override { return static_cast<std::uint32_t>(widths_.back()); }
   std::string spec() const override;
+  std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
+  /// He for ReLU and GELU layers, Glorot for the last, zeros for biases.
   void initialize(std::uint64_t seed, std::span<float> params) const override;
   StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready) override;

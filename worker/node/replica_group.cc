@@ -23,8 +23,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxDevices = 256;
-/// Rows of one forward pass of `evaluate`: bounds the work space, long enough to keep BLAS busy.
+/// Rows of one forward pass of `evaluate`, samples or tokens: bounds the work space, long enough to
+/// keep BLAS busy.
 constexpr std::uint64_t kEvaluateRows = 256;
+constexpr std::uint64_t kEvaluateTokens = 2048;
+
+std::uint64_t evaluate_samples(const Model& model) {
+  if (model.vocabulary() == 0) return kEvaluateRows;
+  return std::max<std::uint64_t>(kEvaluateTokens / model.features(), 1);
+}
 
 /// What all devices do next; lives on the caller's stack until the last one is done.
 struct Job {
@@ -51,15 +58,31 @@ struct Replica {
   std::unique_ptr<DeviceMemory> gradient;  // null when there is one device only
   std::vector<std::uint64_t> index;
   std::vector<float> x;
-  std::vector<std::uint32_t> y;
+  std::vector<std::uint32_t> y, tokens, lengths;
 
+  /// `samples` must outlive the batch.
   Batch gather(const Dataset& data, std::span<const std::uint64_t> samples) {
-    x.resize(samples.size() * data.features);
-    y.resize(samples.size());
-    data.gather(samples, x, y);
-    return {x, y, samples.size()};
+    const std::size_t n = samples.size();
+    y.resize(n * data.targets());
+    Batch batch;
+    batch.samples = n;
+    batch.ids = samples;
+    if (data.vocabulary > 0) {
+      tokens.resize(n * data.features);
+      lengths.resize(n);
+      data.gather_tokens(samples, tokens, y, lengths);
+      batch.tokens = tokens;
+      batch.lengths = lengths;
+    } else {
+      x.resize(n * data.features);
+      data.gather(samples, x, y);
+      batch.x = x;
+    }
+    batch.y = y;
+    return batch;
   }
 };
+static_assert(Dataset::kNoLabel == kNoTarget);
 
 class HostReplicaGroup final : public ReplicaGroup {
  public:
@@ -88,10 +111,11 @@ class HostReplicaGroup final : public ReplicaGroup {
     current_ = memory;
   }
   std::span<float> gradients() override { return floats(*gradients_); }
+  void use_noise(std::uint64_t key) override { noise_ = key; }
 
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
                          const std::function<void(TensorId)>& on_ready) override {
-    CENTROID_TRY(check_fits(data));
+    CENTROID_TRY(check_fits(*replicas_.front().model, data));
     const auto outside = std::find_if(samples.begin(), samples.end(),
                                       [&](std::uint64_t i) { return i >= data.samples; });
     if (outside != samples.end())
@@ -106,7 +130,7 @@ class HostReplicaGroup final : public ReplicaGroup {
   }
 
   Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin, std::uint64_t end) override {
-    CENTROID_TRY(check_fits(data));
+    CENTROID_TRY(check_fits(*replicas_.front().model, data));
     if (begin > end || end > data.samples)
       return Error(ErrorCode::kInvalidArgument, "samples " + std::to_string(begin) + " to " +
                                                     std::to_string(end) + " of a data set of " +
@@ -121,16 +145,6 @@ class HostReplicaGroup final : public ReplicaGroup {
     for (const auto& replica : replicas_)
       all.push_back(floats(replica.gradient ? *replica.gradient : *gradients_));
     return all;
-  }
-
-  Status check_fits(const Dataset& data) const {
-    const Model& model = *replicas_.front().model;
-    if (data.features == model.features() && data.classes <= model.classes()) return {};
-    return Error(ErrorCode::kInvalidArgument,
-                 "model " + model.spec() + " takes " + std::to_string(model.features()) +
-                     " features and " + std::to_string(model.classes()) + " classes, data set '" +
-                     data.name + "' has " + std::to_string(data.features) + " and " +
-                     std::to_string(data.classes));
   }
 
   Result<GroupStep> run_on_all(const Job& job) {
@@ -197,27 +211,29 @@ class HostReplicaGroup final : public ReplicaGroup {
   void train(std::size_t d, const Job& job, GroupStep& result) {
     Replica& replica = replicas_[d];
     const Range share = part_of(job.samples.size(), replicas_.size(), d);
-    const Batch batch = replica.gather(*job.data, job.samples.subspan(share.begin, share.size()));
+    Batch batch = replica.gather(*job.data, job.samples.subspan(share.begin, share.size()));
+    batch.noise = noise_;
     const auto gradient = floats(replica.gradient ? *replica.gradient : *gradients_);
     const StepResult step = replica.model->step(
         batch, current_, gradient, [this](TensorId tensor) { reducer_.ready(tensor); });
     result.loss_sum = step.loss_sum;
     result.correct = step.correct;
-    result.samples = batch.samples;
+    result.samples = step.targets;
   }
 
   void forward(std::size_t d, const Job& job, GroupStep& result) {
     Replica& replica = replicas_[d];
     const Range share = part_of(job.rows.size(), replicas_.size(), d);
     const std::uint64_t last = job.rows.begin + share.end;
-    for (std::uint64_t at = job.rows.begin + share.begin; at < last; at += kEvaluateRows) {
-      replica.index.resize(std::min(kEvaluateRows, last - at));
+    const std::uint64_t most = evaluate_samples(*replica.model);
+    for (std::uint64_t at = job.rows.begin + share.begin; at < last; at += most) {
+      replica.index.resize(std::min(most, last - at));
       std::iota(replica.index.begin(), replica.index.end(), at);
       const Batch batch = replica.gather(*job.data, replica.index);
       const StepResult step = replica.model->evaluate(batch, current_);
       result.loss_sum += step.loss_sum;
       result.correct += step.correct;
-      result.samples += batch.samples;
+      result.samples += step.targets;
     }
   }
 
@@ -225,6 +241,7 @@ class HostReplicaGroup final : public ReplicaGroup {
   std::unique_ptr<DeviceMemory> params_;
   std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
   std::unique_ptr<DeviceMemory> gradients_;
+  std::uint64_t noise_ = 0;
   TensorReducer reducer_;
   std::mutex mutex_;
   std::condition_variable_any begun_;
@@ -265,6 +282,29 @@ Result<std::vector<Replica>> make_replicas(const Model& model, const std::string
 }
 
 }  // namespace
+
+Status check_fits(const Model& model, const Dataset& data) {
+  const auto has = [](std::uint64_t features, std::uint32_t vocabulary, std::uint64_t classes,
+                      bool is_language) {
+    std::string text;
+    if (vocabulary == 0)
+      text = std::to_string(features) + " features";
+    else
+      text = "sequences of " + std::to_string(features) + " tokens out of " +
+             std::to_string(vocabulary);
+    return text +
+           (is_language ? " without classes" : " and " + std::to_string(classes) + " classes");
+  };
+  const bool of_data = data.targets() > 1, of_model = model.targets() > 1;
+  const bool fits = data.features == model.features() && data.vocabulary == model.vocabulary() &&
+                    of_data == of_model && data.classes == model.classes();
+  if (fits) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               "model " + model.spec() + " does not fit the data: it takes " +
+                   has(model.features(), model.vocabulary(), model.classes(), of_model) + ", '" +
+                   data.name + "' has " +
+                   has(data.features, data.vocabulary, data.classes, of_data));
+}
 
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
                                                          const std::string& devices) {

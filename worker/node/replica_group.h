@@ -17,7 +17,7 @@ namespace centroid::worker {
 struct GroupStep {
   double loss_sum = 0;
   std::uint64_t correct = 0;
-  std::uint64_t samples = 0;
+  std::uint64_t samples = 0;   ///< judged: of a language model the tokens it predicted
   double compute_seconds = 0;  ///< of the slowest device
 };
 
@@ -41,6 +41,9 @@ class ReplicaGroup {
   virtual void use_params(std::span<float> memory) = 0;
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
+  /// Key of the random numbers of the steps to come (dropout); with it a sample draws the same on
+  /// every device and worker. Between steps only.
+  virtual void use_noise(std::uint64_t key) = 0;
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
   /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
@@ -49,6 +52,9 @@ class ReplicaGroup {
   virtual Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin,
                                      std::uint64_t end) = 0;
 };
+
+/// Whether a model can be trained on a data set. fails invalid_argument: says what each has.
+Status check_fits(const Model& model, const Dataset& data);
 
 /// Devices as given: "cpu:0,cpu:1". fails as make_device; invalid_argument for a device named
 /// twice.

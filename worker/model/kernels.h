@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "worker/model/model.h"
+
+namespace centroid::worker::kernels {
+
+// Loops of the transformer, one pass over memory each. Sums run in an order that depends on the
+// lengths only: every machine gives the same bits. None allocates.
+
+/// Which elements of a matrix stay, times `scale` = 1 / (1 - probability).
+///
+/// A row is a position of a sample; its random numbers are those of (keys[sample], site, position).
+struct Dropout {
+  std::uint32_t threshold = 0;  ///< probability to drop, in 1/65536; 0: everything stays
+  float scale = 1;
+  std::span<const std::uint64_t> keys;  ///< [samples]
+  std::size_t context = 1;              ///< rows of a sample
+  std::uint64_t site = 0;               ///< place in the model
+
+  static Dropout of(double probability);
+  explicit operator bool() const { return threshold > 0; }
+};
+
+/// out = kept(in) * scale; `in` may be `out`.
+void drop(const Dropout& dropout, std::size_t rows, std::size_t width, const float* in, float* out);
+/// out += kept(in) * scale (or + in without dropout).
+void add(const Dropout& dropout, std::size_t rows, std::size_t width, const float* in, float* out);
+
+/// out[r] = table[tokens[r]] + positions[r mod context], then dropout.
+void embed(const Dropout& dropout, std::span<const std::uint32_t> tokens, std::size_t context,
+           std::size_t width, const float* table, const float* positions, float* out);
+/// table[tokens[r]] += gradient[r] in the order of rows; the other rows stay.
+void embed_back(std::span<const std::uint32_t> tokens, std::size_t width, const float* gradient,
+                float* table);
+/// positions[p] = sum over samples of gradient[sample, p].
+void sum_samples(std::size_t samples, std::size_t elements, const float* gradient, float* sums);
+
+/// What normalisation is and has: y = (x - mean) / spread * weight + bias. RMS: bias is null and
+/// the mean is taken as 0.
+/// source  Ba, Kiros, Hinton 2016, "Layer normalization"; Zhang, Sennrich 2019, "Root mean square
+/// layer normalization"; 1e-5 is added to the square of the spread
+struct Norm {
+  bool is_layer = false;
+  const float* weight = nullptr;  ///< [width]
+  const float* bias = nullptr;    ///< [width]
+};
+/// x = residual + kept(branch) (no branch: x = residual, which may be x), y = norm(x).
+///
+/// shape   residual, branch, x, y [rows, width]; stats [rows, 2]: mean, 1 / spread
+void add_norm(const Norm& norm, const Dropout& dropout, std::size_t rows, std::size_t width,
+              const float* residual, const float* branch, float* x, float* y, float* stats);
+/// gradient += d loss / d x where dy = d loss / d y; weight_gradient, bias_gradient are overwritten
+/// (null: not wanted).
+void norm_back(const Norm& norm, std::size_t rows, std::size_t width, const float* x,
+               const float* stats, const float* dy, float* gradient, float* weight_gradient,
+               float* bias_gradient);
+
+void gelu(std::size_t elements, const float* in, float* out);
+/// gradient *= gelu'(in)
+void gelu_back(std::size_t elements, const float* in, float* gradient);
+/// out = silu(gate) * up. shape  gate_up [rows, 2 * width]: gate, then up, in each row
+void swiglu(std::size_t rows, std::size_t width, const float* gate_up, float* out);
+/// gate_up becomes d loss / d gate_up; gradient = d loss / d out
+void swiglu_back(std::size_t rows, std::size_t width, const float* gradient, float* gate_up);
+
+/// Softmax over the first begin + r + 1 numbers of row r, times `scale` before; what is behind them
+/// becomes 0. `lse[r]` = log of the sum of exponentials, `lse_step` apart.
+///
+/// shape   scores [rows, width], begin + rows <= width
+void causal_softmax(std::size_t rows, std::size_t begin, std::size_t width, float scale,
+                    float* scores, float* lse, std::size_t lse_step);
+/// scores become the probabilities again, dscores (d loss / d probabilities) those of the scores
+/// before scaling: p * (dp - delta[r]) * scale. Behind the diagonal both become 0.
+void causal_softmax_back(std::size_t rows, std::size_t begin, std::size_t width, float scale,
+                         const float* lse, const float* delta, std::size_t step, float* scores,
+                         float* dscores);
+/// delta[r, h] = sum over the columns of head h of out * gradient.
+void head_dots(std::size_t rows, std::size_t heads, std::size_t head_width, const float* out,
+               const float* gradient, float* delta);
+
+/// Softmax cross-entropy of logits; a row whose label is kNoTarget counts nothing. Logits become
+/// the gradient of share * (sum of losses) when `want_gradient`.
+///
+/// shape   logits [labels.size(), classes]
+/// fails   a label >= classes is a bug of the caller: stops
+/// note    of equal largest logits the first counts; a row with a NaN counts as wrong
+StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes, float share,
+                         bool want_gradient, float* logits);
+
+}  // namespace centroid::worker::kernels

@@ -1,0 +1,523 @@
+#include "worker/model/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/base/random.h"
+#include "common/device/blas.h"
+
+namespace centroid::worker {
+
+namespace {
+
+/// Rows whose logits are in memory at a time.
+constexpr std::size_t kHeadRows = 256;
+/// Places where dropout draws: four per block, then the embedding.
+constexpr std::uint64_t kSites = 8;
+enum Site : std::uint64_t { kAttention, kMlp, kOfQkv, kOfO, kOfUp, kOfDown };
+
+std::size_t elements_of(const Manifest& manifest) {
+  std::size_t n = 0;
+  for (const auto& tensor : manifest) n += tensor.elements();
+  return n;
+}
+
+/// Uniform numbers with this deviation: they need no function of a mathematics library.
+void fill_uniform(std::uint64_t seed, std::uint64_t stream, double deviation,
+                  std::span<float> out) {
+  const double limit = deviation * std::sqrt(3.0);
+  CounterRng rng(seed, stream);
+  for (float& x : out) x = static_cast<float>((2.0 * rng.uniform() - 1.0) * limit);
+}
+
+}  // namespace
+
+Transformer::Transformer(TransformerConfig config, FrozenWeights base)
+    : config_(std::move(config)), base_(std::move(base)), manifest_(config_.trained()) {
+  const Manifest whole = config_.whole();
+  CENTROID_CHECK(config_.lora.rank == 0 || (base_ && base_->size() == elements_of(whole)));
+  std::size_t at = 0, id = 0, position = 0;
+  for (const TensorInfo& info : whole) {
+    Tensor tensor{.begin = at, .elements = info.elements()};
+    at += tensor.elements;
+    const std::string module = info.name.substr(0, info.name.rfind('.'));
+    if (id < manifest_.size() && manifest_[id].name == info.name) {
+      tensor.trained = position;
+      tensor.id = static_cast<std::uint32_t>(id);
+      position += tensor.elements;
+      ++id;
+    } else if (id < manifest_.size() && manifest_[id].name == module + ".lora_A.weight") {
+      tensor.adapter = adapters_.size();
+      const std::size_t a = manifest_[id].elements(), b = manifest_[id + 1].elements();
+      adapters_.push_back({.a = position,
+                           .b = position + a,
+                           .id = static_cast<std::uint32_t>(id),
+                           .out = info.shape[0]});
+      position += a + b;
+      id += 2;
+    }
+    const std::size_t number = tensors_.size();
+    if (info.name.ends_with("norm1.weight")) blocks_.push_back({.norm1 = number});
+    if (info.name.ends_with("q_proj.weight")) blocks_.back().q = number;
+    if (info.name.ends_with("o_proj.weight")) blocks_.back().o = number;
+    if (info.name.ends_with("norm2.weight")) {
+      blocks_.back().norm2 = number;
+      blocks_.back().up = number + (config_.norm == TransformerConfig::Norm::kLayer ? 2 : 1);
+    }
+    if (info.name.ends_with("down_proj.weight")) blocks_.back().down = number;
+    if (info.name == "norm.weight") last_norm_ = number;
+    if (info.name == "head.weight") head_ = number;
+    tensors_.push_back(tensor);
+  }
+  parameters_ = position;
+  CENTROID_CHECK(id == manifest_.size() && parameters_ == elements_of(manifest_));
+}
+
+std::unique_ptr<Model> Transformer::clone() const {
+  return std::make_unique<Transformer>(config_, base_);
+}
+
+std::uint64_t Transformer::frozen_bytes() const {
+  return base_ && config_.lora.rank > 0 ? base_->size() * sizeof(float) : 0;
+}
+
+const float* Transformer::weight(std::size_t tensor) const {
+  const Tensor& t = tensors_[tensor];
+  return t.trained != kNone ? params_ + t.trained : base_->data() + t.begin;
+}
+
+float* Transformer::gradient(std::size_t tensor) const {
+  const Tensor& t = tensors_[tensor];
+  return t.trained != kNone ? gradients_ + t.trained : nullptr;
+}
+
+void Transformer::ready(std::size_t tensor) const {
+  if (tensors_[tensor].trained != kNone) (*on_ready_)(TensorId(tensors_[tensor].id));
+}
+
+kernels::Norm Transformer::norm(std::size_t tensor) const {
+  const bool is_layer = config_.norm == TransformerConfig::Norm::kLayer;
+  return {is_layer, weight(tensor), is_layer ? weight(tensor + 1) : nullptr};
+}
+
+kernels::Dropout Transformer::dropout(double probability, std::uint64_t site) const {
+  if (!is_training_ || probability == 0) return {};
+  auto out = kernels::Dropout::of(probability);
+  out.keys = keys_;
+  out.context = config_.context;
+  out.site = site;
+  return out;
+}
+
+std::size_t Transformer::wide() const {
+  return config_.mlp == TransformerConfig::Mlp::kSwiGlu ? 2 * config_.hidden : config_.hidden;
+}
+
+std::size_t Transformer::low_width() const {
+  return config_.lora.rank * (adapters_.empty() ? 0 : config_.lora.targets.size());
+}
+
+Transformer::Projection Transformer::qkv(std::size_t b) const {
+  return {blocks_[b].q, 3, config_.width, 3 * config_.width, b * kSites + kOfQkv};
+}
+Transformer::Projection Transformer::o(std::size_t b) const {
+  return {blocks_[b].o, 1, config_.width, config_.width, b * kSites + kOfO};
+}
+Transformer::Projection Transformer::up(std::size_t b) const {
+  return {blocks_[b].up, blocks_[b].down - blocks_[b].up, config_.width, wide(),
+          b * kSites + kOfUp};
+}
+Transformer::Projection Transformer::down(std::size_t b) const {
+  return {blocks_[b].down, 1, config_.hidden, config_.width, b * kSites + kOfDown};
+}
+
+// Normalisations begin as the identity. Every matrix keeps the size of what it is given, those that
+// write to the residual path add up to the size of one over the depth. B of adapters is 0, so that
+// training begins at the base; A as in Hugging Face's PEFT.
+void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
+  CENTROID_CHECK(params.size() == parameters_);
+  std::size_t at = 0, number = 0;
+  for (const TensorInfo& tensor : manifest_) {
+    const auto out = params.subspan(at, tensor.elements());
+    at += out.size();
+    const std::uint64_t stream = number++;
+    const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
+    const double depth = std::sqrt(2.0 * static_cast<double>(config_.layers));
+    const double in = static_cast<double>(tensor.shape.back());
+    if (tensor.shape.size() == 1)
+      std::ranges::fill(out, is(".weight") ? 1.0F : 0.0F);
+    else if (is("lora_B.weight"))
+      std::ranges::fill(out, 0.0F);
+    else if (is("lora_A.weight"))
+      fill_uniform(seed, stream, std::sqrt(1.0 / (3.0 * in)), out);
+    else if (tensor.name == "head.weight" && base_ && config_.lora.rank > 0)
+      std::ranges::copy(std::span(*base_).subspan(tensors_[head_].begin, out.size()), out.begin());
+    else if (tensor.name.starts_with("embed.") || tensor.name == "head.weight")
+      fill_uniform(seed, stream, 0.02, out);
+    else
+      fill_uniform(
+          seed, stream,
+          std::sqrt(1.0 / in) / (is("o_proj.weight") || is("down_proj.weight") ? depth : 1), out);
+  }
+}
+
+/// Give out pieces of `memory` (null: only count); returns the floats taken.
+std::size_t Transformer::lay_out(std::uint64_t samples, bool with_gradient, float* memory,
+                                 Space& space) const {
+  constexpr std::size_t kLine = 16;  // floats of 64 bytes
+  std::size_t used = 0;
+  const auto take = [&](std::size_t count) {
+    float* const at = memory == nullptr ? nullptr : memory + used;
+    used += (count + kLine - 1) / kLine * kLine;
+    return at;
+  };
+  const std::size_t rows = samples * config_.context, d = config_.width, h = config_.hidden;
+  const std::size_t out_rows = config_.is_language() ? rows : samples;
+  space.blocks.resize(config_.layers);
+  for (BlockSpace& block : space.blocks) {
+    if (!with_gradient && &block != space.blocks.data()) {
+      block = space.blocks.front();  // nobody looks back
+      continue;
+    }
+    block.x = take(rows * d);
+    block.stats1 = take(2 * rows);
+    block.n1 = take(rows * d);
+    block.qkv = take(rows * 3 * d);
+    block.lse = take(rows * config_.heads);
+    block.attended = take(rows * d);
+    block.middle = take(rows * d);
+    block.stats2 = take(2 * rows);
+    block.n2 = take(rows * d);
+    block.up = take(rows * wide());
+    block.active = take(rows * h);
+    block.low = take(rows * low_width());
+  }
+  space.x = take(rows * d);
+  space.picked = take(config_.is_language() ? 0 : out_rows * d);
+  space.stats = take(2 * out_rows);
+  space.normed = take(out_rows * d);
+  space.logits = take(std::min(out_rows, kHeadRows) * config_.outputs());
+  space.branch = take(rows * d);
+  space.scratch = take(attention_scratch(config_.context));
+  space.dropped = take(config_.lora.dropout > 0 ? rows * std::max(d, h) : 0);
+  if (!with_gradient) return used;
+  space.residual = take(rows * d);
+  space.narrow = take(rows * d);
+  space.wide = take(rows * 3 * d);
+  space.active = take(rows * h);
+  space.delta = take(rows * config_.heads);
+  space.low = take(rows * config_.lora.rank);
+  return used;
+}
+
+std::uint64_t Transformer::work_bytes(std::uint64_t samples, bool with_gradient) const {
+  Space space;
+  return lay_out(samples, with_gradient, nullptr, space) * sizeof(float);
+}
+
+void Transformer::check(const Batch& batch) const {
+  CENTROID_CHECK(batch.tokens.size() == batch.samples * config_.context);
+  CENTROID_CHECK(batch.y.size() == batch.samples * targets());
+  CENTROID_CHECK(batch.lengths.empty() || batch.lengths.size() == batch.samples);
+  CENTROID_CHECK(batch.ids.empty() || batch.ids.size() == batch.samples);
+  CENTROID_CHECK(std::ranges::all_of(
+      batch.tokens, [&](std::uint32_t token) { return token < config_.vocabulary; }));
+  CENTROID_CHECK(std::ranges::all_of(batch.lengths, [&](std::uint32_t length) {
+    return length >= 1 && length <= config_.context;
+  }));
+}
+
+void Transformer::begin(const Batch& batch, std::span<const float> params, bool with_gradient) {
+  check(batch);
+  CENTROID_CHECK(params.size() == parameters_);
+  batch_ = batch;
+  rows_ = batch.samples * config_.context;
+  params_ = params.data();
+  is_training_ = with_gradient;
+  const std::size_t needed = lay_out(batch.samples, with_gradient, nullptr, space_);
+  if (memory_.size() < needed) memory_.resize(needed);
+  lay_out(batch.samples, with_gradient, memory_.data(), space_);
+  keys_.resize(batch.samples);
+  for (std::size_t s = 0; s < keys_.size(); ++s)
+    keys_[s] = mix64(batch.noise, batch.ids.empty() ? s : batch.ids[s]);
+}
+
+/// out = in W^T + scale * dropout(in) A^T B^T
+void Transformer::project(const Projection& p, const float* in, float* low, float* out) {
+  blas::gemm(false, true, rows_, p.out, p.in, 1.0F, in, p.in, weight(p.first), p.in, 0.0F, out,
+             p.out);
+  const std::size_t rank = config_.lora.rank;
+  const float* seen = nullptr;
+  std::size_t column = 0;
+  for (std::size_t t = p.first; t < p.first + p.count; ++t) {
+    if (tensors_[t].adapter == kNone) {
+      column += tensors_[t].elements / p.in;
+      continue;
+    }
+    const Adapter& adapter = adapters_[tensors_[t].adapter];
+    if (seen == nullptr) {
+      seen = in;
+      if (const auto drops = dropout(config_.lora.dropout, p.site)) {
+        kernels::drop(drops, rows_, p.in, in, space_.dropped);
+        seen = space_.dropped;
+      }
+    }
+    blas::gemm(false, true, rows_, rank, p.in, 1.0F, seen, p.in, params_ + adapter.a, p.in, 0.0F,
+               low, rank);
+    blas::gemm(false, true, rows_, adapter.out, rank, static_cast<float>(config_.lora.scale()), low,
+               rank, params_ + adapter.b, rank, 1.0F, out + column, p.out);
+    low += rows_ * rank;
+    column += adapter.out;
+  }
+}
+
+/// din = d loss / d in; gradients of the matrices and adapters, the last one first.
+void Transformer::project_back(const Projection& p, const float* in, const float* low,
+                               const float* dout, float* din) {
+  blas::gemm(false, false, rows_, p.in, p.out, 1.0F, dout, p.out, weight(p.first), p.in, 0.0F, din,
+             p.in);
+  if (float* const own = gradient(p.first); own != nullptr) {
+    blas::gemm(true, false, p.out, p.in, rows_, 1.0F, dout, p.out, in, p.in, 0.0F, own, p.in);
+    for (std::size_t t = p.first + p.count; t > p.first; --t) ready(t - 1);
+    return;
+  }
+  const std::size_t rank = config_.lora.rank;
+  const float scale = config_.lora.rank > 0 ? static_cast<float>(config_.lora.scale()) : 0;
+  const auto drops = dropout(config_.lora.dropout, p.site);
+  const float* seen = in;
+  std::size_t column = p.out, slot = 0;
+  for (std::size_t t = p.first; t < p.first + p.count; ++t)
+    if (tensors_[t].adapter != kNone) ++slot;
+  for (std::size_t t = p.first + p.count; t > p.first; --t) {
+    const Tensor& tensor = tensors_[t - 1];
+    column -= tensor.elements / p.in;
+    if (tensor.adapter == kNone) continue;
+    const Adapter& adapter = adapters_[tensor.adapter];
+    const float* const mine = low + --slot * rows_ * rank;
+    blas::gemm(true, false, adapter.out, rank, rows_, scale, dout + column, p.out, mine, rank, 0.0F,
+               gradients_ + adapter.b, rank);
+    (*on_ready_)(TensorId(adapter.id + 1));
+    blas::gemm(false, false, rows_, rank, adapter.out, scale, dout + column, p.out,
+               params_ + adapter.b, rank, 0.0F, space_.low, rank);
+    if (drops) {
+      kernels::drop(drops, rows_, p.in, in, space_.dropped);
+      seen = space_.dropped;
+    }
+    blas::gemm(true, false, rank, p.in, rows_, 1.0F, space_.low, rank, seen, p.in, 0.0F,
+               gradients_ + adapter.a, p.in);
+    (*on_ready_)(TensorId(adapter.id));
+    if (drops) {
+      blas::gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a, p.in,
+                 0.0F, space_.dropped, p.in);
+      kernels::add(drops, rows_, p.in, space_.dropped, din);
+    } else {
+      blas::gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a, p.in,
+                 1.0F, din, p.in);
+    }
+  }
+}
+
+/// From the block's x (and, but for the first, what the block before adds to it) to `branch`.
+void Transformer::forward_block(std::size_t b) {
+  BlockSpace& s = space_.blocks[b];
+  const std::size_t d = config_.width;
+  float* low = s.low;
+  const auto advance = [&](const Projection& p) {
+    for (std::size_t t = p.first; t < p.first + p.count; ++t)
+      if (tensors_[t].adapter != kNone) low += rows_ * config_.lora.rank;
+  };
+  if (b == 0)
+    kernels::add_norm(norm(blocks_[b].norm1), {}, rows_, d, s.x, nullptr, s.x, s.n1, s.stats1);
+  else
+    kernels::add_norm(norm(blocks_[b].norm1), dropout(config_.dropout, (b - 1) * kSites + kMlp),
+                      rows_, d, space_.blocks[b - 1].middle, space_.branch, s.x, s.n1, s.stats1);
+  project(qkv(b), s.n1, low, s.qkv);
+  advance(qkv(b));
+  const Attention attention{batch_.samples, config_.context, config_.heads, config_.head_width(),
+                            s.qkv,          s.lse,           space_.scratch};
+  attention.forward(s.attended);
+  project(o(b), s.attended, low, space_.branch);
+  advance(o(b));
+  kernels::add_norm(norm(blocks_[b].norm2), dropout(config_.dropout, b * kSites + kAttention),
+                    rows_, d, s.x, space_.branch, s.middle, s.n2, s.stats2);
+  project(up(b), s.n2, low, s.up);
+  advance(up(b));
+  if (config_.mlp == TransformerConfig::Mlp::kSwiGlu)
+    kernels::swiglu(rows_, config_.hidden, s.up, s.active);
+  else
+    kernels::gelu(rows_ * config_.hidden, s.up, s.active);
+  project(down(b), s.active, low, space_.branch);
+}
+
+void Transformer::norm_back(std::size_t tensor, std::size_t rows, const float* x,
+                            const float* stats, const float* dy, float* into) {
+  const kernels::Norm n = norm(tensor);
+  kernels::norm_back(n, rows, config_.width, x, stats, dy, into, gradient(tensor),
+                     n.is_layer ? gradient(tensor + 1) : nullptr);
+  if (n.is_layer) ready(tensor + 1);
+  ready(tensor);
+}
+
+/// residual: the gradient behind the block becomes that before it.
+void Transformer::backward_block(std::size_t b) {
+  BlockSpace& s = space_.blocks[b];
+  const std::size_t d = config_.width;
+  std::size_t adapters = 0;
+  const auto low_of = [&](const Projection& p) {  // called from the last projection to the first
+    for (std::size_t t = p.first; t < p.first + p.count; ++t)
+      if (tensors_[t].adapter != kNone) ++adapters;
+    return s.low + (low_width() - adapters * config_.lora.rank) * rows_;
+  };
+  /// What the residual path gives to a branch.
+  const auto to_branch = [&](std::uint64_t site) -> const float* {
+    const auto drops = dropout(config_.dropout, b * kSites + site);
+    if (!drops) return space_.residual;
+    kernels::drop(drops, rows_, d, space_.residual, space_.narrow);
+    return space_.narrow;
+  };
+  project_back(down(b), s.active, low_of(down(b)), to_branch(kMlp), space_.active);
+  const float* dup = space_.active;
+  if (config_.mlp == TransformerConfig::Mlp::kSwiGlu) {
+    kernels::swiglu_back(rows_, config_.hidden, space_.active, s.up);
+    dup = s.up;
+  } else {
+    kernels::gelu_back(rows_ * config_.hidden, s.up, space_.active);
+  }
+  project_back(up(b), s.n2, low_of(up(b)), dup, space_.branch);
+  norm_back(blocks_[b].norm2, rows_, s.middle, s.stats2, space_.branch, space_.residual);
+
+  project_back(o(b), s.attended, low_of(o(b)), to_branch(kAttention), space_.branch);
+  const Attention attention{batch_.samples, config_.context, config_.heads, config_.head_width(),
+                            s.qkv,          s.lse,           space_.scratch};
+  attention.backward(s.attended, space_.branch, space_.delta, space_.wide);
+  project_back(qkv(b), s.n1, low_of(qkv(b)), space_.wide, space_.branch);
+  norm_back(blocks_[b].norm1, rows_, s.x, s.stats1, space_.branch, space_.residual);
+}
+
+/// Logits of `rows` rows, their loss and, into dnormed, its gradient; some rows at a time.
+StepResult Transformer::head(std::size_t rows, const float* normed, float* dnormed,
+                             bool with_gradient) {
+  const std::size_t d = config_.width, outputs = config_.outputs();
+  const float share = 1.0F / static_cast<float>(batch_.samples * targets());
+  float* const own = with_gradient ? gradient(head_) : nullptr;
+  StepResult result;
+  for (std::size_t begin = 0; begin < rows; begin += kHeadRows) {
+    const std::size_t count = std::min(kHeadRows, rows - begin);
+    const float* in = normed + begin * d;
+    blas::gemm(false, true, count, outputs, d, 1.0F, in, d, weight(head_), d, 0.0F, space_.logits,
+               outputs);
+    const StepResult part = kernels::cross_entropy(batch_.y.subspan(begin, count), outputs, share,
+                                                   with_gradient, space_.logits);
+    result.loss_sum += part.loss_sum;
+    result.correct += part.correct;
+    result.targets += part.targets;
+    if (!with_gradient) continue;
+    if (own != nullptr)
+      blas::gemm(true, false, outputs, d, count, 1.0F, space_.logits, outputs, in, d,
+                 begin == 0 ? 0.0F : 1.0F, own, d);
+    blas::gemm(false, false, count, d, outputs, 1.0F, space_.logits, outputs, weight(head_), d,
+               0.0F, dnormed + begin * d, d);
+  }
+  if (own != nullptr && !config_.tied) ready(head_);
+  return result;
+}
+
+/// Behind the last block: normalisation, head and loss, and the gradient of the residual path.
+StepResult Transformer::finish(bool with_gradient) {
+  const std::size_t d = config_.width, t = config_.context;
+  const auto drops = dropout(config_.dropout, (config_.layers - 1) * kSites + kMlp);
+  // The sum is made in space_.x; a classifier looks at the last token of each sample only.
+  const float* x = space_.x;
+  std::copy_n(space_.blocks.back().middle, rows_ * d, space_.x);
+  kernels::add(drops, rows_, d, space_.branch, space_.x);
+  std::size_t rows = rows_;
+  const auto row_of = [&](std::size_t sample) {
+    return sample * t + (batch_.lengths.empty() ? t : batch_.lengths[sample]) - 1;
+  };
+  if (!config_.is_language()) {
+    rows = batch_.samples;
+    for (std::size_t s = 0; s < rows; ++s)
+      std::copy_n(space_.x + row_of(s) * d, d, space_.picked + s * d);
+    x = space_.picked;
+  }
+  kernels::add_norm(norm(last_norm_), {}, rows, d, x, nullptr, const_cast<float*>(x), space_.normed,
+                    space_.stats);
+  const StepResult result = head(rows, space_.normed, space_.branch, with_gradient);
+  if (!with_gradient) return result;
+  std::fill_n(space_.residual, rows_ * d, 0.0F);
+  if (config_.is_language()) {
+    norm_back(last_norm_, rows, x, space_.stats, space_.branch, space_.residual);
+  } else {
+    std::fill_n(space_.narrow, rows * d, 0.0F);
+    norm_back(last_norm_, rows, x, space_.stats, space_.branch, space_.narrow);
+    for (std::size_t s = 0; s < rows; ++s)
+      std::copy_n(space_.narrow + s * d, d, space_.residual + row_of(s) * d);
+  }
+  return result;
+}
+
+void Transformer::embed_back() {
+  const std::size_t d = config_.width;
+  if (const auto drops = dropout(config_.dropout, config_.layers * kSites))
+    kernels::drop(drops, rows_, d, space_.residual, space_.residual);
+  if (float* const positions = gradient(1); positions != nullptr)
+    kernels::sum_samples(batch_.samples, config_.context * d, space_.residual, positions);
+  ready(1);
+  if (float* const table = gradient(0); table != nullptr) {
+    if (!config_.tied) std::fill_n(table, tensors_[0].elements, 0.0F);
+    kernels::embed_back(batch_.tokens, d, space_.residual, table);
+  }
+  ready(0);
+}
+
+StepResult Transformer::step(const Batch& batch, std::span<const float> params,
+                             std::span<float> gradients,
+                             const std::function<void(TensorId)>& on_ready) {
+  CENTROID_CHECK(gradients.size() == parameters_);
+  if (batch.samples == 0) {
+    std::ranges::fill(gradients, 0.0F);
+    for (std::size_t t = manifest_.size(); t > 0; --t)
+      on_ready(TensorId(static_cast<std::uint32_t>(t - 1)));
+    return {};
+  }
+  begin(batch, params, true);
+  gradients_ = gradients.data();
+  on_ready_ = &on_ready;
+  kernels::embed(dropout(config_.dropout, config_.layers * kSites), batch.tokens, config_.context,
+                 config_.width, weight(0), weight(1), space_.blocks.front().x);
+  for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
+  const StepResult result = finish(true);
+  for (std::size_t b = blocks_.size(); b > 0; --b) backward_block(b - 1);
+  embed_back();
+  return result;
+}
+
+StepResult Transformer::evaluate(const Batch& batch, std::span<const float> params) {
+  if (batch.samples == 0) return {};
+  begin(batch, params, false);
+  kernels::embed({}, batch.tokens, config_.context, config_.width, weight(0), weight(1),
+                 space_.blocks.front().x);
+  for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
+  return finish(false);
+}
+
+std::vector<float> Transformer::merged(std::span<const float> params) const {
+  CENTROID_CHECK(params.size() == parameters_);
+  const std::size_t total = tensors_.back().begin + tensors_.back().elements;
+  std::vector<float> out(total);
+  for (const Tensor& tensor : tensors_) {
+    float* const to = out.data() + tensor.begin;
+    const float* from =
+        tensor.trained != kNone ? params.data() + tensor.trained : base_->data() + tensor.begin;
+    std::copy_n(from, tensor.elements, to);
+    if (tensor.adapter == kNone) continue;
+    const Adapter& adapter = adapters_[tensor.adapter];
+    const std::size_t in = tensor.elements / adapter.out, rank = config_.lora.rank;
+    blas::gemm(false, false, adapter.out, in, rank, static_cast<float>(config_.lora.scale()),
+               params.data() + adapter.b, rank, params.data() + adapter.a, in, 1.0F, to, in);
+  }
+  return out;
+}
+
+}  // namespace centroid::worker

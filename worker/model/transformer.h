@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/model/attention.h"
+#include "worker/model/kernels.h"
+#include "worker/model/model.h"
+#include "worker/model/transformer_config.h"
+
+namespace centroid::worker {
+
+/// Weights that are not trained: all of TransformerConfig::whole(), end to end, shared by replicas.
+using FrozenWeights = std::shared_ptr<const std::vector<float>>;
+
+/// Decoder-only transformer: token and position embedding, blocks of causal attention and an MLP,
+/// each behind a normalisation and beside a residual path, a normalisation and the head. It
+/// predicts the next token at every position, or classifies a sequence at its last one.
+///
+/// order   on_ready runs through the manifest backwards
+/// bits    the same input on the same machine gives the same bits, with dropout too
+/// memory  work space is taken when a batch larger than all before comes, never again
+/// source  Radford et al. 2019 (GPT-2): layout and scaling of the residual projections; SwiGLU:
+///         Shazeer 2020, "GLU variants improve transformer"
+class Transformer final : public Model {
+ public:
+  /// `base` is needed with adapters (config.lora), and must hold config.whole().
+  explicit Transformer(TransformerConfig config, FrozenWeights base = nullptr);
+
+  const Manifest& manifest() const override { return manifest_; }
+  std::uint64_t features() const override { return config_.context; }
+  std::uint32_t classes() const override { return static_cast<std::uint32_t>(config_.outputs()); }
+  std::uint32_t vocabulary() const override {
+    return static_cast<std::uint32_t>(config_.vocabulary);
+  }
+  std::uint64_t targets() const override { return config_.is_language() ? config_.context : 1; }
+  std::string spec() const override { return config_.spec(); }
+  std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
+  std::uint64_t frozen_bytes() const override;
+  void initialize(std::uint64_t seed, std::span<float> params) const override;
+  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+                  const std::function<void(TensorId)>& on_ready) override;
+  StepResult evaluate(const Batch& batch, std::span<const float> params) override;
+  std::unique_ptr<Model> clone() const override;
+
+  const TransformerConfig& config() const { return config_; }
+  /// All tensors of `whole` with the adapters added to their matrices: base + scale * B A.
+  std::vector<float> merged(std::span<const float> params) const;
+
+ private:
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
+  /// One tensor of `whole`.
+  struct Tensor {
+    std::size_t begin = 0, elements = 0;  ///< in the frozen weights
+    std::size_t trained = kNone;          ///< first element in params
+    std::size_t adapter = kNone;          ///< number of its adapters
+    std::uint32_t id = 0;                 ///< in the manifest, when trained
+  };
+  /// A[rank, in] and B[out, rank], neighbours in the manifest.
+  struct Adapter {
+    std::size_t a = 0, b = 0;  ///< first elements in params
+    std::uint32_t id = 0;      ///< of A; B's is the next
+    std::size_t out = 0;
+  };
+  /// Numbers of the tensors of a block in `whole`.
+  struct BlockTensors {
+    std::size_t norm1 = 0, q = 0, o = 0, norm2 = 0, up = 0, down = 0;
+  };
+  /// What the way back needs of a block.
+  struct BlockSpace {
+    float *x = nullptr, *stats1 = nullptr, *n1 = nullptr, *qkv = nullptr, *lse = nullptr;
+    float *attended = nullptr, *middle = nullptr, *stats2 = nullptr, *n2 = nullptr, *up = nullptr;
+    float *active = nullptr, *low = nullptr;  // low: in A^T of every adapter
+  };
+  struct Space {
+    std::vector<BlockSpace> blocks;
+    float *x = nullptr, *picked = nullptr, *stats = nullptr, *normed = nullptr, *logits = nullptr;
+    float *branch = nullptr, *residual = nullptr, *narrow = nullptr, *wide = nullptr;
+    float *active = nullptr, *delta = nullptr, *scratch = nullptr, *low = nullptr;
+    float* dropped = nullptr;
+  };
+  /// A product with neighbouring matrices that share their input.
+  struct Projection {
+    std::size_t first = 0, count = 1, in = 0, out = 0;  ///< tensors; widths (out of all together)
+    std::uint64_t site = 0;                             ///< of the adapters' dropout
+  };
+
+  const float* weight(std::size_t tensor) const;
+  float* gradient(std::size_t tensor) const;  ///< null: not trained
+  void ready(std::size_t tensor) const;
+  kernels::Norm norm(std::size_t tensor) const;
+  kernels::Dropout dropout(double probability, std::uint64_t site) const;
+  std::size_t wide() const;       ///< columns of the MLP's first product
+  std::size_t low_width() const;  ///< columns of BlockSpace::low
+  Projection qkv(std::size_t block) const;
+  Projection o(std::size_t block) const;
+  Projection up(std::size_t block) const;
+  Projection down(std::size_t block) const;
+
+  std::size_t lay_out(std::uint64_t samples, bool with_gradient, float* memory, Space& space) const;
+  void begin(const Batch& batch, std::span<const float> params, bool with_gradient);
+  void check(const Batch& batch) const;
+  void project(const Projection& p, const float* in, float* low, float* out);
+  void project_back(const Projection& p, const float* in, const float* low, const float* dout,
+                    float* din);
+  void forward_block(std::size_t block);
+  void backward_block(std::size_t block);
+  void norm_back(std::size_t tensor, std::size_t rows, const float* x, const float* stats,
+                 const float* dy, float* into);
+  StepResult finish(bool with_gradient);
+  StepResult head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient);
+  void embed_back();
+
+  TransformerConfig config_;
+  FrozenWeights base_;
+  Manifest manifest_;
+  std::vector<Tensor> tensors_;
+  std::vector<Adapter> adapters_;
+  std::vector<BlockTensors> blocks_;
+  std::size_t last_norm_ = 0, head_ = 0;  // head_ is 0, the token embedding, when tied
+  std::size_t parameters_ = 0;
+
+  std::vector<float> memory_;
+  Space space_;
+  std::vector<std::uint64_t> keys_;  // of dropout, per sample
+  // Of the present step:
+  Batch batch_;
+  std::size_t rows_ = 0;
+  bool is_training_ = false;
+  const float* params_ = nullptr;
+  float* gradients_ = nullptr;
+  const std::function<void(TensorId)>* on_ready_ = nullptr;
+};
+
+}  // namespace centroid::worker
