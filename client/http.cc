@@ -47,22 +47,31 @@ asio::awaitable<beast::error_code> connect(beast::tcp_stream& stream, std::strin
   co_return ec;
 }
 
-asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, std::string method,
-                                                        std::string path) {
-  beast::tcp_stream stream(co_await asio::this_coro::executor);
-  stream.expires_after(remote.timeout);
-  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
-  if (connected) co_return failure(remote.to_string(), connected);
-  http::request<http::empty_body> request;
+http::request<http::string_body> make_request(const Remote& remote, const std::string& method,
+                                              const std::string& path, const char* accept,
+                                              const std::string& body) {
+  http::request<http::string_body> request;
   request.method_string(method);
   request.target(path);
   request.version(11);
   request.set(http::field::host, remote.host + ":" + remote.port);
   request.set(http::field::user_agent, "centroidctl");
-  request.set(http::field::accept, "application/json");
+  request.set(http::field::accept, accept);
   request.keep_alive(false);
   if (!remote.token.empty()) request.set(http::field::authorization, "Bearer " + remote.token);
-  if (method != "GET") request.content_length(0);
+  if (!body.empty()) request.set(http::field::content_type, "application/json");
+  request.body() = body;
+  if (method != "GET") request.content_length(body.size());
+  return request;
+}
+
+asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, std::string method,
+                                                        std::string path, std::string body) {
+  beast::tcp_stream stream(co_await asio::this_coro::executor);
+  stream.expires_after(remote.timeout);
+  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
+  if (connected) co_return failure(remote.to_string(), connected);
+  const auto request = make_request(remote, method, path, "application/json", body);
   const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
   if (write_failed) co_return failure(remote.to_string(), write_failed);
   beast::flat_buffer buffer;
@@ -78,6 +87,39 @@ asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, st
   answer.status = parser.get().result_int();
   answer.date = std::string(parser.get()[http::field::date]);
   answer.body = std::move(parser.get().body());
+  co_return std::move(answer);
+}
+
+/// The server says something every 15 s at the latest.
+constexpr std::chrono::seconds kSilence{60};
+
+asio::awaitable<std::optional<Result<Answer>>> read_stream(
+    const Remote& remote, std::string path, const std::function<bool(std::string_view)>& take) {
+  beast::tcp_stream stream(co_await asio::this_coro::executor);
+  stream.expires_after(remote.timeout);
+  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
+  if (connected) co_return failure(remote.to_string(), connected);
+  const auto request = make_request(remote, "GET", path, "text/event-stream", "");
+  const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
+  if (write_failed) co_return failure(remote.to_string(), write_failed);
+  beast::flat_buffer buffer;
+  http::response_parser<http::string_body> parser;
+  parser.body_limit(boost::none);
+  const auto [head_failed, head] = co_await http::async_read_header(stream, buffer, parser, kAwait);
+  if (head_failed) co_return failure(remote.to_string(), head_failed);
+  Answer answer;
+  answer.status = parser.get().result_int();
+  while (!parser.is_done()) {
+    stream.expires_after(kSilence);
+    const auto [failed, count] = co_await http::async_read_some(stream, buffer, parser, kAwait);
+    if (failed && failed != http::error::end_of_stream)
+      co_return failure(remote.to_string(), failed);
+    std::string text = std::move(parser.get().body());
+    parser.get().body().clear();
+    if (!answer.is_good()) answer.body += text;
+    const bool goes_on = !answer.is_good() || text.empty() || take(text);
+    if (failed || !goes_on || answer.body.size() > kMaxBody) break;
+  }
   co_return std::move(answer);
 }
 
@@ -116,9 +158,19 @@ std::string Remote::to_string() const {
   return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + port;
 }
 
-Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path) {
+Result<Answer> listen(const Remote& remote, const std::string& path,
+                      const std::function<bool(std::string_view)>& take) {
   asio::io_context context(1);
-  auto answer = asio::co_spawn(context, exchange(remote, method, path), asio::use_future);
+  auto answer = asio::co_spawn(context, read_stream(remote, path, take), asio::use_future);
+  context.run();
+  return std::move(*answer.get());
+}
+
+Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path,
+                   const std::string& json_body) {
+  asio::io_context context(1);
+  auto answer =
+      asio::co_spawn(context, exchange(remote, method, path, json_body), asio::use_future);
   context.run();
   return std::move(*answer.get());
 }

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include "common/base/result.h"
 
@@ -32,7 +34,15 @@ struct Answer {
 /// One request on a connection of its own. Blocks.
 ///
 /// fails   unavailable (not reached), deadline_exceeded, data_loss (no HTTP, or over 64 MiB)
-Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path);
+Result<Answer> ask(const Remote& remote, const std::string& method, const std::string& path,
+                   const std::string& json_body = {});
+
+/// A stream of Server-Sent Events: `take` gets the text as it comes, and ends it by false. The
+/// answer has a body only when it is an error. Blocks until the stream ends.
+///
+/// fails   as `ask`; unavailable too when the connection is lost
+Result<Answer> listen(const Remote& remote, const std::string& path,
+                      const std::function<bool(std::string_view)>& take);
 
 /// Whether something listens there.
 Status knock(const std::string& host, const std::string& port, std::chrono::milliseconds timeout);

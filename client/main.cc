@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
   client::add_checkpoints(app, status);
   client::add_views(app, session, status);
   client::add_actions(app, session, status);
+  client::add_events(app, session, status);
+  client::add_tokens(app, session, status);
   client::add_doctor(app, session, status);
   client::add_texts(app, status);
   app.parse_complete_callback([session] {

@@ -60,6 +60,13 @@ Result<Json> post_json(const Session& session, const std::string& path) {
   return take_apart(session, answer);
 }
 
+Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
+                       const Json& body) {
+  CENTROID_ASSIGN(const Answer answer,
+                  ask(session.remote, method, path, body.is_null() ? std::string() : body.dump()));
+  return take_apart(session, answer);
+}
+
 int complain(const Error& error) {
   std::fprintf(stderr, "centroidctl: %s\n", error.message().c_str());
   const bool is_unreachable =

@@ -28,6 +28,9 @@ struct Session {
 /// Ask and take an answer apart. An answer that is a problem document comes back as its error.
 Result<Json> get_json(const Session& session, const std::string& path);
 Result<Json> post_json(const Session& session, const std::string& path);
+/// Any method, with a JSON body unless it is null.
+Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
+                       const Json& body);
 /// The problem document of an answer as one line.
 std::string explain(const Answer& answer);
 
@@ -43,6 +46,8 @@ std::shared_ptr<Session> add_session(CLI::App& app);
 void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status);
 /// `completion` and `man`, made from the options of `app`. After all others.
 void add_texts(CLI::App& app, int& status);
 

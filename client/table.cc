@@ -8,12 +8,6 @@ namespace centroid::client {
 
 namespace {
 
-std::string cleaned(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
-}
-
 /// Columns on the terminal: bytes that begin a character of UTF-8.
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
@@ -32,6 +26,12 @@ std::string format(const char* pattern, Values... values) {
 }
 
 }  // namespace
+
+std::string cleaned(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text;
+}
 
 std::string paint(const Style& style, Colour colour, const std::string& text) {
   static constexpr const char* kCodes[] = {"", "\033[32m", "\033[33m", "\033[1;31m", "\033[2m"};

@@ -16,6 +16,9 @@ enum class Colour { kPlain, kGood, kWarning, kBad, kFaint };
 /// The text in that colour, where there are colours.
 std::string paint(const Style& style, Colour colour, const std::string& text);
 
+/// The text with control characters replaced.
+std::string cleaned(std::string text);
+
 /// Rows under a header; columns as wide as their widest cell, numbers to the right. Control
 /// characters are replaced, so that a name from elsewhere cannot steer the terminal.
 std::string table(const std::vector<std::string>& header,

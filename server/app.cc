@@ -80,7 +80,7 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   const SystemClock clock;
   metrics::Registry registry;
   metrics::add_process(registry, "centroid-server");
-  IoThread service("service"), control("control"), blocking("blocking");
+  IoThread service("service"), control("control"), blocking("blocking"), files("files");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 2 * config.chunk_bytes;
@@ -98,8 +98,11 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
   api_options.viewer_token = config.api_viewer_token;
+  api_options.state_dir = config.run_dir;
+  api_options.blocking = files.executor();
   CENTROID_ASSIGN(const auto api,
                   ApiServer::start(control.executor(), api_options, cluster, registry));
+  cluster.set_token_check([&api](std::string_view secret) { return api->may_join(secret); });
   cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   Status result;
   if (!config.endpoints_file.empty())

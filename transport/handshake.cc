@@ -210,7 +210,9 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
     return Error(ErrorCode::kFailedPrecondition, "no common wire version: " + here + " speaks " +
                                                      range(ours) + ", " + who + " speaks " +
                                                      range(theirs));
-  if (!ours.token.empty() && !is_same_secret(ours.token, theirs.token))
+  const bool is_known = ours.token.empty() || is_same_secret(ours.token, theirs.token) ||
+                        (ours.also_accepts && ours.also_accepts(theirs.token));
+  if (!is_known)
     return Error(ErrorCode::kFailedPrecondition, "token refused by " + here + ": the one sent by " +
                                                      who + " is " +
                                                      (theirs.token.empty() ? "empty" : "another"));

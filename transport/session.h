@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct Greeting {
   std::string name;    ///< for logs and /v1/waits
   std::string run_id;  ///< empty in a client's greeting: take the server's
   std::string token;   ///< compared in constant time; empty when the server wants none
+  /// Of a server: whether another token than `token` is good too; it compares in constant time.
+  std::function<bool(std::string_view)> also_accepts = {};
   /// centroid::manifest_hash of the model this side works on; 0: not said. A server that says one
   /// refuses another; one that wants to name the tensors that differ leaves it 0 and compares the
   /// manifests themselves.

@@ -1,6 +1,7 @@
 #include "common/base/metrics.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <mutex>
 #include <string_view>
@@ -11,7 +12,6 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
-#include <prometheus/text_serializer.h>
 
 #include "common/base/result.h"
 
@@ -35,6 +35,97 @@ bool are_labels(const Labels& labels) {
   return std::all_of(labels.begin(), labels.end(), [](const auto& label) {
     return is_name(label.first) && label.first != "le" && !label.first.starts_with("__");
   });
+}
+
+/// source  Prometheus text exposition format 0.0.4, "Text format details"
+void append_number(std::string& out, double value) {
+  if (!std::isfinite(value)) {
+    out += std::isnan(value) ? "NaN" : value < 0 ? "-Inf" : "+Inf";
+    return;
+  }
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  out.append(text, end);
+}
+
+void append_escaped(std::string& out, std::string_view text, bool is_label) {
+  for (const char c : text) {
+    if (c == '\\')
+      out += "\\\\";
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '"' && is_label)
+      out += "\\\"";
+    else
+      out += c;
+  }
+}
+
+/// Lines of one family. The library's own serializer goes through a stream with a locale, which
+/// takes eight times as long (BM_Scrape in docs/benchmarks.md).
+class Lines {
+ public:
+  Lines(std::string& out, const prometheus::MetricFamily& family) : out_(out), family_(family) {}
+
+  void head(std::string_view type) {
+    out_.append("# HELP ").append(family_.name).append(" ");
+    append_escaped(out_, family_.help, false);
+    out_.append("\n# TYPE ").append(family_.name).append(" ").append(type).append("\n");
+  }
+  void sample(const prometheus::ClientMetric& metric, std::string_view suffix, double value,
+              std::string_view bound = {}) {
+    out_.append(family_.name).append(suffix);
+    if (!metric.label.empty() || !bound.empty()) {
+      char separator = '{';
+      for (const auto& label : metric.label) {
+        out_.append(1, separator).append(label.name).append("=\"");
+        append_escaped(out_, label.value, true);
+        out_ += '"';
+        separator = ',';
+      }
+      if (!bound.empty()) out_.append(1, separator).append("le=\"").append(bound).append("\"");
+      out_ += '}';
+    }
+    out_ += ' ';
+    append_number(out_, value);
+    out_ += '\n';
+  }
+  void histogram(const prometheus::ClientMetric& metric) {
+    const auto& histogram = metric.histogram;
+    const auto count = static_cast<double>(histogram.sample_count);
+    std::string bound;
+    for (const auto& bucket : histogram.bucket) {
+      bound.clear();
+      append_number(bound, bucket.upper_bound);
+      sample(metric, "_bucket", static_cast<double>(bucket.cumulative_count), bound);
+    }
+    if (histogram.bucket.empty() || std::isfinite(histogram.bucket.back().upper_bound))
+      sample(metric, "_bucket", count, "+Inf");
+    sample(metric, "_sum", histogram.sample_sum);
+    sample(metric, "_count", count);
+  }
+
+ private:
+  std::string& out_;
+  const prometheus::MetricFamily& family_;
+};
+
+std::string to_text(const std::vector<prometheus::MetricFamily>& families) {
+  std::string out;
+  out.reserve(64 * 1024);
+  for (const prometheus::MetricFamily& family : families) {
+    Lines lines(out, family);
+    const bool is_histogram = family.type == prometheus::MetricType::Histogram;
+    const bool is_counter = family.type == prometheus::MetricType::Counter;
+    lines.head(is_histogram ? "histogram" : is_counter ? "counter" : "gauge");
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      if (is_histogram)
+        lines.histogram(metric);
+      else
+        lines.sample(metric, "", is_counter ? metric.counter.value : metric.gauge.value);
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -125,7 +216,7 @@ std::string Registry::serialize() const {
     refreshers = impl_->refreshers;
   }
   for (const auto& refresh : refreshers) refresh();  // unlocked: they may make series
-  return prometheus::TextSerializer().Serialize(impl_->registry.Collect());
+  return to_text(impl_->registry.Collect());
 }
 
 void Counter::add(double amount) const {

@@ -74,9 +74,9 @@ std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpR
   return std::nullopt;
 }
 
-std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRequest& request,
-                                        std::string_view instance) {
-  if (policy.token.empty()) return std::nullopt;
+Identity identify(const AccessPolicy& policy, const HttpRequest& request,
+                  std::string_view instance) {
+  Identity out;
   constexpr std::string_view kScheme = "bearer ";
   const std::string* sent = request.field("authorization");
   const bool is_bearer =
@@ -84,22 +84,36 @@ std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRe
   if (is_bearer) {
     std::string_view given = std::string_view(*sent).substr(kScheme.size());
     while (given.starts_with(' ')) given.remove_prefix(1);
-    const bool may_act = is_same_secret(policy.token, given);
-    const bool may_read =
-        !policy.viewer_token.empty() && is_same_secret(policy.viewer_token, given);
-    if (may_act || (may_read && is_safe(request))) return std::nullopt;
-    if (may_read)
-      return make_problem(403, ErrorCode::kFailedPrecondition,
-                          "refused: this token may only read (api.viewer_token)", instance);
+    if (!policy.token.empty() && is_same_secret(policy.token, given))
+      out.caller = {"api.token", Role::kAdmin};
+    else if (!policy.viewer_token.empty() && is_same_secret(policy.viewer_token, given))
+      out.caller = {"api.viewer_token", Role::kViewer};
+    else if (policy.tokens != nullptr)
+      if (const auto named = policy.tokens->find(given)) out.caller = {named->name, named->role};
+    if (out.caller.role != Role::kAnyone) return out;
   }
-  auto response = make_problem(401, ErrorCode::kFailedPrecondition,
-                               is_bearer ? "the bearer token is not the server's"
-                                         : "expected the field 'Authorization: Bearer <token>'",
-                               instance);
-  response.fields.emplace_back("WWW-Authenticate",
-                               is_bearer ? "Bearer realm=\"centroid\", error=\"invalid_token\""
-                                         : "Bearer realm=\"centroid\"");
-  return response;
+  if (policy.token.empty()) {
+    out.caller = {"local", Role::kAdmin};
+    return out;
+  }
+  out.problem = make_problem(401, ErrorCode::kFailedPrecondition,
+                             is_bearer ? "the bearer token is not the server's, or has expired"
+                                       : "expected the field 'Authorization: Bearer <token>'",
+                             instance);
+  out.problem->fields.emplace_back("WWW-Authenticate",
+                                   is_bearer ? "Bearer realm=\"centroid\", error=\"invalid_token\""
+                                             : "Bearer realm=\"centroid\"");
+  return out;
+}
+
+std::optional<HttpResponse> check_role(const Caller& caller, Role needed,
+                                       std::string_view instance) {
+  if (caller.role >= needed) return std::nullopt;
+  return make_problem(403, ErrorCode::kFailedPrecondition,
+                      "refused: this needs the role " + std::string(to_string(needed)) +
+                          ", the token '" + caller.name + "' has " +
+                          std::string(to_string(caller.role)),
+                      instance);
 }
 
 }  // namespace centroid::server

@@ -1,19 +1,28 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "server/api/http.h"
+#include "server/tokens/token_store.h"
 
 namespace centroid::server {
 
+/// Who calls: the name of the token, not the token.
+struct Caller {
+  std::string name;
+  Role role = Role::kAnyone;
+};
+
 /// Who may call. Pure; decided before a request is routed.
 struct AccessPolicy {
-  std::string token;               ///< may everything; empty: nobody is asked
-  std::string viewer_token;        ///< may read; empty: there is none
-  bool is_loopback = true;         ///< then the Host field is checked
-  std::string host = "127.0.0.1";  ///< bound address or name, accepted in Host
+  std::string token;                   ///< may everything; empty: nobody is asked
+  std::string viewer_token;            ///< may read; empty: there is none
+  bool is_loopback = true;             ///< then the Host field is checked
+  std::string host = "127.0.0.1";      ///< bound address or name, accepted in Host
+  const TokenStore* tokens = nullptr;  ///< named ones; may be missing
 };
 
 /// Compare in time that depends on the length of `expected` only.
@@ -28,9 +37,17 @@ std::string host_name(std::string_view host_and_port);
 std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
                                          std::string_view authority, std::string_view instance);
 
-/// 401 unless the request carries a token; 403 for an unsafe method with the viewer's.
+/// Whose token the request carries; a problem (401) when it carries none or an unknown one.
 /// source  RFC 6750, sections 2.1 and 3
-std::optional<HttpResponse> check_token(const AccessPolicy& policy, const HttpRequest& request,
-                                        std::string_view instance);
+struct Identity {
+  Caller caller;
+  std::optional<HttpResponse> problem;
+};
+Identity identify(const AccessPolicy& policy, const HttpRequest& request,
+                  std::string_view instance);
+
+/// 403 when the caller may less than `needed`.
+std::optional<HttpResponse> check_role(const Caller& caller, Role needed,
+                                       std::string_view instance);
 
 }  // namespace centroid::server

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 
 #include <nlohmann/json.hpp>
@@ -11,9 +12,11 @@ namespace centroid::server {
 
 namespace {
 
-/// Does the path fit the route? What stands for {id} goes to `id`. A plain {id} has no ':', which
-/// begins a verb.
-bool fits(std::string_view path, const std::vector<std::string>& segments, std::string& id) {
+using Values = std::vector<std::pair<std::string_view, std::string>>;
+
+/// Does the path fit the route? What stands for "{...}" goes to `values`. A number has no ':',
+/// which begins a verb.
+bool fits(std::string_view path, const std::vector<std::string>& segments, Values& values) {
   std::size_t at = 0;
   if (path == "/") return segments.empty();
   for (path.remove_prefix(1);; ++at) {
@@ -21,12 +24,14 @@ bool fits(std::string_view path, const std::vector<std::string>& segments, std::
     const std::string_view wanted = path.substr(0, slash);
     if (at == segments.size()) return false;
     std::string_view given = segments[at];
-    if (wanted.starts_with("{id}")) {
-      const std::string_view verb = wanted.substr(4);
+    if (wanted.starts_with('{')) {
+      const auto end = wanted.find('}');
+      const std::string_view name = wanted.substr(1, end - 1), verb = wanted.substr(end + 1);
       if (!given.ends_with(verb)) return false;
       given.remove_suffix(verb.size());
-      if (given.empty() || given.find(':') != std::string_view::npos) return false;
-      id = given;
+      if (given.empty() || (name == "id" && given.find(':') != std::string_view::npos))
+        return false;
+      values.emplace_back(name, given);
     } else if (given != wanted) {
       return false;
     }
@@ -46,30 +51,34 @@ std::optional<T> parse_number(std::string_view text) {
 Error bad(std::string message) { return Error(ErrorCode::kInvalidArgument, std::move(message)); }
 
 Status read_query(const Target& target, Call& call) {
-  call.limit = kDefaultRounds;
-  bool has_limit = false;
+  const Route& route = *call.route;
+  call.limit = route.limit;
   for (const auto& [name, value] : target.query) {
-    if (!call.route->has_limit || name != "limit")
-      return bad("unknown query parameter '" + name + "'" +
-                 (call.route->has_limit ? "; known: limit" : "; none is known here"));
-    if (has_limit) return bad("query parameter 'limit' stands twice");
-    has_limit = true;
+    if (!is_one_of(route.query, name))
+      return bad(
+          "unknown query parameter '" + name + "'" +
+          (route.query.empty() ? "; none is known here" : "; known: " + std::string(route.query)));
+    if (call.parameter(name) != nullptr) return bad("query parameter '" + name + "' stands twice");
+    call.query.emplace_back(name, value);
+    if (name != "limit") continue;
     const auto limit = parse_number<std::size_t>(value);
-    if (!limit || *limit < 1 || *limit > kMaxRounds)
-      return bad("query parameter 'limit': expected 1.." + std::to_string(kMaxRounds) + ", got '" +
+    if (!limit || *limit < 1 || *limit > kMaxLimit)
+      return bad("query parameter 'limit': expected 1.." + std::to_string(kMaxLimit) + ", got '" +
                  value + "'");
     call.limit = *limit;
   }
   return {};
 }
 
-/// No route takes members in its body; an empty body or an empty JSON object is right.
-std::optional<HttpResponse> check_body(const HttpRequest& request, std::string_view instance) {
+/// An empty body, or a JSON object with fields that the route knows.
+std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& request,
+                                       std::string_view instance) {
   const auto refuse = [instance](unsigned status, std::string_view detail) {
     return make_problem(status, ErrorCode::kInvalidArgument, detail, instance);
   };
   if (request.body.empty()) return std::nullopt;
-  if (request.method != "POST") return refuse(400, request.method + " takes no body");
+  const bool is_patch = request.method == "PATCH";
+  if (request.method != "POST" && !is_patch) return refuse(400, request.method + " takes no body");
   if (request.field("content-encoding") != nullptr)
     return refuse(415, "expected a body without content encoding");
   const std::string* type = request.field("content-type");
@@ -78,14 +87,17 @@ std::optional<HttpResponse> check_body(const HttpRequest& request, std::string_v
   if (media != "application/json") {
     auto response =
         refuse(415, "expected no body or Content-Type application/json, got '" + media + "'");
-    response.fields.emplace_back("Accept-Post", "application/json");
+    response.fields.emplace_back(is_patch ? "Accept-Patch" : "Accept-Post", "application/json");
     return response;
   }
   const auto json = nlohmann::json::parse(request.body, nullptr, false);
   if (json.is_discarded()) return refuse(400, "the body is not JSON");
   if (!json.is_object())
     return refuse(400, "expected a JSON object, got " + std::string(json.type_name()));
-  if (!json.empty()) return refuse(400, "unknown field '" + json.begin().key() + "' in the body");
+  for (const auto& [name, value] : json.items())
+    if (route.body != "*" && !is_one_of(route.body, name))
+      return refuse(400, "unknown field '" + name + "' in the body" +
+                             (route.body.empty() ? "" : "; known: " + std::string(route.body)));
   return std::nullopt;
 }
 
@@ -101,25 +113,66 @@ struct Match {
   const Route* route = nullptr;  ///< of the wanted method, else any of the path
   bool has_method = false;
   std::string allow;
-  std::string id;
+  Values values;
 };
 
 Match find_route(const Target& target, std::string_view method) {
   Match match;
   for (const Route& route : routes()) {
-    std::string id;
-    if (target.path == "*" || !fits(route.path, target.segments, id)) continue;
+    Values values;
+    if (target.path == "*" || !fits(route.path, target.segments, values)) continue;
     match.allow += std::string(route.method) + (route.method == "GET" ? ", HEAD, " : ", ");
     const bool is_it = route.method == method;
-    if (is_it || match.route == nullptr) match.route = &route;
+    if (is_it || match.route == nullptr) {
+      match.route = &route;
+      match.values = std::move(values);
+    }
     match.has_method = match.has_method || is_it;
-    match.id = std::move(id);
   }
   match.allow += "OPTIONS";
   return match;
 }
 
+/// The client's own X-Request-Id when it is one that a log can hold.
+std::string request_id(const HttpRequest& request) {
+  constexpr std::size_t kLongest = 64;
+  const std::string* const sent = request.field("x-request-id");
+  const auto is_right = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  const bool is_usable = sent != nullptr && !sent->empty() && sent->size() <= kLongest &&
+                         std::all_of(sent->begin(), sent->end(), is_right);
+  return is_usable ? *sent : std::string();
+}
+
 }  // namespace
+
+bool is_one_of(std::string_view words, std::string_view word) {
+  while (!words.empty()) {
+    const auto space = words.find(' ');
+    if (words.substr(0, space) == word) return true;
+    words.remove_prefix(space == std::string_view::npos ? words.size() : space + 1);
+  }
+  return false;
+}
+
+const std::string& Call::value(std::string_view name) const {
+  static const std::string kNone;
+  for (const auto& [key, text] : values)
+    if (key == name) return text;
+  return kNone;
+}
+
+std::uint64_t Call::id() const {
+  return parse_number<std::uint64_t>(value("id")).value_or(0);  // `admit` has looked
+}
+
+const std::string* Call::parameter(std::string_view name) const {
+  for (const auto& [key, text] : query)
+    if (key == name) return &text;
+  return nullptr;
+}
 
 Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
   Admission out;
@@ -137,13 +190,21 @@ Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
 
   const bool is_head = request.method == "HEAD";
   Match match = find_route(*target, is_head ? "GET" : std::string_view(request.method));
-  if (match.route == nullptr || match.route->access == Access::kToken)
-    out.response = check_token(policy, request, path);
+  const Role needed =
+      match.route == nullptr || !match.has_method ? Role::kViewer : match.route->role;
+  const bool is_open = match.route != nullptr && match.route->role == Role::kAnyone;
+  Identity identity;
+  if (!is_open) {
+    identity = identify(policy, request, path);
+    out.response = std::move(identity.problem);
+    out.caller = identity.caller;
+    if (!out.response) out.response = check_role(identity.caller, needed, path);
+  }
   out.route = match.route;
   if (out.response) return out;
 
   if (target->path == "*" && request.method == "OPTIONS") {
-    out.response = options_response("GET, HEAD, POST, OPTIONS");
+    out.response = options_response("GET, HEAD, POST, PATCH, DELETE, OPTIONS");
   } else if (match.route == nullptr) {
     out.response =
         make_problem(404, ErrorCode::kNotFound, "no such path; / lists what there is", path);
@@ -159,22 +220,22 @@ Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
 
   Call call;
   call.route = match.route;
+  call.caller = std::move(identity.caller);
   call.instance = path;
+  call.request_id = request_id(request);
+  call.values = std::move(match.values);
   if (const Status status = read_query(*target, call); !status.ok()) {
     out.response = make_problem(status.error(), path);
     return out;
   }
-  out.response = check_body(request, path);
+  out.response = check_body(*match.route, request, path);
   if (out.response) return out;
-  if (!match.id.empty()) {
-    const auto member = parse_number<std::uint64_t>(match.id);
-    if (!member) {
-      out.response =
-          make_problem(bad("id: expected a member number, got '" + match.id + "'"), path);
-      return out;
-    }
-    call.member = *member;
+  const std::string& id = call.value("id");
+  if (!id.empty() && !parse_number<std::uint64_t>(id)) {
+    out.response = make_problem(bad("id: expected a number, got '" + id + "'"), path);
+    return out;
   }
+  call.request = request;
   out.call = std::move(call);
   return out;
 }

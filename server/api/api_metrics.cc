@@ -5,11 +5,21 @@
 
 namespace centroid::server {
 
+namespace {
+/// Seconds; few, for there is a histogram of each route in every scrape.
+const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 10};
+}  // namespace
+
 ApiMetrics::ApiMetrics(metrics::Registry& registry) {
   connections = registry.gauge("centroid_api_connections", "Open connections of the REST server.");
   const std::string dropped = "centroid_api_dropped_connections_total";
   const std::string dropped_help = "Connections the REST server closed on its own account.";
   dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
+  dropped_lagging = registry.counter(dropped, dropped_help, {{"reason", "lagging"}});
+  audit_failures = registry.counter("centroid_api_audit_failures_total",
+                                    "Entries of the audit log that could not be written.");
+  streams = registry.gauge("centroid_api_streams",
+                           "Responses of the REST server that are sent piece by piece.");
   dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 
   const auto add = [&](const Route* route, const std::string& method, const std::string& path) {
@@ -18,9 +28,9 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) {
       series.classes[hundreds] = registry.counter(
           "centroid_api_requests_total", "Answered REST requests by route and class of status.",
           {{"method", method}, {"route", path}, {"code", std::to_string(hundreds) + "xx"}});
-    series.seconds = registry.histogram(
-        "centroid_api_request_seconds", "Time from a complete request to its response, by route.",
-        metrics::latency_bounds(), {{"method", method}, {"route", path}});
+    series.seconds = registry.histogram("centroid_api_request_seconds",
+                                        "Time from a complete request to its response, by route.",
+                                        kBounds, {{"method", method}, {"route", path}});
     series_.emplace(route, std::move(series));
   };
   for (const Route& route : routes())

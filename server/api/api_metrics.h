@@ -16,8 +16,11 @@ class ApiMetrics {
   void count(const Route* route, unsigned status, double seconds) const;
 
   metrics::Gauge connections;
-  metrics::Counter dropped_slow;   ///< a request or response took longer than its time
-  metrics::Counter dropped_limit;  ///< made room for, or refused as, one connection too many
+  metrics::Counter dropped_slow;     ///< a request or response took longer than its time
+  metrics::Counter dropped_lagging;  ///< a stream of events further behind than events are kept
+  metrics::Counter audit_failures;   ///< entries that the disk did not take
+  metrics::Gauge streams;            ///< open
+  metrics::Counter dropped_limit;    ///< made room for, or refused as, one connection too many
 
  private:
   struct Series {

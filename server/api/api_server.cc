@@ -1,8 +1,10 @@
 #include "server/api/api_server.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <list>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
@@ -10,11 +12,15 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
+#include <nlohmann/json.hpp>
 
 #include "common/async/task_group.h"
 #include "common/base/log.h"
 #include "server/api/api_metrics.h"
+#include "server/api/audit_log.h"
+#include "server/api/event_feed.h"
 #include "server/api/http_connection.h"
+#include "server/api/idempotency.h"
 #include "server/api/problem.h"
 #include "server/api/routes.h"
 
@@ -30,7 +36,7 @@ using Tcp = asio::ip::tcp;
 constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
 
 /// Only a connection that is running a call or writing its answer is kept by `stop`.
-enum class Phase : std::uint8_t { kIdle, kReading, kBusy };
+enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
 
 struct Peer {
   Peer(Tcp::socket socket, const HttpLimits& limits) : http(std::move(socket), limits) {}
@@ -52,6 +58,14 @@ struct Running {
   bool is_abandoned = false;
 };
 
+/// Begins the ids of requests; another one for each start of the server.
+std::string draw_prefix() {
+  std::random_device entropy;
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(entropy()));
+  return text;
+}
+
 bool is_loopback(const asio::ip::address& address) {
   if (address.is_v6() && address.to_v6().is_v4_mapped())
     return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
@@ -61,11 +75,17 @@ bool is_loopback(const asio::ip::address& address) {
 }  // namespace
 
 struct ApiServer::Impl {
-  Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry)
+  Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry,
+       std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_)
       : executor(std::move(executor_)),
         options(std::move(options_)),
-        services{control, registry},
         metrics(registry),
+        feed(executor, control.events(), metrics.dropped_lagging, options.heartbeat),
+        tokens(std::move(tokens_)),
+        audit(std::move(audit_)),
+        repeated(options.max_idempotency_keys, options.idempotency_lifetime),
+        services{control, registry, feed, *tokens, *audit, options.blocking},
+
         acceptor(executor),
         group(executor),
         changed(executor) {
@@ -82,7 +102,9 @@ struct ApiServer::Impl {
   Task<void> serve(std::list<Peer>::iterator at);
   Task<void> serve_requests(Peer& peer);
   Task<HttpResponse> answer(HttpRequest request);
+  Task<HttpResponse> run_once(Call call);
   Task<HttpResponse> run_bounded(Call call);
+  Task<void> record(HttpRequest request, Caller caller, std::string id, HttpResponse response);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
   Task<void> refuse(std::unique_ptr<Peer> peer);
   Task<void> stop();
@@ -90,15 +112,22 @@ struct ApiServer::Impl {
   Executor executor;
   ApiOptions options;
   HttpLimits limits;
-  Services services;
   AccessPolicy policy;
   ApiMetrics metrics;
+  EventFeed feed;
+  std::unique_ptr<TokenStore> tokens;
+  std::unique_ptr<AuditLog> audit;
+  IdempotencyTable repeated;
+  Services services;
   Tcp::acceptor acceptor;
   transport::Endpoint bound;
   TaskGroup group;        ///< the accept loop, connections and refusals
   std::list<Peer> peers;  ///< in the order they came
   std::list<std::shared_ptr<Running>> running;
   std::size_t abandoned = 0;
+  std::size_t streams = 0;
+  const std::string request_prefix = draw_prefix();
+  std::uint64_t requests = 0;
   std::size_t refusals = 0;
   Event changed;               ///< a connection or a call ended
   bool is_stopping = false;    ///< nothing new is taken
@@ -126,6 +155,7 @@ Status ApiServer::Impl::listen() {
   policy.token = options.token;
   policy.viewer_token = options.viewer_token;
   policy.host = options.endpoint.host;
+  policy.tokens = tokens.get();
 
   acceptor.open(endpoint.protocol(), ec);
   if (!ec) acceptor.set_option(Tcp::acceptor::reuse_address(true), ec);
@@ -222,6 +252,12 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
       response = co_await answer(std::move(*incoming.request));
       framing.keep_alive = incoming.keep_alive && !is_stopping;
     }
+    const bool is_stream = response.stream != nullptr && !framing.is_head;
+    if (is_stream && streams >= options.max_streams)
+      response = make_problem(503, ErrorCode::kResourceExhausted,
+                              "all " + std::to_string(options.max_streams) +
+                                  " responses that may be sent piece by piece are",
+                              "/");
     const bool is_written = co_await write(peer, std::move(response), framing);
     if (!is_written) co_return;
   } while (framing.keep_alive && !is_stopping);
@@ -231,9 +267,15 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
 
 /// False: the connection is of no use any more.
 Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
+  const bool is_stream = response.stream != nullptr && !framing.is_head;
+  if (is_stream) {
+    peer.phase = Phase::kStreaming;
+    metrics.streams.set(static_cast<double>(++streams));
+  }
   const auto timeout =
       is_cancelling ? std::min(options.write_timeout, options.stop_grace) : options.write_timeout;
   const auto outcome = co_await peer.http.write_response(std::move(response), framing, timeout);
+  if (is_stream) metrics.streams.set(static_cast<double>(--streams));
   if (outcome == HttpConnection::Outcome::kSlow) metrics.dropped_slow.add();
   co_return outcome == HttpConnection::Outcome::kDone;
 }
@@ -242,12 +284,100 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   const auto begun = Steady::now();
   Admission admission = admit(policy, request);
   HttpResponse response;
+  std::string id = admission.call ? admission.call->request_id : std::string();
+  if (id.empty()) id = request_prefix + "-" + std::to_string(++requests);
+  if (admission.call) admission.call->request_id = id;
+  const bool is_safe =
+      request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
   if (admission.response)
     response = std::move(*admission.response);
   else
-    response = co_await run_bounded(std::move(*admission.call));
+    response = co_await run_once(std::move(*admission.call));
+  // Whoever is known and asked for a change is in the audit log, also when it was refused.
+  if (!is_safe && admission.caller.role != Role::kAnyone)
+    co_await record(std::move(request), admission.caller, id, response);
+  response.fields.emplace_back("X-Request-Id", id);
   metrics.count(admission.route, response.status,
                 std::chrono::duration<double>(Steady::now() - begun).count());
+  co_return response;
+}
+
+/// What a problem says, or "ok".
+std::string outcome_of(const HttpResponse& response) {
+  if (response.status < 400) return "ok";
+  const auto problem = nlohmann::json::parse(response.body, nullptr, false);
+  return problem.is_object() ? problem.value("detail", "") : "";
+}
+
+Task<void> ApiServer::Impl::record(HttpRequest request, Caller caller, std::string id,
+                                   HttpResponse response) {
+  AuditEntry entry;
+  entry.unix_seconds = SystemClock().unix_seconds();
+  entry.who = caller.name;
+  entry.role = to_string(caller.role);
+  entry.address = request.address;
+  entry.method = request.method;
+  entry.path = request.target;
+  entry.body = request.body;
+  entry.request_id = id;
+  entry.status = response.status;
+  entry.outcome = outcome_of(response);
+  tell(feed.events(), log::Level::kInfo, "audit.recorded",
+       {{"who", entry.who},
+        {"role", entry.role},
+        {"address", entry.address},
+        {"method", entry.method},
+        {"path", entry.path},
+        {"request_id", entry.request_id},
+        {"status", entry.status},
+        {"outcome", entry.outcome}});
+  auto append = [this, entry] { return audit->append(entry); };
+  const Status written = co_await run_on(options.blocking, std::move(append));
+  if (written.ok()) co_return;
+  metrics.audit_failures.add();
+  log::error("audit.failed", {{"error", written.error()}, {"request_id", id}});
+}
+
+/// A call with an Idempotency-Key that was run before gets the answer of then.
+Task<HttpResponse> ApiServer::Impl::run_once(Call call) {
+  const std::string* const key = call.request.field("idempotency-key");
+  if (key == nullptr || call.route->method == "GET")
+    co_return co_await run_bounded(std::move(call));
+  constexpr std::size_t kLongest = 128;
+  const std::string instance = call.instance;
+  if (key->empty() || key->size() > kLongest)
+    co_return make_problem(400, ErrorCode::kInvalidArgument,
+                           "Idempotency-Key: expected 1 to 128 characters", instance);
+  const std::string name = call.caller.name + " " + *key;
+  const std::string& body = call.request.body;
+  const std::string same = call.request.method + " " + call.request.target + " " +
+                           std::to_string(body.size()) + " " +
+                           std::to_string(std::hash<std::string>()(body));
+  auto found = repeated.begin(name, same, Steady::now());
+  switch (found.verdict) {
+    case IdempotencyTable::Verdict::kNew:
+      break;
+    case IdempotencyTable::Verdict::kReplay:
+      found.response->fields.emplace_back("Idempotency-Replayed", "true");
+      co_return std::move(*found.response);
+    case IdempotencyTable::Verdict::kRunning:
+      co_return make_problem(409, ErrorCode::kAborted,
+                             "the request with this Idempotency-Key has no answer yet: repeat it",
+                             instance);
+    case IdempotencyTable::Verdict::kOther:
+      co_return make_problem(
+          422, ErrorCode::kInvalidArgument,
+          "this Idempotency-Key came with another request before: take a new one", instance);
+    case IdempotencyTable::Verdict::kFull:
+      co_return make_problem(503, ErrorCode::kResourceExhausted,
+                             "too many requests with an Idempotency-Key are running", instance);
+  }
+  HttpResponse response = co_await run_bounded(std::move(call));
+  // What was not done, or perhaps not, may be tried again with the same key.
+  if (response.status >= 500 || response.status == 429)
+    repeated.forget(name);
+  else
+    repeated.finish(name, response);
   co_return response;
 }
 
@@ -312,6 +442,7 @@ Task<void> ApiServer::Impl::stop() {
   is_stopping = true;
   SystemError ec;
   acceptor.close(ec);
+  feed.close();
   for (Peer& peer : peers)
     if (peer.phase != Phase::kBusy) peer.drop();
   const TimePoint until = Steady::now() + options.stop_grace;
@@ -343,13 +474,23 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   if (options.header_limit_bytes == 0 || options.max_connections == 0)
     return Error(ErrorCode::kInvalidArgument,
                  "API limits: expected at least 1 connection and 1 byte of header");
-  auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry);
+  if (!options.blocking) options.blocking = executor;
+  const std::string& state = options.state_dir;
+  CENTROID_ASSIGN(auto tokens, TokenStore::open(state.empty() ? "" : state + "/tokens.json"));
+  CENTROID_ASSIGN(auto audit, AuditLog::open(state.empty() ? "" : state + "/audit.jsonl"));
+  auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry,
+                                     std::move(tokens), std::move(audit));
   CENTROID_TRY(impl->listen());
   log::info("api.listening", {{"host", impl->bound.host},
                               {"port", impl->bound.port},
                               {"token", !impl->policy.token.empty()}});
   impl->group.spawn(impl->accept_loop());
   return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
+}
+
+bool ApiServer::may_join(std::string_view secret) const {
+  const auto found = impl_->tokens->find(secret);
+  return found && found->role >= Role::kWorker;
 }
 
 transport::Endpoint ApiServer::endpoint() const { return impl_->bound; }

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/async/task.h"
 #include "common/base/metrics.h"
 #include "common/base/result.h"
 #include "server/api/view.h"
+#include "server/tokens/token_store.h"
 #include "transport/transport.h"
 
 namespace centroid::server {
@@ -19,16 +21,23 @@ struct ApiOptions {
   std::string token;              ///< bearer token; may be empty on loopback only
   std::string viewer_token = {};  ///< another one that may only read; needs `token`
 
+  std::string state_dir = {};  ///< holds tokens.json and audit.jsonl; empty: in memory only
+  Executor blocking = {};      ///< where files may be waited for; empty: the server's own
+
   std::size_t header_limit_bytes = 8 * 1024;
   std::size_t body_limit_bytes = 64 * 1024;
   std::size_t max_connections = 256;
+  std::size_t max_streams = 64;  ///< responses sent piece by piece, of the connections
+  std::size_t max_idempotency_keys = 1000;
   std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
 
   std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
   std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
-  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response
+  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response, or a piece of a stream
+  std::chrono::milliseconds heartbeat{15'000};      ///< in a stream of events without any
   std::chrono::milliseconds call_timeout{10'000};   ///< one call of the ControlPlane
   std::chrono::milliseconds checkpoint_timeout{300'000};
+  std::chrono::milliseconds idempotency_lifetime{3'600'000};
   std::chrono::milliseconds stop_grace{2'000};  ///< running requests may end by themselves so long
 };
 
@@ -48,6 +57,8 @@ class ApiServer {
   static Result<std::unique_ptr<ApiServer>> start(Executor executor, ApiOptions options,
                                                   ControlPlane& control,
                                                   metrics::Registry& registry);
+  /// Whether a secret is that of a named token that may join the cluster as a worker. Any thread.
+  bool may_join(std::string_view secret) const;
   /// Only after `stop` has returned.
   ~ApiServer();
   ApiServer(const ApiServer&) = delete;

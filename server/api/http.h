@@ -1,10 +1,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "common/async/task.h"
+#include "common/base/result.h"
 
 namespace centroid::server {
 
@@ -17,6 +23,7 @@ struct HttpRequest {
   HttpFields fields;   ///< names in lower case
   std::string body;
   unsigned version = 11;
+  std::string address = {};  ///< of the client, HOST:PORT
 
   /// Value of the first field of that (lower-case) name; nullptr when there is none.
   const std::string* field(std::string_view name) const {
@@ -26,12 +33,23 @@ struct HttpRequest {
   }
 };
 
+/// A body that is sent piece by piece, each as the client takes the one before.
+class BodyStream {
+ public:
+  virtual ~BodyStream() = default;
+  /// The next piece; empty: that was all. An error cuts the response off where it is.
+  virtual Task<Result<std::string>> next() = 0;
+  /// How many bytes come in all; nothing: until it ends.
+  virtual std::optional<std::uint64_t> length() const { return std::nullopt; }
+};
+
 /// A response; the server adds length, date and the security fields.
 struct HttpResponse {
   unsigned status = 200;
   std::string content_type = "application/json";  ///< empty: no content
   std::string body;
   HttpFields fields;
+  std::shared_ptr<BodyStream> stream = nullptr;  ///< in the place of `body`
 };
 
 inline std::string to_lower(std::string_view text) {

@@ -77,7 +77,14 @@ http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
   if (!from.content_type.empty()) message.set(http::field::content_type, from.content_type);
   for (const auto& [name, value] : from.fields) message.set(name, value);
   message.keep_alive(framing.keep_alive);
-  if (from.status != 204) message.content_length(from.body.size());
+  if (from.stream && !from.stream->length()) {
+    if (framing.version >= 11)
+      message.chunked(true);
+    else
+      message.keep_alive(false);  // its end is the end of the connection
+  } else if (from.status != 204) {
+    message.content_length(from.stream ? *from.stream->length() : from.body.size());
+  }
   return message;
 }
 
@@ -97,6 +104,8 @@ struct HttpConnection::Impl {
     return false;
   }
   Task<beast::error_code> read_message(Parser& parser);
+  Task<beast::error_code> write_stream(std::shared_ptr<BodyStream> body, bool is_chunked,
+                                       std::chrono::milliseconds timeout);
 
   const HttpLimits limits;
   beast::tcp_stream stream;
@@ -108,6 +117,14 @@ HttpConnection::HttpConnection(Tcp::socket socket, const HttpLimits& limits)
     : impl_(std::make_unique<Impl>(std::move(socket), limits)) {}
 
 HttpConnection::~HttpConnection() = default;
+
+std::string HttpConnection::address() const {
+  beast::error_code ec;
+  const auto peer = impl_->stream.socket().remote_endpoint(ec);
+  if (ec) return "unknown";
+  const std::string host = peer.address().to_string();
+  return (peer.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(peer.port());
+}
 
 Task<bool> HttpConnection::wait_for_request() {
   impl_->stream.expires_after(impl_->limits.idle_timeout);
@@ -144,6 +161,7 @@ Task<HttpConnection::Incoming> HttpConnection::read_request() {
   if (!ec) {
     incoming.keep_alive = parser.keep_alive();
     incoming.request = to_request(parser.release());
+    incoming.request->address = address();
   } else if (!impl_->is_closed) {
     incoming.is_slow = ec == beast::error::timeout;
     incoming.problem = parse_problem(ec);
@@ -161,6 +179,12 @@ Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse respon
     http::response_serializer<http::empty_body> serializer(message);
     const auto [ec, n] = co_await http::async_write_header(impl_->stream, serializer, kAwait);
     result = ec;
+  } else if (response.stream) {
+    const auto message = make_head<http::empty_body>(response, framing);
+    http::response_serializer<http::empty_body> serializer(message);
+    const auto [ec, n] = co_await http::async_write_header(impl_->stream, serializer, kAwait);
+    result = ec;
+    if (!ec) result = co_await impl_->write_stream(response.stream, message.chunked(), timeout);
   } else {
     auto message = make_head<http::string_body>(response, framing);
     message.body() = std::move(response.body);
@@ -169,6 +193,32 @@ Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse respon
   }
   if (!result) co_return Outcome::kDone;
   co_return result == beast::error::timeout ? Outcome::kSlow : Outcome::kFailed;
+}
+
+/// Each piece has `timeout` to be taken; between them there may be any time.
+Task<beast::error_code> HttpConnection::Impl::write_stream(std::shared_ptr<BodyStream> body,
+                                                           bool is_chunked,
+                                                           std::chrono::milliseconds timeout) {
+  for (;;) {
+    stream.expires_never();
+    auto piece = co_await body->next();
+    if (!piece.ok() || is_closed) co_return asio::error::operation_aborted;
+    stream.expires_after(timeout);
+    if (piece->empty()) break;
+    if (is_chunked) {
+      const auto chunk = http::make_chunk(asio::buffer(*piece));
+      const auto [ec, n] = co_await asio::async_write(stream, chunk, kAwait);
+      if (ec) co_return ec;
+    } else {
+      const auto bytes = asio::buffer(*piece);
+      const auto [ec, n] = co_await asio::async_write(stream, bytes, kAwait);
+      if (ec) co_return ec;
+    }
+  }
+  if (!is_chunked) co_return beast::error_code();
+  const auto last = http::make_chunk_last();
+  const auto [ec, n] = co_await asio::async_write(stream, last, kAwait);
+  co_return ec;
 }
 
 Task<void> HttpConnection::linger() {

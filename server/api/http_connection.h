@@ -59,6 +59,7 @@ class HttpConnection {
   /// source  RFC 9112, section 9.6
   Task<void> linger();
   void close();
+  std::string address() const;  ///< of the peer, HOST:PORT
 
  private:
   struct Impl;

@@ -42,6 +42,10 @@ std::string_view http_reason(unsigned status) {
       return "Created";
     case 202:
       return "Accepted";
+    case 206:
+      return "Partial Content";
+    case 304:
+      return "Not Modified";
     case 204:
       return "No Content";
     case 400:
@@ -60,8 +64,12 @@ std::string_view http_reason(unsigned status) {
       return "Content Too Large";
     case 415:
       return "Unsupported Media Type";
+    case 416:
+      return "Range Not Satisfiable";
     case 421:
       return "Misdirected Request";
+    case 422:
+      return "Unprocessable Content";
     case 429:
       return "Too Many Requests";
     case 431:

@@ -15,43 +15,68 @@
 namespace centroid::server {
 
 struct Route;
+class AuditLog;
+class EventFeed;
 
-/// An admitted request: which route, with which arguments.
+/// An admitted request: which route, by whom, with which arguments.
 struct Call {
   const Route* route = nullptr;
-  std::uint64_t member = 0;  ///< of {id}
-  std::size_t limit = 0;     ///< of ?limit=
-  std::string instance;      ///< the path as sent, for problems
+  Caller caller;
+  std::string instance;    ///< the path as sent, for problems
+  std::string request_id;  ///< of the client, or ours
+  HttpRequest request;     ///< its body is empty or an object with fields that the route knows
+  std::vector<std::pair<std::string_view, std::string>> values;  ///< of {...} in the path
+  std::vector<std::pair<std::string, std::string>> query;
+  std::size_t limit = 0;  ///< of ?limit=
+
+  /// What stands in the path for {name}; "" when the route has no such part.
+  const std::string& value(std::string_view name) const;
+  /// The same as the number it is, for {id}.
+  std::uint64_t id() const;
+  /// A query parameter; nullptr when it was not given.
+  const std::string* parameter(std::string_view name) const;
 };
 
 /// What handlers work on.
 struct Services {
   ControlPlane& control;
   metrics::Registry& registry;
+  EventFeed& feed;
+  TokenStore& tokens;
+  AuditLog& audit;
+  Executor blocking;  ///< where files may be waited for
 };
 
-enum class Access : std::uint8_t { kPublic, kToken };
 enum class Span : std::uint8_t { kQuick, kCheckpoint };  ///< which deadline holds
 
-/// One method of one path. In a path, "{id}" is a member's number; "{id}:verb" acts on it.
+using Handler = Task<Result<HttpResponse>> (*)(Services services, Call call);
+
+/// One method of one path. In a path, "{id}" is a number, any other "{...}" a name; "{id}:verb"
+/// acts on it.
 struct Route {
   std::string_view method;
   std::string_view path;
-  Task<Result<HttpResponse>> (*handler)(Services services, Call call);
-  Access access = Access::kToken;
+  Handler handler = nullptr;
+  Role role = Role::kViewer;    ///< the least that may call it
+  std::string_view query = {};  ///< known parameters, separated by spaces
+  std::string_view body = {};   ///< known fields of a JSON body, separated by spaces
   Span span = Span::kQuick;
-  bool has_limit = false;  ///< takes ?limit=
+  std::size_t limit = 0;  ///< ?limit= when it is not given; 0: takes none
 };
 
 /// Every route, in the order of docs/rest.md.
 const std::vector<Route>& routes();
 
 inline constexpr std::size_t kDefaultRounds = 50;
-inline constexpr std::size_t kMaxRounds = 1000;
+inline constexpr std::size_t kMaxLimit = 1000;
+
+/// Whether a word is one of those that are separated by spaces.
+bool is_one_of(std::string_view words, std::string_view word);
 
 /// What is known of a request before anything runs: its answer, or the call that will give it.
 struct Admission {
   const Route* route = nullptr;  ///< null: no such path
+  Caller caller;                 ///< when it is known who calls
   std::optional<HttpResponse> response;
   std::optional<Call> call;
 };

@@ -7,6 +7,7 @@
 
 #include "common/async/task.h"
 #include "common/base/result.h"
+#include "server/events/event_log.h"
 
 namespace centroid::server {
 
@@ -77,6 +78,7 @@ class ControlPlane {
   virtual Task<Status> stop() = 0;    ///< finish the round, checkpoint, leave
   virtual Task<bool> is_ready() = 0;  ///< initialised and able to take members
   virtual std::string config_json() = 0;
+  virtual EventLog& events() = 0;  ///< may be used from any thread
 };
 
 }  // namespace centroid::server

@@ -37,6 +37,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       config_(config),
       clock_(clock),
       probe_(registry),
+      events_(clock),
       rows_(config.tables, clock, registry),
       run_id_(config.run_id),
       started_(clock.now()),
@@ -64,6 +65,10 @@ std::string Cluster::name_of(MemberId member) const {
 
 void Cluster::set_phase(Phase phase, std::string reason) {
   if (phase == phase_ && reason == phase_reason_) return;
+  if (phase != phase_)
+    events_.publish("job.phase_changed", {{"from", kJobStates[static_cast<std::size_t>(phase_)]},
+                                          {"to", kJobStates[static_cast<std::size_t>(phase)]},
+                                          {"why", reason}});
   phase_ = phase;
   probe_.job(static_cast<std::size_t>(phase));
   phase_reason_ = std::move(reason);
@@ -75,6 +80,7 @@ transport::Greeting Cluster::greeting() const {
   greeting.name = "server";
   greeting.run_id = run_id_;
   greeting.token = config_.token;
+  greeting.also_accepts = accepts_token_;
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = 2 * config_.chunk_bytes;
   greeting.credit_bytes = config_.credit_bytes;
@@ -84,6 +90,7 @@ transport::Greeting Cluster::greeting() const {
 Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
+  tasks_.spawn(watch_waits());
   Status result = co_await run_rounds();
   rounds_ended_ = true;
   state_fetched_.notify_all();
@@ -94,7 +101,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
     const auto written = co_await write_checkpoint(false);
     if (!written.ok())
-      log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
+      tell(events_, log::Level::kError, "checkpoint.failed",
+           {{"why", written.error()}, {"when", "at the end"}});
   }
   set_phase(halted            ? Phase::kHalted
             : stop_requested_ ? Phase::kStopping
@@ -174,6 +182,8 @@ Task<void> Cluster::watch_leases() {
       const std::string reason = roster_.find(dead)->reason;
       log::warn("member.lease_expired",
                 {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      events_.publish("member.lost",
+                      {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
       probe_.member_dead();
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }

@@ -144,7 +144,12 @@ class Cluster final : public ControlPlane {
   Task<Status> stop() override;
   Task<bool> is_ready() override;
   std::string config_json() override { return config_json_; }
+  EventLog& events() override { return events_; }
   void set_config_json(std::string text) { config_json_ = std::move(text); }
+  /// Which tokens beside `token` let a worker in; before `run`.
+  void set_token_check(std::function<bool(std::string_view)> accepts) {
+    accepts_token_ = std::move(accepts);
+  }
   void set_endpoints(std::string data, std::string api) {
     data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
   }
@@ -160,6 +165,7 @@ class Cluster final : public ControlPlane {
   Task<void> watch_leases();
   void member_gone(MemberId member, std::optional<Error> tell);
   void set_phase(Phase phase, std::string reason);
+  Task<void> watch_waits();
 
   // sessions.cc
   void tell_codecs(Link& link, const proto::PushEnd& end);
@@ -292,6 +298,7 @@ class Cluster final : public ControlPlane {
   Status replay_replies(Generation generation);
 
   std::shared_ptr<Link> find(MemberId member) const;
+  std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
   WorkerView view_of(const Member& member, const Link* link) const;
@@ -303,8 +310,10 @@ class Cluster final : public ControlPlane {
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
+  EventLog events_;
   RowsService rows_;  ///< its clients are no members
   std::string config_json_ = "{}", data_endpoint_, api_endpoint_, run_id_;
+  std::function<bool(std::string_view)> accepts_token_;
   const std::string node_ = transport::this_node();
   TimePoint started_;
 
@@ -389,6 +398,9 @@ class Cluster final : public ControlPlane {
   Tally round_tally_, epoch_tally_;
   TimePoint round_opened_;
   std::deque<RoundView> history_;
+  TimePoint round_told_;             ///< when an event last told of a committed round
+  std::uint64_t rounds_untold_ = 0;  ///< committed since then
+  Generation generation_told_;
   double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1,
          test_loss_ = -1;
   Version test_version_;

@@ -68,6 +68,9 @@ void Cluster::leave_out(const RoundDecision& decision) {
     const auto link = find(id);
     if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
     attempt_->left_out.insert(id);
+    if (!policy_.applies_each())  // there everybody but one is left out of every round
+      events_.publish("member.left_out",
+                      {{"worker", link->join.name}, {"member", id.value}, {"round", round_.value}});
     link->is_away = true;
     if (link->opened != attempt_->key()) continue;  // it did not come to begin
     link->late.emplace();

@@ -56,7 +56,8 @@ Task<Status> Cluster::fetch_state() {
       if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
                               std::to_string(config_.stall_timeout.count()) + " ms (stall_timeout)";
-      log::warn("member.lost", {{"worker", holder->join.name}, {"why", why}});
+      tell(events_, log::Level::kWarn, "member.lost",
+           {{"worker", holder->join.name}, {"member", holder->id.value}, {"why", why}});
       roster_.lost(holder->id, why);
       member_gone(holder->id, Error(ErrorCode::kAborted, why));
     }

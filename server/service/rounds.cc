@@ -22,6 +22,8 @@ Task<void> yield(Executor executor) {
 
 constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::size_t kHistory = 256;
+/// Fast rounds share one event.
+constexpr std::chrono::milliseconds kRoundEvents{250};
 
 }  // namespace
 
@@ -146,6 +148,12 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     if (open.evaluate) evaluate_next_ = false;
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
+  if (generation_told_ != attempt_->generation) {
+    generation_told_ = attempt_->generation;
+    events_.publish("generation.formed", {{"generation", generation_told_.value},
+                                          {"world", attempt_->members.size()},
+                                          {"round", round_.value}});
+  }
   if (replies_) begin_replies();
   complete_chunks_ = 0;
   failed_.clear();
@@ -219,9 +227,10 @@ Task<Status> Cluster::one_round() {
       case RoundAction::kSkip:
         ++skipped_;
         probe_.round_skipped();
-        log::warn("round.skipped", {{"round", round_.value},
-                                    {"worker", name_of(decision.culprit)},
-                                    {"why", decision.text}});
+        tell(events_, log::Level::kWarn, "round.skipped",
+             {{"round", round_.value},
+              {"worker", name_of(decision.culprit)},
+              {"why", decision.text}});
         co_await journal_.done(journal_end(journal::Kind::kSkip, decision));
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
@@ -252,6 +261,8 @@ bool Cluster::retry(const RoundDecision& decision) {
   probe_.round_aborted();
   log::warn("round.attempt_aborted",
             {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
+  events_.publish("round.aborted",
+                  {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
   const auto old = attempt_;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
   if (config_.is_peer_to_peer()) roster_.renew();
@@ -400,6 +411,18 @@ Task<Status> Cluster::merge(RoundDecision decision) {
                                  {"version", store_->version().value},
                                  {"seconds", elapsed},
                                  {"loss", loss_}});
+  ++rounds_untold_;
+  if (clock_.now() - round_told_ >= kRoundEvents) {
+    round_told_ = clock_.now();
+    events_.publish("round.committed", {{"round", round_.value},
+                                        {"version", store_->version().value},
+                                        {"generation", roster_.generation().value},
+                                        {"contributors", contributors},
+                                        {"samples", round_tally_.samples},
+                                        {"seconds", elapsed},
+                                        {"loss", loss_},
+                                        {"rounds", std::exchange(rounds_untold_, 0)}});
+  }
   for (const MemberId member : decision.contributors) counted_[name_of(member)] = round_;
   for (const LateContribution& late : decision.late) counted_[name_of(late.member)] = late.round;
   fault::point("round.committed");
@@ -466,9 +489,10 @@ void Cluster::round_over() {
   if (epoch_tally_.samples > 0) {
     const double samples = static_cast<double>(epoch_tally_.samples);
     train_accuracy_ = static_cast<double>(epoch_tally_.correct) / samples;
-    log::info("epoch.ended", {{"epoch", epoch_},
-                              {"loss", epoch_tally_.loss_sum / samples},
-                              {"accuracy", train_accuracy_}});
+    tell(events_, log::Level::kInfo, "epoch.ended",
+         {{"epoch", epoch_},
+          {"loss", epoch_tally_.loss_sum / samples},
+          {"accuracy", train_accuracy_}});
   }
   epoch_tally_ = {};
 }

@@ -109,9 +109,8 @@ class Cluster::MemberSink final : public transport::FrameSink {
       case Kind::kLeave: {
         CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
         if (cluster_.roster_.leave(link_->id, leave.reason)) {
-          log::info(
-              "member.left",
-              {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
+          tell(cluster_.events_, log::Level::kInfo, "member.left",
+               {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
           cluster_.probe_.member_left();
           cluster_.member_gone(link_->id, std::nullopt);
         }
@@ -183,8 +182,8 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   session->close(cause);
   if (const auto& link = sink.link(); link && !link->is_gone) {
     if (roster_.lost(link->id, cause.to_string())) {
-      log::warn("member.lost",
-                {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
+      tell(events_, log::Level::kWarn, "member.lost",
+           {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
       probe_.member_dead();
     }
     member_gone(link->id, std::nullopt);
@@ -277,6 +276,9 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
     log::warn(
         "member.fenced",
         {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
+    events_.publish("member.lost", {{"worker", join.name},
+                                    {"member", joined.fenced->value},
+                                    {"why", roster_.find(*joined.fenced)->reason}});
     member_gone(*joined.fenced, Error(ErrorCode::kFailedPrecondition,
                                       "superseded: " + roster_.find(*joined.fenced)->reason));
   }
@@ -290,11 +292,12 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   link->join = std::move(join);
   links_[link->id] = link;
   probe_.member_joined();
-  log::info("member.joined", {{"worker", link->join.name},
-                              {"member", link->id.value},
-                              {"address", session.peer().address},
-                              {"devices", link->join.devices},
-                              {"batch", link->join.batch}});
+  tell(events_, log::Level::kInfo, "member.joined",
+       {{"worker", link->join.name},
+        {"member", link->id.value},
+        {"address", session.peer().address},
+        {"devices", link->join.devices},
+        {"batch", link->join.batch}});
   changed_.notify_all();
 
   const OptimizerConfig& optimizer = config_.optimizer;
@@ -486,11 +489,12 @@ Status Cluster::take_report(Link& link, const proto::Report& report) {
   test_loss_ = report.loss_sum / samples;
   test_version_ = report.version;
   probe_.evaluated(test_accuracy_, test_loss_);
-  log::info("model.evaluated", {{"worker", link.join.name},
-                                {"version", report.version.value},
-                                {"samples", report.samples},
-                                {"accuracy", test_accuracy_},
-                                {"loss", test_loss_}});
+  tell(events_, log::Level::kInfo, "model.evaluated",
+       {{"worker", link.join.name},
+        {"version", report.version.value},
+        {"samples", report.samples},
+        {"accuracy", test_accuracy_},
+        {"loss", test_loss_}});
   return {};
 }
 

@@ -314,7 +314,8 @@ CheckpointInfo Cluster::checkpoint_info() const {
 Task<void> Cluster::checkpoint_in_background() {
   const auto written = co_await write_checkpoint(true);
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
-    log::error("checkpoint.failed", {{"error", written.error()}, {"action", "training goes on"}});
+    tell(events_, log::Level::kError, "checkpoint.failed",
+         {{"why", written.error()}, {"when", "training goes on"}});
 }
 
 bool Cluster::announces_checkpoint() const {
@@ -399,10 +400,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   journal_.checkpoint_written(info.round);
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
   probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
-  log::info("checkpoint.written", {{"path", written->path.string()},
-                                   {"version", info.version.value},
-                                   {"bytes", written->bytes},
-                                   {"seconds", elapsed}});
+  tell(events_, log::Level::kInfo, "checkpoint.written",
+       {{"path", written->path.string()},
+        {"version", info.version.value},
+        {"bytes", written->bytes},
+        {"seconds", elapsed}});
   CheckpointView view;
   view.path = written->path.string();
   view.version = info.version.value;

@@ -202,36 +202,59 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
   }
 }
 
+std::vector<WaitView> Cluster::present_waits() const {
+  std::vector<WaitView> views;
+  if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
+    views.push_back({.who = "job",
+                     .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
+                     .what = phase_reason_,
+                     .seconds = seconds(clock_.now() - started_)});
+  if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
+  pace_waits(views);
+  if (const auto journal = journal_.state(); !journal.trouble.empty() && !journal.is_broken)
+    views.push_back({.who = "round " + to_string(round_),
+                     .for_whom = "journal",
+                     .what = journal.trouble,
+                     .seconds = seconds(clock_.now() - round_opened_)});
+  if (upload_)
+    views.push_back({.who = "server",
+                     .for_whom = name_of(upload_->from),
+                     .what = "the state, piece " + std::to_string(upload_->received) + " of " +
+                             std::to_string(upload_->pieces()),
+                     .seconds = seconds(clock_.now() - upload_->begun)});
+  for (const auto& [id, link] : links_)
+    for (const std::string& what : link->session->waits(clock_.now()))
+      views.push_back({.who = "session of " + link->join.name,
+                       .for_whom = link->join.name,
+                       .what = what,
+                       .seconds = 0});
+  return views;
+}
+
 Task<std::vector<WaitView>> Cluster::waits() {
-  auto read = [this] {
-    std::vector<WaitView> views;
-    if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
-      views.push_back({.who = "job",
-                       .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
-                       .what = phase_reason_,
-                       .seconds = seconds(clock_.now() - started_)});
-    if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
-    pace_waits(views);
-    if (const auto journal = journal_.state(); !journal.trouble.empty() && !journal.is_broken)
-      views.push_back({.who = "round " + to_string(round_),
-                       .for_whom = "journal",
-                       .what = journal.trouble,
-                       .seconds = seconds(clock_.now() - round_opened_)});
-    if (upload_)
-      views.push_back({.who = "server",
-                       .for_whom = name_of(upload_->from),
-                       .what = "the state, piece " + std::to_string(upload_->received) + " of " +
-                               std::to_string(upload_->pieces()),
-                       .seconds = seconds(clock_.now() - upload_->begun)});
-    for (const auto& [id, link] : links_)
-      for (const std::string& what : link->session->waits(clock_.now()))
-        views.push_back({.who = "session of " + link->join.name,
-                         .for_whom = link->join.name,
-                         .what = what,
-                         .seconds = 0});
-    return views;
-  };
+  auto read = [this] { return present_waits(); };
   co_return co_await run_on(executor_, std::move(read));
+}
+
+/// An event for each wait that lasts: once, when it has.
+Task<void> Cluster::watch_waits() {
+  constexpr double kLasting = 2;
+  std::set<std::pair<std::string, std::string>> told;
+  while (!closing_) {
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(500))) co_return;
+    std::set<std::pair<std::string, std::string>> lasting;
+    for (const WaitView& wait : present_waits()) {
+      if (wait.seconds < kLasting) continue;
+      auto key = std::make_pair(wait.who, wait.for_whom);
+      if (!told.contains(key) && !lasting.contains(key))
+        events_.publish("wait.lasted", {{"who", wait.who},
+                                        {"for_whom", wait.for_whom},
+                                        {"what", wait.what},
+                                        {"seconds", wait.seconds}});
+      lasting.insert(std::move(key));
+    }
+    told = std::move(lasting);
+  }
 }
 
 Task<std::vector<CheckpointView>> Cluster::checkpoints() {
@@ -269,6 +292,7 @@ Task<Status> Cluster::drain(std::uint64_t member) {
       return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " +
                                                        std::string(to_string(found->state)));
     roster_.drain(MemberId(member));
+    events_.publish("member.drain_asked", {{"worker", found->name}, {"member", member}});
     changed_.notify_all();
     return {};
   };

@@ -79,6 +79,7 @@ class SampleControl final : public server::ControlPlane {
     co_await answer();
     co_return ready.load();
   }
+  server::EventLog& events() override { return happened; }
   std::string config_json() override {
     const std::lock_guard lock(mutex);
     return config;
@@ -93,6 +94,8 @@ class SampleControl final : public server::ControlPlane {
     return done;
   }
 
+  SystemClock clock;
+  server::EventLog happened{clock, 64};
   std::atomic<bool> ready{true};
   std::atomic<bool> held{false};  ///< calls wait while this is set
   std::atomic<bool> deaf{false};  ///< held calls do not notice that they are cancelled

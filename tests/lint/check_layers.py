@@ -32,18 +32,20 @@ MAY = {
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
     "server/coordinate": [BASE, TENSOR],
     "server/rows": [BASE],
+    "server/events": [BASE],
+    "server/tokens": [BASE],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows"],
-    "server/api": [BASE, ASYNC, "transport", "server/api/view"],
-    "server/api/view": [BASE, ASYNC],
+    "server/api": [BASE, ASYNC, "transport", "server/events", "server/tokens", "server/api/view"],
+    "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
-    + ["server/config"]
+    + ["server/config", "server/events"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
-    + ["server/config", "server/api/view"],
+    + ["server/events", "server/config", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
@@ -63,8 +65,9 @@ HOMES = {
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
-    r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/api/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
+    r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
     r"|client/.*",
+    r"openssl/": r"server/tokens/[^/]*\.cc",
     r"zlib\.h": r"worker/data/[^/]*\.cc",
     r"cblas": r"common/device/blas\.cc",
     r"nccl\.h": r"worker/node/nccl[^/]*\.cc",

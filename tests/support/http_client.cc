@@ -70,6 +70,18 @@ std::optional<HttpReply> HttpClient::receive(bool is_head) {
   return reply;
 }
 
+std::optional<std::string> HttpClient::receive_chunk() {
+  std::size_t end = 0;
+  while ((end = buffer_.find("\r\n")) == std::string::npos)
+    if (!fill()) return std::nullopt;
+  const std::size_t size = std::stoul(buffer_.substr(0, end), nullptr, 16);
+  while (buffer_.size() < end + 2 + size + 2)
+    if (!fill()) return std::nullopt;
+  std::string chunk = buffer_.substr(end + 2, size);
+  buffer_.erase(0, end + 2 + size + 2);
+  return chunk;
+}
+
 bool HttpClient::wait_closed() {
   const auto until = std::chrono::steady_clock::now() + patience_;
   while (fill()) buffer_.clear();

@@ -30,6 +30,8 @@ class HttpClient {
   bool send(std::string_view bytes);
   /// The next response with its body; nothing when the server closed or patience ended.
   std::optional<HttpReply> receive(bool is_head = false);
+  /// After the head of a chunked response: its next chunk; "" for the last, nothing when none came.
+  std::optional<std::string> receive_chunk();
   /// Wait until the server closes; false when patience ended. Bytes that still come are dropped.
   bool wait_closed();
 

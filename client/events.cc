@@ -1,0 +1,128 @@
+#include <cstdio>
+#include <ctime>
+#include <thread>
+
+#include "client/online.h"
+
+/// events: what happened, and what happens.
+namespace centroid::client {
+
+namespace {
+
+struct Wanted {
+  std::string types, since;
+  std::uint64_t limit = 50, count = 0;
+  bool follows = false;
+};
+
+std::string query_of(const Wanted& wanted, const std::string& since) {
+  std::string query = "?limit=1000";
+  if (!wanted.types.empty()) query += "&type=" + wanted.types;
+  if (!since.empty()) query += "&since=" + since;
+  return query;
+}
+
+Colour colour_of(const std::string& type) {
+  if (type == "member.lost" || type == "checkpoint.failed" || type == "events.lost")
+    return Colour::kBad;
+  if (type == "round.committed") return Colour::kFaint;
+  const bool is_trouble = type == "wait.lasted" || type == "round.aborted" ||
+                          type == "round.skipped" || type == "member.evicted";
+  return is_trouble ? Colour::kWarning : Colour::kGood;
+}
+
+void print(const Session& session, const Json& event) {
+  if (session.style.is_json) {
+    std::printf("%s\n", event.dump().c_str());
+    return;
+  }
+  const double when = number_of(event, "unix_seconds");
+  char clock[32] = "--:--:--";
+  const auto seconds = static_cast<std::time_t>(when);
+  std::tm local{};
+  if (when > 0 && localtime_r(&seconds, &local) != nullptr)
+    std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
+  const std::string type = text_of(event, "type");
+  std::string line;
+  for (const auto& [name, value] : event.items())
+    if (name != "id" && name != "type" && name != "unix_seconds")
+      line += " " + name + "=" +
+              (value.is_number_float() ? number_text(value.get<double>())
+                                       : text_of(event, name.c_str()));
+  const std::string padding(type.size() < 20 ? 20 - type.size() : 1, ' ');
+  std::printf("%s  %s%s%s\n", clock, paint(session.style, colour_of(type), cleaned(type)).c_str(),
+              padding.c_str(), cleaned(line).c_str());
+}
+
+/// The newest that are kept, oldest of them first; the id of the last.
+Result<std::string> show_kept(const Session& session, const Wanted& wanted) {
+  std::vector<Json> events;
+  std::string path = "/v1/events" + query_of(wanted, wanted.since), last;
+  while (!path.empty()) {
+    CENTROID_ASSIGN(const Json page, get_json(session, path));
+    for (const Json& event : page["events"]) events.push_back(event);
+    if (events.size() > wanted.limit)
+      events.erase(events.begin(), events.end() - static_cast<std::ptrdiff_t>(wanted.limit));
+    last = text_of(page, "last");
+    path = text_of(page, "next");
+  }
+  for (const Json& event : events) print(session, event);
+  return last;
+}
+
+/// As they come. A lost connection is made again, and goes on behind the last event seen.
+int follow(const Session& session, const Wanted& wanted, std::string last) {
+  std::uint64_t shown = 0;
+  std::string text;
+  const auto take = [&](std::string_view piece) {
+    text.append(piece);
+    for (std::size_t end = 0; (end = text.find("\n\n")) != std::string::npos;) {
+      const auto data = text.find("data: ");
+      const Json event = data < end
+                             ? Json::parse(text.substr(data + 6, end - data - 6), nullptr, false)
+                             : Json(Json::value_t::discarded);
+      text.erase(0, end + 2);
+      if (!event.is_object()) continue;
+      last = text_of(event, "id");
+      print(session, event);
+      std::fflush(stdout);
+      if (++shown == wanted.count) return false;
+    }
+    return true;
+  };
+  for (;;) {
+    text.clear();
+    const auto answer = listen(session.remote, "/v1/events" + query_of(wanted, last), take);
+    if (answer.ok() && !answer->is_good()) {
+      std::fprintf(stderr, "centroidctl: %s\n", explain(*answer).c_str());
+      return kExitFailed;
+    }
+    if (wanted.count > 0 && shown == wanted.count) return kExitDone;
+    std::fprintf(stderr, "centroidctl: %s; trying again\n",
+                 answer.ok() ? "the server ended the stream" : answer.error().message().c_str());
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+  }
+}
+
+}  // namespace
+
+void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  CLI::App* const events = app.add_subcommand("events", "What happened, oldest first.");
+  const auto wanted = std::make_shared<Wanted>();
+  events->add_flag("-f,--follow", wanted->follows, "go on with what happens, until Ctrl-C");
+  events->add_option(
+      "--type", wanted->types,
+      "only these, separated by commas; `member` takes all that begin with `member.`");
+  events->add_option("--since", wanted->since, "only those behind this id");
+  events->add_option("-n,--limit", wanted->limit, "the newest so many of what is kept")
+      ->check(CLI::Range(0, 100'000))
+      ->capture_default_str();
+  events->add_option("--count", wanted->count, "with --follow: end after so many");
+  events->callback([=, &status] {
+    const auto last = show_kept(*session, *wanted);
+    status = last.ok() ? kExitDone : complain(last.error());
+    if (last.ok() && wanted->follows) status = follow(*session, *wanted, *last);
+  });
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,119 @@
+#include <cstdio>
+#include <ctime>
+
+#include "client/online.h"
+
+/// tokens and audit: who may do what, and who did.
+namespace centroid::client {
+
+namespace {
+
+std::string time_text(double unix_seconds, const char* otherwise) {
+  if (!(unix_seconds > 0)) return otherwise;
+  const auto seconds = static_cast<std::time_t>(unix_seconds);
+  std::tm local{};
+  char text[40] = "";
+  if (localtime_r(&seconds, &local) != nullptr)
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+  return text;
+}
+
+/// All pages of a list as one.
+Result<Json> get_list(const Session& session, std::string path, const char* name,
+                      std::size_t most) {
+  Json all = Json::array();
+  while (!path.empty() && all.size() < most) {
+    CENTROID_ASSIGN(const Json page, get_json(session, path));
+    for (const Json& one : page[name])
+      if (all.size() < most) all.push_back(one);
+    path = text_of(page, "next");
+  }
+  return all;
+}
+
+int list_tokens(const Session& session) {
+  const auto tokens = get_list(session, "/v1/tokens", "tokens", 10'000);
+  if (!tokens.ok()) return complain(tokens.error());
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : *tokens)
+    rows.push_back({text_of(one, "name"), text_of(one, "role"),
+                    time_text(number_of(one, "created_unix_seconds"), "-"),
+                    time_text(number_of(one, "expires_unix_seconds"), "never"),
+                    text_of(one, "created_by")});
+  const std::string text = session.style.is_json
+                               ? tokens->dump() + "\n"
+                               : table({"name", "role", "created", "expires", "by"}, rows);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
+}
+
+int create_token(const Session& session, const std::string& name, const std::string& role,
+                 double hours) {
+  Json body;
+  body["name"] = name;
+  body["role"] = role;
+  if (hours > 0) body["expires_seconds"] = hours * 3600;
+  const auto answer = send_json(session, "POST", "/v1/tokens", body);
+  if (!answer.ok()) return complain(answer.error());
+  if (session.style.is_json)
+    std::printf("%s\n", answer->dump().c_str());
+  else
+    std::printf("%s\n", text_of(*answer, "secret").c_str());
+  return kExitDone;
+}
+
+int revoke_token(const Session& session, const std::string& name) {
+  const auto answer = send_json(session, "DELETE", "/v1/tokens/" + name, Json());
+  if (!answer.ok()) return complain(answer.error());
+  std::printf("%s\n",
+              session.style.is_json ? answer->dump().c_str() : (name + " is revoked").c_str());
+  return kExitDone;
+}
+
+int show_audit(const Session& session, std::size_t limit) {
+  const auto entries = get_list(session, "/v1/audit", "entries", limit);
+  if (!entries.ok()) return complain(entries.error());
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : *entries)
+    rows.push_back({time_text(number_of(one, "unix_seconds"), "-"), text_of(one, "who"),
+                    text_of(one, "role"), text_of(one, "address"), text_of(one, "method"),
+                    text_of(one, "path"), text_of(one, "status"), text_of(one, "outcome")});
+  const std::string text =
+      session.style.is_json
+          ? entries->dump() + "\n"
+          : table({"when", "who", "role", "from", "method", "path", "status", "outcome"}, rows);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  CLI::App* const tokens = app.add_subcommand("tokens", "Named tokens: who may do what.");
+  tokens->require_subcommand(1);
+  tokens->add_subcommand("list", "Every token, without its secret.")->callback([=, &status] {
+    status = list_tokens(*session);
+  });
+  CLI::App* const create =
+      tokens->add_subcommand("create", "Make one; its secret is printed, this once.");
+  const auto name = std::make_shared<std::string>(), role = std::make_shared<std::string>("viewer");
+  const auto hours = std::make_shared<double>(0);
+  create->add_option("NAME", *name, "what it is called in the audit log")->required();
+  create->add_option("--role", *role, "viewer reads, worker joins too, admin may everything")
+      ->check(CLI::IsMember({"viewer", "worker", "admin"}))
+      ->capture_default_str();
+  create->add_option("--hours", *hours, "how long it is good; 0: until it is revoked")
+      ->check(CLI::NonNegativeNumber);
+  create->callback([=, &status] { status = create_token(*session, *name, *role, *hours); });
+  CLI::App* const revoke = tokens->add_subcommand("revoke", "From now on it is good for nothing.");
+  const auto revoked = std::make_shared<std::string>();
+  revoke->add_option("NAME", *revoked, "its name")->required();
+  revoke->callback([=, &status] { status = revoke_token(*session, *revoked); });
+
+  CLI::App* const audit = app.add_subcommand("audit", "Who asked for which change, newest first.");
+  const auto limit = std::make_shared<std::size_t>(50);
+  audit->add_option("-n,--limit", *limit, "how many")->capture_default_str();
+  audit->callback([=, &status] { status = show_audit(*session, *limit); });
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,53 @@
+#include "server/api/handlers.h"
+#include "server/api/reply.h"
+
+namespace centroid::server {
+
+Reply get_cluster(Services services, Call) {
+  const ClusterView view = co_await services.control.cluster();
+  co_return json_response(to_json_object(view));
+}
+
+Reply get_workers(Services services, Call call) {
+  const auto views = co_await services.control.workers();
+  const auto key = [](const WorkerView& view) { return ListKey(view.member, 0); };
+  co_return list_page(call, "workers", views, key);
+}
+
+Reply get_worker(Services services, Call call) {
+  const auto views = co_await services.control.workers();
+  const std::uint64_t id = call.id();
+  const auto is_wanted = [id](const WorkerView& view) { return view.member == id; };
+  const auto at = std::find_if(views.begin(), views.end(), is_wanted);
+  if (at == views.end())
+    co_return Error(ErrorCode::kNotFound, "no worker with member number " + std::to_string(id));
+  co_return json_response(to_json_object(*at));
+}
+
+Reply post_drain(Services services, Call call) {
+  CENTROID_CO_TRY(co_await services.control.drain(call.id()));
+  Json out;
+  out["action"] = "drain";
+  out["member"] = call.id();
+  co_return json_response(out, 202);
+}
+
+Reply get_rounds(Services services, Call call) {
+  const bool is_first = call.parameter("cursor") == nullptr;
+  const std::size_t most = is_first ? call.limit + 1 : kMaxLimit;  // one more: is there a next page
+  const auto views = co_await services.control.rounds(most);
+  const auto key = [](const RoundView& view) { return ListKey(view.round, view.attempt); };
+  co_return list_page(call, "rounds", views, key, true);
+}
+
+Reply get_waits(Services services, Call) {
+  const auto views = co_await services.control.waits();
+  Json list = Json::array();
+  for (const WaitView& view : views) list.push_back(to_json_object(view));
+  Json out;
+  out["waits"] = std::move(list);
+  out["next"] = nullptr;  // a picture of one moment: it comes whole
+  co_return json_response(out);
+}
+
+}  // namespace centroid::server

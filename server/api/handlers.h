@@ -1,0 +1,43 @@
+#pragma once
+
+#include "server/api/routes.h"
+
+/// Every handler of the table in routes.cc, by the file that has it.
+namespace centroid::server {
+
+// server_routes.cc
+Task<Result<HttpResponse>> get_index(Services services, Call call);
+Task<Result<HttpResponse>> get_healthz(Services services, Call call);
+Task<Result<HttpResponse>> get_readyz(Services services, Call call);
+Task<Result<HttpResponse>> get_metrics(Services services, Call call);
+Task<Result<HttpResponse>> get_version(Services services, Call call);
+Task<Result<HttpResponse>> get_openapi(Services services, Call call);
+
+// cluster_routes.cc
+Task<Result<HttpResponse>> get_cluster(Services services, Call call);
+Task<Result<HttpResponse>> get_workers(Services services, Call call);
+Task<Result<HttpResponse>> get_worker(Services services, Call call);
+Task<Result<HttpResponse>> post_drain(Services services, Call call);
+Task<Result<HttpResponse>> get_rounds(Services services, Call call);
+Task<Result<HttpResponse>> get_waits(Services services, Call call);
+
+// job_routes.cc
+Task<Result<HttpResponse>> get_config(Services services, Call call);
+Task<Result<HttpResponse>> post_pause(Services services, Call call);
+Task<Result<HttpResponse>> post_resume(Services services, Call call);
+Task<Result<HttpResponse>> post_stop(Services services, Call call);
+
+// checkpoint_routes.cc
+Task<Result<HttpResponse>> get_checkpoints(Services services, Call call);
+Task<Result<HttpResponse>> post_checkpoint(Services services, Call call);
+
+// token_routes.cc
+Task<Result<HttpResponse>> get_tokens(Services services, Call call);
+Task<Result<HttpResponse>> post_token(Services services, Call call);
+Task<Result<HttpResponse>> delete_token(Services services, Call call);
+Task<Result<HttpResponse>> get_audit(Services services, Call call);
+
+// event_routes.cc
+Task<Result<HttpResponse>> get_events(Services services, Call call);
+
+}  // namespace centroid::server

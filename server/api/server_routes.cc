@@ -1,0 +1,60 @@
+#include "common/base/version.h"
+#include "server/api/handlers.h"
+#include "server/api/openapi.h"
+#include "server/api/reply.h"
+
+namespace centroid::server {
+
+Reply get_index(Services, Call) {
+  Json links = Json::object();
+  for (const Route& route : routes()) {
+    if (route.method != "GET" || route.path == "/" ||
+        route.path.find('{') != std::string_view::npos)
+      continue;
+    links[std::string(route.path.substr(route.path.rfind('/') + 1))] = route.path;
+  }
+  Json out;
+  out["name"] = "centroid-server";
+  out["version"] = kVersion;
+  out["links"] = std::move(links);
+  co_return json_response(out);
+}
+
+Reply get_healthz(Services, Call) {
+  Json out;
+  out["status"] = "ok";
+  co_return json_response(out);
+}
+
+Reply get_readyz(Services services, Call) {
+  const bool is_ready = co_await services.control.is_ready();
+  if (!is_ready)
+    co_return Error(ErrorCode::kUnavailable,
+                    "not ready: the server is not initialised or takes no members now");
+  Json out;
+  out["status"] = "ready";
+  co_return json_response(out);
+}
+
+Reply get_metrics(Services services, Call) {
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = services.registry.serialize();
+  co_return response;
+}
+
+Reply get_version(Services, Call) {
+  Json out;
+  out["name"] = "centroid-server";
+  out["version"] = kVersion;
+  out["api"] = "v1";
+  co_return json_response(out);
+}
+
+Reply get_openapi(Services, Call) {
+  HttpResponse response;
+  response.body = openapi_document();
+  co_return response;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,107 @@
+#include "server/events/event_log.h"
+
+#include <algorithm>
+#include <array>
+
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kMaxText = 512;
+/// Ids of one millisecond before those of the next would be used: a double holds them exactly.
+constexpr double kIdsPerSecond = 1'000'000;
+
+constexpr auto kTypes = std::to_array<std::string_view>({
+    "member.joined",       "member.left",        "member.lost",       "member.left_out",
+    "member.drain_asked",  "member.evicted",     "generation.formed", "job.phase_changed",
+    "round.committed",     "round.skipped",      "round.aborted",     "epoch.ended",
+    "model.evaluated",     "checkpoint.written", "checkpoint.failed", "checkpoint.deleted",
+    "checkpoint.restored", "config.changed",     "wait.lasted",       "audit.recorded",
+});
+
+log::Field::Value bounded(log::Field::Value value) {
+  if (auto* text = std::get_if<std::string>(&value); text != nullptr && text->size() > kMaxText) {
+    text->resize(kMaxText);
+    *text += "...";
+  }
+  return value;
+}
+
+}  // namespace
+
+std::span<const std::string_view> event_types() { return kTypes; }
+
+EventLog::EventLog(const Clock& clock, std::size_t capacity)
+    : clock_(clock),
+      capacity_(std::max<std::size_t>(capacity, 1)),
+      first_(static_cast<std::uint64_t>(clock.unix_seconds() * kIdsPerSecond) + 1),
+      next_(first_) {}
+
+void EventLog::publish(std::string_view type, log::Fields fields) {
+  const auto known = std::find(kTypes.begin(), kTypes.end(), type);
+  CENTROID_CHECK(known != kTypes.end());
+  EventRecord event;
+  event.type = *known;
+  event.unix_seconds = clock_.unix_seconds();
+  event.fields.reserve(fields.size());
+  for (const log::Field& field : fields)
+    event.fields.emplace_back(field.name, bounded(field.value));
+  std::function<void()> listener;
+  {
+    const std::scoped_lock lock(mutex_);
+    event.id = next_++;
+    events_.push_back(std::move(event));
+    if (events_.size() > capacity_) events_.pop_front();
+    listener = listener_;
+  }
+  if (listener) listener();
+}
+
+EventLog::Page EventLog::read(std::uint64_t after, std::size_t limit, const Filter& takes) const {
+  const std::scoped_lock lock(mutex_);
+  Page page;
+  const std::uint64_t oldest = events_.empty() ? next_ : events_.front().id;
+  // An id of an earlier process is before `first_`: what lay between is lost, and nobody knows how
+  // much of it there was; what this one dropped is counted.
+  if (after != 0 && after + 1 < oldest) page.lost = oldest - std::max(after + 1, first_ - 1);
+  page.last = std::max(after, oldest - 1);
+  const auto is_before = [](const EventRecord& event, std::uint64_t id) { return event.id <= id; };
+  auto at = std::lower_bound(events_.begin(), events_.end(), after, is_before);
+  for (; at != events_.end(); ++at) {
+    if (takes && !takes(at->type)) {
+      page.last = at->id;
+      continue;
+    }
+    if (page.events.size() == limit) {
+      page.has_more = true;
+      break;
+    }
+    page.events.push_back(*at);
+    page.last = at->id;
+  }
+  return page;
+}
+
+std::uint64_t EventLog::last_id() const {
+  const std::scoped_lock lock(mutex_);
+  return next_ - 1;
+}
+
+std::uint64_t EventLog::published() const {
+  const std::scoped_lock lock(mutex_);
+  return next_ - first_;
+}
+
+void EventLog::listen(std::function<void()> listener) {
+  const std::scoped_lock lock(mutex_);
+  listener_ = std::move(listener);
+}
+
+void tell(EventLog& events, log::Level level, std::string_view type, log::Fields fields) {
+  log::write(level, type, fields);
+  events.publish(type, fields);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,268 @@
+#include "server/tokens/token_store.h"
+
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/rand.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include <nlohmann/json.hpp>
+
+namespace centroid::server {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMaxTokens = 1000, kMaxNameBytes = 64;
+constexpr std::size_t kIdBytes = 8, kSecretBytes = 32, kSaltBytes = 16;
+constexpr std::string_view kPrefix = "centroid_";
+
+std::string hex(const unsigned char* bytes, std::size_t count) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) {
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+Result<std::string> random_hex(std::size_t count) {
+  std::array<unsigned char, 64> bytes{};
+  if (RAND_bytes(bytes.data(), static_cast<int>(count)) != 1)
+    return Error(ErrorCode::kUnavailable, "the system gave no random numbers for a token");
+  return hex(bytes.data(), count);
+}
+
+std::string digest(std::string_view salt, std::string_view secret) {
+  const std::string text = std::string(salt) + ":" + std::string(secret);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
+  unsigned size = 0;
+  CENTROID_CHECK(EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr) ==
+                 1);
+  return hex(out.data(), size);
+}
+
+bool is_name(std::string_view name) {
+  const auto is_right = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  return !name.empty() && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), is_right);
+}
+
+Error file_error(const std::string& path, const char* doing) {
+  return {ErrorCode::kFailedPrecondition,
+          "tokens " + path + ": " + doing + ": " + std::strerror(errno)};
+}
+
+/// A new file of mode 0600 with this text, on the disk.
+Status write_private(const std::string& path, const std::string& text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return file_error(path, "cannot be written");
+  bool is_good = ::fchmod(fd, 0600) == 0;
+  for (std::size_t at = 0; is_good && at < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
+    is_good = n > 0 || (n < 0 && errno == EINTR);
+    if (n > 0) at += static_cast<std::size_t>(n);
+  }
+  is_good = is_good && ::fsync(fd) == 0;
+  const Status status = is_good ? Status() : Status(file_error(path, "cannot be written"));
+  ::close(fd);
+  return status;
+}
+
+}  // namespace
+
+std::string_view to_string(Role role) {
+  switch (role) {
+    case Role::kAnyone:
+      return "anyone";
+    case Role::kViewer:
+      return "viewer";
+    case Role::kWorker:
+      return "worker";
+    case Role::kAdmin:
+      return "admin";
+  }
+  return "anyone";
+}
+
+std::optional<Role> parse_role(std::string_view text) {
+  for (const Role role : {Role::kViewer, Role::kWorker, Role::kAdmin})
+    if (to_string(role) == text) return role;
+  return std::nullopt;
+}
+
+struct TokenStore::Entry {
+  TokenInfo info;
+  std::string id, salt, hash;
+};
+
+TokenStore::TokenStore(std::string path, std::shared_ptr<const Clock> clock)
+    : path_(std::move(path)), clock_(std::move(clock)) {}
+
+TokenStore::~TokenStore() = default;
+
+Result<std::unique_ptr<TokenStore>> TokenStore::open(std::string path,
+                                                     std::shared_ptr<const Clock> clock) {
+  std::unique_ptr<TokenStore> store(new TokenStore(std::move(path), std::move(clock)));
+  CENTROID_TRY(store->load());
+  return store;
+}
+
+Status TokenStore::load() {
+  if (path_.empty()) return {};
+  struct stat about{};
+  if (::stat(path_.c_str(), &about) != 0) {
+    if (errno == ENOENT) return {};
+    return file_error(path_, "cannot be read");
+  }
+  if ((about.st_mode & 077) != 0)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "tokens " + path_ + ": others may read or write it; chmod 600 " + path_);
+  std::ifstream file(path_, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const Json json = Json::parse(text, nullptr, false);
+  const Error damaged(ErrorCode::kDataLoss,
+                      "tokens " + path_ +
+                          ": damaged; move it away and create the tokens anew (named tokens stop "
+                          "working, api.token goes on)");
+  if (!file.good() && !file.eof()) return file_error(path_, "cannot be read");
+  if (!json.is_object() || !json.contains("tokens") || !json["tokens"].is_array()) return damaged;
+  try {
+    for (const Json& one : json["tokens"]) {
+      Entry entry;
+      entry.info.name = one.at("name");
+      const auto role = parse_role(one.at("role").get<std::string>());
+      if (!role) return damaged;
+      entry.info.role = *role;
+      entry.info.created_by = one.at("created_by");
+      entry.info.created_unix_seconds = one.at("created_unix_seconds");
+      entry.info.expires_unix_seconds = one.at("expires_unix_seconds");
+      entry.id = one.at("id");
+      entry.salt = one.at("salt");
+      entry.hash = one.at("sha256");
+      entries_.push_back(std::move(entry));
+    }
+  } catch (const Json::exception&) {
+    return damaged;
+  }
+  return {};
+}
+
+Status TokenStore::save(const std::vector<Entry>& entries) const {
+  if (path_.empty()) return {};
+  Json list = Json::array();
+  for (const Entry& entry : entries)
+    list.push_back({{"name", entry.info.name},
+                    {"role", to_string(entry.info.role)},
+                    {"created_by", entry.info.created_by},
+                    {"created_unix_seconds", entry.info.created_unix_seconds},
+                    {"expires_unix_seconds", entry.info.expires_unix_seconds},
+                    {"id", entry.id},
+                    {"salt", entry.salt},
+                    {"sha256", entry.hash}});
+  Json json;
+  json["tokens"] = std::move(list);
+  const std::string temporary = path_ + ".tmp";
+  CENTROID_TRY(write_private(temporary, json.dump(1) + "\n"));
+  if (::rename(temporary.c_str(), path_.c_str()) != 0)
+    return file_error(path_, "cannot be replaced");
+  return {};
+}
+
+Result<TokenStore::Created> TokenStore::create(const std::string& name, Role role,
+                                               std::chrono::seconds lifetime,
+                                               const std::string& created_by) {
+  if (!is_name(name) || name == "local" || name == "anyone" || name.starts_with("api."))
+    return Error(ErrorCode::kInvalidArgument,
+                 "name: expected 1 to 64 letters, digits, '.', '-' and '_', not beginning with "
+                 "'api.', got '" +
+                     name + "'");
+  CENTROID_ASSIGN(const std::string id, random_hex(kIdBytes));
+  CENTROID_ASSIGN(const std::string random, random_hex(kSecretBytes));
+  CENTROID_ASSIGN(const std::string salt, random_hex(kSaltBytes));
+  const std::scoped_lock lock(mutex_);
+  const auto is_same = [&](const Entry& entry) { return entry.info.name == name; };
+  const auto old = std::find_if(entries_.begin(), entries_.end(), is_same);
+  const double now = clock_->unix_seconds();
+  std::vector<Entry> entries = entries_;
+  if (old != entries_.end()) {
+    const double end = old->info.expires_unix_seconds;
+    if (end == 0 || end > now)
+      return Error(ErrorCode::kAlreadyExists,
+                   "there is a token '" + name + "': revoke it first, or choose another name");
+    entries.erase(entries.begin() + (old - entries_.begin()));
+  }
+  if (entries.size() >= kMaxTokens)
+    return Error(ErrorCode::kResourceExhausted,
+                 "there are " + std::to_string(kMaxTokens) + " tokens: revoke some");
+  Created out;
+  out.secret = std::string(kPrefix) + id + "_" + random;
+  out.info.name = name;
+  out.info.role = role;
+  out.info.created_by = created_by;
+  out.info.created_unix_seconds = now;
+  if (lifetime.count() > 0)
+    out.info.expires_unix_seconds = now + static_cast<double>(lifetime.count());
+  Entry entry;
+  entry.info = out.info;
+  entry.id = id;
+  entry.salt = salt;
+  entry.hash = digest(salt, out.secret);
+  entries.push_back(std::move(entry));
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.info.name < b.info.name; });
+  CENTROID_TRY(save(entries));
+  entries_ = std::move(entries);
+  return out;
+}
+
+Status TokenStore::revoke(const std::string& name) {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Entry> entries = entries_;
+  const auto removed =
+      std::erase_if(entries, [&](const Entry& entry) { return entry.info.name == name; });
+  if (removed == 0) return Error(ErrorCode::kNotFound, "there is no token '" + name + "'");
+  CENTROID_TRY(save(entries));
+  entries_ = std::move(entries);
+  return {};
+}
+
+std::vector<TokenInfo> TokenStore::list() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<TokenInfo> out;
+  for (const Entry& entry : entries_) out.push_back(entry.info);
+  return out;
+}
+
+std::optional<TokenInfo> TokenStore::find(std::string_view secret) const {
+  if (!secret.starts_with(kPrefix) ||
+      secret.size() != kPrefix.size() + 2 * kIdBytes + 1 + 2 * kSecretBytes)
+    return std::nullopt;
+  const std::string_view id = secret.substr(kPrefix.size(), 2 * kIdBytes);
+  const std::scoped_lock lock(mutex_);
+  for (const Entry& entry : entries_) {
+    if (entry.id != id) continue;  // the id is no secret
+    const std::string hash = digest(entry.salt, secret);
+    const bool is_it = hash.size() == entry.hash.size() &&
+                       CRYPTO_memcmp(hash.data(), entry.hash.data(), hash.size()) == 0;
+    const double end = entry.info.expires_unix_seconds;
+    if (!is_it || (end != 0 && clock_->unix_seconds() >= end)) return std::nullopt;
+    return entry.info;
+  }
+  return std::nullopt;
+}
+
+}  // namespace centroid::server

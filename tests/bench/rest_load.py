@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""What REST costs a training run, with the real programs on loopback.
+
+Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W]
+
+Prints rounds a second alone, then with 5,000 connections that say nothing and 200 that send a byte now and then (slow
+loris), which come back as the server drops them; and the times of GET /v1/cluster and GET /metrics while the workers train,
+each on a connection that stays. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
+"""
+
+import argparse
+import pathlib
+import selectors
+import socket
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "process"))
+import cluster  # noqa: E402
+
+
+class Flood(threading.Thread):
+    """Keeps `idle` silent and `drip` slow connections open to an address until `end` is set."""
+
+    def __init__(self, address, idle, drip):
+        super().__init__(daemon=True)
+        host, _, port = address.rpartition(":")
+        self.address = (host, int(port))
+        self.wanted = ["idle"] * idle + ["drip"] * drip
+        self.end = threading.Event()
+        self.opened = self.dropped = self.most = 0
+
+    def open(self, selector, kind):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(self.address)
+        self.opened += 1
+        selector.register(connection, selectors.EVENT_READ, [kind, time.monotonic(), 0])
+        return connection
+
+    def run(self):
+        selector = selectors.DefaultSelector()
+        text = b"GET /v1/cluster HTTP/1.1\r\nHost: localhost\r\nX-Fill: " + b"x" * 1000
+        waiting, live, last = list(self.wanted), {}, time.monotonic()
+        while not self.end.is_set():
+            for kind in waiting[:100]:
+                connection = self.open(selector, kind)
+                live[connection] = selector.get_key(connection).data
+            del waiting[:100]
+            self.most = max(self.most, len(live))
+            for key, _ in selector.select(0.05):
+                try:
+                    gone = key.fileobj.recv(4096) == b""
+                except BlockingIOError:
+                    gone = False
+                except OSError:
+                    gone = True
+                if gone:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+                    kind = live.pop(key.fileobj)[0]
+                    self.dropped += 1
+                    waiting.append(kind)
+            if time.monotonic() - last < 0.5:
+                continue
+            last = time.monotonic()
+            for connection, state in live.items():
+                if state[0] == "drip":
+                    try:
+                        connection.send(text[state[2] : state[2] + 1])
+                        state[2] += 1
+                    except OSError:
+                        pass
+        for connection in live:
+            connection.close()
+        selector.close()
+
+
+def read_answer(stream):
+    status = stream.readline()
+    length = 0
+    while True:
+        line = stream.readline()
+        if line in (b"\r\n", b""):
+            break
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    return status, stream.read(length)
+
+
+def times_of(address, path, seconds, pause):
+    """Seconds of each GET on one connection, sorted."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = connection.makefile("rb")
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        taken, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            begun = time.perf_counter()
+            connection.sendall(request)
+            status, body = read_answer(stream)
+            taken.append(time.perf_counter() - begun)
+            if b" 200 " not in status or not body:
+                sys.exit(f"GET {path}: {status!r}")
+            time.sleep(pause)  # lint-ok: the rate of the calls
+    return sorted(taken), len(body)
+
+
+def rounds_a_second(server, seconds):
+    first, begun = server.cluster()["round"], time.monotonic()
+    time.sleep(seconds)  # lint-ok: the span of the measurement
+    return (server.cluster()["round"] - first) / (time.monotonic() - begun)
+
+
+class Load(cluster.ClusterTest):
+    def runTest(self):  # noqa: N802
+        options = self.options
+        server = self.server("--epochs", "1000000", "--min-workers", str(options.workers))
+        for number in range(options.workers):
+            self.worker(server, f"w{number}", model="mlp:64-256-256-10", batch=64)
+        server.wait_round(50)
+        print(f"alone: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+        for path in ("/v1/cluster", "/metrics"):
+            taken, size = times_of(server.api, path, options.seconds, 0.005)
+            middle, high = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
+            print(f"GET {path}: {len(taken)} calls, {size} bytes, p50 {1000 * middle:.2f} ms, p99 {1000 * high:.2f} ms")
+        flood = Flood(server.api, options.idle, options.drip)
+        flood.start()
+        time.sleep(2)  # lint-ok: connections are being opened
+        print(f"with {options.idle} idle and {options.drip} slow: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+        print(f"  opened {flood.opened}, dropped by the server {flood.dropped}, at most {flood.most} at once")
+        taken, _ = times_of(server.api, "/v1/cluster", 2, 0.005)
+        print(f"  GET /v1/cluster meanwhile: p50 {1000 * taken[len(taken) // 2]:.2f} ms, p99 {1000 * taken[len(taken) * 99 // 100]:.2f} ms")
+        flood.end.set()
+        flood.join()
+        print(f"after: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin_dir", type=pathlib.Path)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--idle", type=int, default=5000)
+    parser.add_argument("--drip", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=4)
+    Load.options = parser.parse_args()
+    Load.programs = Load.options.bin_dir.resolve()
+    result = cluster.unittest.TextTestRunner(verbosity=0).run(Load())
+    sys.exit(0 if result.wasSuccessful() else 1)
+
+
+if __name__ == "__main__":
+    main()
