@@ -14,18 +14,21 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
+#include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
+#include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 #include "worker/loop/local_steps.h"
 #include "worker/loop/training_loop.h"
 #include "worker/metrics_listener.h"
+#include "worker/model/adapters.h"
 #include "worker/probe.h"
 
 namespace centroid::worker {
@@ -172,6 +175,16 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
   return {};
 }
 
+/// The model's adapters are to be read or written.
+Result<const Transformer*> adapted(const Model& model) {
+  const auto* const transformer = dynamic_cast<const Transformer*>(&model);
+  if (transformer != nullptr && transformer->config().lora.rank > 0) return transformer;
+  return Error(ErrorCode::kInvalidArgument,
+               "adapter.load and adapter.save are for transformers with "
+               "lora=RANK, not for model " +
+                   model.spec());
+}
+
 /// First signal: leave after the round. Second: at once.
 Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, bool& is_signalled) {
   for (int count = 0;; ++count) {
@@ -193,7 +206,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   data_options.seed = config.seed;
   data_options.text_features = config.text_features;
   data_options.vocabulary_file = config.data_vocabulary;
-  CENTROID_ASSIGN(const auto model, make_model(config.model));
+  CENTROID_ASSIGN(const auto model, make_model(config.model, config.base_weights));
   data_options.context = model->vocabulary() > 0 ? model->features() : 0;
   CENTROID_ASSIGN(const auto data, load_data(data_options));
   CENTROID_TRY(check_fits(*model, data.train));
@@ -201,13 +214,33 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     return Error(ErrorCode::kInvalidArgument,
                  "batch " + std::to_string(config.batch) + " is larger than the training data (" +
                      std::to_string(data.train.samples) + " samples): lower --batch");
-  CENTROID_ASSIGN(const auto group, make_replica_group(*model, config.devices));
+  std::vector<float> adapters;  // that training begins at
+  if (!config.adapter_load.empty() || !config.adapter_save.empty()) {
+    CENTROID_ASSIGN(const auto* const transformer, adapted(*model));
+    if (!config.adapter_load.empty()) {
+      for (const TensorInfo& tensor : model->manifest())
+        adapters.resize(adapters.size() + tensor.elements());
+      CENTROID_TRY(load_adapters(config.adapter_load, transformer->config(),
+                                 transformer->base_hash(), adapters));
+    }
+  }
+  const GroupMemory need = memory_of(*model, count_devices(config.devices), config.batch, data);
+  CENTROID_TRY(check_memory(need, memory_limit(config.memory_limit)));
+  const std::uint64_t ahead = load_depth({.free_bytes = available_memory(),
+                                          .peak_bytes = need.total() - need.data,
+                                          .batch_bytes = need.batch,
+                                          .most = config.load_ahead});
+  CENTROID_ASSIGN(const auto group, make_replica_group(*model, config.devices, ahead));
   const std::string cuda = cuda_release();
   log::info("worker.started", {{"version", kVersion},
                                {"cuda", cuda.empty() ? "not built in" : cuda},
                                {"name", config.name},
                                {"model", model->spec()},
                                {"parameters", group->params().size()},
+                               {"frozen_bytes", model->frozen_bytes()},
+                               {"memory_bytes", need.total()},
+                               {"device_bytes", need.per_device},
+                               {"load_ahead", ahead},
                                {"data", data.train.name},
                                {"train_samples", data.train.samples},
                                {"test_samples", data.test.samples},
@@ -233,7 +266,10 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   memory.gradients = group->gradients();
   memory.use_params = [&](std::span<float> params) { local->use_params(params); };
   memory.initialize = [&, params = group->params()](std::uint64_t seed) {
-    model->initialize(seed, params);
+    if (adapters.empty())
+      model->initialize(seed, params);
+    else
+      std::ranges::copy(adapters, params.begin());
   };
   memory.keep_local = [&](Round round) { local->keep(round); };
   memory.begin_local = [&](const LocalTerms& terms, const ChunkPlan& plan) {
@@ -264,6 +300,12 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   local->leave();
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();
+  if (result.ok() && !config.adapter_save.empty()) {
+    CENTROID_ASSIGN(const auto* const transformer, adapted(*model));
+    CENTROID_TRY(save_adapters(config.adapter_save, transformer->config(), transformer->base_hash(),
+                               group->params()));
+    log::info("adapters.written", {{"path", config.adapter_save}});
+  }
   if (!config.summary_file.empty())
     CENTROID_TRY(write_summary(config.summary_file, config, summary, group->params(), result));
   return result;

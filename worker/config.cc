@@ -54,6 +54,19 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("model", &c.model,
           {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu] or transformer:layers=2,width=64,heads=4,"
                    "context=64,vocabulary=256,... (docs/models.md)"});
+  s.field(
+      "base_weights", &c.base_weights,
+      {.text = "safetensors file (a checkpoint's model.safetensors) that a transformer begins at "
+               "or, with lora=RANK, stays at beside its adapters; the same on every worker"},
+      "base-weights");
+  s.field(
+      "adapter.load", &c.adapter_load,
+      {.text = "lora: folder of adapters (PEFT's two files) that training begins at; empty: new "
+               "ones"},
+      "adapter-load");
+  s.field("adapter.save", &c.adapter_save,
+          {.text = "lora: folder in which this worker leaves the adapters at the end; empty: none"},
+          "adapter-save");
   s.field("batch", &c.batch,
           {.text = "samples this worker takes a round, over all its devices",
            .unit = "samples",
@@ -63,6 +76,18 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("blas_threads", &c.blas_threads,
           {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024},
           "blas-threads");
+  s.field(
+      "load_ahead", &c.load_ahead,
+      {.text = "most batches that are loaded while others are trained on; fewer where memory is "
+               "short; 0: each is loaded when its turn comes",
+       .unit = "batches",
+       .max = 512},
+      "load-ahead");
+  s.field("memory_limit", &c.memory_limit,
+          {.text = "what model, data and batch of this worker may need; more is refused before "
+                   "training; 0: the cgroup's limit, or the physical memory",
+           .unit = "bytes"},
+          "memory-limit");
   s.field(
       "codec", &c.codec,
       {.text = "form of the contributions on the wire: f32, bf16, f16, int8, topk:RATIO, each with "

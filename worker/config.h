@@ -24,9 +24,11 @@ struct WorkerConfig {
   std::uint64_t text_features = 4096;
   std::string data_vocabulary;
   std::string model = "mlp:64-512-512-10";
+  std::string base_weights, adapter_load, adapter_save;
   std::uint64_t batch = 32;
   std::string devices = "cpu:0";
   std::uint64_t blas_threads = 1;
+  std::uint64_t load_ahead = 512, memory_limit = 0;
   std::string codec = "f32";
   std::string congestion_control = "auto";
   std::uint64_t seed = 1;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/memory_limit.h"
 #include "common/base/result.h"
 
 namespace centroid::server {
@@ -29,14 +30,8 @@ struct MemoryQuestion {
 };
 MemoryNeed memory_need(const MemoryQuestion& question);
 
-/// What this process may take, and by whose word.
-struct MemoryLimit {
-  std::uint64_t bytes = 0;
-  std::string source;  ///< "memory_limit", "the cgroup /x", "physical memory"
-};
-/// `setting` when it is not 0; else the least of the cgroups' limits and the physical memory.
-/// `root` stands before /proc and /sys.
-MemoryLimit memory_limit(std::uint64_t setting, const std::string& root = "");
+using centroid::memory_limit;
+using centroid::MemoryLimit;
 
 /// fails failed_precondition: with both numbers and what they are made of
 Status check_memory(const MemoryNeed& need, const MemoryLimit& limit);

@@ -233,6 +233,14 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
     const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
     if (!difference.empty()) return refuse("its model is not the cluster's: " + difference);
   }
+  // Another model with the same tensors: another activation, other base weights behind adapters.
+  std::string model = agreed_ ? agreed_->model : "";
+  if (!agreed_ && resumed_from_)
+    if (const auto kept = resumed_from_->info.extra.find("model");
+        kept != resumed_from_->info.extra.end())
+      model = kept->second;
+  if (!model.empty() && !join.model.empty() && join.model != model)
+    return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
   // Another model than the cluster's was told above, by its tensors.
   const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
   if (announced != 0 && announced != hash)

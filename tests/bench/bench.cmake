@@ -1,5 +1,6 @@
 centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
   DEPS centroid::store centroid::optim centroid::tensor)
+centroid_bench(centroid-bench-devices SOURCES bench/devices_bench.cc DEPS centroid::node)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
   DEPS centroid::transport)
 centroid_bench(centroid-bench-star SOURCES bench/star_bench.cc bench/star_cluster.cc bench/star_process.cc bench/raw_star.cc

@@ -47,7 +47,7 @@ MAY = {
     + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/events", "server/config", "server/api/view"],
     "worker/data": [BASE, TENSOR],
-    "worker/model": [BASE, TENSOR, DEVICE],
+    "worker/model": [BASE, TENSOR, DEVICE, CHECKPOINT],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
     "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
@@ -66,7 +66,7 @@ HOMES = {
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
-    r"|client/.*",
+    r"|worker/model/adapters\.cc|client/.*",
     r"openssl/": r"server/tokens/[^/]*\.cc",
     r"zlib\.h": r"worker/data/[^/]*\.cc",
     r"cblas": r"common/device/blas\.cc",

@@ -35,6 +35,10 @@ std::unique_ptr<Model> small_model() {
   return std::move(model).value();
 }
 
+std::unique_ptr<Model> small_transformer(const std::string& more) {
+  return make_model("transformer:layers=1,width=8,heads=2,context=6,vocabulary=20" + more).value();
+}
+
 Dataset random_data(std::uint64_t samples, std::uint64_t seed) {
   CounterRng rng(seed);
   Dataset data;
@@ -291,6 +295,133 @@ TEST(ReplicaGroup, AnExceptionOfTheCallbackIsAnError) {
       group->step(data, first(10), [](TensorId) { throw std::runtime_error("callback broke"); });
   ASSERT_FALSE(step.ok());
   EXPECT_THAT(step.error().message(), HasSubstr("callback broke"));
+}
+
+Dataset random_text(std::uint64_t samples, std::uint64_t seed) {
+  CounterRng rng(seed);
+  Dataset data;
+  data.name = "text";
+  data.samples = samples;
+  data.features = 6;
+  data.classes = data.vocabulary = 20;
+  data.token_begin = {0};
+  for (std::uint64_t i = 0; i < samples; ++i) {
+    for (std::uint64_t j = 0; j < (i + 1 == samples ? 3U : 7U); ++j)
+      data.tokens.push_back(static_cast<std::uint32_t>(rng.below(20)));
+    data.token_begin.push_back(data.tokens.size());
+  }
+  return data;
+}
+
+// What a second device computes must count: another sample in its share only, another gradient.
+TEST(ReplicaGroup, EveryDevicesShareChangesTheResult) {
+  const auto model = small_model();
+  const Dataset data = random_data(9, 3);
+  const auto group = group_of(*model, 2);
+  ASSERT_TRUE(group->step(data, std::vector<std::uint64_t>{0, 1, 2, 3}, {}).ok());
+  const auto before = gradient_of(*group);
+  ASSERT_TRUE(group->step(data, std::vector<std::uint64_t>{0, 1, 2, 8}, {}).ok());
+  EXPECT_GT(difference(before, gradient_of(*group)), 1e-3);
+  ASSERT_TRUE(group->step(data, std::vector<std::uint64_t>{0, 1, 2, 3}, {}).ok());
+  EXPECT_EQ(gradient_of(*group), before);
+}
+
+TEST(ReplicaGroup, TheGradientIsAsLongAsWhatIsTrained) {
+  std::vector<std::unique_ptr<Model>> models;
+  models.push_back(small_model());
+  models.push_back(small_transformer(""));
+  models.push_back(small_transformer(",tied=yes"));
+  for (const auto& model : models)
+    for (const std::size_t devices : {1, 3}) {
+      const auto group = group_of(*model, devices);
+      std::size_t trained = 0;
+      for (const auto& tensor : model->manifest()) trained += tensor.elements();
+      EXPECT_EQ(group->gradients().size(), trained);
+      EXPECT_EQ(group->params().size(), trained);
+    }
+}
+
+TEST(ReplicaGroup, DevicesTrainATransformerAsOneDoesDropoutIncluded) {
+  const auto model = small_transformer(",dropout=0.3");
+  const Dataset data = random_text(40, 1);
+  const auto single = group_of(*model, 1);
+  single->use_noise(99);
+  const auto expected = single->step(data, first(40), {});
+  ASSERT_TRUE(expected.ok());
+  EXPECT_EQ(expected->samples, 39U * 6 + 2);  // tokens
+  const auto whole = gradient_of(*single);
+  for (const std::size_t devices : {2, 3}) {
+    const auto group = group_of(*model, devices);
+    group->use_noise(99);
+    const auto result = group->step(data, first(40), {});
+    ASSERT_TRUE(result.ok());
+    EXPECT_LE(difference(whole, gradient_of(*group)), 1e-5);
+    EXPECT_NEAR(result->loss_sum, expected->loss_sum, 1e-5 * expected->loss_sum);
+    EXPECT_EQ(result->samples, expected->samples);
+  }
+  single->use_noise(100);
+  ASSERT_TRUE(single->step(data, first(40), {}).ok());
+  EXPECT_GT(difference(whole, gradient_of(*single)), 1e-2);
+  const auto evaluated = single->evaluate(data, 0, 40);
+  ASSERT_TRUE(evaluated.ok());
+  EXPECT_EQ(evaluated->samples, expected->samples);
+}
+
+TEST(ReplicaGroup, LoadingAheadChangesNoBit) {
+  const auto model = small_transformer("");
+  const Dataset data = random_text(50, 1);
+  const auto order = permutation(50, 1, 1);
+  std::vector<std::span<const std::uint64_t>> steps;
+  for (std::size_t at = 0; at < 50; at += 7)  // the last one has a single sample
+    steps.push_back(std::span(order).subspan(at, std::min<std::size_t>(7, 50 - at)));
+  std::vector<std::vector<float>> gradients;
+  for (const std::uint64_t ahead : {0, 3}) {
+    const auto group = make_replica_group(*model, cpus(2), ahead).value();
+    model->initialize(7, group->params());
+    group->expect(data, steps);
+    std::size_t number = 0;
+    for (const auto step : steps) {
+      ASSERT_TRUE(group->step(data, step, {}).ok());
+      if (ahead == 0)
+        gradients.push_back(gradient_of(*group));
+      else
+        EXPECT_EQ(gradient_of(*group), gradients[number++]);
+    }
+  }
+}
+
+TEST(CheckFits, NamesWhatModelAndDataTakeAndHave) {
+  const auto text = random_text(3, 1), rows = random_data(3, 1);
+  const auto said = [](const Model& model, const Dataset& data) {
+    const Status fits = check_fits(model, data);
+    return fits.ok() ? std::string("ok") : fits.error().message();
+  };
+  EXPECT_EQ(said(*small_model(), rows), "ok");
+  EXPECT_EQ(said(*small_transformer(""), text), "ok");
+  EXPECT_THAT(said(*small_transformer(""), rows),
+              AllOf(HasSubstr("sequences of 6 tokens out of 20 without classes"),
+                    HasSubstr("12 features and 5 classes")));
+  EXPECT_THAT(said(*small_transformer(",classes=20"), text), HasSubstr("and 20 classes"));
+  EXPECT_NE(said(*small_model(), text), "ok");
+}
+
+TEST(Memory, IsCountedBeforeItIsTakenAndRefusedWithTheNumbers) {
+  const auto model = small_transformer("");
+  DataSplit data{random_text(100, 1), random_text(10, 2)};
+  const GroupMemory one = memory_of(*model, 1, 2000, data), four = memory_of(*model, 4, 2000, data);
+  EXPECT_GE(one.per_device, model->work_bytes(2000, true));
+  EXPECT_GE(four.per_device, model->work_bytes(500, true));
+  EXPECT_LT(four.per_device, one.per_device);
+  EXPECT_EQ(four.shared, one.shared);
+  EXPECT_EQ(four.total(), four.shared + four.data + four.batch + 4 * four.per_device);
+  EXPECT_TRUE(check_memory(one, {one.total(), "memory_limit"}).ok());
+  const Status refused = check_memory(one, {one.total() - 1, "memory_limit"});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(
+      refused.error().message(),
+      AllOf(HasSubstr(std::to_string(one.total())), HasSubstr(std::to_string(one.total() - 1)),
+            HasSubstr(std::to_string(one.per_device)), HasSubstr("Lower --batch")));
 }
 
 }  // namespace

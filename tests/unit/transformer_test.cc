@@ -42,9 +42,8 @@ std::vector<float> random_floats(std::size_t n, std::uint64_t seed, double sprea
   return out;
 }
 
-FrozenWeights base_of(const TransformerConfig& config) {
-  return std::make_shared<const std::vector<float>>(
-      random_floats(elements_of(config.whole()), 77, 0.4));
+Base base_of(const TransformerConfig& config) {
+  return std::make_shared<const BaseWeights>(random_floats(elements_of(config.whole()), 77, 0.4));
 }
 
 Transformer model_of(const std::string& spec) {
@@ -291,7 +290,7 @@ TEST(TransformerConfig, RefusesWhatIsWrongAndSaysWhat) {
       {"transformer:lora=4,lora_targets=gate_proj", "there is with mlp=swiglu only"},
       {"transformer:lora=4,lora_targets=q_proj+q_proj", "field lora_targets is 'q_proj+q_proj'"},
       {"transformer:lora=4,lora_targets=x", "one or more of q_proj"},
-      {"transformer:lora=4,", "base weights"},
+      {"transformer:lora=4", "give a file with --base-weights"},
       {"transformer:layers=128,width=8192", "more than 2147483648 parameters"}};
   for (const auto& [spec, why] : cases) {
     const auto model = make_model(spec);
@@ -355,7 +354,7 @@ TEST(Transformer, GradientsAreTheDerivativesOfTheMeanLoss) {
       const StepResult result = model.step(e.batch(), params, gradient, kIgnore);
       const auto base = model.config().lora.rank > 0 ? base_of(model.config()) : nullptr;
       Reference reference(model, e, true,
-                          base ? std::span<const float>(*base) : std::span<const float>());
+                          base ? std::span<const float>(base->values) : std::span<const float>());
       std::vector<double> exact(params.begin(), params.end());
       const double mean = result.loss_sum / static_cast<double>(samples * model.targets());
       EXPECT_NEAR(mean, reference.mean_loss(exact), 1e-5);
@@ -543,15 +542,15 @@ TEST(Lora, BeginsAtTheBaseAndMergesIntoIt) {
   const Example e = random_example(whole, 3, 6);
   std::vector<float> params(elements_of(adapted.manifest()));
   adapted.initialize(1, params);
-  EXPECT_EQ(adapted.merged(params), *base);
+  EXPECT_EQ(adapted.merged(params), base->values);
   EXPECT_EQ(adapted.evaluate(e.batch(), params).loss_sum,
-            whole.evaluate(e.batch(), *base).loss_sum);
+            whole.evaluate(e.batch(), base->values).loss_sum);
   params = random_params(adapted, 9);
   const auto merged = adapted.merged(params);
-  EXPECT_NE(merged, *base);
+  EXPECT_NE(merged, base->values);
   const double own = adapted.evaluate(e.batch(), params).loss_sum;
   EXPECT_NEAR(whole.evaluate(e.batch(), merged).loss_sum, own, 2e-6 * own);
-  EXPECT_EQ(adapted.frozen_bytes(), base->size() * 4);
+  EXPECT_EQ(adapted.frozen_bytes(), base->values.size() * 4);
   EXPECT_EQ(whole.frozen_bytes(), 0U);
 }
 

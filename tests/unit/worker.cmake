@@ -1,9 +1,11 @@
 centroid_test(device_test LABEL unit SOURCES unit/device_test.cc DEPS centroid::device)
-centroid_test(data_test LABEL unit SOURCES unit/data_test.cc unit/data_formats_test.cc unit/data_text_test.cc
+centroid_test(data_test LABEL unit SOURCES unit/data_test.cc unit/data_formats_test.cc unit/data_text_test.cc unit/batch_loader_test.cc
   DEPS centroid::data ZLIB::ZLIB)
 centroid_test(mlp_test LABEL unit SOURCES unit/mlp_test.cc DEPS centroid::model)
 centroid_test(transformer_test LABEL unit SOURCES unit/transformer_test.cc unit/transformer_kernels_test.cc support/allocation_count.cc
   DEPS centroid::model)
+centroid_test(adapters_test LABEL unit SOURCES unit/adapters_test.cc
+  DEPS centroid::model centroid::checkpoint ZLIB::ZLIB)
 centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc DEPS centroid::node)
 
 if(CENTROID_FUZZ)

@@ -102,10 +102,14 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
+  std::vector<std::span<const std::uint64_t>> batches;
   for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
     const Range range = part_of(samples.size(), of, i);
-    CENTROID_ASSIGN(const auto step,
-                    group_.step(data, samples.subspan(range.begin, range.size()), [](TensorId) {}));
+    batches.push_back(samples.subspan(range.begin, range.size()));
+  }
+  group_.expect(data, batches);
+  for (const auto batch : batches) {
+    CENTROID_ASSIGN(const auto step, group_.step(data, batch, [](TensorId) {}));
     stats.samples += step.samples;
     stats.correct += step.correct;
     stats.loss_sum += step.loss_sum;

@@ -1,5 +1,6 @@
 #include "worker/loop/training_loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <vector>
@@ -20,12 +21,25 @@ class EpochOrder {
       order_ = permutation(data.samples, share.seed, share.epoch);
       key_.emplace(share.seed, share.epoch);
     }
+    if (last_ && last_->epoch == share.epoch && share.begin > last_->begin)
+      stride_ = share.begin - last_->begin;
+    last_ = share;
     return std::span(order_).subspan(share.begin, share.samples());
+  }
+
+  /// The part that comes next, if all goes on as it did: as far on as this one is from the one
+  /// before. A guess: only where samples are loaded ahead hangs on it.
+  std::vector<std::span<const std::uint64_t>> next(const Share& share) const {
+    const std::uint64_t begin = share.begin + stride_;
+    if (stride_ == 0 || begin >= order_.size()) return {};
+    return {std::span(order_).subspan(begin, std::min(share.samples(), order_.size() - begin))};
   }
 
  private:
   std::optional<std::pair<std::uint64_t, std::uint64_t>> key_;
   std::vector<std::uint64_t> order_;
+  std::optional<Share> last_;
+  std::uint64_t stride_ = 0;
 };
 
 Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Version version,
@@ -41,13 +55,15 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
   return {};
 }
 
-/// One round of one gradient.
+/// One round of one gradient. `next`: what the round after it may train on, to be loaded meanwhile.
 Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, const Share& share,
-                                   std::span<const std::uint64_t> samples, Exchange& exchange,
-                                   StepStats& stats) {
+                                   std::span<const std::uint64_t> samples,
+                                   const std::vector<std::span<const std::uint64_t>>& next,
+                                   Exchange& exchange, StepStats& stats) {
   exchange.begin(share);
   CENTROID_ASSIGN(const auto step,
                   group.step(data, samples, [&](TensorId tensor) { exchange.ready(tensor); }));
+  group.expect(data, next);
   stats = {.samples = step.samples,
            .correct = step.correct,
            .loss_sum = step.loss_sum,
@@ -94,9 +110,9 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     StepStats stats;
     group.use_noise(mix64(share.seed, share.epoch));
     const auto samples = order.part(data.train, share);
-    auto report = share.is_local
-                      ? local->round(share, data.train, samples, exchange, stats)
-                      : gradient_round(group, data.train, share, samples, exchange, stats);
+    auto report = share.is_local ? local->round(share, data.train, samples, exchange, stats)
+                                 : gradient_round(group, data.train, share, samples,
+                                                  order.next(share), exchange, stats);
     if (!report.ok()) {
       tally();
       return std::move(report).error();

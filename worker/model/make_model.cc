@@ -2,6 +2,7 @@
 #include <optional>
 #include <string_view>
 
+#include "worker/model/adapters.h"
 #include "worker/model/mlp.h"
 #include "worker/model/model.h"
 #include "worker/model/transformer.h"
@@ -52,15 +53,22 @@ Result<std::vector<std::uint64_t>> parse_widths(std::string_view text, const std
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> make_model(const std::string& spec) {
+Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::string& base_file) {
   std::string_view rest = spec;
   if (rest.substr(0, rest.find(':')) == "transformer") {
     CENTROID_ASSIGN(auto config, TransformerConfig::parse(spec));
-    if (config.lora.rank > 0)
+    if (config.lora.rank > 0 && base_file.empty())
       return Error(ErrorCode::kInvalidArgument,
-                   "model '" + spec + "': adapters (lora) need base weights");
-    return std::unique_ptr<Model>(new Transformer(std::move(config)));
+                   "model '" + spec +
+                       "': adapters (lora) stand beside base weights: give a file "
+                       "with --base-weights");
+    Base base;
+    if (!base_file.empty()) {
+      CENTROID_ASSIGN(base, load_base(config, base_file));
+    }
+    return std::unique_ptr<Model>(new Transformer(std::move(config), std::move(base)));
   }
+  if (!base_file.empty()) return bad(spec, "base_weights is for transformers, not for this model");
   constexpr std::string_view kKind = "mlp:";
   if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, known are mlp: and transformer");
   rest.remove_prefix(kKind.size());

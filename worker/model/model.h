@@ -72,6 +72,9 @@ class Model {
 
 /// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu", or "transformer:FIELD=VALUE,..."
 /// (transformer_config.h). fails invalid_argument saying what is wrong where.
-Result<std::unique_ptr<Model>> make_model(const std::string& spec);
+/// `base_file`: what a transformer begins at or its adapters stand beside (adapters.h); empty:
+/// none.
+Result<std::unique_ptr<Model>> make_model(const std::string& spec,
+                                          const std::string& base_file = "");
 
 }  // namespace centroid::worker

@@ -33,10 +33,11 @@ void fill_uniform(std::uint64_t seed, std::uint64_t stream, double deviation,
 
 }  // namespace
 
-Transformer::Transformer(TransformerConfig config, FrozenWeights base)
+Transformer::Transformer(TransformerConfig config, Base base)
     : config_(std::move(config)), base_(std::move(base)), manifest_(config_.trained()) {
   const Manifest whole = config_.whole();
-  CENTROID_CHECK(config_.lora.rank == 0 || (base_ && base_->size() == elements_of(whole)));
+  CENTROID_CHECK(base_ || config_.lora.rank == 0);
+  CENTROID_CHECK(!base_ || base_->values.size() == elements_of(whole));
   std::size_t at = 0, id = 0, position = 0;
   for (const TensorInfo& info : whole) {
     Tensor tensor{.begin = at, .elements = info.elements()};
@@ -79,12 +80,16 @@ std::unique_ptr<Model> Transformer::clone() const {
 }
 
 std::uint64_t Transformer::frozen_bytes() const {
-  return base_ && config_.lora.rank > 0 ? base_->size() * sizeof(float) : 0;
+  return base_ ? base_->values.size() * sizeof(float) : 0;
+}
+
+std::string Transformer::spec() const {
+  return config_.spec() + (base_ ? ",base=" + std::to_string(base_->hash) : std::string());
 }
 
 const float* Transformer::weight(std::size_t tensor) const {
   const Tensor& t = tensors_[tensor];
-  return t.trained != kNone ? params_ + t.trained : base_->data() + t.begin;
+  return t.trained != kNone ? params_ + t.trained : base_->values.data() + t.begin;
 }
 
 float* Transformer::gradient(std::size_t tensor) const {
@@ -137,6 +142,10 @@ Transformer::Projection Transformer::down(std::size_t b) const {
 // training begins at the base; A as in Hugging Face's PEFT.
 void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
   CENTROID_CHECK(params.size() == parameters_);
+  if (base_ && config_.lora.rank == 0) {
+    std::ranges::copy(base_->values, params.begin());
+    return;
+  }
   std::size_t at = 0, number = 0;
   for (const TensorInfo& tensor : manifest_) {
     const auto out = params.subspan(at, tensor.elements());
@@ -151,8 +160,9 @@ void Transformer::initialize(std::uint64_t seed, std::span<float> params) const 
       std::ranges::fill(out, 0.0F);
     else if (is("lora_A.weight"))
       fill_uniform(seed, stream, std::sqrt(1.0 / (3.0 * in)), out);
-    else if (tensor.name == "head.weight" && base_ && config_.lora.rank > 0)
-      std::ranges::copy(std::span(*base_).subspan(tensors_[head_].begin, out.size()), out.begin());
+    else if (tensor.name == "head.weight" && base_)
+      std::ranges::copy(std::span(base_->values).subspan(tensors_[head_].begin, out.size()),
+                        out.begin());
     else if (tensor.name.starts_with("embed.") || tensor.name == "head.weight")
       fill_uniform(seed, stream, 0.02, out);
     else
@@ -508,8 +518,8 @@ std::vector<float> Transformer::merged(std::span<const float> params) const {
   std::vector<float> out(total);
   for (const Tensor& tensor : tensors_) {
     float* const to = out.data() + tensor.begin;
-    const float* from =
-        tensor.trained != kNone ? params.data() + tensor.trained : base_->data() + tensor.begin;
+    const float* from = tensor.trained != kNone ? params.data() + tensor.trained
+                                                : base_->values.data() + tensor.begin;
     std::copy_n(from, tensor.elements, to);
     if (tensor.adapter == kNone) continue;
     const Adapter& adapter = adapters_[tensor.adapter];

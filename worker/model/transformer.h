@@ -5,8 +5,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "common/tensor/fingerprint.h"
 #include "worker/model/attention.h"
 #include "worker/model/kernels.h"
 #include "worker/model/model.h"
@@ -14,8 +16,14 @@
 
 namespace centroid::worker {
 
-/// Weights that are not trained: all of TransformerConfig::whole(), end to end, shared by replicas.
-using FrozenWeights = std::shared_ptr<const std::vector<float>>;
+/// Weights that training begins at, or that adapters stand beside: all of
+/// TransformerConfig::whole(), end to end, shared by replicas.
+struct BaseWeights {
+  explicit BaseWeights(std::vector<float> of) : values(std::move(of)), hash(fingerprint(values)) {}
+  std::vector<float> values;
+  std::uint64_t hash;
+};
+using Base = std::shared_ptr<const BaseWeights>;
 
 /// Decoder-only transformer: token and position embedding, blocks of causal attention and an MLP,
 /// each behind a normalisation and beside a residual path, a normalisation and the head. It
@@ -28,8 +36,8 @@ using FrozenWeights = std::shared_ptr<const std::vector<float>>;
 ///         Shazeer 2020, "GLU variants improve transformer"
 class Transformer final : public Model {
  public:
-  /// `base` is needed with adapters (config.lora), and must hold config.whole().
-  explicit Transformer(TransformerConfig config, FrozenWeights base = nullptr);
+  /// `base` is needed with adapters (config.lora), else `initialize` gives it where it is there.
+  explicit Transformer(TransformerConfig config, Base base = nullptr);
 
   const Manifest& manifest() const override { return manifest_; }
   std::uint64_t features() const override { return config_.context; }
@@ -38,7 +46,7 @@ class Transformer final : public Model {
     return static_cast<std::uint32_t>(config_.vocabulary);
   }
   std::uint64_t targets() const override { return config_.is_language() ? config_.context : 1; }
-  std::string spec() const override { return config_.spec(); }
+  std::string spec() const override;  ///< with ",base=" and the fingerprint of the base weights
   std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
   std::uint64_t frozen_bytes() const override;
   void initialize(std::uint64_t seed, std::span<float> params) const override;
@@ -48,6 +56,7 @@ class Transformer final : public Model {
   std::unique_ptr<Model> clone() const override;
 
   const TransformerConfig& config() const { return config_; }
+  std::uint64_t base_hash() const { return base_ ? base_->hash : 0; }
   /// All tensors of `whole` with the adapters added to their matrices: base + scale * B A.
   std::vector<float> merged(std::span<const float> params) const;
 
@@ -117,7 +126,7 @@ class Transformer final : public Model {
   void embed_back();
 
   TransformerConfig config_;
-  FrozenWeights base_;
+  Base base_;
   Manifest manifest_;
   std::vector<Tensor> tensors_;
   std::vector<Adapter> adapters_;

@@ -14,6 +14,7 @@
 
 #include "common/device/device.h"
 #include "common/tensor/chunk_plan.h"
+#include "worker/data/batch_loader.h"
 #include "worker/node/tensor_reducer.h"
 
 namespace centroid::worker {
@@ -33,11 +34,17 @@ std::uint64_t evaluate_samples(const Model& model) {
   return std::max<std::uint64_t>(kEvaluateTokens / model.features(), 1);
 }
 
+std::uint64_t bytes_of(const Dataset& data) {
+  return sizeof(float) * (data.x.size() + data.vals.size()) +
+         sizeof(std::uint32_t) * (data.y.size() + data.cols.size() + data.tokens.size()) +
+         sizeof(std::uint64_t) * (data.row_begin.size() + data.token_begin.size());
+}
+
 /// What all devices do next; lives on the caller's stack until the last one is done.
 struct Job {
   const Dataset* data = nullptr;
-  std::span<const std::uint64_t> samples;  // to train on
-  Range rows;                              // to evaluate
+  const LoadedBatch* batch = nullptr;  // to train on
+  Range rows;                          // to evaluate
   bool is_training = false;
 };
 
@@ -50,45 +57,40 @@ std::span<float> floats(const DeviceMemory& memory) {
   return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
 }
 
+/// Rows [part.begin, part.end) of a loaded batch, as a model takes them.
+Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
+  const auto cut = [&](const auto& values, std::uint64_t of_one) {
+    return std::span(values).subspan(part.begin * of_one, part.size() * of_one);
+  };
+  Batch batch;
+  batch.samples = part.size();
+  batch.ids = cut(loaded.index, 1);
+  batch.y = cut(loaded.y, data.targets());
+  if (data.vocabulary > 0) {
+    batch.tokens = cut(loaded.tokens, data.features);
+    batch.lengths = cut(loaded.lengths, 1);
+  } else {
+    batch.x = cut(loaded.x, data.features);
+  }
+  return batch;
+}
+
 /// One device: its model and memory. Used by the device's thread only, except at construction.
 struct Replica {
   std::string name;
   std::unique_ptr<Device> device;
   std::unique_ptr<Model> model;
   std::unique_ptr<DeviceMemory> gradient;  // null when there is one device only
-  std::vector<std::uint64_t> index;
-  std::vector<float> x;
-  std::vector<std::uint32_t> y, tokens, lengths;
-
-  /// `samples` must outlive the batch.
-  Batch gather(const Dataset& data, std::span<const std::uint64_t> samples) {
-    const std::size_t n = samples.size();
-    y.resize(n * data.targets());
-    Batch batch;
-    batch.samples = n;
-    batch.ids = samples;
-    if (data.vocabulary > 0) {
-      tokens.resize(n * data.features);
-      lengths.resize(n);
-      data.gather_tokens(samples, tokens, y, lengths);
-      batch.tokens = tokens;
-      batch.lengths = lengths;
-    } else {
-      x.resize(n * data.features);
-      data.gather(samples, x, y);
-      batch.x = x;
-    }
-    batch.y = y;
-    return batch;
-  }
+  LoadedBatch rows;                        // that it evaluates
 };
 static_assert(Dataset::kNoLabel == kNoTarget);
 
 class HostReplicaGroup final : public ReplicaGroup {
  public:
   HostReplicaGroup(std::vector<Replica> replicas, std::unique_ptr<DeviceMemory> params,
-                   std::unique_ptr<DeviceMemory> gradients)
-      : replicas_(std::move(replicas)),
+                   std::unique_ptr<DeviceMemory> gradients, std::uint64_t load_ahead)
+      : loader_(load_ahead),
+        replicas_(std::move(replicas)),
         params_(std::move(params)),
         current_(floats(*params_)),
         gradients_(std::move(gradients)),
@@ -112,6 +114,10 @@ class HostReplicaGroup final : public ReplicaGroup {
   }
   std::span<float> gradients() override { return floats(*gradients_); }
   void use_noise(std::uint64_t key) override { noise_ = key; }
+  void expect(const Dataset& data,
+              const std::vector<std::span<const std::uint64_t>>& steps) override {
+    loader_.expect(data, steps);
+  }
 
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
                          const std::function<void(TensorId)>& on_ready) override {
@@ -125,7 +131,14 @@ class HostReplicaGroup final : public ReplicaGroup {
     for (std::size_t d = 0; d < replicas_.size(); ++d)
       shares_[d] = part_of(samples.size(), replicas_.size(), d).size();
     reducer_.begin(shares_, &on_ready);
-    const Job job{&data, samples, {}, true};
+    const LoadedBatch* batch = nullptr;
+    try {
+      batch = &loader_.take(data, samples);
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory to load " + std::to_string(samples.size()) + " samples");
+    }
+    const Job job{&data, batch, {}, true};
     return run_on_all(job);
   }
 
@@ -135,7 +148,7 @@ class HostReplicaGroup final : public ReplicaGroup {
       return Error(ErrorCode::kInvalidArgument, "samples " + std::to_string(begin) + " to " +
                                                     std::to_string(end) + " of a data set of " +
                                                     std::to_string(data.samples));
-    const Job job{&data, {}, {begin, end}, false};
+    const Job job{&data, nullptr, {begin, end}, false};
     return run_on_all(job);
   }
 
@@ -210,8 +223,8 @@ class HostReplicaGroup final : public ReplicaGroup {
 
   void train(std::size_t d, const Job& job, GroupStep& result) {
     Replica& replica = replicas_[d];
-    const Range share = part_of(job.samples.size(), replicas_.size(), d);
-    Batch batch = replica.gather(*job.data, job.samples.subspan(share.begin, share.size()));
+    const Range share = part_of(job.batch->index.size(), replicas_.size(), d);
+    Batch batch = rows_of(*job.batch, *job.data, share);
     batch.noise = noise_;
     const auto gradient = floats(replica.gradient ? *replica.gradient : *gradients_);
     const StepResult step = replica.model->step(
@@ -227,9 +240,11 @@ class HostReplicaGroup final : public ReplicaGroup {
     const std::uint64_t last = job.rows.begin + share.end;
     const std::uint64_t most = evaluate_samples(*replica.model);
     for (std::uint64_t at = job.rows.begin + share.begin; at < last; at += most) {
-      replica.index.resize(std::min(most, last - at));
-      std::iota(replica.index.begin(), replica.index.end(), at);
-      const Batch batch = replica.gather(*job.data, replica.index);
+      LoadedBatch& rows = replica.rows;
+      rows.index.resize(std::min(most, last - at));
+      std::iota(rows.index.begin(), rows.index.end(), at);
+      rows.load(*job.data, rows.index);
+      const Batch batch = rows_of(rows, *job.data, {0, rows.index.size()});
       const StepResult step = replica.model->evaluate(batch, current_);
       result.loss_sum += step.loss_sum;
       result.correct += step.correct;
@@ -237,6 +252,7 @@ class HostReplicaGroup final : public ReplicaGroup {
     }
   }
 
+  BatchLoader loader_;
   std::vector<Replica> replicas_;
   std::unique_ptr<DeviceMemory> params_;
   std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
@@ -306,8 +322,38 @@ Status check_fits(const Model& model, const Dataset& data) {
                    has(data.features, data.vocabulary, data.classes, of_data));
 }
 
+GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,
+                      const DataSplit& data) {
+  std::uint64_t plane = 0;
+  for (const auto& tensor : model.manifest()) plane += tensor.bytes();
+  const std::uint64_t share = part_of(batch, devices, 0).size();
+  const std::uint64_t rows = evaluate_samples(model);
+  GroupMemory need;
+  need.shared = 2 * plane + model.frozen_bytes();
+  need.data = bytes_of(data.train) + bytes_of(data.test);
+  need.batch = batch_bytes(data.train, batch);
+  need.per_device = (devices > 1 ? plane : 0) + batch_bytes(data.test, rows) +
+                    std::max(model.work_bytes(share, true), model.work_bytes(rows, false));
+  need.devices = devices;
+  return need;
+}
+
+Status check_memory(const GroupMemory& need, const MemoryLimit& limit) {
+  if (need.total() <= limit.bytes) return {};
+  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
+  return Error(ErrorCode::kFailedPrecondition,
+               "model, data and batch need " + text(need.total()) + " bytes, " + limit.source +
+                   " allows " + text(limit.bytes) + ": " + text(need.shared) +
+                   " for parameters, gradient and frozen weights, " + text(need.data) +
+                   " for the data, " + text(need.batch) + " for a batch, and for each of " +
+                   text(need.devices) + " devices " + text(need.per_device) +
+                   ". Lower --batch, the model's context or width, or the number of devices; "
+                   "memory_limit overrides the limit");
+}
+
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
-                                                         const std::string& devices) {
+                                                         const std::string& devices,
+                                                         std::uint64_t load_ahead) {
   CENTROID_ASSIGN(auto replicas, make_replicas(model, devices));
   std::uint64_t bytes = 0;
   for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
@@ -320,8 +366,8 @@ Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
     }
   }
   try {
-    return std::unique_ptr<ReplicaGroup>(
-        new HostReplicaGroup(std::move(replicas), std::move(params), std::move(gradients)));
+    return std::unique_ptr<ReplicaGroup>(new HostReplicaGroup(
+        std::move(replicas), std::move(params), std::move(gradients), load_ahead));
   } catch (const std::system_error& failure) {
     return Error(ErrorCode::kResourceExhausted,
                  "no thread for each of the devices '" + devices + "': " + failure.what());

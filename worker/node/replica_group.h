@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/memory_limit.h"
 #include "common/base/result.h"
 #include "worker/data/data_source.h"
 #include "worker/model/model.h"
@@ -44,6 +45,10 @@ class ReplicaGroup {
   /// Key of the random numbers of the steps to come (dropout); with it a sample draws the same on
   /// every device and worker. Between steps only.
   virtual void use_noise(std::uint64_t key) = 0;
+  /// The steps to come train on these samples, in this order: they are loaded in the background
+  /// (load_ahead). What comes otherwise is loaded when it comes.
+  virtual void expect(const Dataset& data,
+                      const std::vector<std::span<const std::uint64_t>>& steps) = 0;
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
   /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
@@ -56,9 +61,25 @@ class ReplicaGroup {
 /// Whether a model can be trained on a data set. fails invalid_argument: says what each has.
 Status check_fits(const Model& model, const Dataset& data);
 
-/// Devices as given: "cpu:0,cpu:1". fails as make_device; invalid_argument for a device named
-/// twice.
+/// Memory of a worker before the exchange takes its own. Bytes.
+struct GroupMemory {
+  std::uint64_t shared = 0;  ///< parameters, the reduced gradient, frozen weights
+  std::uint64_t data = 0;    ///< the data sets
+  std::uint64_t batch = 0;   ///< one loaded batch of all devices
+  std::uint64_t per_device =
+      0;  ///< of the one with the largest share: its gradient, its work space
+  std::uint64_t devices = 1;
+  std::uint64_t total() const { return shared + data + batch + devices * per_device; }
+};
+GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,
+                      const DataSplit& data);
+/// fails  failed_precondition: with both numbers, what they are made of, and what to change
+Status check_memory(const GroupMemory& need, const MemoryLimit& limit);
+
+/// Devices as given: "cpu:0,cpu:1". `load_ahead`: batches that may be loaded before they are asked
+/// for. fails as make_device; invalid_argument for a device named twice.
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
-                                                         const std::string& devices);
+                                                         const std::string& devices,
+                                                         std::uint64_t load_ahead = 0);
 
 }  // namespace centroid::worker

@@ -1,0 +1,77 @@
+// How devices of one worker share the work: the time of a step on N CPU devices, each with the same
+// batch, over that on one. 1 is perfect, N is one after the other.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/random.h"
+#include "worker/node/replica_group.h"
+
+namespace centroid::worker {
+namespace {
+
+constexpr std::uint64_t kPerDevice = 16;  // samples
+constexpr int kSteps = 15, kRepeats = 5;
+
+Dataset random_data(const Model& model, std::uint64_t samples) {
+  CounterRng rng(1);
+  Dataset data;
+  data.samples = samples;
+  data.features = model.features();
+  data.classes = model.classes();
+  data.vocabulary = model.vocabulary();
+  for (std::uint64_t i = 0; model.vocabulary() == 0 && i < samples * data.features; ++i)
+    data.x.push_back(static_cast<float>(rng.normal()));
+  for (std::uint64_t i = 0; model.vocabulary() == 0 && i < samples; ++i)
+    data.y.push_back(static_cast<std::uint32_t>(rng.below(data.classes)));
+  for (std::uint64_t i = 0; model.vocabulary() > 0 && i <= samples; ++i)
+    data.token_begin.push_back(i * (data.features + 1));
+  for (std::uint64_t i = 0; model.vocabulary() > 0 && i < samples * (data.features + 1); ++i)
+    data.tokens.push_back(static_cast<std::uint32_t>(rng.below(data.vocabulary)));
+  return data;
+}
+
+/// Best mean time of a step, in seconds.
+double time_of(const Model& model, std::size_t devices) {
+  std::string names = "cpu:0";
+  for (std::size_t d = 1; d < devices; ++d) names += ",cpu:" + std::to_string(d);
+  auto group = make_replica_group(model, names).value();
+  model.initialize(1, group->params());
+  const Dataset data = random_data(model, kPerDevice * devices);
+  std::vector<std::uint64_t> samples(data.samples);
+  std::iota(samples.begin(), samples.end(), 0);
+  double best = 1e9;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int step = 0; step < kSteps; ++step)
+      if (!group->step(data, samples, [](TensorId) {}).ok()) std::abort();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, seconds.count() / kSteps);
+  }
+  return best;
+}
+
+}  // namespace
+}  // namespace centroid::worker
+
+int main() {
+  using namespace centroid::worker;
+  const std::size_t cores = std::thread::hardware_concurrency();
+  std::printf("%zu cores; %llu samples per device; best of %d times %d steps\n", cores,
+              static_cast<unsigned long long>(kPerDevice), kRepeats, kSteps);
+  for (const char* spec : {"mlp:784-1024-1024-10", "transformer:layers=4,width=128,context=128"}) {
+    const auto model = make_model(spec).value();
+    const double one = time_of(*model, 1);
+    std::printf("%-44s 1 device %8.2f ms\n", spec, 1e3 * one);
+    for (std::size_t devices = 2; devices <= std::min<std::size_t>(cores, 8); devices *= 2) {
+      const double many = time_of(*model, devices);
+      std::printf("%-44s %zu devices %7.2f ms, %.2f of one (bar: 1.40)\n", spec, devices,
+                  1e3 * many, many / one);
+    }
+  }
+}

@@ -1,0 +1,131 @@
+#include "worker/data/batch_loader.h"
+
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+
+namespace centroid::worker {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+TEST(LoadDepth, FillsNineTenthsOfTheFreeMemoryWithoutThePeak) {
+  EXPECT_EQ(load_depth({.free_bytes = 100 * kMiB, .peak_bytes = 50 * kMiB, .batch_bytes = kMiB}),
+            40U);
+  EXPECT_EQ(
+      load_depth({.free_bytes = 100 * kMiB, .peak_bytes = 50 * kMiB, .batch_bytes = 3 * kMiB}),
+      13U);
+  EXPECT_EQ(load_depth({.free_bytes = 10'000 * kMiB, .peak_bytes = 0, .batch_bytes = kMiB}), 512U);
+  EXPECT_EQ(load_depth({.free_bytes = 10'000 * kMiB, .batch_bytes = kMiB, .most = 7}), 7U);
+  EXPECT_EQ(load_depth({.free_bytes = 10'000 * kMiB, .batch_bytes = kMiB, .most = 9999}), 512U);
+  EXPECT_EQ(load_depth({.free_bytes = 100 * kMiB, .batch_bytes = kMiB, .most = 0}), 0U);
+  EXPECT_EQ(load_depth({.free_bytes = 100 * kMiB, .peak_bytes = 90 * kMiB, .batch_bytes = 1}), 0U);
+  EXPECT_EQ(load_depth({.free_bytes = 100 * kMiB, .peak_bytes = 200 * kMiB, .batch_bytes = 1}), 0U);
+  EXPECT_EQ(load_depth({.free_bytes = 100 * kMiB, .batch_bytes = 91 * kMiB}), 0U);
+  EXPECT_EQ(load_depth({.free_bytes = 0, .batch_bytes = 0}), 0U);
+  EXPECT_EQ(load_depth({.free_bytes = kMiB, .batch_bytes = 0}), 512U);
+}
+
+Dataset dense_data(std::uint64_t samples) {
+  Dataset data;
+  data.samples = samples;
+  data.features = 3;
+  data.classes = 7;
+  for (std::uint64_t i = 0; i < samples; ++i) {
+    for (int j = 0; j < 3; ++j) data.x.push_back(static_cast<float>(10 * i + j));
+    data.y.push_back(static_cast<std::uint32_t>(i % 7));
+  }
+  return data;
+}
+
+Dataset text_data(std::uint64_t samples) {
+  Dataset data;
+  data.samples = samples;
+  data.features = 4;
+  data.classes = data.vocabulary = 50;
+  data.token_begin = {0};
+  for (std::uint64_t i = 0; i < samples; ++i) {
+    for (std::uint64_t j = 0; j < 2 + i % 4; ++j)
+      data.tokens.push_back(static_cast<std::uint32_t>((i + j) % 50));
+    data.token_begin.push_back(data.tokens.size());
+  }
+  return data;
+}
+
+void expect_is(const LoadedBatch& got, const Dataset& data,
+               std::span<const std::uint64_t> samples) {
+  LoadedBatch right;
+  right.load(data, samples);
+  EXPECT_EQ(got.index, right.index);
+  EXPECT_EQ(got.x, right.x);
+  EXPECT_EQ(got.y, right.y);
+  EXPECT_EQ(got.tokens, right.tokens);
+  EXPECT_EQ(got.lengths, right.lengths);
+}
+
+TEST(BatchLoader, GivesTheExpectedBatchesInTheirOrderAtEveryDepth) {
+  for (const Dataset& data : {dense_data(101), text_data(101)})
+    for (const std::uint64_t depth : {0, 1, 2, 5, 100}) {
+      BatchLoader loader(depth);
+      std::uint64_t taken = 0;
+      for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+        const auto order = permutation(101, 1, epoch);
+        std::vector<std::span<const std::uint64_t>> batches;
+        for (std::size_t at = 0; at < order.size(); at += 8)  // the last one is short
+          batches.push_back(std::span(order).subspan(at, std::min<std::size_t>(8, 101 - at)));
+        ASSERT_EQ(batches.back().size(), 5U);
+        loader.expect(data, batches);
+        for (const auto samples : batches) {
+          expect_is(loader.take(data, samples), data, samples);
+          ++taken;
+        }
+      }
+      EXPECT_EQ(loader.hits(), depth == 0 ? 0 : taken);
+      EXPECT_EQ(loader.hits() + loader.misses(), taken);
+    }
+}
+
+TEST(BatchLoader, AnythingElseIsLoadedWhenItComes) {
+  const Dataset first = dense_data(40), second = dense_data(50);
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    CounterRng random(seed);
+    BatchLoader loader(1 + random.below(4));
+    std::vector<std::vector<std::uint64_t>> batches(6);
+    for (auto& batch : batches) {
+      batch.resize(random.below(5));
+      for (auto& sample : batch) sample = random.below(40);
+    }
+    for (int turn = 0; turn < 20; ++turn) {
+      const Dataset& data = random.below(3) == 0 ? second : first;
+      const std::size_t from = random.below(6);
+      if (random.below(2) == 0)
+        loader.expect(random.below(4) == 0 ? second : first,
+                      {batches.begin() + from, batches.end()});
+      for (std::size_t i = from; i < 6 && random.below(4) > 0; ++i)
+        expect_is(loader.take(data, batches[i]), data, batches[i]);
+    }
+  }
+}
+
+TEST(BatchLoader, MayGoWhileItLoads) {
+  const Dataset data = dense_data(5000);
+  const auto order = permutation(5000, 1, 1);
+  for (int i = 0; i < 50; ++i) {
+    BatchLoader loader(3);
+    loader.expect(data, {order, order, order});
+    if (i % 2 == 0) loader.take(data, order);
+  }
+}
+
+TEST(BatchBytes, CountsWhatALoadedBatchHolds) {
+  const Dataset dense = dense_data(9), text = text_data(9);
+  EXPECT_EQ(batch_bytes(dense, 5), 5 * (8 + (3 + 1) * 4U));
+  EXPECT_EQ(batch_bytes(text, 5), 5 * (8 + (4 + 4 + 1) * 4U));
+}
+
+}  // namespace
+}  // namespace centroid::worker

@@ -1,0 +1,119 @@
+#include "worker/data/batch_loader.h"
+
+#include <algorithm>
+#include <iterator>
+#include <new>
+#include <utility>
+
+namespace centroid::worker {
+
+void LoadedBatch::load(const Dataset& data, std::span<const std::uint64_t> samples) {
+  const std::size_t n = samples.size();
+  if (index.data() != samples.data()) index.assign(samples.begin(), samples.end());
+  y.resize(n * data.targets());
+  if (data.vocabulary > 0) {
+    tokens.resize(n * data.features);
+    lengths.resize(n);
+    data.gather_tokens(index, tokens, y, lengths);
+  } else {
+    x.resize(n * data.features);
+    data.gather(index, x, y);
+  }
+}
+
+std::uint64_t batch_bytes(const Dataset& data, std::uint64_t samples) {
+  const std::uint64_t lengths = data.vocabulary > 0 ? 1 : 0;
+  return samples * (sizeof(std::uint64_t) +
+                    (data.features + data.targets() + lengths) * sizeof(std::uint32_t));
+}
+
+std::uint64_t load_depth(const LoaderRoom& room) {
+  const std::uint64_t usable = room.free_bytes / 10 * 9;
+  if (usable <= room.peak_bytes) return 0;
+  const std::uint64_t fit =
+      (usable - room.peak_bytes) / std::max<std::uint64_t>(room.batch_bytes, 1);
+  return std::min({fit, room.most, LoaderRoom::kMaxLoadDepth});
+}
+
+BatchLoader::BatchLoader(std::uint64_t depth) : depth_(depth) {
+  if (depth > 0) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+BatchLoader::~BatchLoader() = default;
+
+void BatchLoader::expect(const Dataset& data,
+                         const std::vector<std::span<const std::uint64_t>>& batches) {
+  if (depth_ == 0) return;
+  const std::lock_guard lock(mutex_);
+  is_forgotten_ = is_loading_;
+  std::ranges::move(ready_, std::back_inserter(spare_));
+  ready_.clear();
+  expected_.clear();
+  data_ = &data;
+  for (const auto& samples : batches) expected_.emplace_back(samples.begin(), samples.end());
+  work_.notify_one();
+}
+
+const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::uint64_t> samples) {
+  std::unique_lock lock(mutex_);
+  const auto is_next = [&] {
+    if (data_ != &data) return false;
+    if (!ready_.empty()) return std::ranges::equal(ready_.front().index, samples);
+    if (is_loading_) return true;  // looked at again when it is there
+    return !expected_.empty() && std::ranges::equal(expected_.front(), samples);
+  };
+  while (is_next()) {
+    if (!ready_.empty()) {
+      std::swap(present_, ready_.front());
+      spare_.push_back(std::move(ready_.front()));
+      ready_.pop_front();
+      work_.notify_one();
+      ++hits_;
+      return present_;
+    }
+    loaded_.wait(lock);
+  }
+  is_forgotten_ = is_loading_;
+  expected_.clear();
+  std::ranges::move(ready_, std::back_inserter(spare_));
+  ready_.clear();
+  lock.unlock();
+  present_.load(data, samples);
+  ++misses_;
+  return present_;
+}
+
+void BatchLoader::run(const std::stop_token& stop) {
+  LoadedBatch batch;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto has_work = [&] { return !expected_.empty() && ready_.size() < depth_; };
+    if (!work_.wait(lock, stop, has_work)) return;
+    const Dataset& data = *data_;
+    std::swap(batch.index, expected_.front());
+    expected_.pop_front();
+    is_loading_ = true;
+    is_forgotten_ = false;
+    lock.unlock();
+    bool is_loaded = false;
+    try {
+      batch.load(data, batch.index);
+      is_loaded = true;
+    } catch (const std::bad_alloc&) {
+      // `take` loads it, and fails where somebody hears it.
+    }
+    lock.lock();
+    is_loading_ = false;
+    if (is_loaded && !is_forgotten_) {
+      ready_.push_back(std::move(batch));
+      batch = LoadedBatch();
+      if (!spare_.empty()) {
+        batch = std::move(spare_.back());
+        spare_.pop_back();
+      }
+    }
+    loaded_.notify_one();
+  }
+}
+
+}  // namespace centroid::worker

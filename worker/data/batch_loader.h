@@ -1,0 +1,82 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "worker/data/data_source.h"
+
+namespace centroid::worker {
+
+/// Samples as a model takes them.
+struct LoadedBatch {
+  std::vector<std::uint64_t> index;  ///< numbers in the data set
+  std::vector<float> x;              ///< [samples, features]; empty with tokens
+  std::vector<std::uint32_t> tokens, lengths;
+  std::vector<std::uint32_t> y;  ///< [samples, targets]
+
+  void load(const Dataset& data, std::span<const std::uint64_t> samples);
+};
+
+/// Memory that a loaded batch of so many samples takes.
+std::uint64_t batch_bytes(const Dataset& data, std::uint64_t samples);
+
+/// What a depth is computed from.
+struct LoaderRoom {
+  std::uint64_t free_bytes = 0;        ///< before the first step
+  std::uint64_t peak_bytes = 0;        ///< that a step takes
+  std::uint64_t batch_bytes = 0;       ///< of one loaded batch
+  std::uint64_t most = kMaxLoadDepth;  ///< 0: nothing is loaded ahead
+  static constexpr std::uint64_t kMaxLoadDepth = 512;
+};
+
+/// Batches to load ahead: what 90 % of the free memory without a step's peak holds, at most `most`
+/// and 512. 0: load when it is asked for.
+std::uint64_t load_depth(const LoaderRoom& room);
+
+/// Gathers batches on a thread of its own while others are trained on.
+///
+/// thread  `expect` and `take` from one thread
+/// owns    depth + 1 batches
+class BatchLoader {
+ public:
+  /// Depth 0: no thread, `take` loads.
+  explicit BatchLoader(std::uint64_t depth);
+  ~BatchLoader();
+  BatchLoader(const BatchLoader&) = delete;
+  BatchLoader& operator=(const BatchLoader&) = delete;
+
+  std::uint64_t depth() const { return depth_; }
+  /// These batches come next, in this order; what was expected before is forgotten. `data` must
+  /// outlive it, `batches` are copied. Empty ones are fine.
+  void expect(const Dataset& data, const std::vector<std::span<const std::uint64_t>>& batches);
+  /// The batch of these samples: the loaded one when it was expected next, waiting for it where it
+  /// is on the way; else loaded now, and what was expected is forgotten. Valid until the next
+  /// `take`.
+  const LoadedBatch& take(const Dataset& data, std::span<const std::uint64_t> samples);
+  std::uint64_t hits() const { return hits_; }      ///< taken as expected
+  std::uint64_t misses() const { return misses_; }  ///< loaded on demand
+
+ private:
+  void run(const std::stop_token& stop);
+
+  const std::uint64_t depth_;
+  LoadedBatch present_;  // the one that was taken last
+  std::uint64_t hits_ = 0, misses_ = 0;
+  std::mutex mutex_;
+  std::condition_variable_any work_, loaded_;
+  // Under mutex_:
+  const Dataset* data_ = nullptr;
+  std::deque<std::vector<std::uint64_t>> expected_;  // not begun
+  std::deque<LoadedBatch> ready_;                    // in order
+  std::vector<LoadedBatch> spare_;
+  bool is_loading_ = false, is_forgotten_ = false;  // of the batch on the way
+  std::jthread thread_;                             // last
+};
+
+}  // namespace centroid::worker

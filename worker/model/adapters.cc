@@ -1,0 +1,194 @@
+#include "worker/model/adapters.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/random.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/shards.h"
+
+namespace centroid::worker {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kTensors = "adapter_model.safetensors";
+constexpr const char* kConfig = "adapter_config.json";
+constexpr const char* kPrefix = "base_model.model.";
+constexpr const char* kBase = "base_fingerprint";
+constexpr std::uintmax_t kMaxConfigBytes = 1u << 20;
+
+Error bad(const fs::path& file, const std::string& what) {
+  return {ErrorCode::kInvalidArgument, file.string() + ": " + what};
+}
+
+const TensorInfo* find(const Manifest& manifest, const std::string& name) {
+  const auto found = std::ranges::find(manifest, name, &TensorInfo::name);
+  return found == manifest.end() ? nullptr : &*found;
+}
+
+/// Read a tensor of the file as float32.
+Status read_floats(const SafetensorsReader& reader, const TensorInfo& tensor,
+                   std::span<float> into) {
+  if (tensor.dtype == DType::kF32) return reader.read(tensor.name, 0, std::as_writable_bytes(into));
+  std::vector<std::uint16_t> halves(into.size());
+  CENTROID_TRY(reader.read(tensor.name, 0, std::as_writable_bytes(std::span(halves))));
+  const bool is_bf16 = tensor.dtype == DType::kBF16;
+  std::ranges::transform(halves, into.begin(), [&](std::uint16_t half) {
+    return is_bf16 ? f32_from_bf16(half) : f32_from_f16(half);
+  });
+  return {};
+}
+
+/// Read the tensor `wanted`, which the file calls `name`.
+Status read_tensor(const SafetensorsReader& reader, const fs::path& file, const std::string& name,
+                   const TensorInfo& wanted, std::span<float> into) {
+  const TensorInfo* const found = find(reader.manifest(), name);
+  if (found == nullptr) return bad(file, "tensor " + name + " is missing");
+  if (found->shape != wanted.shape)
+    return bad(file, "tensor " + name + " has shape " + to_string(found->shape) +
+                         ", the model's has " + to_string(wanted.shape));
+  if (found->dtype != DType::kF32 && found->dtype != DType::kBF16 && found->dtype != DType::kF16)
+    return bad(file, "tensor " + name + " is " + std::string(to_string(found->dtype)) +
+                         ", expected f32, bf16 or f16");
+  return read_floats(reader, *found, into);
+}
+
+Json config_of(const TransformerConfig& config) {
+  const bool has_head = !config.tied;
+  return {{"peft_type", "LORA"},
+          {"task_type", config.is_language() ? "CAUSAL_LM" : "SEQ_CLS"},
+          {"r", config.lora.rank},
+          {"lora_alpha", config.lora.scale() * static_cast<double>(config.lora.rank)},
+          {"lora_dropout", config.lora.dropout},
+          {"target_modules", config.lora.targets},
+          {"modules_to_save", has_head ? Json(Json::array({"head"})) : Json(nullptr)},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"inference_mode", true},
+          {"base_model_name_or_path", nullptr}};
+}
+
+Status check_config(const fs::path& file, const TransformerConfig& config) {
+  std::error_code error;
+  const auto bytes = fs::file_size(file, error);
+  if (error)
+    return Error(ErrorCode::kNotFound, file.string() + " cannot be read: " + error.message());
+  if (bytes > kMaxConfigBytes)
+    return bad(file, "is larger than " + std::to_string(kMaxConfigBytes) + " bytes");
+  std::ifstream in(file);
+  std::ostringstream text;
+  text << in.rdbuf();
+  const Json json = Json::parse(text.str(), nullptr, false);
+  const Json mine = config_of(config);
+  if (!json.is_object())
+    return Error(ErrorCode::kDataLoss, file.string() + " is not a JSON object");
+  for (const char* name : {"r", "lora_alpha"}) {
+    const auto found = json.find(name);
+    if (found == json.end() || !found->is_number() ||
+        found->get<double>() != mine[name].get<double>())
+      return bad(file, std::string(name) + " is " +
+                           (found == json.end() ? "missing" : found->dump()) + ", the model's is " +
+                           mine[name].dump());
+  }
+  std::vector<std::string> targets;
+  if (const auto found = json.find("target_modules"); found != json.end() && found->is_array())
+    for (const Json& target : *found)
+      if (target.is_string()) targets.push_back(target.get<std::string>());
+  std::ranges::sort(targets);
+  auto expected = config.lora.targets;
+  std::ranges::sort(expected);
+  if (targets != expected)
+    return bad(file, "target_modules are not the model's " + mine["target_modules"].dump());
+  return {};
+}
+
+}  // namespace
+
+Result<Base> load_base(const TransformerConfig& config, const fs::path& file) {
+  std::error_code error;
+  if (!fs::is_regular_file(file, error))
+    return Error(
+        ErrorCode::kNotFound,
+        file.string() + " is no file: base_weights takes a checkpoint's model.safetensors");
+  CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(file));
+  const Manifest whole = config.whole();
+  std::size_t total = 0;
+  for (const TensorInfo& tensor : whole) total += tensor.elements();
+  std::vector<float> weights(total);
+  std::size_t at = 0;
+  for (const TensorInfo& tensor : whole) {
+    const auto into = std::span(weights).subspan(at, tensor.elements());
+    at += into.size();
+    const TensorInfo* const found = find(reader.manifest(), tensor.name);
+    const bool is_own_head = tensor.name == "head.weight" && !config.is_language() &&
+                             (found == nullptr || found->shape != tensor.shape);
+    if (is_own_head) {
+      CounterRng rng(0);
+      for (float& x : into)
+        x = static_cast<float>((2.0 * rng.uniform() - 1.0) * 0.02 * std::sqrt(3.0));
+    } else {
+      CENTROID_TRY(read_tensor(reader, file, tensor.name, tensor, into));
+    }
+  }
+  return Base(std::make_shared<const BaseWeights>(std::move(weights)));
+}
+
+Status save_adapters(const fs::path& folder, const TransformerConfig& config, std::uint64_t base,
+                     std::span<const float> params) {
+  Manifest manifest = config.trained();
+  for (TensorInfo& tensor : manifest) tensor.name.insert(0, kPrefix);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "folder " + folder.string() + " cannot be made: " + error.message());
+  // Under another name first: what was there stays whole until then. Workers may share the folder.
+  const std::string mine = ".new-" + std::to_string(::getpid());
+  const fs::path tensors = folder / (kTensors + mine), text = folder / (kConfig + mine);
+  for (const auto& left : {tensors, text}) fs::remove(left, error);
+  CENTROID_ASSIGN(auto writer,
+                  SafetensorsWriter::create(tensors, manifest,
+                                            {{"format", "pt"}, {kBase, std::to_string(base)}}));
+  CENTROID_TRY(writer.append(std::as_bytes(params)));
+  CENTROID_TRY(writer.finish());
+  CENTROID_TRY(write_text_file(text, config_of(config).dump(2) + "\n"));
+  fs::rename(tensors, folder / kTensors, error);
+  if (!error) fs::rename(text, folder / kConfig, error);
+  if (error)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "files in " + folder.string() + " cannot be renamed: " + error.message());
+  return {};
+}
+
+Status load_adapters(const fs::path& folder, const TransformerConfig& config, std::uint64_t base,
+                     std::span<float> params) {
+  CENTROID_TRY(check_config(folder / kConfig, config));
+  const fs::path file = folder / kTensors;
+  CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(file));
+  const auto said = reader.metadata().find(kBase);
+  if (said != reader.metadata().end() && said->second != std::to_string(base))
+    return bad(file, "was trained beside base weights with fingerprint " + said->second +
+                         ", these have " + std::to_string(base));
+  std::size_t at = 0;
+  for (const TensorInfo& tensor : config.trained()) {
+    CENTROID_TRY(read_tensor(reader, file, kPrefix + tensor.name, tensor,
+                             params.subspan(at, tensor.elements())));
+    at += tensor.elements();
+  }
+  CENTROID_CHECK(at == params.size());
+  return {};
+}
+
+}  // namespace centroid::worker
