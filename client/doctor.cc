@@ -1,9 +1,14 @@
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <iomanip>
 #include <sstream>
+#include <utility>
+#include <vector>
 
+#include "client/network.h"
 #include "client/online.h"
 #include "common/base/version.h"
 
@@ -15,6 +20,9 @@ namespace {
 constexpr double kClockSeconds = 5;  ///< between two machines; more confuses logs and graphs
 constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
+constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
+constexpr double kStraggler = 2;  ///< times the median
+constexpr std::chrono::milliseconds kNetworkTime{600};
 
 enum class Verdict { kGood, kWarning, kBad };
 
@@ -82,20 +90,56 @@ void check_version(Report& report, const Json& version) {
     report.add(Verdict::kWarning, "version", found, "take all programs from one release");
 }
 
-/// The port of workers as the server names it; a wildcard address is looked for at REST's host.
-void check_data_port(Report& report, const Session& session, const Json& cluster) {
+/// The port of workers, and what the way there gives: one round of training moves the model once
+/// each way for each worker, so a way on which that takes longer than a round holds training up.
+void check_data_port(Report& report, const Session& session, const Json& cluster,
+                     const std::string& token) {
+  const auto where = data_endpoint(session, cluster);
+  if (!where.ok()) return report.add(Verdict::kWarning, "data port", where.error().message());
   Remote data;
-  const std::string endpoint = text_of(cluster, "data_endpoint");
-  const auto parsed = data.set_address(endpoint);
-  if (!parsed.ok()) return report.add(Verdict::kWarning, "data port", parsed.error().message());
-  if (data.host == "0.0.0.0" || data.host == "::") data.host = session.remote.host;
-  const Status open = knock(data.host, data.port, session.remote.timeout);
-  const std::string where = data.host + ":" + data.port;
-  if (open.ok())
-    report.add(Verdict::kGood, "data port", where + " is open from here");
+  if (!data.set_address(*where).ok()) return;
+  if (const Status open = knock(data.host, data.port, session.remote.timeout); !open.ok())
+    return report.add(
+        Verdict::kWarning, "data port", open.error().message(),
+        "open " + *where + " to the workers; run this again on one of their machines");
+  report.add(Verdict::kGood, "data port", *where + " is open from here");
+  const auto network = measure(*where, token, kNetworkTime, transport::kMaxEchoBytes);
+  if (!network.ok())
+    return report.add(Verdict::kWarning, "network", "not measured: " + network.error().message(),
+                      "give the workers' token with --worker-token-file");
+  const double slower = std::min(network->bytes_per_second_out, network->bytes_per_second_in);
+  const double model_seconds = sizeof(float) * number_of(cluster, "parameters") / slower;
+  const std::string found = duration_text(network->median_seconds) + " a round trip, " +
+                            size_text(network->bytes_per_second_out) + "/s to the server, " +
+                            size_text(network->bytes_per_second_in) +
+                            "/s from it; the model takes " + duration_text(model_seconds);
+  const bool is_slow = slower < kSlowBytes || network->median_seconds > kSlowTrip;
+  report.add(is_slow ? Verdict::kWarning : Verdict::kGood, "network", found,
+             is_slow ? "compare with `centroidctl bench` between other machines; a codec or local "
+                       "steps need less of it"
+                     : "");
+}
+
+/// One worker that computes much longer than the others holds all of them up.
+void check_speed(Report& report, const Json& workers) {
+  std::vector<std::pair<double, std::string>> times;
+  for (const Json& worker : workers)
+    if (text_of(worker, "state") == "active" && number_of(worker, "step_seconds") > 0)
+      times.emplace_back(number_of(worker, "step_seconds"), text_of(worker, "name"));
+  if (times.size() < 2) return;
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2].first;
+  const auto& [slowest, name] = times.back();
+  if (slowest > kStraggler * median)
+    report.add(Verdict::kWarning, "speed",
+               name + " takes " + duration_text(slowest) + " for a step, the median is " +
+                   duration_text(median),
+               "look what else runs on its machine; policies backup and ssp wait less "
+               "(docs/policies.md)");
   else
-    report.add(Verdict::kWarning, "data port", open.error().message(),
-               "open " + where + " to the workers; run this again on one of their machines");
+    report.add(Verdict::kGood, "speed",
+               "the slowest step took " + duration_text(slowest) + ", the median is " +
+                   duration_text(median));
 }
 
 void check_job(Report& report, const Json& cluster) {
@@ -164,7 +208,7 @@ void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoi
     report.add(Verdict::kGood, "checkpoint", "the newest is " + duration_text(age) + " old");
 }
 
-int examine(const Session& session) {
+int examine(const Session& session, const std::string& token_file) {
   Report report(session.style);
   const auto alive = ask(session.remote, "GET", "/healthz");
   if (!alive.ok()) {
@@ -190,10 +234,13 @@ int examine(const Session& session) {
       report.add(Verdict::kBad, "REST", answer->error().message(), "see the server's log");
       return report.finish();
     }
-  check_data_port(report, session, *cluster);
+  const auto worker_token = read_worker_token(token_file);
+  if (!worker_token.ok()) return complain(worker_token.error());
+  check_data_port(report, session, *cluster, *worker_token);
   check_job(report, *cluster);
   check_waits(report, (*waits)["waits"]);
   check_workers(report, (*workers)["workers"]);
+  check_speed(report, (*workers)["workers"]);
   check_checkpoints(report, *cluster, (*checkpoints)["checkpoints"]);
   return report.finish();
 }
@@ -202,8 +249,15 @@ int examine(const Session& session) {
 
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const doctor = app.add_subcommand(
-      "doctor", "Look for what is wrong: ports, clock, token, version, job, workers, checkpoints.");
-  doctor->callback([=, &status] { status = examine(*session); });
+      "doctor",
+      "Look for what is wrong, and say what to mend: ports, clock, tokens, version, network, job, "
+      "waits, workers, their speed, checkpoints.");
+  const auto token_file = std::make_shared<std::string>();
+  doctor
+      ->add_option("--worker-token-file", *token_file,
+                   "file with the token of workers, to measure the network with")
+      ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
+  doctor->callback([=, &status] { status = examine(*session, *token_file); });
 }
 
 }  // namespace centroid::client

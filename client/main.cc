@@ -18,6 +18,9 @@ int main(int argc, char** argv) {
   client::add_actions(app, session, status);
   client::add_events(app, session, status);
   client::add_tokens(app, session, status);
+  client::add_top(app, session, status);
+  client::add_trace(app, session, status);
+  client::add_bench(app, session, status);
   client::add_doctor(app, session, status);
   client::add_texts(app, status);
   app.parse_complete_callback([session] {

@@ -88,6 +88,24 @@ double number_of(const Json& object, const char* name) {
   return is_number ? at->get<double>() : std::numeric_limits<double>::quiet_NaN();
 }
 
+Result<std::string> data_endpoint(const Session& session, const Json& cluster) {
+  Remote data;
+  const auto parsed = data.set_address(text_of(cluster, "data_endpoint"));
+  if (!parsed.ok()) return parsed.error();
+  if (data.host == "0.0.0.0" || data.host == "::") data.host = session.remote.host;
+  return data.host + ":" + data.port;
+}
+
+Result<std::string> read_worker_token(const std::string& file) {
+  std::string token;
+  if (file.empty()) return token;
+  std::ifstream in(file);
+  if (!std::getline(in, token))
+    return Error(ErrorCode::kInvalidArgument, "--worker-token-file " + file + " cannot be read");
+  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
+  return token;
+}
+
 std::shared_ptr<Session> add_session(CLI::App& app) {
   const auto session = std::make_shared<Session>();
   app.add_option("--server", session->address, "REST interface of the server, http://HOST:PORT")

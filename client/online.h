@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -37,6 +38,18 @@ std::string explain(const Answer& answer);
 /// Print an error to stderr. kExitUnreachable when there was no answer, else kExitFailed.
 int complain(const Error& error);
 
+/// Print what `make` says; with `every_seconds` over 0 again and again, `count` times (0: until
+/// Ctrl-C). A terminal is drawn anew, another output gets one block after the other. Ends when
+/// `make` fails.
+int show_again(const Session& session, double every_seconds, std::uint64_t count,
+               const std::function<Result<std::string>()>& make);
+
+/// Where workers reach the server that REST speaks for, "HOST:PORT"; a wildcard address is taken
+/// for REST's host.
+Result<std::string> data_endpoint(const Session& session, const Json& cluster);
+/// First line of a file with the workers' token; "" for no file.
+Result<std::string> read_worker_token(const std::string& file);
+
 /// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
 std::string text_of(const Json& object, const char* name);
 double number_of(const Json& object, const char* name);
@@ -45,6 +58,9 @@ double number_of(const Json& object, const char* name);
 std::shared_ptr<Session> add_session(CLI::App& app);
 void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_top(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status);

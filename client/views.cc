@@ -91,20 +91,6 @@ Result<std::string> status_once(const Session& session) {
   return all.dump() + "\n";
 }
 
-/// Again and again: a terminal is drawn anew, another output gets one block after the other. Ends
-/// when the server cannot be asked any more.
-int show_status(const Session& session, double every_seconds, std::uint64_t count) {
-  const bool is_redrawn = session.style.has_colour && every_seconds > 0;
-  for (std::uint64_t shown = 0;; ++shown) {
-    const auto text = status_once(session);
-    if (!text.ok()) return complain(text.error());
-    std::printf("%s%s", is_redrawn ? "\033[H\033[2J" : "", text->c_str());
-    std::fflush(stdout);
-    if (every_seconds <= 0 || shown + 1 == count) return kExitDone;
-    std::this_thread::sleep_for(std::chrono::duration<double>(every_seconds));
-  }
-}
-
 /// Print what a path answers: as it is, or as a table.
 int show(const Session& session, const std::string& path,
          const std::function<std::string(const Json&)>& as_table) {
@@ -147,6 +133,19 @@ std::string config_table(const Json& answer, const std::string& prefix) {
 
 }  // namespace
 
+int show_again(const Session& session, double every_seconds, std::uint64_t count,
+               const std::function<Result<std::string>()>& make) {
+  const bool is_redrawn = session.style.has_colour && every_seconds > 0;
+  for (std::uint64_t shown = 0;; ++shown) {
+    const auto text = make();
+    if (!text.ok()) return complain(text.error());
+    std::printf("%s%s", is_redrawn ? "\033[H\033[2J" : "", text->c_str());
+    std::fflush(stdout);
+    if (every_seconds <= 0 || shown + 1 == count) return kExitDone;
+    std::this_thread::sleep_for(std::chrono::duration<double>(every_seconds));
+  }
+}
+
 void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const overview =
       app.add_subcommand("status", "The cluster, its workers, and who waits for whom.");
@@ -159,7 +158,8 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   overview->add_option("--count", *count, "with --watch: end after so many times");
   overview->callback([=, &status] {
     const bool is_watching = overview->count("--watch") > 0;
-    status = show_status(*session, is_watching && *every == 0 ? 1 : *every, *count);
+    const double seconds = is_watching && *every == 0 ? 1 : *every;
+    status = show_again(*session, seconds, *count, [&] { return status_once(*session); });
   });
 
   CLI::App* const workers = app.add_subcommand("workers", "Every worker with what it has done.");

@@ -14,6 +14,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
+#include "common/base/trace.h"
 #include "common/base/version.h"
 #include "server/api/api_server.h"
 #include "server/service/cluster.h"
@@ -80,6 +81,9 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   const SystemClock clock;
   metrics::Registry registry;
   metrics::add_process(registry, "centroid-server");
+  trace::set_process("centroid-server");
+  if (!config.trace_file.empty())
+    CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   IoThread service("service"), control("control"), blocking("blocking"), files("files");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
@@ -120,6 +124,7 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
     is_halted = cluster.is_halted();
   }
   boost::asio::co_spawn(control.context(), api->stop(), boost::asio::use_future).get();
+  trace::finish();
   log::info("server.stopped", {});
   return result;
 }

@@ -14,6 +14,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
   s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
           "api");
+  s.field("trace.file", &c.trace_file,
+          {.text = "write what this process does when to this file, as JSON that Perfetto and "
+                   "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
+          "trace");
+  s.field("trace.limit", &c.trace_limit,
+          {.text = "largest size of trace.file; later spans are left out", .unit = "bytes"});
   s.field("tables", &c.tables,
           {.text = "tables of sparse rows, separated by ';', each NAME:dim=16,optimizer=adagrad,"
                    "lr=0.01,init=zeros,seed=1,admit_after=1,max_bytes=0,max_age=0 with more in "

@@ -43,6 +43,8 @@ struct ServerConfig {
   OptimizerConfig optimizer;
   std::uint64_t chunk_bytes = 1u << 20;
   std::uint64_t credit_bytes = 0;
+  std::string trace_file;
+  std::uint64_t trace_limit = 256ull << 20;
   std::uint64_t max_model_bytes = 16ull << 30, memory_limit = 0;
   std::string init = "first-worker";
 

@@ -10,6 +10,7 @@ Task<Result<HttpResponse>> get_index(Services services, Call call);
 Task<Result<HttpResponse>> get_healthz(Services services, Call call);
 Task<Result<HttpResponse>> get_readyz(Services services, Call call);
 Task<Result<HttpResponse>> get_metrics(Services services, Call call);
+Task<Result<HttpResponse>> get_trace(Services services, Call call);
 Task<Result<HttpResponse>> get_version(Services services, Call call);
 Task<Result<HttpResponse>> get_openapi(Services services, Call call);
 

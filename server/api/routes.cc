@@ -67,6 +67,7 @@ const std::vector<Route>& routes() {
       list("/v1/rounds", get_rounds, kDefaultRounds),
       get("/v1/waits", get_waits),
       list("/v1/events", get_events, 100, "limit cursor since type"),
+      {.method = "GET", .path = "/v1/trace", .handler = get_trace, .query = "seconds"},
       get("/v1/config", get_config),
       list("/v1/checkpoints", get_checkpoints),
       post("/v1/checkpoints", post_checkpoint, {}, Span::kCheckpoint),

@@ -1,9 +1,16 @@
+#include <charconv>
+
+#include "common/base/trace.h"
 #include "common/base/version.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
+
+namespace {
+constexpr std::uint64_t kTraceSeconds = 10, kMaxTraceSeconds = 60;
+}
 
 Reply get_index(Services, Call) {
   Json links = Json::object();
@@ -40,6 +47,23 @@ Reply get_metrics(Services services, Call) {
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   response.body = services.registry.serialize();
+  co_return response;
+}
+
+Reply get_trace(Services services, Call call) {
+  std::uint64_t seconds = kTraceSeconds;
+  if (const std::string* text = call.parameter("seconds")) {
+    const auto [end, failed] = std::from_chars(text->data(), text->data() + text->size(), seconds);
+    if (failed != std::errc() || end != text->data() + text->size() || seconds < 1 ||
+        seconds > kMaxTraceSeconds)
+      co_return Error(ErrorCode::kInvalidArgument, "query parameter 'seconds': expected 1.." +
+                                                       std::to_string(kMaxTraceSeconds) +
+                                                       ", got '" + *text + "'");
+  }
+  // Millions of characters: not on the thread that answers the others.
+  auto write = [seconds] { return trace::to_json(static_cast<double>(seconds)); };
+  HttpResponse response;
+  response.body = co_await run_on(services.blocking, std::move(write));
   co_return response;
 }
 

@@ -193,6 +193,11 @@ Task<void> Cluster::watch_leases() {
     const bool is_open = attempt_ && !attempt_->closed;
     probe_.round_is_open(
         is_open ? std::chrono::duration<double>(clock_.now() - round_opened_).count() : 0);
+    std::array<std::size_t, kWorkerStates.size()> states{};
+    for (const auto& [id, member] : roster_.members())
+      ++states[static_cast<std::size_t>(member.state)];
+    probe_.workers(states);
+    probe_.waits(count_waits());
     probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0,
                    roster_.generation().value);
   }

@@ -78,6 +78,7 @@ struct Link {
   proto::Join join;
   std::shared_ptr<const Codec> codec;
   CodecSpec::Kind codec_kind = CodecSpec::Kind::kF32;
+  trace::Lane lane;
   double residual_norm = 0;  ///< of its error feedback, as it told last
   transport::Session* session = nullptr;
   TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
@@ -301,6 +302,7 @@ class Cluster final : public ControlPlane {
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
+  std::array<std::size_t, kWaitCauses.size()> count_waits() const;
   WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;

@@ -34,6 +34,7 @@ void Cluster::results_taken() {
 Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
   std::size_t sent = 0;
+  const trace::Lane lane(link->join.name + " out");
   while (!session.is_closed() && !link->is_gone) {
     const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
                           attempt_->left_out.count(link->id) == 0;
@@ -96,7 +97,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       const TimePoint begin = clock_.now();
       CENTROID_CO_TRY(co_await session.send(kind, head, piece.values, begin + config_.stall_timeout,
                                             piece.crc));
-      probe_.sent(std::chrono::duration<double>(clock_.now() - begin).count());
+      probe_.send().ended(lane, begin, clock_.now(), attempt->round.value);
       probe_.payload_sent(piece.values.size());
       probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32)
           .moved(store_->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());

@@ -92,16 +92,13 @@ Probe::Probe(metrics::Registry& r) {
   test_loss_ = r.gauge("centroid_server_test_loss_nats", "Loss on held-out data, last report.");
   round_seconds_ =
       r.histogram("centroid_server_round_seconds", "From opening to commit of a round.", latency);
-  const auto stage = [&](const char* name) {
-    return r.histogram("centroid_server_stage_seconds", "Time in one stage of the gradient path.",
-                       latency, {{"stage", name}});
-  };
+  const auto stage = [&](trace::Stage which) { return trace::StageProbe(r, "server", which); };
   contribution_seconds_ = r.histogram("centroid_server_contribution_seconds",
                                       "From opening of a round to a worker's last chunk.", latency);
-  receive_seconds_ = stage("receive");
-  aggregate_seconds_ = stage("aggregate");
-  apply_seconds_ = stage("apply");
-  send_seconds_ = stage("send");
+  receive_ = stage(trace::Stage::kReceive);
+  aggregate_ = stage(trace::Stage::kAggregate);
+  apply_ = stage(trace::Stage::kApply);
+  send_ = stage(trace::Stage::kSend);
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
   journal_sync_seconds_ =
@@ -115,6 +112,16 @@ Probe::Probe(metrics::Registry& r) {
                             "1: rounds are not written until the next checkpoint is.");
   journal_waits_ = r.gauge("centroid_server_journal_waits",
                            "1: a write fails and is repeated, the round waits.");
+  staleness_ = r.histogram("centroid_server_staleness_rounds",
+                           "Rounds between the parameters a contribution was computed on and those "
+                           "it changed, of contributions that counted.",
+                           {0, 1, 2, 4, 8, 16, 32, 64});
+  for (std::size_t state = 0; state < workers_.size(); ++state)
+    workers_[state] = r.gauge("centroid_server_workers", "Workers known, by state.",
+                              {{"state", kWorkerStates[state]}});
+  for (std::size_t cause = 0; cause < waits_.size(); ++cause)
+    waits_[cause] = r.gauge("centroid_server_waits", "Waits when leases were last looked at.",
+                            {{"cause", kWaitCauses[cause]}});
   const auto residual = [&](const char* direction) {
     return r.gauge("centroid_server_codec_residual_norm",
                    "Norm of what error feedback has left to send, when last looked at: the largest "
@@ -155,6 +162,16 @@ void Probe::members(std::uint64_t present, std::uint64_t world, std::uint64_t ge
   present_.set(static_cast<double>(present));
   world_.set(static_cast<double>(world));
   generation_.set(static_cast<double>(generation));
+}
+
+void Probe::workers(const std::array<std::size_t, kWorkerStates.size()>& by_state) const {
+  for (std::size_t state = 0; state < by_state.size(); ++state)
+    workers_[state].set(static_cast<double>(by_state[state]));
+}
+
+void Probe::waits(const std::array<std::size_t, kWaitCauses.size()>& by_cause) const {
+  for (std::size_t cause = 0; cause < by_cause.size(); ++cause)
+    waits_[cause].set(static_cast<double>(by_cause[cause]));
 }
 
 void Probe::position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const {

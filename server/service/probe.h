@@ -3,6 +3,7 @@
 #include <array>
 
 #include "common/base/metrics.h"
+#include "common/base/stage.h"
 #include "common/codec/spec.h"
 #include "server/store/journal_writer.h"
 
@@ -11,6 +12,24 @@ namespace centroid::server {
 /// States of the job, in the order of Cluster::Phase.
 inline constexpr std::array kJobStates = {"waiting",  "initializing", "training", "paused",
                                           "finished", "halted",       "stopping"};
+
+/// States of workers, in the order of MemberState.
+inline constexpr std::array kWorkerStates = {"joining", "active", "draining",
+                                             "left",    "dead",   "fenced"};
+
+/// What is waited for (GET /v1/waits tells who waits, and for whom).
+enum class WaitCause : std::uint8_t {
+  kContribution,  ///< a worker's gradients
+  kAddition,      ///< its addition with its peers
+  kPace,          ///< a slower worker, whom the policy lets others leave so far behind only
+  kCredit,        ///< a worker that does not read what is sent to it, or its next request
+  kJournal,       ///< a write to the disk
+  kState,         ///< a worker that sends the parameters
+  kWorkers,       ///< the first workers
+  kOperator,      ///< the end of a pause
+};
+inline constexpr std::array kWaitCauses = {"contribution", "addition", "pace",    "credit",
+                                           "journal",      "state",    "workers", "operator"};
 
 /// What one codec did in one direction.
 class CodecProbe {
@@ -56,10 +75,11 @@ class Probe {
   void handshake_refused() const { refused_.add(); }
   void payload_received(std::uint64_t bytes) const { bytes_in_.add(static_cast<double>(bytes)); }
   void payload_sent(std::uint64_t bytes) const { bytes_out_.add(static_cast<double>(bytes)); }
-  void received(double seconds) const { receive_seconds_.observe(seconds); }
-  void sent(double seconds) const { send_seconds_.observe(seconds); }
-  void aggregated(double seconds) const { aggregate_seconds_.observe(seconds); }
-  void applied(double seconds) const { apply_seconds_.observe(seconds); }
+  // Stages of the gradient path; their results are seconds.
+  const trace::StageProbe& receive() const { return receive_; }
+  const trace::StageProbe& aggregate() const { return aggregate_; }
+  const trace::StageProbe& apply() const { return apply_; }
+  const trace::StageProbe& send() const { return send_; }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
   void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
   void journal(const JournalWriter::State& state) const;
@@ -71,6 +91,11 @@ class Probe {
   void buffers(std::size_t in_use, std::size_t waiting) const;
   void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
+  /// Of a contribution that counts: rounds between the parameters it was computed on and those it
+  /// changes.
+  void staleness(std::uint64_t rounds) const { staleness_.observe(static_cast<double>(rounds)); }
+  void workers(const std::array<std::size_t, kWorkerStates.size()>& by_state) const;
+  void waits(const std::array<std::size_t, kWaitCauses.size()>& by_cause) const;
   const CodecProbe& up(CodecSpec::Kind codec) const { return up_[std::size_t(codec)]; }
   const CodecProbe& down(CodecSpec::Kind codec) const { return down_[std::size_t(codec)]; }
   void residual_up(double norm) const { residual_up_.set(norm); }
@@ -85,11 +110,13 @@ class Probe {
       residual_up_, residual_down_, round_open_;
   std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
-  metrics::Histogram round_seconds_, contribution_seconds_, receive_seconds_, aggregate_seconds_,
-      apply_seconds_, send_seconds_, checkpoint_seconds_;
+  metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;
+  trace::StageProbe receive_, aggregate_, apply_, send_;
   metrics::Gauge journal_bytes_, journal_written_, journal_unsynced_, journal_broken_,
       journal_waits_;
-  metrics::Histogram journal_sync_seconds_;
+  metrics::Histogram journal_sync_seconds_, staleness_;
+  std::array<metrics::Gauge, kWorkerStates.size()> workers_;
+  std::array<metrics::Gauge, kWaitCauses.size()> waits_;
 };
 
 }  // namespace centroid::server

@@ -395,7 +395,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
-  probe_.applied(seconds(clock_.now() - begin));
+  static const trace::Lane kLane("rounds");
+  probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
 
   const double elapsed = seconds(clock_.now() - round_opened_);
   if (round_tally_.samples > 0)
@@ -423,8 +424,14 @@ Task<Status> Cluster::merge(RoundDecision decision) {
                                         {"loss", loss_},
                                         {"rounds", std::exchange(rounds_untold_, 0)}});
   }
-  for (const MemberId member : decision.contributors) counted_[name_of(member)] = round_;
-  for (const LateContribution& late : decision.late) counted_[name_of(late.member)] = late.round;
+  for (const MemberId member : decision.contributors) {
+    counted_[name_of(member)] = round_;
+    probe_.staleness(0);
+  }
+  for (const LateContribution& late : decision.late) {
+    counted_[name_of(late.member)] = late.round;
+    probe_.staleness(round_.value - late.round.value);
+  }
   fault::point("round.committed");
   round_over();
   const std::uint64_t every = config_.checkpoint_every_rounds;

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "server/service/cluster.h"
+#include "transport/echo.h"
 
 namespace centroid::server {
 
@@ -39,6 +40,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
   Task<Status> on_frame(Session& session, InFrame frame) override {
     const auto kind = static_cast<Kind>(frame.header.kind);
     const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+    // Whoever passed the handshake may measure the way here; without Join it ends after 10 s.
+    if (!link_ && !rows_ && frame.header.kind == transport::kEcho)
+      co_return co_await transport::answer_echo(session, frame);
     const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                                frame.header.payload_bytes);
     if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
@@ -292,6 +296,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   }
   auto link = std::make_shared<Link>();
   link->id = joined.member;
+  link->lane = trace::Lane(join.name);
   link->codec = make_codec(join.codec).value();
   const CodecSpec spec = *CodecSpec::parse(join.codec);
   link->codec_kind = spec.kind;
@@ -384,7 +389,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
-  probe_.received(std::chrono::duration<double>(clock_.now() - arrived).count());
+  probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
   if (is_elastic) {
     session.release_credit(bytes);
     StagedContribution* const staged = stage_for(*link, key);
@@ -406,8 +411,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const TimePoint begin = clock_.now();
   const Status added =
       aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
-  const double seconds = std::chrono::duration<double>(clock_.now() - begin).count();
-  probe_.aggregated(seconds);
+  const double seconds =
+      probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(link->codec_kind);
   codec.moved(store_->plan().chunk(head.chunk).elements * sizeof(float), bytes);
   codec.decoded(seconds);

@@ -398,7 +398,9 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   }
   checkpointed_ = info.version;
   journal_.checkpoint_written(info.round);
-  const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
+  const TimePoint end = clock_.now();
+  const double elapsed = std::chrono::duration<double>(end - begin).count();
+  trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, begin, end, info.round.value);
   probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
   tell(events_, log::Level::kInfo, "checkpoint.written",
        {{"path", written->path.string()},

@@ -231,6 +231,28 @@ std::vector<WaitView> Cluster::present_waits() const {
   return views;
 }
 
+/// The waits of `waits`, counted by cause.
+std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
+  std::array<std::size_t, kWaitCauses.size()> counts{};
+  const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
+  if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing) count(WaitCause::kWorkers);
+  if (phase_ == Phase::kPaused) count(WaitCause::kOperator);
+  if (attempt_ && !attempt_->closed && machine_.is_open())
+    for (const MemberId member : machine_.missing()) {
+      const auto link = find(member);
+      const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+      count(adds ? WaitCause::kAddition : WaitCause::kContribution);
+    }
+  const auto journal = journal_.state();
+  if (!journal.trouble.empty() && !journal.is_broken) count(WaitCause::kJournal);
+  if (upload_) count(WaitCause::kState);
+  for (const auto& [id, link] : links_) {
+    if (!link->is_away && !machine_.may_begin(id)) count(WaitCause::kPace);
+    if (!link->session->waits(clock_.now()).empty()) count(WaitCause::kCredit);
+  }
+  return counts;
+}
+
 Task<std::vector<WaitView>> Cluster::waits() {
   auto read = [this] { return present_waits(); };
   co_return co_await run_on(executor_, std::move(read));

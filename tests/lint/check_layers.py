@@ -53,7 +53,8 @@ MAY = {
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING
     + ["transport", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
-    "client": MEANING,
+    "client": MEANING + ["client/network"],
+    "client/network": [BASE, ASYNC, "transport"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport"],
 }
 MAY["tests"] = list(MAY)

@@ -22,7 +22,8 @@ async function open(width, colorScheme) {
   await page.addInitScript((secret) => secret && sessionStorage.setItem('token', secret), token)
   await page.goto(url)
   await page.waitForSelector('#state .badge.good, #state .badge.warn')
-  await page.waitForFunction(() => document.querySelectorAll('.uplot').length === 2 && document.querySelectorAll('#workers tr').length > 1)
+  await page.waitForFunction(() => document.querySelectorAll('.uplot').length === 4 && document.querySelectorAll('#workers tr').length > 1 &&
+    document.querySelectorAll('#stages .bar').length === 4)
   return page
 }
 

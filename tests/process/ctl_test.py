@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -79,6 +80,38 @@ class Ctl(ClusterTest):
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["workers"]["verdict"], "warning")
 
+    def test_top_tells_what_each_worker_does(self):
+        server, _ = self.training()
+        looks = [json.loads(line) for line in self.ctl(server, "top", "--every", "0.5", "--count", "2", "--output", "json").splitlines()]
+        self.assertEqual([worker["samples_per_second"] for worker in looks[0]["workers"]], [0, 0])  # nothing to compare with yet
+        for worker in looks[1]["workers"]:
+            self.assertGreater(worker["samples_per_second"], 0)
+            self.assertGreater(worker["compute_seconds"], 0)
+            self.assertGreater(worker["bytes_out_per_second"], 0)
+        self.assertIn("aggregate", looks[1]["server_stages"])
+        text = self.ctl(server, "top", "--every", "0.2", "--count", "2", "--sort", "name")
+        self.assertRegex(text, r"w0 +active")
+        self.assertRegex(text.splitlines()[-2] + text.splitlines()[-1], r"w0 .*w1 ")
+
+    def test_bench_measures_the_way_to_the_server_and_to_another_machine(self):
+        token = self.folder / "token"
+        token.write_text("of-workers\n")
+        server = self.server("--token", "of-workers")
+        self.assertIn("token", self.ctl(server, "bench", "--seconds", "0.3", status=ANSWERED_BADLY))
+        found = json.loads(self.ctl(server, "bench", "--seconds", "0.3", "--worker-token-file", token, "--output", "json"))
+        self.assertGreater(found["round_trips"], 10)
+        self.assertGreater(found["bytes_per_second_out"], 1e6)
+        self.assertGreater(found["bytes_per_second_in"], 1e6)
+        self.assertLessEqual(found["median_seconds"], found["p99_seconds"])
+        self.assertIn("a round trip", self.ctl(server, "doctor", "--worker-token-file", token))
+        program = [pathlib.Path(self.programs) / "centroidctl", "bench", "--listen", "127.0.0.1:0"]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
+            where = other.stdout.readline().split()[2].rstrip(";")
+            self.assertIn("round trip", self.ctl(None, "bench", where, "--seconds", "0.3", "--bytes", "4096"))
+            other.terminate()
+            self.assertEqual(other.wait(10), DONE)
+        self.assertIn(where, self.ctl(None, "bench", where, status=UNREACHABLE))
+
     def test_token_is_asked_for_and_taken(self):
         secret = self.folder / "api-token"
         secret.write_text("let-me-in\n")
@@ -98,11 +131,33 @@ class Ctl(ClusterTest):
         self.ctl(None, "probe", f"http://{server.api}/healthz")
         self.assertIn("no such path", self.ctl(None, "probe", f"http://{server.api}/nix", status=ANSWERED_BADLY))
 
-    def test_manual_and_completion_know_every_command(self):
+    def commands(self, *path):
+        """Every command below this one, with its flags, as --help tells them."""
+        text = self.ctl(None, *path, "--help")
+        flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text.split("Subcommands:")[0].split("\n", 2)[2]))
+        yield path, flags - {"--help", "--version"}
+        for line in text.partition("Subcommands:")[2].splitlines():
+            if found := re.match(r"  ([a-z]+)\b", line):
+                yield from self.commands(*path, found[1])
+
+    def test_manual_completion_and_guide_know_every_command_and_option(self):
         manual, completion = self.ctl(None, "man"), self.ctl(None, "completion", "bash")
-        for command in ("status", "workers", "rounds", "waits", "config", "job", "doctor", "probe", "checkpoints"):
-            self.assertIn(f".SS {command}\n", manual)
-            self.assertIn(command, completion)
+        guide = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+        found = list(self.commands())
+        self.assertGreater(len(found), 15)
+        for path, flags in found:
+            name = " ".join(path)
+            with self.subTest(name):
+                words = re.search(rf"'{' '.join(('centroidctl', *path))}'\) words='([^']*)'", completion)
+                self.assertTrue(words, "is in no case of the completion")
+                section = manual.split(f".SS {name}\n")[-1].split(".SS")[0] if path else manual
+                self.assertTrue(not path or f".SS {name}\n" in manual)
+                for flag in flags:
+                    self.assertIn(flag, words[1].split())
+                    self.assertIn(flag.replace("-", "\\-"), section)
+                if path:
+                    self.assertIn(path[0], guide)
+                    self.assertIn(path[-1], guide)
         script = self.folder / "completion"
         script.write_text(completion)
         typed = f"source {script}; COMP_WORDS=(centroidctl job re) COMP_CWORD=2; _centroidctl; echo ${{COMPREPLY[@]}}"

@@ -3,7 +3,8 @@
 
 const POLL_MS = 1000
 const ROUNDS = 60 // in the timeline
-const KEPT_POINTS = 2000 // of the loss curve
+const KEPT_POINTS = 2000 // of a curve
+const SMOOTHED = 20
 const SVG = 'http://www.w3.org/2000/svg'
 
 const find = (id) => document.getElementById(id)
@@ -11,15 +12,20 @@ let cluster = null
 let tick = 0
 const curve = new Map() // version -> loss
 const held = new Map() // version -> loss on held-out data
+const learned = new Map() // version -> accuracy on the samples of its epoch so far
+const heldAccuracy = new Map()
+const rates = [[], []] // seconds since this page was opened, samples per second
+const opened = performance.now()
+let sums = { at: 0, workers: new Map(), server: new Map() } // of the look before
 
 // ---- REST ----
 
-async function call(path, method = 'GET') {
-  const headers = { Accept: 'application/json' }
+async function call(path, method = 'GET', isText = false) {
+  const headers = { Accept: isText ? 'text/plain' : 'application/json' }
   const token = sessionStorage.getItem('token')
   if (token) headers.Authorization = 'Bearer ' + token
   const answer = await fetch(path, { method, headers, cache: 'no-store' })
-  const body = await answer.json()
+  const body = isText && answer.ok ? await answer.text() : await answer.json()
   if (answer.status === 401) askToken()
   if (!answer.ok) throw new Error(body.detail || 'status ' + answer.status)
   return body
@@ -81,13 +87,15 @@ function make(name, attributes = {}, ...children) {
 // Rows of a table body, changed in place so that focus and selection stay.
 function fill(id, rows, none) {
   const body = find(id)
-  if (!rows.length) rows = [[none]]
+  const isEmpty = !rows.length
+  if (isEmpty) rows = [[none]]
   while (body.rows.length > rows.length) body.deleteRow(-1)
   rows.forEach((cells, i) => {
     const row = body.rows[i] || body.insertRow()
     while (row.cells.length > cells.length) row.deleteCell(-1)
     cells.forEach((content, k) => {
       const cell = row.cells[k] || row.insertCell()
+      cell.colSpan = isEmpty ? 20 : 1
       if (content instanceof Node) cell.replaceChildren(content)
       else if (cell.firstElementChild || cell.textContent !== String(content)) cell.textContent = content
       if (k > 1 || typeof content === 'string') cell.classList.toggle('text', String(content).length > 40)
@@ -105,6 +113,51 @@ function shares(worker) {
     make('title', {}, text),
     make('rect', { class: 'compute', x: 0, y: 0, width: part, height: 8 }),
     make('rect', { class: 'wait', x: part, y: 0, width: 100 - part, height: 8 }))
+}
+
+// ---- where the time goes ----
+
+const STAGES = ['compute', 'wait', 'receive', 'aggregate', 'apply', 'send']
+
+// Sums of the server's stages, out of what Prometheus gets.
+async function serverStages() {
+  const text = await call('/metrics', 'GET', true)
+  const found = new Map()
+  for (const [, stage, value] of text.matchAll(/^centroid_server_stage_seconds_sum\{stage="(\w+)"\} (\S+)$/gm)) found.set(stage, Number(value))
+  return found
+}
+
+// One bar: parts of [stage, seconds per second], of at most `most`.
+function stageBar(name, parts, most) {
+  const text = parts.map(([stage, share]) => `${stage} ${percent(share)}`).join(', ') || 'no time yet'
+  const svg = make('svg', { viewBox: '0 0 100 8', preserveAspectRatio: 'none', role: 'img', 'aria-label': `${name}: ${text}` }, make('title', {}, `${name}: ${text}`))
+  let x = 0
+  for (const [stage, share] of parts) {
+    const width = (100 * share) / most
+    svg.append(make('rect', { class: 'stage-' + stage, x, y: 0, width, height: 8 }))
+    x += width
+  }
+  return make('div', { class: 'bar' }, make('span', {}, name), svg)
+}
+
+async function stages(workers) {
+  const at = performance.now() / 1000
+  const now = { at, workers: new Map(workers.map((w) => [w.member, w])), server: await serverStages() }
+  const seconds = at - sums.at
+  const rows = []
+  for (const worker of workers) {
+    const before = sums.workers.get(worker.member)
+    if (!before || ['left', 'dead', 'fenced'].includes(worker.state)) continue
+    const parts = [['compute', worker.compute_seconds - before.compute_seconds], ['wait', worker.wait_seconds - before.wait_seconds]]
+    rows.push([worker.name, parts.map(([stage, spent]) => [stage, Math.max(0, spent) / seconds])])
+  }
+  if (sums.server.size) rows.unshift(['server', [...now.server].map(([stage, sum]) => [stage, Math.max(0, sum - (sums.server.get(stage) || 0)) / seconds])])
+  sums = now
+  if (!rows.length) return
+  const most = Math.max(1, ...rows.map(([, parts]) => parts.reduce((sum, [, share]) => sum + share, 0)))
+  find('stages').replaceChildren(...rows.map(([name, parts]) => stageBar(name, parts, most)))
+  const used = STAGES.filter((stage) => rows.some(([, parts]) => parts.some(([name]) => name === stage)))
+  find('stages-key').replaceChildren(...used.flatMap((stage) => [make('span', { class: 'pair' }, make('span', { class: 'swatch stage-' + stage }), ' ' + stage)]))
 }
 
 function drainButton(worker) {
@@ -157,7 +210,7 @@ function timeline(rounds) {
 
 const charts = {}
 
-function chart(id, names, data) {
+function chart(id, names, data, isShare = false) {
   const place = find(id)
   const style = getComputedStyle(document.documentElement)
   const ink = style.getPropertyValue('--faint').trim()
@@ -168,8 +221,21 @@ function chart(id, names, data) {
   const colours = ['--accent', '--warn'].map((name) => style.getPropertyValue(name).trim())
   const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } }
   const series = [{ label: names[0] }, ...names.slice(1).map((label, i) => ({ label, stroke: colours[i], width: 2, spanGaps: true, points: { show: i === 1 } }))]
-  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false } }, axes: [axis, { ...axis, size: 58 }], series }
+  const y = isShare ? { range: (_, low, high) => [Math.max(0, low - 0.02), Math.min(1.01, high + 0.01)] } : {}
+  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false }, y }, axes: [axis, { ...axis, size: 58 }], series,
+    legend: { show: names.length > 2, live: false } }
   charts[id] = { key, plot: new uPlot(options, data, place) }
+}
+
+// Mean of each value and those before it; the noise of single rounds hides the course.
+function smooth(values) {
+  const window = []
+  return values.map((value) => {
+    if (value === null) return null
+    window.push(value)
+    if (window.length > SMOOTHED) window.shift()
+    return window.reduce((sum, one) => sum + one, 0) / window.length
+  })
 }
 
 function learn(rounds) {
@@ -182,7 +248,18 @@ function learn(rounds) {
     held.delete(oldest)
   }
   const values = (map) => versions.map((version) => (map.has(version) ? map.get(version) : null))
-  chart('loss-chart', ['version', 'training loss', 'held-out loss'], [versions, values(curve), values(held)])
+  if (cluster.train_accuracy >= 0) learned.set(cluster.version, cluster.train_accuracy)
+  if (cluster.test_accuracy >= 0) heldAccuracy.set(cluster.test_version, cluster.test_accuracy)
+  for (const map of [learned, heldAccuracy]) while (map.size > KEPT_POINTS) map.delete(map.keys().next().value)
+  const reached = [...new Set([...learned.keys(), ...heldAccuracy.keys()])].sort((a, b) => a - b)
+  const shares = (map) => reached.map((version) => (map.has(version) ? map.get(version) : null))
+  chart('accuracy-chart', ['version', 'training', 'held-out'], [reached, shares(learned), shares(heldAccuracy)], true)
+  find('accuracy-chart').setAttribute('aria-label', `Accuracy by version, held-out now ${percent(cluster.test_accuracy)}`)
+  rates[0].push((performance.now() - opened) / 1000)
+  rates[1].push(cluster.samples_per_second)
+  if (rates[0].length > KEPT_POINTS) for (const list of rates) list.shift()
+  chart('rate-chart', ['seconds', 'samples per second'], rates)
+  chart('loss-chart', ['version', `training, mean of ${SMOOTHED} rounds`, 'held-out'], [versions, smooth(values(curve)), values(held)])
   const closed = rounds.filter((round) => round.outcome).reverse()
   chart('time-chart', ['round', 'seconds'], [closed.map((r) => r.round), closed.map((r) => r.seconds)])
   find('loss-chart').setAttribute('aria-label', `Loss by version, now ${number(cluster.loss)} at version ${cluster.version}`)
@@ -206,6 +283,7 @@ function show(workers, waits, rounds) {
   find('generation').textContent = `${cluster.generation} · ${cluster.world}`
   const isOver = ['finished', 'halted', 'stopping'].includes(cluster.state)
   find('pause').disabled = isOver || cluster.state === 'paused'
+  find('stop').disabled = isOver
   find('resume').disabled = cluster.state !== 'paused'
   fill('workers', workers.map((w) => [w.name, badge(w.state), w.rank < 0 ? '–' : w.rank, w.rounds.toLocaleString('en'), w.samples.toLocaleString('en'),
     shares(w), size(w.bytes_in), size(w.bytes_out), drainButton(w)]), 'no worker has joined yet')
@@ -220,9 +298,11 @@ async function refresh() {
   const limit = tick === 0 ? 1000 : 200
   const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + limit)])
   cluster = now
+  workers.workers.sort((a, b) => (b.rank >= 0) - (a.rank >= 0) || a.name.localeCompare(b.name) || b.member - a.member)
   show(workers.workers, waits.waits, rounds.rounds)
-  if (tick % 5 === 0) {
+  if (tick % 5 === 0 || tick === 1) {
     const { checkpoints } = await call('/v1/checkpoints')
+    await stages(workers.workers)
     fill('checkpoints', checkpoints.map((c) => [c.version, c.round, new Date(1000 * c.created_unix_seconds).toLocaleString(), size(c.bytes), c.problem || '–']),
       'none yet')
   }
@@ -251,6 +331,8 @@ find('checkpoint').addEventListener('click', () => {
   tick = 5
   act('/v1/checkpoints')
 })
+find('stop').addEventListener('click', () => find('sure').showModal())
+find('sure').addEventListener('close', () => find('sure').returnValue === 'stop' && act('/v1/job:stop'))
 find('token').addEventListener('click', askToken)
 find('ask').addEventListener('close', () => {
   const secret = find('secret').value

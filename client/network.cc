@@ -1,0 +1,113 @@
+#include "client/network.h"
+
+#include <csignal>
+#include <cstdio>
+
+#include <boost/asio/signal_set.hpp>
+
+#include "common/async/io_thread.h"
+#include "common/async/task_group.h"
+
+namespace centroid::client {
+
+namespace {
+
+constexpr std::chrono::seconds kConnectTime{10};
+
+/// Answers Echo, refuses everything else.
+struct EchoSink final : transport::FrameSink {
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override {
+    if (frame.header.kind != transport::kEcho)
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "this is `centroidctl bench --listen`: it answers Echo only");
+    co_return co_await transport::answer_echo(session, frame);
+  }
+};
+
+transport::Greeting greeting_of(const std::string& role, const std::string& token) {
+  transport::Greeting greeting;
+  greeting.role = role;
+  greeting.name = "centroidctl bench";
+  greeting.token = token;
+  return greeting;
+}
+
+Task<void> run_session(transport::Session* session, EchoSink* sink) {
+  (void)co_await session->run(*sink);
+}
+
+Task<Result<transport::EchoReport>> measure_there(Executor executor, transport::Endpoint there,
+                                                  std::string token, std::chrono::milliseconds time,
+                                                  std::uint32_t bytes) {
+  const auto transport = transport::make_tcp(executor);
+  const auto greeting = greeting_of("client", token);
+  const TimePoint deadline = std::chrono::steady_clock::now() + kConnectTime;
+  auto opened = co_await transport::connect_session(*transport, there, greeting, deadline);
+  if (!opened.ok()) co_return opened.error();
+  const auto session = std::move(opened).value();
+  EchoSink sink;
+  TaskGroup tasks(executor);
+  tasks.spawn(run_session(session.get(), &sink));
+  auto report = co_await transport::measure_echo(*session, time, bytes);
+  session->close(Error(ErrorCode::kCancelled, "measured"));
+  co_await tasks.join();
+  co_return report;
+}
+
+Task<void> serve_one(std::unique_ptr<transport::Connection> connection, std::string token) {
+  const auto greeting = greeting_of("server", token);
+  const TimePoint deadline = std::chrono::steady_clock::now() + kConnectTime;
+  auto accepted = co_await transport::Session::accept(std::move(connection), greeting, deadline);
+  if (!accepted.ok()) {
+    std::fprintf(stderr, "centroidctl: refused: %s\n", accepted.error().message().c_str());
+    co_return;
+  }
+  const auto session = std::move(accepted).value();
+  EchoSink sink;
+  (void)co_await session->run(sink);
+}
+
+Task<void> accept_all(transport::Listener* listener, TaskGroup* tasks, std::string token) {
+  for (;;) {
+    auto connection = co_await listener->accept();
+    if (!connection.ok()) co_return;
+    tasks->spawn(serve_one(std::move(connection).value(), token));
+  }
+}
+
+Task<void> wait_for_signal() {
+  boost::asio::signal_set signals(co_await boost::asio::this_coro::executor, SIGINT, SIGTERM);
+  (void)co_await signals.async_wait(kAwait);
+}
+
+Task<Status> serve(Executor executor, transport::Endpoint here, std::string token) {
+  const auto transport = transport::make_tcp(executor);
+  auto listener = transport->listen(here);
+  if (!listener.ok()) co_return listener.error();
+  std::printf("listening on %s; Ctrl-C ends\n", (*listener)->endpoint().to_string().c_str());
+  std::fflush(stdout);
+  TaskGroup tasks(executor);
+  tasks.spawn(accept_all(listener->get(), &tasks, token));
+  co_await wait_for_signal();
+  (*listener)->close();
+  tasks.cancel();
+  co_await tasks.join();
+  co_return Status();
+}
+
+}  // namespace
+
+Result<transport::EchoReport> measure(const std::string& where, const std::string& token,
+                                      std::chrono::milliseconds time, std::uint32_t bytes) {
+  CENTROID_ASSIGN(const auto there, transport::Endpoint::parse(where));
+  IoThread thread("bench");
+  return thread.wait(measure_there(thread.executor(), there, token, time, bytes));
+}
+
+Status serve_echo(const std::string& where, const std::string& token) {
+  CENTROID_ASSIGN(const auto here, transport::Endpoint::parse(where));
+  IoThread thread("bench");
+  return thread.wait(serve(thread.executor(), here, token));
+}
+
+}  // namespace centroid::client

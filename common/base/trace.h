@@ -1,0 +1,70 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+
+/// What this process did when: the stages of the gradient path, kept for a while in memory, and in
+/// a file where one is asked for.
+///
+/// form    trace-event JSON, as chrome://tracing and Perfetto read it: one complete event a span, a
+///         thread per lane; microseconds since 1970, so that files of several processes fit
+///         together
+/// bounds  the newest 65,536 spans, 2 MiB; 255 lanes, further ones are one; the file's limit
+/// thread  any; a span costs a lock that is hardly ever contended, ~50 ns
+namespace centroid::trace {
+
+/// Stages of the gradient path; metrics `..._stage_seconds` bear the same names.
+enum class Stage : std::uint8_t {
+  kCompute,     ///< worker, per device: forward and backward
+  kEvaluate,    ///< worker, per device: held-out data
+  kEncode,      ///< worker: a chunk through the codec
+  kSend,        ///< a chunk to the server, or of the result to a worker, with waiting for credit
+  kExchange,    ///< worker: additions with its peers
+  kWait,        ///< worker: from the end of backward to new parameters
+  kReceive,     ///< server: a chunk's payload
+  kAggregate,   ///< server: a chunk into the sum
+  kApply,       ///< server: optimizer step
+  kCheckpoint,  ///< server: writing one
+};
+inline constexpr std::array kStageNames = {"compute",  "evaluate",  "encode",  "send",
+                                           "exchange", "wait",      "receive", "aggregate",
+                                           "apply",    "checkpoint"};
+constexpr const char* to_string(Stage stage) {
+  return kStageNames[static_cast<std::size_t>(stage)];
+}
+
+/// A row of the picture: a device, a worker's connection. Cheap to copy.
+class Lane {
+ public:
+  Lane() = default;
+  /// The lane of this name; the same name gives the same lane.
+  explicit Lane(std::string_view name);
+  void span(Stage stage, TimePoint begin, TimePoint end, std::uint64_t round = 0) const;
+
+ private:
+  std::uint16_t number_ = 0;
+};
+
+/// Name of the process in what is written; before the first span.
+void set_process(std::string name);
+
+/// Spans that ended within the last `seconds`, oldest first, as one JSON document.
+std::string to_json(double seconds);
+
+/// Spans from now on go to a file too, twice a second, until the process ends. The file is whole
+/// JSON after each write, so also when the process is killed.
+///
+/// limit_bytes  spans beyond it are left out, with one warning in the log
+/// fails        invalid_argument (the file cannot be made); already_exists (a second file)
+Status write_to(const std::string& path, std::uint64_t limit_bytes);
+
+/// Write what is left and close the file.
+void finish();
+
+}  // namespace centroid::trace

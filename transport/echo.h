@@ -1,0 +1,31 @@
+#pragma once
+
+#include "transport/session.h"
+
+namespace centroid::transport {
+
+/// Kind of the request that measures a connection (docs/wire.md): its payload is dropped, its head
+/// (u32) says how many bytes of payload the answer shall have.
+inline constexpr std::uint16_t kEcho = 96;
+/// Payload of an Echo and of its answer.
+inline constexpr std::uint32_t kMaxEchoBytes = 1u << 20;
+
+/// Answer an Echo; for FrameSink::on_frame. An error ends the session: invalid_argument (no
+/// request, a head of another size, more than kMaxEchoBytes).
+Task<Status> answer_echo(Session& session, const InFrame& frame);
+
+/// What a connection gave.
+struct EchoReport {
+  std::uint64_t round_trips = 0;
+  double median_seconds = 0, p99_seconds = 0;                ///< of an empty Echo
+  double bytes_per_second_out = 0, bytes_per_second_in = 0;  ///< one way at a time
+};
+
+/// Measure an open session whose `run` is going: for a third of `time` each empty round trips,
+/// payload out, payload in, `bytes` (at most kMaxEchoBytes) a request and a few under way.
+///
+/// fails  as Session::request; deadline_exceeded when nothing comes for 10 s
+Task<Result<EchoReport>> measure_echo(Session& session, std::chrono::milliseconds time,
+                                      std::uint32_t bytes);
+
+}  // namespace centroid::transport
