@@ -47,6 +47,83 @@ int make_checkpoint(Session session) {
   return kExitDone;
 }
 
+/// POST or DELETE with a body, and what to say of the answer.
+int send(const Session& session, const std::string& method, const std::string& path,
+         const Json& body, const std::string& said) {
+  const auto answer = send_json(session, method, path, body);
+  if (!answer.ok()) return complain(answer.error());
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
+  return kExitDone;
+}
+
+int evict(const Session& session, const std::string& worker, double seconds,
+          const std::string& why) {
+  const auto member = member_of(session, worker);
+  if (!member.ok()) return complain(member.error());
+  Json body = Json::object();
+  if (seconds > 0) body["seconds"] = seconds;
+  if (!why.empty()) body["why"] = why;
+  return send(session, "POST", "/v1/workers/" + *member + ":evict", body,
+              worker + " is no member any more" +
+                  (seconds > 0 ? "" : "; `workers allow` lets it come back"));
+}
+
+/// What `set` may be given: numbers and switches as they are, all else as text.
+Json value_of(const std::string& text) {
+  const Json value = Json::parse(text, nullptr, false);
+  return value.is_number() || value.is_boolean() ? value : Json(text);
+}
+
+int set_config(const Session& session, const std::vector<std::string>& words) {
+  Json body = Json::object();
+  for (const std::string& word : words) {
+    const auto equals = word.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      std::fprintf(stderr, "centroidctl: '%s': expected NAME=VALUE\n", word.c_str());
+      return kExitUsage;
+    }
+    body[word.substr(0, equals)] = value_of(word.substr(equals + 1));
+  }
+  const auto answer = send_json(session, "PATCH", "/v1/config", body);
+  if (!answer.ok()) return complain(answer.error());
+  Json changed = Json::object();
+  for (const auto& [name, ignored] : body.items())
+    if (answer->contains(name)) changed[name] = (*answer)[name]["value"];
+  if (session.style.is_json)
+    std::printf("%s\n", changed.dump().c_str());
+  else
+    for (const auto& [name, value] : changed.items())
+      std::printf("%s = %s\n", name.c_str(), text_of(changed, name.c_str()).c_str());
+  return kExitDone;
+}
+
+int show_scale(const Session& session) {
+  const auto answer = get_json(session, "/v1/scale");
+  if (!answer.ok()) return complain(answer.error());
+  std::printf("%s\n",
+              session.style.is_json ? answer->dump().c_str() : text_of(*answer, "advice").c_str());
+  return kExitDone;
+}
+
+int show_parameters(const Session& session) {
+  const auto answer = get_json(session, "/v1/parameters");
+  if (!answer.ok()) return complain(answer.error());
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : (*answer)["parameters"])
+    rows.push_back({text_of(one, "name"), one["shape"].dump(), size_text(number_of(one, "bytes")),
+                    number_text(number_of(one, "mean")), number_text(number_of(one, "deviation")),
+                    number_text(number_of(one, "min")), number_text(number_of(one, "max")),
+                    number_text(number_of(one, "norm")), text_of(one, "nonfinite")});
+  const std::string text = session.style.is_json
+                               ? answer->dump() + "\n"
+                               : "version " + text_of(*answer, "version") + "\n" +
+                                     table({"tensor", "shape", "size", "mean", "deviation", "min",
+                                            "max", "norm", "not finite"},
+                                           rows);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
+}
+
 int probe(const Session& session, const std::string& url) {
   Remote remote = session.remote;
   const auto path = remote.set_address(url);
@@ -66,6 +143,59 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   const auto worker = std::make_shared<std::string>();
   drained->add_option("WORKER", *worker, "its name or member number")->required();
   drained->callback([=, &status] { status = drain(*session, *worker); });
+
+  CLI::App* const evicted = app.get_subcommand("workers")->add_subcommand(
+      "evict", "End a worker's membership and refuse its name.");
+  const auto seconds = std::make_shared<double>(0);
+  const auto why = std::make_shared<std::string>(), victim = std::make_shared<std::string>();
+  evicted->add_option("WORKER", *victim, "its name or member number")->required();
+  evicted->add_option("--seconds", *seconds, "how long; 0: until it is allowed")
+      ->check(CLI::NonNegativeNumber);
+  evicted->add_option("--why", *why, "told in the log, the events and to the worker");
+  evicted->callback([=, &status] { status = evict(*session, *victim, *seconds, *why); });
+  CLI::App* const allowed = app.get_subcommand("workers")->add_subcommand(
+      "allow", "Let the name of an evicted worker join again.");
+  const auto freed = std::make_shared<std::string>();
+  allowed->add_option("NAME", *freed, "its name")->required();
+  allowed->callback([=, &status] {
+    status =
+        send(*session, "DELETE", "/v1/evictions/" + *freed, Json(), *freed + " may join again");
+  });
+
+  CLI::App* const restored =
+      app.get_subcommand("checkpoints")
+          ->add_subcommand("restore",
+                           "Have the job go back to one (docs/rest.md says what that means).");
+  const auto version = std::make_shared<std::uint64_t>(0);
+  const auto deletes = std::make_shared<bool>(false);
+  restored->add_option("VERSION", *version, "its version")->required();
+  restored->add_flag("--delete-newer", *deletes, "delete the checkpoints behind it");
+  restored->callback([=, &status] {
+    Json body = Json::object();
+    body["delete_newer"] = *deletes;
+    const std::string number = std::to_string(*version);
+    status = send(*session, "POST", "/v1/checkpoints/" + number + ":restore", body,
+                  "the job goes on from version " + number);
+  });
+  CLI::App* const deleted =
+      app.get_subcommand("checkpoints")->add_subcommand("delete", "Delete one.");
+  const auto doomed = std::make_shared<std::uint64_t>(0);
+  deleted->add_option("VERSION", *doomed, "its version")->required();
+  deleted->callback([=, &status] {
+    const std::string number = std::to_string(*doomed);
+    status = send(*session, "DELETE", "/v1/checkpoints/" + number, Json(),
+                  "version " + number + " is deleted");
+  });
+
+  CLI::App* const set = app.get_subcommand("config")->add_subcommand(
+      "set", "Change settings that are live, all of them or none.");
+  const auto words = std::make_shared<std::vector<std::string>>();
+  set->add_option("NAME=VALUE", *words, "such as checkpoint.keep=5 lease=20s")->required();
+  set->callback([=, &status] { status = set_config(*session, *words); });
+  app.add_subcommand("scale", "How many workers would help, and what stands in their way.")
+      ->callback([=, &status] { status = show_scale(*session); });
+  app.add_subcommand("parameters", "Every tensor with statistics of its values.")
+      ->callback([=, &status] { status = show_parameters(*session); });
 
   CLI::App* const make = app.get_subcommand("checkpoints")
                              ->add_subcommand("make", "Have the server write one now, and wait.");

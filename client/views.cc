@@ -126,9 +126,9 @@ std::string config_table(const Json& answer, const std::string& prefix) {
   Rows rows;
   for (const auto& [name, field] : answer.items())
     if (name.starts_with(prefix))
-      rows.push_back(
-          {name, text_of(field, "value"), text_of(field, "unit"), text_of(field, "origin")});
-  return table({"setting", "value", "unit", "from"}, rows);
+      rows.push_back({name, text_of(field, "value"), text_of(field, "unit"),
+                      text_of(field, "origin"), field.value("live", false) ? "yes" : ""});
+  return table({"setting", "value", "unit", "from", "live"}, rows);
 }
 
 }  // namespace
@@ -191,7 +191,11 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       app.add_subcommand("config", "Effective settings of the server, and where each came from.");
   const auto prefix = std::make_shared<std::string>();
   config->add_option("PREFIX", *prefix, "only settings whose names begin so, e.g. checkpoint.");
+  CLI::App* const got = config->add_subcommand("get", "The same.");
+  got->add_option("PREFIX", *prefix, "only settings whose names begin so");
   config->callback([=, &status] {
+    const auto chosen = config->get_subcommands();
+    if (!chosen.empty() && chosen.front() != got) return;
     status = show(*session, "/v1/config",
                   [&](const Json& answer) { return config_table(answer, *prefix); });
   });

@@ -65,7 +65,7 @@ Task<Status> serve(Cluster& cluster, transport::Listener& listener,
   co_return result;
 }
 
-Status start_and_run(const ServerConfig& config, const std::string& config_json, bool& is_halted) {
+Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halted) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
   if (!data_endpoint.is_loopback() && config.token.empty())
@@ -97,7 +97,7 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
   CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
   CENTROID_TRY(
       boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
-  cluster.set_config_json(config_json);
+  cluster.set_schema(&schema);
   ApiOptions api_options;
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
@@ -131,9 +131,9 @@ Status start_and_run(const ServerConfig& config, const std::string& config_json,
 
 }  // namespace
 
-int run_server(const ServerConfig& config, const std::string& config_json) {
+int run_server(ServerConfig& config, config::Schema& schema) {
   bool is_halted = false;
-  const Status result = start_and_run(config, config_json, is_halted);
+  const Status result = start_and_run(config, schema, is_halted);
   if (result.ok()) return kExitDone;
   if (!is_halted) log::error("server.failed", {{"error", result.error()}});
   if (is_halted) return kExitHalted;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "server/config.h"
 
 namespace centroid::server {
@@ -14,8 +12,8 @@ enum ExitStatus : int {
   kExitHalted = 3,  ///< the job halted itself (non-finite gradients): do not try again unchanged
 };
 
-/// Build every part in order, run until the job is over or a signal comes, join them. Blocks;
-/// returns the exit status.
-int run_server(const ServerConfig& config, const std::string& config_json);
+/// `schema` is bound to `config`, which REST may change. Build every part in order, run until the
+/// job is over or a signal comes, join them. Blocks; returns the exit status.
+int run_server(ServerConfig& config, config::Schema& schema);
 
 }  // namespace centroid::server

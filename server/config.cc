@@ -40,25 +40,35 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "name of this training; drawn when empty, taken from the checkpoint with `resume`"},
       "run-id");
   s.field("run_dir", &c.run_dir, {.text = "folder of this training's files"}, "run-dir");
-  s.field(
-      "log.level", &c.log_level,
-      {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}},
-      "log-level");
+  s.field("log.level", &c.log_level,
+          {.text = "least level to log",
+           .choices = {"trace", "debug", "info", "warn", "error", "off"},
+           .live = true},
+          "log-level");
   s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
           "log-format");
 
   s.field("min_workers", &c.min_workers,
-          {.text = "workers to wait for before the first round", .unit = "workers", .min = 1},
+          {.text = "workers to wait for before the first round",
+           .unit = "workers",
+           .min = 1,
+           .live = true},
           "min-workers");
   s.field("max_workers", &c.max_workers,
-          {.text = "workers the cluster takes at most", .unit = "workers", .min = 1, .max = 4096},
+          {.text = "workers the cluster takes at most",
+           .unit = "workers",
+           .min = 1,
+           .max = 4096,
+           .live = true},
           "max-workers");
-  s.field("epochs", &c.epochs,
-          {.text = "passes over the data to train for; 0: no limit", .unit = "epochs"});
-  s.field("rounds", &c.rounds, {.text = "rounds to train for; 0: no limit", .unit = "rounds"});
+  s.field(
+      "epochs", &c.epochs,
+      {.text = "passes over the data to train for; 0: no limit", .unit = "epochs", .live = true});
+  s.field("rounds", &c.rounds,
+          {.text = "rounds to train for; 0: no limit", .unit = "rounds", .live = true});
   s.field("seed", &c.seed, {.text = "seed of initial parameters, data order and data split"});
   s.field("exit_when_finished", &c.exit_when_finished,
-          {.text = "leave when the goal is reached; otherwise REST stays up"},
+          {.text = "leave when the goal is reached; otherwise REST stays up", .live = true},
           "exit-when-finished");
   s.field("leave_workers", &c.leave_workers,
           {.text = "a signal ends only this server: workers are not told that the job is over, but "
@@ -72,7 +82,8 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            "B slowest; quorum:K,grace=0.5 = when K have, and others that are expected soon had "
            "their time, at most `grace` of the time that the K took; asp:max=32,power=0.5 = each "
            "contribution is a round; ssp:S = so too, nobody more than S steps ahead of the slowest "
-           "(docs/policies.md)"});
+           "(docs/policies.md)",
+       .live = true});
   s.field(
       "late", &c.late,
       {.text = "policy backup, quorum: what becomes of a contribution whose round closed without "
@@ -159,13 +170,14 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "optimizer.name", &c.optimizer.name,
       {.text = "update rule; mean: the mean is taken off as it is", .choices = optimizer_names()},
       "optimizer");
-  s.field("optimizer.learning_rate", &c.optimizer.learning_rate, {.text = "step size", .min = 0.0},
-          "lr");
+  s.field("optimizer.learning_rate", &c.optimizer.learning_rate,
+          {.text = "step size", .min = 0.0, .live = true}, "lr");
   s.field("optimizer.schedule", &c.optimizer.schedule,
           {.text = "factor on the learning rate by committed rounds: constant, "
                    "step:every=N,factor=0.1, linear:rounds=N, cosine:rounds=N, each with "
                    "warmup=N,floor=F, or onecycle:rounds=N,rise=0.3,start=0.04 "
-                   "(docs/optimizers.md)"},
+                   "(docs/optimizers.md)",
+           .live = true},
           "lr-schedule");
   s.field("optimizer.clip_norm", &c.optimizer.clip_norm,
           {.text = "bound of the norm of the mean gradient over all tensors; 0: none", .min = 0.0},
@@ -205,13 +217,17 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("init", &c.init,
           {.text = "first-worker, or a safetensors file with the initial parameters"});
 
-  s.field(
-      "lease", &c.lease,
-      {.text = "silence after which a worker is dead", .unit = "ms", .min = 100, .max = 3'600'000});
+  s.field("lease", &c.lease,
+          {.text = "silence after which a worker is dead",
+           .unit = "ms",
+           .min = 100,
+           .max = 3'600'000,
+           .live = true});
   s.field("drain_timeout", &c.drain_timeout,
           {.text = "how long a stop waits for the open round and for workers to leave",
            .unit = "ms",
-           .min = 0});
+           .min = 0,
+           .live = true});
   s.field("stall_timeout", &c.stall_timeout,
           {.text = "a connection that moves no byte of a begun frame for so long ends",
            .unit = "ms",
@@ -220,14 +236,17 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "TCP congestion control of data connections: auto (cubic on loopback), a name, "
                    "or empty for the system's"});
 
-  s.field("checkpoint.every_rounds", &c.checkpoint_every_rounds,
-          {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds"},
-          "checkpoint-every");
+  s.field(
+      "checkpoint.every_rounds", &c.checkpoint_every_rounds,
+      {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds", .live = true},
+      "checkpoint-every");
   s.field("checkpoint.keep", &c.checkpoint_keep,
-          {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1}, "checkpoint-keep");
+          {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1, .live = true},
+          "checkpoint-keep");
   s.field("checkpoint.keep_every", &c.checkpoint_keep_every,
           {.text = "checkpoints whose round is a multiple of this are kept for ever; 0: none",
-           .unit = "rounds"},
+           .unit = "rounds",
+           .live = true},
           "checkpoint-keep-every");
   s.field("checkpoint.shard_bytes", &c.checkpoint_shard_bytes,
           {.text = "largest file of a checkpoint: a larger model becomes several and an index; 0: "

@@ -23,5 +23,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "centroid-server: %s\n", set.error().message().c_str());
     return server::kExitUsage;
   }
-  return server::run_server(config, schema.effective_json());
+  return server::run_server(config, schema);
 }

@@ -145,6 +145,35 @@ Status Schema::load_text(const std::string& json_text, const std::string& source
   return impl_->finish();
 }
 
+Result<std::vector<Schema::Change>> Schema::change(const std::string& json_text,
+                                                   const std::string& source_name,
+                                                   const std::function<Status()>& check) {
+  impl_->begin();
+  impl_->read_json(json_text, source_name);
+  std::vector<Impl::Assignment> before;
+  std::vector<Change> changes;
+  for (Impl::Assignment& wanted : impl_->assignments) {
+    const Setting& setting = impl_->settings[wanted.setting];
+    if (!setting.is_live)
+      return Error(ErrorCode::kFailedPrecondition,
+                   setting.name + " cannot be changed while the program runs: set it and restart");
+    wanted.origin = Origin::kRest;
+    before.push_back({wanted.setting, detail::current(setting), setting.origin, setting.source});
+    Change change;
+    change.name = setting.name;
+    change.from = detail::to_text(setting.rule, before.back().value);
+    change.to = detail::to_text(setting.rule, wanted.value);
+    changes.push_back(std::move(change));
+  }
+  CENTROID_TRY(impl_->finish());
+  if (const Status checked = check(); !checked.ok()) {
+    impl_->assignments = std::move(before);
+    CENTROID_CHECK(impl_->finish().ok());
+    return checked.error();
+  }
+  return changes;
+}
+
 std::string Schema::effective_json() const { return detail::effective_json(impl_->settings); }
 
 std::string Schema::help() const {

@@ -25,7 +25,7 @@ struct Doc {
 };
 
 /// Where an effective value came from.
-enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag };
+enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag, kRest };
 
 /// Fields of one process bound to struct members. Names are dotted paths
 /// ("checkpoint.every_rounds"); in JSON nested objects, on the command line
@@ -71,6 +71,17 @@ class Schema {
   /// The same from a JSON text alone, without argv and environment; origin is the file. Nothing
   /// changes when it fails.
   Status load_text(const std::string& json_text, const std::string& source_name);
+
+  /// One field that `change` gave another value; values as text.
+  struct Change {
+    std::string name, from, to;
+  };
+  /// Change fields that are live, from a JSON object as in a file. All of them or none: `check`
+  /// sees the new values in their targets, and what it refuses is taken back. Origin is kRest.
+  /// fails invalid_argument (as `load_text`); failed_precondition: a field that is not live; as
+  /// `check` says
+  Result<std::vector<Change>> change(const std::string& json_text, const std::string& source_name,
+                                     const std::function<Status()>& check);
 
   /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}};
   /// secrets hidden.

@@ -20,11 +20,6 @@ Json to_json(const Rule& rule, const Value& value) {
       value);
 }
 
-Value current(const Setting& setting) {
-  return std::visit([]<class T>(const T* target) { return Value(std::in_place_type<T>, *target); },
-                    setting.target);
-}
-
 const char* origin_name(Origin origin) {
   switch (origin) {
     case Origin::kDefault:
@@ -35,6 +30,8 @@ const char* origin_name(Origin origin) {
       return "environment";
     case Origin::kFlag:
       return "flag";
+    case Origin::kRest:
+      return "rest";
   }
   return "unknown";
 }
@@ -48,6 +45,11 @@ const char* placeholder(const Rule& rule) {
 }
 
 }  // namespace
+
+Value current(const Setting& setting) {
+  return std::visit([]<class T>(const T* target) { return Value(std::in_place_type<T>, *target); },
+                    setting.target);
+}
 
 std::string effective_json(const std::vector<Setting>& settings) {
   Json out = Json::object();

@@ -30,6 +30,9 @@ struct Setting {
 /// The environment variable of a field.
 std::string environment_name(std::string_view name);
 
+/// What its target holds now.
+Value current(const Setting& setting);
+
 std::string effective_json(const std::vector<Setting>& settings);
 std::string help(const std::string& program, const std::string& summary,
                  const std::vector<Setting>& settings);

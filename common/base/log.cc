@@ -12,6 +12,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "common/base/log_level.h"
+
 namespace centroid::log {
 namespace {
 
@@ -196,6 +198,8 @@ std::string json_line(Level level, std::string_view event, Fields fields) {
 }
 
 }  // namespace
+
+void set_level(Level level) { g_level = level; }
 
 Status configure(Level level, Format format, const std::string& path) {
   int file = STDERR_FILENO;

@@ -392,17 +392,47 @@ void CheckpointDirectory::prune() const {
     }
     const std::uint64_t every = policy_.keep_every_rounds;
     if (is_sound && every > 0 && entry.info.round.value % every == 0) continue;
-    // Renamed first: a crash while its files go leaves no half checkpoint.
-    const fs::path doomed = temporary_path(root_, "old");
-    const Status renamed = file::rename(entry.path, doomed);
-    fault::point("checkpoint.old_renamed");
-    std::error_code error;
-    if (renamed.ok()) fs::remove_all(doomed, error);
-    if (!renamed.ok() || error)
+    const Status removed = remove(entry);
+    if (!removed.ok())
       log::warn("checkpoint.prune_failed",
-                {{"path", entry.path.string()},
-                 {"reason", renamed.ok() ? error.message() : renamed.error().message()}});
+                {{"path", entry.path.string()}, {"reason", removed.error().message()}});
+    else if (policy_.on_pruned)
+      policy_.on_pruned(entry);
   }
+}
+
+Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
+  // Renamed first: a crash while its files go leaves no half checkpoint.
+  const fs::path doomed = temporary_path(root_, "old");
+  CENTROID_TRY(file::rename(entry.path, doomed));
+  fault::point("checkpoint.old_renamed");
+  std::error_code error;
+  fs::remove_all(doomed, error);
+  if (error)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "delete " + doomed.string() + ": " + error.message());
+  return {};
+}
+
+Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
+  const fs::path path = root_ / directory_name(version);
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored))
+    return Error(ErrorCode::kNotFound, "there is no checkpoint of version " + to_string(version) +
+                                           " in " + root_.string());
+  return inspect(path, version, verify);
+}
+
+Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointEntry& entry) const {
+  CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
+  std::vector<CheckpointFile> files;
+  for (const auto& [name, record] : content.files)
+    files.push_back({name, record.bytes, record.crc32c});
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
+    const bool first = a.name.starts_with(kModelStem), second = b.name.starts_with(kModelStem);
+    return first != second ? first : a.name < b.name;
+  });
+  return files;
 }
 
 std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {

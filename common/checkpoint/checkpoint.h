@@ -46,6 +46,13 @@ using PlaneReader =
 using PlaneWriter =
     std::function<Status(std::size_t plane, std::uint64_t offset, std::span<const float> from)>;
 
+/// One file of a checkpoint, as its manifest has it.
+struct CheckpointFile {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
 /// What a folder of checkpoints keeps and how it writes.
 struct CheckpointPolicy {
   std::size_t keep = 3;                 ///< newest ones; 0: all
@@ -53,6 +60,8 @@ struct CheckpointPolicy {
   /// Largest file: a larger model is written as several with an index, as Hugging Face libraries do
   /// (shards.h); 0: always one.
   std::uint64_t shard_bytes = 0;
+  /// Called with each that `write` deletes because of `keep`.
+  std::function<void(const CheckpointEntry&)> on_pruned = {};
 };
 
 /// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer
@@ -93,6 +102,17 @@ class CheckpointDirectory {
               const PlaneWriter& write) const;
   /// The tensors a checkpoint holds.
   Result<Manifest> manifest_of(const CheckpointEntry& entry) const;
+
+  /// The files that its manifest names, those of the model first.
+  Result<std::vector<CheckpointFile>> files(const CheckpointEntry& entry) const;
+  /// The one of that version; `verify` as in `list`. fails not_found
+  Result<CheckpointEntry> find(Version version, bool verify) const;
+  /// Delete one: a crash leaves it whole or gone.
+  Status remove(const CheckpointEntry& entry) const;
+  /// From the next `write` on.
+  void set_keep(std::size_t keep, std::uint64_t keep_every_rounds) {
+    policy_.keep = keep, policy_.keep_every_rounds = keep_every_rounds;
+  }
 
   const std::filesystem::path& root() const { return root_; }
 

@@ -63,6 +63,9 @@ class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}
 
+  /// Other settings of the same kind of policy, from the next `open` on. Not while a round is open.
+  void set_policy(RoundPolicy policy) { policy_ = policy; }
+
   /// Begin an attempt. `members` in rank order, empty only for what `has_late` says; then `tick` is
   /// to follow. `others`: who is present and has no seat yet, for it is still busy with an earlier
   /// round or may not begin.

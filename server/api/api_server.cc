@@ -46,6 +46,8 @@ struct Peer {
   }
   HttpConnection http;
   Phase phase = Phase::kIdle;
+  TimePoint since = Steady::now();  ///< of the phase
+  bool has_asked = false;           ///< a whole request, once
   bool is_dropped = false;
 };
 
@@ -202,20 +204,28 @@ void ApiServer::Impl::take(Tcp::socket socket) {
   group.spawn(serve(at));
 }
 
-/// Drop the newest idle connection: a flood of idle ones then costs the flood, not who was here
-/// before.
+/// Whom a flood costs its place: the newest that has never asked anything, else the one that has
+/// sent its request for longest, else the newest that is idle. So silent and slow connections push
+/// out each other, not who was here before and asks now and then.
 bool ApiServer::Impl::make_room() {
+  constexpr std::chrono::seconds kSlow{1};
+  const TimePoint now = Steady::now();
   std::size_t live = 0;
-  Peer* newest_idle = nullptr;
+  Peer *silent = nullptr, *slow = nullptr, *idle = nullptr;
   for (Peer& peer : peers) {
     if (peer.is_dropped) continue;
     ++live;
-    if (peer.phase == Phase::kIdle) newest_idle = &peer;
+    const bool is_idle = peer.phase == Phase::kIdle;
+    if (is_idle) idle = &peer;
+    if (is_idle && !peer.has_asked) silent = &peer;
+    const bool is_slow = peer.phase == Phase::kReading && now - peer.since > kSlow;
+    if (is_slow && (slow == nullptr || peer.since < slow->since)) slow = &peer;
   }
   if (live < options.max_connections) return true;
-  if (newest_idle == nullptr) return false;
+  Peer* const victim = silent != nullptr ? silent : slow != nullptr ? slow : idle;
+  if (victim == nullptr) return false;
   metrics.dropped_limit.add();
-  newest_idle->drop();
+  victim->drop();
   return true;
 }
 
@@ -237,10 +247,12 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
     const bool has_begun = co_await peer.http.wait_for_request();
     if (!has_begun || is_stopping) co_return;
     peer.phase = Phase::kReading;
+    peer.since = Steady::now();
     auto incoming = co_await peer.http.read_request();
     if (incoming.is_slow) metrics.dropped_slow.add();
     if (peer.is_dropped || (!incoming.request && !incoming.problem)) co_return;
     peer.phase = Phase::kBusy;
+    peer.has_asked = true;
     HttpResponse response;
     framing = HttpFraming();
     if (incoming.problem) {

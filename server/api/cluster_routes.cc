@@ -24,14 +24,6 @@ Reply get_worker(Services services, Call call) {
   co_return json_response(to_json_object(*at));
 }
 
-Reply post_drain(Services services, Call call) {
-  CENTROID_CO_TRY(co_await services.control.drain(call.id()));
-  Json out;
-  out["action"] = "drain";
-  out["member"] = call.id();
-  co_return json_response(out, 202);
-}
-
 Reply get_rounds(Services services, Call call) {
   const bool is_first = call.parameter("cursor") == nullptr;
   const std::size_t most = is_first ? call.limit + 1 : kMaxLimit;  // one more: is there a next page

@@ -73,7 +73,7 @@ class EventFeed::Stream final : public BodyStream {
       piece = text_of(page);
       may_have_lost_ = false;
       if (!piece.empty()) break;
-      const bool is_woken = co_await feed_.published_.wait(silent_until);
+      const bool is_woken = co_await feed_.bell_->rung.wait(silent_until);
       if (!is_woken && std::chrono::steady_clock::now() >= silent_until) piece = ": alive\n\n";
     }
     co_return piece;
@@ -123,23 +123,21 @@ class EventFeed::Stream final : public BodyStream {
 
 EventFeed::EventFeed(Executor executor, EventLog& events, metrics::Counter dropped_lagging,
                      std::chrono::milliseconds heartbeat)
-    : executor_(executor),
-      events_(events),
+    : events_(events),
       dropped_lagging_(dropped_lagging),
       heartbeat_(heartbeat),
-      published_(executor),
-      is_waking_(std::make_shared<std::atomic<bool>>(false)) {
-  events_.listen([this] { wake(); });
+      bell_(std::make_shared<Bell>(std::move(executor))) {
+  events_.listen([bell = bell_] { ring(bell); });
 }
 
 EventFeed::~EventFeed() { events_.listen(nullptr); }
 
 /// From any thread; many events at once wake the streams once.
-void EventFeed::wake() {
-  if (is_waking_->exchange(true)) return;
-  boost::asio::post(executor_, [this, flag = is_waking_] {
-    flag->store(false);
-    published_.notify_all();
+void EventFeed::ring(const std::shared_ptr<Bell>& bell) {
+  if (bell->is_ringing.exchange(true)) return;
+  boost::asio::post(bell->executor, [bell] {
+    bell->is_ringing.store(false);
+    bell->rung.notify_all();
   });
 }
 
@@ -150,7 +148,7 @@ std::shared_ptr<BodyStream> EventFeed::stream(std::uint64_t after,
 
 void EventFeed::close() {
   is_closed_ = true;
-  published_.notify_all();
+  bell_->rung.notify_all();
 }
 
 }  // namespace centroid::server

@@ -44,15 +44,20 @@ class EventFeed {
 
  private:
   class Stream;
-  void wake();
+  /// What a publisher touches: it may come when the feed has gone.
+  struct Bell {
+    explicit Bell(Executor on) : executor(on), rung(on) {}
+    Executor executor;
+    Event rung;
+    std::atomic<bool> is_ringing{false};
+  };
+  static void ring(const std::shared_ptr<Bell>& bell);
 
-  Executor executor_;
   EventLog& events_;
   metrics::Counter dropped_lagging_;
   const std::chrono::milliseconds heartbeat_;
-  Event published_;
+  const std::shared_ptr<Bell> bell_;
   bool is_closed_ = false;
-  std::shared_ptr<std::atomic<bool>> is_waking_;
 };
 
 }  // namespace centroid::server

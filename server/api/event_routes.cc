@@ -18,9 +18,12 @@ Result<std::uint64_t> event_id(const std::string& text, const std::string& where
   return id;
 }
 
+/// A browser's EventSource asks for nothing else; who takes JSON too gets a page.
 bool wants_stream(const HttpRequest& request) {
-  const std::string* accept = request.field("accept");
-  return accept != nullptr && to_lower(*accept).find("text/event-stream") != std::string::npos;
+  const std::string* const field = request.field("accept");
+  const std::string accept = field == nullptr ? std::string() : to_lower(*field);
+  return accept.find("text/event-stream") != std::string::npos &&
+         accept.find("application/json") == std::string::npos;
 }
 
 /// Where to begin: ?cursor= or ?since=, or what a browser says when it comes back.

@@ -18,12 +18,23 @@ Task<Result<HttpResponse>> get_openapi(Services services, Call call);
 Task<Result<HttpResponse>> get_cluster(Services services, Call call);
 Task<Result<HttpResponse>> get_workers(Services services, Call call);
 Task<Result<HttpResponse>> get_worker(Services services, Call call);
-Task<Result<HttpResponse>> post_drain(Services services, Call call);
 Task<Result<HttpResponse>> get_rounds(Services services, Call call);
 Task<Result<HttpResponse>> get_waits(Services services, Call call);
 
+// worker_routes.cc
+Task<Result<HttpResponse>> post_drain(Services services, Call call);
+Task<Result<HttpResponse>> post_evict(Services services, Call call);
+Task<Result<HttpResponse>> get_evictions(Services services, Call call);
+Task<Result<HttpResponse>> delete_eviction(Services services, Call call);
+
+// parameter_routes.cc
+Task<Result<HttpResponse>> get_parameters(Services services, Call call);
+Task<Result<HttpResponse>> get_parameter(Services services, Call call);
+
 // job_routes.cc
 Task<Result<HttpResponse>> get_config(Services services, Call call);
+Task<Result<HttpResponse>> patch_config(Services services, Call call);
+Task<Result<HttpResponse>> get_scale(Services services, Call call);
 Task<Result<HttpResponse>> post_pause(Services services, Call call);
 Task<Result<HttpResponse>> post_resume(Services services, Call call);
 Task<Result<HttpResponse>> post_stop(Services services, Call call);
@@ -31,6 +42,11 @@ Task<Result<HttpResponse>> post_stop(Services services, Call call);
 // checkpoint_routes.cc
 Task<Result<HttpResponse>> get_checkpoints(Services services, Call call);
 Task<Result<HttpResponse>> post_checkpoint(Services services, Call call);
+Task<Result<HttpResponse>> post_verify(Services services, Call call);
+Task<Result<HttpResponse>> post_restore(Services services, Call call);
+Task<Result<HttpResponse>> delete_checkpoint(Services services, Call call);
+Task<Result<HttpResponse>> get_checkpoint_files(Services services, Call call);
+Task<Result<HttpResponse>> get_checkpoint_file(Services services, Call call);
 
 // token_routes.cc
 Task<Result<HttpResponse>> get_tokens(Services services, Call call);

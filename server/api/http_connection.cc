@@ -82,7 +82,7 @@ http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
       message.chunked(true);
     else
       message.keep_alive(false);  // its end is the end of the connection
-  } else if (from.status != 204) {
+  } else if (from.status != 204 && from.status != 304) {
     message.content_length(from.stream ? *from.stream->length() : from.body.size());
   }
   return message;
@@ -174,7 +174,7 @@ Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse respon
                                                              std::chrono::milliseconds timeout) {
   impl_->stream.expires_after(timeout);
   beast::error_code result;
-  if (framing.is_head || response.status == 204) {
+  if (framing.is_head || response.status == 204 || response.status == 304) {
     const auto message = make_head<http::empty_body>(response, framing);
     http::response_serializer<http::empty_body> serializer(message);
     const auto [ec, n] = co_await http::async_write_header(impl_->stream, serializer, kAwait);

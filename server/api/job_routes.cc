@@ -5,8 +5,42 @@ namespace centroid::server {
 
 Reply get_config(Services services, Call) {
   HttpResponse response;
-  response.body = services.control.config_json();
+  response.body = co_await services.control.config_json();
   co_return response;
+}
+
+Reply patch_config(Services services, Call call) {
+  if (call.request.body.empty())
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "expected a JSON object of settings, such as {\"checkpoint.keep\": 5}");
+  CENTROID_CO_ASSIGN(std::string text, co_await services.control.change_config(call.request.body));
+  HttpResponse response;
+  response.body = std::move(text);
+  co_return response;
+}
+
+Reply get_scale(Services services, Call call) {
+  double efficiency = 0.5;
+  if (const std::string* const text = call.parameter("efficiency")) {
+    const auto value = Json::parse(*text, nullptr, false);
+    if (value.is_number()) efficiency = value.get<double>();
+    if (!value.is_number() || !(efficiency >= 0.05 && efficiency <= 0.99))
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "query parameter 'efficiency': expected 0.05 to 0.99, got '" + *text + "'");
+  }
+  const ScaleView view = co_await services.control.scale(efficiency);
+  Json out;
+  out["workers"] = view.workers;
+  out["useful_workers"] = view.useful_workers;
+  out["efficiency"] = view.efficiency;
+  out["speedup"] = view.speedup;
+  out["round_seconds"] = view.round_seconds;
+  out["compute_seconds"] = view.compute_seconds;
+  out["overhead_seconds"] = view.overhead_seconds;
+  out["limited_by"] = view.limited_by;
+  out["straggler"] = view.straggler;
+  out["advice"] = view.advice;
+  co_return json_response(out);
 }
 
 Reply post_pause(Services services, Call) {

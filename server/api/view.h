@@ -63,6 +63,47 @@ struct CheckpointView {
   double created_unix_seconds = 0;
 };
 
+struct CheckpointFileView {
+  std::string name, path;  ///< within the checkpoint, and of the file itself
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
+/// The job went back to a checkpoint.
+struct RestoreView {
+  std::string path;
+  std::uint64_t version = 0, round = 0, from_version = 0;
+  std::uint64_t deleted = 0;  ///< newer checkpoints, which were in the way
+};
+
+/// One tensor of the parameters. NaN and infinities are counted and left out of the rest.
+struct ParameterView {
+  std::string name, dtype;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t elements = 0, bytes = 0, nonfinite = 0;
+  double min = 0, max = 0, mean = 0, deviation = 0, norm = 0;
+};
+
+struct ParametersView {
+  std::uint64_t version = 0;  ///< whose values these are
+  bool is_current = true;     ///< false: the workers hold newer ones (exchange ring, hierarchical)
+  double measured_unix_seconds = 0;
+  std::vector<ParameterView> parameters;  ///< in the order of the model
+};
+
+/// A name that may not join.
+struct EvictionView {
+  std::string name, why;
+  double since_unix_seconds = 0, until_unix_seconds = 0;  ///< until 0: until it is allowed
+};
+
+/// How many workers would help (docs/rest.md, "Scale").
+struct ScaleView {
+  std::uint64_t workers = 0, useful_workers = 0;
+  double efficiency = 0, speedup = 0, round_seconds = 0, compute_seconds = 0, overhead_seconds = 0;
+  std::string limited_by, straggler, advice;
+};
+
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;
@@ -72,12 +113,29 @@ class ControlPlane {
   virtual Task<std::vector<WaitView>> waits() = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
   virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns
-  virtual Task<Status> drain(std::uint64_t member) = 0;        ///< not_found, failed_precondition
+  /// Reads every file of it and compares checksums; `problem` says what it found. not_found
+  virtual Task<Result<CheckpointView>> verify_checkpoint(std::uint64_t version) = 0;
+  virtual Task<Result<CheckpointView>> delete_checkpoint(std::uint64_t version) = 0;
+  /// Between two rounds; done when it returns. failed_precondition: not possible, with the reason
+  virtual Task<Result<RestoreView>> restore_checkpoint(std::uint64_t version,
+                                                       bool delete_newer) = 0;
+  virtual Task<Result<std::vector<CheckpointFileView>>> checkpoint_files(std::uint64_t version) = 0;
+  virtual Task<Result<ParametersView>> parameters() = 0;
+  virtual Task<Status> drain(std::uint64_t member) = 0;  ///< not_found, failed_precondition
+  /// End its membership; its name is refused for `seconds`, 0: until it is allowed.
+  virtual Task<Result<EvictionView>> evict(std::uint64_t member, double seconds,
+                                           std::string why) = 0;
+  virtual Task<std::vector<EvictionView>> evictions() = 0;
+  virtual Task<Status> allow(std::string name) = 0;  ///< not_found
+  /// `efficiency`: share of a round in which workers are to compute, between 0 and 1
+  virtual Task<ScaleView> scale(double efficiency) = 0;
   virtual Task<Status> pause() = 0;
   virtual Task<Status> resume() = 0;
   virtual Task<Status> stop() = 0;    ///< finish the round, checkpoint, leave
   virtual Task<bool> is_ready() = 0;  ///< initialised and able to take members
-  virtual std::string config_json() = 0;
+  virtual Task<std::string> config_json() = 0;
+  /// A JSON object of settings that are live; all or none. The settings as `config_json`.
+  virtual Task<Result<std::string>> change_config(std::string json) = 0;
   virtual EventLog& events() = 0;  ///< may be used from any thread
 };
 

@@ -51,6 +51,11 @@ class Roster {
   };
   explicit Roster(Options options) : options_(options) {}
 
+  /// What `options` gave first; they hold for who is present too.
+  void set_limits(Duration lease, std::size_t max_members) {
+    options_.lease = lease, options_.max_members = max_members;
+  }
+
   struct Joined {
     MemberId member;
     std::optional<MemberId> fenced;  ///< the older member of the same name

@@ -16,9 +16,7 @@ std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
   return static_cast<std::uint32_t>(it - members.begin());
 }
 
-namespace {
-
-RoundPolicy policy_of(const ServerConfig& config) {
+RoundPolicy Cluster::policy_of(const ServerConfig& config) {
   RoundPolicy policy;
   CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has looked
   policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
@@ -27,8 +25,6 @@ RoundPolicy policy_of(const ServerConfig& config) {
   policy.is_joint = config.is_peer_to_peer();
   return policy;
 }
-
-}  // namespace
 
 Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config,
                  const Clock& clock, metrics::Registry& registry)

@@ -139,14 +139,25 @@ class Cluster final : public ControlPlane {
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<CheckpointView>> checkpoints() override;
   Task<Result<CheckpointView>> make_checkpoint() override;
+  Task<Result<CheckpointView>> verify_checkpoint(std::uint64_t version) override;
+  Task<Result<CheckpointView>> delete_checkpoint(std::uint64_t version) override;
+  Task<Result<RestoreView>> restore_checkpoint(std::uint64_t version, bool delete_newer) override;
+  Task<Result<std::vector<CheckpointFileView>>> checkpoint_files(std::uint64_t version) override;
+  Task<Result<ParametersView>> parameters() override;
   Task<Status> drain(std::uint64_t member) override;
+  Task<Result<EvictionView>> evict(std::uint64_t member, double seconds, std::string why) override;
+  Task<std::vector<EvictionView>> evictions() override;
+  Task<Status> allow(std::string name) override;
+  Task<ScaleView> scale(double efficiency) override;
   Task<Status> pause() override;
   Task<Status> resume() override;
   Task<Status> stop() override;
   Task<bool> is_ready() override;
-  std::string config_json() override { return config_json_; }
+  Task<std::string> config_json() override;
+  Task<Result<std::string>> change_config(std::string json) override;
   EventLog& events() override { return events_; }
-  void set_config_json(std::string text) { config_json_ = std::move(text); }
+  /// What knows the settings by name; `config` of the constructor are its targets. Before `run`.
+  void set_schema(config::Schema* schema) { schema_ = schema; }
   /// Which tokens beside `token` let a worker in; before `run`.
   void set_token_check(std::function<bool(std::string_view)> accepts) {
     accepts_token_ = std::move(accepts);
@@ -172,7 +183,7 @@ class Cluster final : public ControlPlane {
   void tell_codecs(Link& link, const proto::PushEnd& end);
   Round counted_of(const std::string& name) const;
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
-  Status check_join(const transport::Session& session, const proto::Join& join) const;
+  Status check_join(const transport::Session& session, const proto::Join& join);
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
   Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                proto::InitChunk head, std::uint64_t bytes);
@@ -271,6 +282,7 @@ class Cluster final : public ControlPlane {
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
   Status load_checkpoint();
+  Status load_checkpoint(const CheckpointEntry& entry);
   Status load_initial_file();
   Task<Result<CheckpointView>> write_checkpoint(bool may_announce);
   bool announces_checkpoint() const;
@@ -281,6 +293,16 @@ class Cluster final : public ControlPlane {
     std::uint64_t samples = 0, fingerprint = 0;
   };
   std::optional<DataIdentity> agreed_data() const;
+
+  // operations.cc, restore.cc: what an operator may do
+  static RoundPolicy policy_of(const ServerConfig& config);
+  Status check_change(const ServerConfig& before) const;
+  void apply_changes();
+  Status check_evicted(const std::string& name);
+  Task<Result<ParametersView>> measure_parameters();
+  Task<Status> restore_wanted();
+  Task<Result<RestoreView>> restore(Version version, bool delete_newer);
+  Task<void> dismiss_everybody(std::string why);
 
   // durability.cc: the journal of rounds
   struct DataPosition {
@@ -314,7 +336,9 @@ class Cluster final : public ControlPlane {
   Probe probe_;
   EventLog events_;
   RowsService rows_;  ///< its clients are no members
-  std::string config_json_ = "{}", data_endpoint_, api_endpoint_, run_id_;
+  config::Schema* schema_ = nullptr;
+  bool is_changed_ = false;  ///< settings that are looked at between rounds
+  std::string data_endpoint_, api_endpoint_, run_id_;
   std::function<bool(std::string_view)> accepts_token_;
   const std::string node_ = transport::this_node();
   TimePoint started_;
@@ -388,6 +412,25 @@ class Cluster final : public ControlPlane {
   std::uint64_t exchange_failures_ = 0;
   std::map<MemberId, std::uint64_t> blamed_;  ///< by members that failed, in this round
   std::set<MemberId> failed_;                 ///< who could not complete this attempt
+
+  // what operators asked for
+  struct Eviction {
+    std::string why;
+    double since_unix_seconds = 0;
+    std::optional<TimePoint> until;  ///< none: until it is allowed
+    double until_unix_seconds = 0;
+  };
+  std::map<std::string, Eviction> evicted_;
+  struct Restore {
+    Version version;
+    bool deletes_newer = false;
+    bool is_half = false;  ///< the old state is gone
+    std::optional<Result<RestoreView>> outcome;
+  };
+  std::shared_ptr<Restore> restore_;
+  bool measuring_ = false;
+  std::shared_ptr<const ParametersView> measured_;
+  TimePoint measured_at_;
 
   std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;

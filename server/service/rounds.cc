@@ -69,6 +69,8 @@ Task<Status> Cluster::run_rounds() {
       continue;
     }
     if (announcement_wanted_) announce_checkpoint();
+    if (is_changed_) apply_changes();
+    if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     if (stop_requested_ || goal_reached()) co_return Status();
     dismiss_drained();
     if (paused_) {

@@ -197,7 +197,7 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   co_await children.join();
 }
 
-Status Cluster::check_join(const Session& session, const proto::Join& join) const {
+Status Cluster::check_join(const Session& session, const proto::Join& join) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
@@ -206,6 +206,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) cons
     return refuse("the job is over: " + phase_reason_);
   if (stop_requested_)
     return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
+  CENTROID_TRY(check_evicted(join.name));
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   const std::uint64_t window = session.peer().credit_bytes;

@@ -20,6 +20,11 @@ Task<Status> Cluster::prepare() {
   policy.keep = config_.checkpoint_keep;
   policy.keep_every_rounds = config_.checkpoint_keep_every;
   policy.shard_bytes = config_.checkpoint_shard_bytes;
+  policy.on_pruned = [this](const CheckpointEntry& entry) {
+    events_.publish("checkpoint.deleted", {{"path", entry.path.string()},
+                                           {"version", entry.version.value},
+                                           {"why", "checkpoint.keep"}});
+  };
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
@@ -136,7 +141,10 @@ Status Cluster::load_checkpoint() {
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
     return {};
   }
-  const CheckpointEntry& entry = newest.value();
+  return load_checkpoint(newest.value());
+}
+
+Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
   const CheckpointInfo& info = entry.info;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +

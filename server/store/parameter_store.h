@@ -33,6 +33,9 @@ class ParameterStore {
 
   const ChunkPlan& plan() const { return *plan_; }
   const Optimizer& optimizer() const { return *optimizer_; }
+  /// Another one of the same rule and slots, with another learning rate or schedule. Between
+  /// rounds.
+  void set_optimizer(std::unique_ptr<Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
   Version version() const { return version_; }  ///< 0: not initialised
   std::uint64_t optimizer_step() const { return optimizer_step_; }
   /// The version whose values are here: behind `version` after `commit_elsewhere`, 0 while they
@@ -140,7 +143,7 @@ class ParameterStore {
   const std::shared_ptr<Plane>& plane(std::size_t number) const;
 
   const std::shared_ptr<const ChunkPlan> plan_;
-  const std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   Version version_, held_;
   std::uint64_t next_step() const { return optimizer_step_ / fragments_ + 1; }
   std::uint64_t optimizer_step_ = 0, fragments_ = 1;

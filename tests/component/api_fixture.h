@@ -80,9 +80,65 @@ class SampleControl final : public server::ControlPlane {
     co_return ready.load();
   }
   server::EventLog& events() override { return happened; }
-  std::string config_json() override {
+  Task<std::string> config_json() override {
     const std::lock_guard lock(mutex);
-    return config;
+    co_return config;
+  }
+  Task<Result<std::string>> change_config(std::string json) override {
+    CENTROID_CO_TRY(co_await act("config " + json));
+    co_return co_await config_json();
+  }
+  Task<Result<server::CheckpointView>> verify_checkpoint(std::uint64_t version) override {
+    CENTROID_CO_TRY(co_await act("verify " + std::to_string(version)));
+    co_return server::CheckpointView();
+  }
+  Task<Result<server::CheckpointView>> delete_checkpoint(std::uint64_t version) override {
+    CENTROID_CO_TRY(co_await act("delete " + std::to_string(version)));
+    co_return server::CheckpointView();
+  }
+  Task<Result<server::RestoreView>> restore_checkpoint(std::uint64_t version,
+                                                       bool delete_newer) override {
+    const std::string more = delete_newer ? "!" : "";
+    CENTROID_CO_TRY(co_await act("restore " + std::to_string(version) + more));
+    co_return server::RestoreView();
+  }
+  Task<Result<std::vector<server::CheckpointFileView>>> checkpoint_files(
+      std::uint64_t version) override {
+    co_await answer();
+    if (version != 7) co_return Error(ErrorCode::kNotFound, "there is no checkpoint 8");
+    const std::lock_guard lock(mutex);
+    co_return files;
+  }
+  Task<Result<server::ParametersView>> parameters() override {
+    co_await answer();
+    server::ParametersView view;
+    view.version = 3;
+    server::ParameterView one;
+    one.name = "some-name";
+    one.dtype = "f32";
+    one.shape = {2, 3};
+    view.parameters.push_back(one);
+    one.name = "layer/1.bias";
+    view.parameters.push_back(one);
+    co_return view;
+  }
+  Task<Result<server::EvictionView>> evict(std::uint64_t member, double seconds,
+                                           std::string why) override {
+    CENTROID_CO_TRY(co_await act("evict " + std::to_string(member) + " " +
+                                 std::to_string(static_cast<int>(seconds)) + " " + why));
+    co_return server::EvictionView();
+  }
+  Task<std::vector<server::EvictionView>> evictions() override {
+    co_await answer();
+    co_return std::vector<server::EvictionView>(1);
+  }
+  Task<Status> allow(std::string name) override { co_return co_await act("allow " + name); }
+  Task<server::ScaleView> scale(double efficiency) override {
+    co_await answer();
+    server::ScaleView view;
+    view.efficiency = efficiency;
+    view.limited_by = "workers";
+    co_return view;
   }
 
   void fail_with(std::optional<Error> error) {
@@ -105,6 +161,7 @@ class SampleControl final : public server::ControlPlane {
   std::atomic<std::size_t> last_limit{0};
   std::mutex mutex;
   std::string config = "{\"listen\":{\"value\":1}}";
+  std::vector<server::CheckpointFileView> files;  ///< of checkpoint 7
   std::optional<Error> planned;
   std::string done;
 

@@ -69,6 +69,36 @@ TEST_F(ApiTest, ActionsReachTheControlPlane) {
   EXPECT_EQ(control.actions(), "checkpoint;drain 7;pause;resume;stop;");
 }
 
+TEST_F(ApiTest, ActionsWithABodyReachTheControlPlaneWithWhatTheySay) {
+  const char* json = "Content-Type: application/json\r\n";
+  EXPECT_EQ(request("POST", "/v1/workers/7:evict", json, R"({"seconds":60,"why":"hot"})").status,
+            200);
+  EXPECT_EQ(request("POST", "/v1/workers/7:evict").status, 200);
+  EXPECT_EQ(request("DELETE", "/v1/evictions/w%201").status, 200);
+  EXPECT_EQ(request("PATCH", "/v1/config", json, R"({"checkpoint.keep":5})").status, 200);
+  EXPECT_EQ(request("POST", "/v1/checkpoints/7:verify").status, 200);
+  EXPECT_EQ(request("POST", "/v1/checkpoints/7:restore", json, R"({"delete_newer":true})").status,
+            200);
+  EXPECT_EQ(request("DELETE", "/v1/checkpoints/7").status, 200);
+  EXPECT_EQ(control.actions(),
+            "evict 7 60 hot;evict 7 0 ;allow w 1;config {\"checkpoint.keep\":5};verify 7;restore "
+            "7!;delete 7;");
+  expect_problem(request("POST", "/v1/workers/7:evict", json, R"({"seconds":"x"})"), 400,
+                 "invalid_argument", "seconds");
+  expect_problem(request("POST", "/v1/checkpoints/7:restore", json, R"({"delete_newer":1})"), 400,
+                 "invalid_argument", "true or false");
+  expect_problem(request("PATCH", "/v1/config"), 400, "invalid_argument", "JSON object");
+  expect_problem(request("GET", "/v1/scale?efficiency=1"), 400, "invalid_argument", "0.05");
+  EXPECT_EQ(Json::parse(request("GET", "/v1/scale?efficiency=0.75").body)["efficiency"], 0.75);
+  EXPECT_EQ(request("GET", "/v1/parameters/layer%2F1.bias").status, 200);
+  EXPECT_EQ(request("GET", "/v1/parameters/other").status, 404);
+  const Json page = Json::parse(request("GET", "/v1/parameters?limit=1").body);
+  EXPECT_EQ(page["parameters"].size(), 1U);
+  const Json rest = Json::parse(request("GET", page["next"].get<std::string>()).body);
+  EXPECT_EQ(rest["parameters"][0]["name"], "layer/1.bias");
+  EXPECT_TRUE(rest["next"].is_null());
+}
+
 TEST_F(ApiTest, ErrorsOfTheControlPlaneBecomeProblems) {
   const std::array<std::pair<ErrorCode, int>, 12> expected = {
       {{ErrorCode::kUnavailable, 503},

@@ -60,6 +60,54 @@ class Ctl(ClusterTest):
         self.ctl(server, "job", "stop")
         self.assert_exit(DONE, first, server)
 
+    def test_events_are_shown_and_followed(self):
+        server, _ = self.training()
+        shown = self.ctl(server, "events", "--type", "member")
+        for part in ("member.joined", "worker=w0", "worker=w1"):
+            self.assertIn(part, shown)
+        last = [json.loads(line) for line in self.ctl(server, "--output", "json", "events", "-n", "3").splitlines()]
+        self.assertEqual(len(last), 3)
+        followed = self.ctl(server, "--output", "json", "events", "--follow", "-n", "0", "--count", "2", "--type", "round.committed")
+        rounds = [json.loads(line) for line in followed.splitlines()]
+        self.assertEqual(len(rounds), 2)
+        self.assertGreater(rounds[1]["round"], rounds[0]["round"])
+        self.assertGreater(rounds[0]["id"], last[0]["id"])
+        self.assertIn("no event is called", self.ctl(server, "events", "--type", "weather", status=ANSWERED_BADLY))
+
+    def test_tokens_are_made_shown_and_revoked(self):
+        secrets = self.folder / "operator"
+        secrets.write_text("of-the-test\n")
+        server = self.server("--api.token", "of-the-test")
+        mine = ("--token-file", secrets)
+        secret = self.ctl(server, *mine, "tokens", "create", "eyes", "--hours", "1").strip()
+        listed = self.ctl(server, *mine, "tokens", "list")
+        self.assertRegex(listed, r"eyes +viewer")
+        self.assertNotIn(secret, listed)
+        (self.folder / "viewer").write_text(secret)
+        theirs = ("--token-file", self.folder / "viewer")
+        self.ctl(server, *theirs, "status")
+        self.assertIn("role admin", self.ctl(server, *theirs, "job", "pause", status=ANSWERED_BADLY))
+        self.ctl(server, *mine, "tokens", "revoke", "eyes")
+        self.ctl(server, *theirs, "status", status=ANSWERED_BADLY)
+        self.assertRegex(self.ctl(server, *mine, "audit"), r"eyes +viewer .* POST +/v1/job:pause +403")
+
+    def test_settings_are_changed_and_workers_evicted(self):
+        server, (_, second) = self.training()
+        said = self.ctl(server, "config", "set", "checkpoint.keep=7", "lease=20s")
+        self.assertIn("checkpoint.keep = 7", said)
+        self.assertRegex(self.ctl(server, "config", "get", "lease"), r"lease +20000 +ms +rest +yes")
+        self.assertIn("seed cannot be changed", self.ctl(server, "config", "set", "seed=3", status=ANSWERED_BADLY))
+        self.assertIn("NAME=VALUE", self.ctl(server, "config", "set", "seed", status=USAGE))
+        self.ctl(server, "workers", "evict", "w1", "--why", "of the test")
+        self.assertNotEqual(second.exit_status(), DONE)
+        self.ctl(server, "workers", "allow", "w1")
+        self.assertIn("no worker 'w1' is evicted", self.ctl(server, "workers", "allow", "w1", status=ANSWERED_BADLY))
+        self.assertIn("workers", self.ctl(server, "scale"))
+        self.assertRegex(self.ctl(server, "parameters"), r"version \d+\n.*tensor")
+        made = json.loads(self.ctl(server, "--output", "json", "checkpoints", "make"))["version"]
+        self.ctl(server, "checkpoints", "restore", made, "--delete-newer")
+        self.assertIn("newest", self.ctl(server, "checkpoints", "delete", made, status=ANSWERED_BADLY))
+
     def test_worker_stopped_by_a_signal_exits_as_asked(self):
         _, (first, _) = self.training()
         first.send(15)

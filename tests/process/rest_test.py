@@ -1,11 +1,13 @@
 """REST against real programs: events, tokens on the data plane, settings, evictions, checkpoints, parameters. rest_test.py BIN_DIR"""
 
+import array
 import http.client
 import json
+import math
 import urllib.error
 import urllib.request
 
-from cluster import DONE, ClusterTest, main
+from cluster import DONE, ClusterTest, main, wait_for
 
 STOPPED = 143
 OPERATOR = "the-operator"
@@ -120,6 +122,112 @@ class Rest(ClusterTest):
         self.assertEqual((first[0], first[2]), (second[0], second[2]))
         self.assertEqual(second[1]["Idempotency-Replayed"], "true")
         self.assertEqual(self.ask(server, "POST", "/v1/job:pause", **key)[0], 422)
+
+    def test_settings_change_while_the_job_runs(self):
+        server, _ = self.training()
+        stream = Stream(server)
+        self.addCleanup(stream.close)
+        before = server.get("/v1/config")
+        self.assertTrue(before["checkpoint.keep"]["live"])
+        self.assertFalse(before["seed"]["live"])
+        wrong = [
+            ({"checkpoint.keep": 9, "seed": 4}, 409, "seed cannot be changed"),
+            ({"checkpoint.keep": 9, "epochs": -1}, 400, "epochs"),
+            ({"checkpoint.keep": 9, "lease": "1s"}, 409, "can only grow"),
+            ({"checkpoint.keep": 9, "policy": "asp"}, 409, "policy"),
+            ({"checkpoint.keep": 9, "min_workers": 300}, 400, "max_workers"),
+            ({"checkpoint.kep": 9}, 400, "checkpoint.keep"),
+        ]
+        for body, status, text in wrong:
+            problem = self.json(server, "PATCH", "/v1/config", body, status)
+            self.assertIn(text, problem["detail"])
+            self.assertEqual(server.get("/v1/config"), before)
+        after = self.json(server, "PATCH", "/v1/config", {"checkpoint": {"every_rounds": 5, "keep": 2}, "optimizer.learning_rate": 0.125})
+        self.assertEqual((after["checkpoint.keep"]["value"], after["checkpoint.keep"]["origin"]), (2, "rest"))
+        self.assertIn("checkpoint.keep=2", stream.next("config.changed")["changes"])
+        self.assertGreater(stream.next("checkpoint.deleted")["version"], 0)  # written every 5 rounds, 2 are kept
+        server.wait_cluster("the new rate", lambda view: view["learning_rate"] == 0.125)
+        self.json(server, "PATCH", "/v1/config", {"rounds": server.cluster()["round"] + 20})
+        server.wait_cluster("the new goal", lambda view: view["state"] == "finished")
+        self.assertIn("the job is over", self.json(server, "PATCH", "/v1/config", {"rounds": 0}, 409)["detail"])
+
+    def test_an_evicted_worker_stays_away_until_it_is_allowed(self):
+        server, (_, second) = self.training()
+        member = server.workers("w1")[-1]["member"]
+        self.json(server, "POST", f"/v1/workers/{member}:evict", {"why": "its disk is failing"})
+        self.assertNotEqual(second.exit_status(), DONE)
+        self.assertIn("its disk is failing", second.text())
+        again = self.worker(server, "w1", "--join_timeout", "10s")
+        self.assertNotEqual(again.exit_status(), DONE)
+        self.assertIn("DELETE /v1/evictions/w1", again.text())
+        server.wait_more_rounds()  # the other goes on
+        self.assertEqual([one["name"] for one in server.get("/v1/evictions")["evictions"]], ["w1"])
+        self.json(server, "DELETE", "/v1/evictions/w1")
+        self.worker(server, "w1", "--stop-status", STOPPED)
+        server.wait_worker("w1", "active")
+        member = server.workers("w0")[-1]["member"]
+        self.json(server, "POST", f"/v1/workers/{member}:evict", {"seconds": 1})
+        server.wait_worker("w0", "left", -2)  # and by itself
+        server.wait_worker("w0", "active")
+
+    def test_a_job_goes_back_to_a_checkpoint(self):
+        server, workers = self.training()
+        old = self.json(server, "POST", "/v1/checkpoints", status=201)
+        model = self.ask(server, "GET", f"/v1/checkpoints/{old['version']}/files/model.safetensors")[2]
+        server.wait_more_rounds(50)
+        new = self.json(server, "POST", "/v1/checkpoints", status=201)
+        refused = self.json(server, "POST", f"/v1/checkpoints/{old['version']}:restore", status=409)
+        self.assertIn("delete_newer", refused["detail"])
+        stream = Stream(server)
+        self.addCleanup(stream.close)
+        done = self.json(server, "POST", f"/v1/checkpoints/{old['version']}:restore", {"delete_newer": True})
+        self.assertEqual((done["version"], done["deleted"]), (old["version"], 1))
+        self.assertGreater(done["from_version"], new["version"] - 1)
+        self.assertEqual(stream.next("checkpoint.restored")["version"], old["version"])
+        self.assertEqual(stream.next("generation.formed")["round"], old["round"] + 1)
+        server.wait_round(old["round"] + 60)  # both have come back and train
+        self.assertEqual({one["name"] for one in server.workers() if one["state"] == "active"}, {"w0", "w1"})
+        for worker in workers:
+            self.assertTrue(worker.is_running())
+        still = self.ask(server, "GET", f"/v1/checkpoints/{old['version']}/files/model.safetensors")[2]
+        self.assertEqual(still, model)
+        self.json(server, "POST", "/v1/checkpoints/999999999:restore", status=404)
+
+    def test_parameters_are_those_of_the_checkpoint(self):
+        server, _ = self.training()
+        server.post("/v1/job:pause")
+        server.wait_cluster("paused", lambda view: view["state"] == "paused")
+        written = self.json(server, "POST", "/v1/checkpoints", status=201)
+        wait_for(lambda: server.get("/v1/parameters")["version"] == written["version"], "statistics of the newest version")
+        told = server.get("/v1/parameters")["parameters"]
+        path = f"/v1/checkpoints/{written['version']}/files/model.safetensors"
+        status, fields, body = self.ask(server, "GET", path)
+        self.assertEqual(status, 200)
+        length = int.from_bytes(body[:8], "little")
+        head = json.loads(body[8 : 8 + length])
+        for one in told:
+            begin, end = head[one["name"]]["data_offsets"]
+            values = array.array("f", body[8 + length + begin : 8 + length + end])
+            self.assertEqual(one["shape"], head[one["name"]]["shape"])
+            self.assertEqual(one["elements"], len(values))
+            self.assertEqual((one["min"], one["max"]), (min(values), max(values)))
+            self.assertAlmostEqual(one["mean"], math.fsum(values) / len(values), places=9)
+            self.assertAlmostEqual(one["norm"], math.sqrt(math.fsum(x * x for x in values)), places=6)
+        one = server.get(f"/v1/parameters/{told[0]['name']}")
+        self.assertEqual(one["norm"], told[0]["norm"])
+        part = self.ask(server, "GET", path, Range="bytes=8-107")
+        self.assertEqual((part[0], part[2]), (206, body[8:108]))
+        known = self.ask(server, "GET", path, If_None_Match=fields["ETag"])
+        self.assertEqual((known[0], known[2]), (304, b""))
+
+    def test_scale_is_estimated_from_rounds(self):
+        server, _ = self.training()
+        server.wait_round(100)
+        told = wait_for(lambda: (view := server.get("/v1/scale"))["limited_by"] != "nothing_known" and view, "an estimate")
+        self.assertEqual(told["workers"], 2)
+        self.assertGreater(told["efficiency"], 0)
+        self.assertAlmostEqual(told["compute_seconds"] + told["overhead_seconds"], told["round_seconds"], places=6)
+        self.json(server, "GET", "/v1/scale?efficiency=2", status=400)
 
 
 if __name__ == "__main__":

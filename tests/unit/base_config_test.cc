@@ -310,5 +310,40 @@ TEST_F(Config, TwoFieldsOfOneNameAbort) {
   EXPECT_DEATH(schema.field("config", &offset, {.text = "Reserved."}), "CENTROID_CHECK failed");
 }
 
+TEST(ConfigChange, IsOfLiveFieldsAndAllOrNothing) {
+  std::uint64_t keep = 3, every = 0, seed = 1;
+  Schema schema("test", "Test.");
+  schema.field("checkpoint.keep", &keep, {.text = "Keep.", .min = 1, .live = true});
+  schema.field("checkpoint.every", &every, {.text = "Every.", .live = true});
+  schema.field("seed", &seed, {.text = "Seed."});
+  const auto fine = [] { return Status(); };
+  const auto change = [&](const char* text) { return schema.change(text, "test", fine); };
+  const auto done = change(R"({"checkpoint.keep": 5, "checkpoint": {"every": 7}})");
+  ASSERT_TRUE(done.ok()) << done.error().message();
+  ASSERT_EQ(done->size(), 2U);
+  EXPECT_EQ(done->front().name, "checkpoint.keep");
+  EXPECT_EQ(done->front().from, "3");
+  EXPECT_EQ(done->front().to, "5");
+  EXPECT_EQ(keep, 5U);
+  EXPECT_EQ(every, 7U);
+  const auto shown = json::parse(schema.effective_json());
+  EXPECT_EQ(shown["checkpoint.keep"]["origin"], "rest");
+  for (const char* wrong : {R"({"checkpoint.keep": 6, "seed": 2})", R"({"checkpoint.keep": 0})",
+                            R"({"checkpoint.keep": 6, "checkpoint.kep": 2})", "{", "[]"}) {
+    EXPECT_FALSE(change(wrong).ok()) << wrong;
+    EXPECT_EQ(keep, 5U) << wrong;
+  }
+  EXPECT_EQ(change(R"({"seed": 2})").error().code(), ErrorCode::kFailedPrecondition);
+  std::uint64_t seen = 0;
+  const auto refuse = [&] {
+    seen = keep;
+    return Status(Error(ErrorCode::kFailedPrecondition, "not now"));
+  };
+  EXPECT_FALSE(schema.change(R"({"checkpoint.keep": 8})", "test", refuse).ok());
+  EXPECT_EQ(seen, 8U) << "the check sees the new value";
+  EXPECT_EQ(keep, 5U);
+  EXPECT_EQ(json::parse(schema.effective_json())["checkpoint.keep"]["source"], "test:1");
+}
+
 }  // namespace
 }  // namespace centroid::config

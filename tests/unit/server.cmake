@@ -1,3 +1,4 @@
+centroid_test(scale_test LABEL unit SOURCES unit/scale_test.cc DEPS centroid::service)
 centroid_test(memory_need_test LABEL unit SOURCES unit/memory_need_test.cc DEPS centroid::service)
 centroid_test(server_test LABEL unit
   SOURCES unit/roster_test.cc unit/round_machine_test.cc unit/round_policy_test.cc unit/contribution_stage_test.cc unit/aggregator_test.cc unit/messages_test.cc

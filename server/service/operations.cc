@@ -1,0 +1,350 @@
+#include <algorithm>
+
+#include "common/base/log_level.h"
+#include "server/service/cluster.h"
+#include "server/service/scale.h"
+#include "server/store/statistics.h"
+
+/// What an operator may do beside the job's course: settings, evictions, checkpoints on disk, a
+/// look at the parameters.
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
+constexpr std::size_t kPieceElements = 256 * 1024;
+constexpr std::chrono::seconds kSnapshotPatience{8};
+constexpr std::chrono::seconds kMeasuredAge{1};  ///< younger ones are told again
+constexpr std::size_t kScaleRounds = 50;
+
+CheckpointView checkpoint_view(const CheckpointEntry& entry) {
+  return {.path = entry.path.string(),
+          .problem = entry.problem,
+          .version = entry.version.value,
+          .round = entry.info.round.value,
+          .bytes = entry.bytes,
+          .created_unix_seconds = entry.info.created_unix_seconds};
+}
+
+Result<ParametersView> measure(Snapshot& snapshot, const Manifest& manifest, ParametersView view) {
+  std::vector<float> piece;
+  std::uint64_t position = 0;
+  for (const TensorInfo& tensor : manifest) {
+    StatisticsSum sum;
+    for (std::uint64_t at = 0; at < tensor.elements();) {
+      piece.resize(std::min<std::uint64_t>(kPieceElements, tensor.elements() - at));
+      CENTROID_TRY(snapshot.read(0, position + at, piece));
+      sum.add(piece);
+      at += piece.size();
+    }
+    position += tensor.elements();
+    const TensorStatistics found = sum.result();
+    ParameterView one;
+    one.name = tensor.name;
+    one.dtype = to_string(tensor.dtype);
+    one.shape.assign(tensor.shape.begin(), tensor.shape.end());
+    one.elements = tensor.elements();
+    one.bytes = tensor.bytes();
+    one.nonfinite = found.nonfinite;
+    one.min = found.min;
+    one.max = found.max;
+    one.mean = found.mean;
+    one.deviation = found.deviation;
+    one.norm = found.norm;
+    view.parameters.push_back(std::move(one));
+  }
+  return view;
+}
+
+}  // namespace
+
+Task<std::string> Cluster::config_json() {
+  auto read = [this] { return schema_ == nullptr ? "{}" : schema_->effective_json(); };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+/// Whether what has changed since `before` may change while a job runs.
+Status Cluster::check_change(const ServerConfig& before) const {
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition, why);
+  };
+  ServerConfig trial = config_;
+  CENTROID_TRY(finish(trial));
+  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_requested_)
+    return refuse("the job is over: " + phase_reason_);
+  if (config_.lease < before.lease && !links_.empty())
+    return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
+                  std::to_string(before.lease.count()) + " ms: it can only grow");
+  if (policy_of(config_).kind != policy_.kind)
+    return refuse("policy: " + before.policy + " can get other numbers, but not become " +
+                  config_.policy + " while the job runs");
+  const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
+                             config_.optimizer.schedule != before.optimizer.schedule;
+  if (is_other_rate && config_.applies_on_worker())
+    return refuse(
+        "optimizer: every worker applies its own, which it got when it joined: stop the job and "
+        "resume it with the new rate");
+  if (is_other_rate && config_.keeps_journal())
+    return refuse(
+        "optimizer: the journal can only be replayed with the rate it was written with: stop the "
+        "job, which writes a checkpoint, and resume it with the new one");
+  CENTROID_TRY(log::parse_level(config_.log_level));
+  return {};
+}
+
+/// Between two rounds.
+void Cluster::apply_changes() {
+  is_changed_ = false;
+  policy_ = policy_of(config_);
+  machine_.set_policy(policy_);
+  if (!store_) return;
+  const OptimizerConfig& now = store_->optimizer().config();
+  if (now.learning_rate == config_.optimizer.learning_rate &&
+      now.schedule == config_.optimizer.schedule)
+    return;
+  auto optimizer = make_optimizer(config_.optimizer);
+  CENTROID_CHECK(optimizer.ok());  // `finish` has looked
+  store_->set_optimizer(std::move(optimizer).value());
+}
+
+Task<Result<std::string>> Cluster::change_config(std::string json) {
+  auto change = [this, json = std::move(json)]() -> std::optional<Result<std::string>> {
+    if (schema_ == nullptr)
+      return Error(ErrorCode::kUnimplemented, "this server's settings cannot be changed");
+    const ServerConfig before = config_;
+    auto changed = schema_->change(json, "PATCH /v1/config", [&] { return check_change(before); });
+    if (!changed.ok()) return std::move(changed).error();
+    std::string text;
+    for (const auto& one : *changed)
+      text.append(text.empty() ? "" : ", ").append(one.name).append("=").append(one.to);
+    tell(events_, log::Level::kInfo, "config.changed", {{"changes", text}});
+    roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
+    log::set_level(log::parse_level(config_.log_level).value());
+    is_changed_ = true;
+    changed_.notify_all();
+    return schema_->effective_json();
+  };
+  auto outcome = co_await run_on(executor_, std::move(change));
+  if (!outcome->ok()) co_return std::move(*outcome);
+  // The folder belongs to the blocking thread.
+  auto keep = [this, keep = config_.checkpoint_keep, every = config_.checkpoint_keep_every] {
+    if (checkpoints_) checkpoints_->set_keep(keep, every);
+  };
+  co_await run_on(blocking_, std::move(keep));
+  co_return std::move(*outcome);
+}
+
+Status Cluster::check_evicted(const std::string& name) {
+  std::erase_if(evicted_, [this](const auto& one) {
+    return one.second.until && *one.second.until <= clock_.now();
+  });
+  const auto found = evicted_.find(name);
+  if (found == evicted_.end()) return {};
+  const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
+  if (!found->second.until)
+    return Error(ErrorCode::kFailedPrecondition,
+                 who + ") until it is allowed: DELETE /v1/evictions/" + name);
+  const auto left =
+      std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
+  return Error(ErrorCode::kUnavailable,
+               who + ") for another " + std::to_string(left.count() + 1) + " s");
+}
+
+Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, std::string why) {
+  auto act = [this, member, seconds, why]() -> std::optional<Result<EvictionView>> {
+    constexpr std::size_t kMaxEvictions = 1000;
+    const Member* const found = roster_.find(MemberId(member));
+    if (found == nullptr)
+      return Error(ErrorCode::kNotFound,
+                   "there is no worker with member id " + std::to_string(member));
+    if (evicted_.size() >= kMaxEvictions)
+      return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
+    const std::string name = found->name;
+    Eviction eviction;
+    eviction.why = why.empty() ? "no reason given" : why;
+    eviction.since_unix_seconds = clock_.unix_seconds();
+    if (seconds > 0) {
+      const auto span = std::chrono::duration<double>(seconds);
+      eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(span);
+      eviction.until_unix_seconds = eviction.since_unix_seconds + seconds;
+    }
+    evicted_[name] = eviction;
+    const std::string reason = "evicted by an operator: " + eviction.why;
+    tell(events_, log::Level::kWarn, "member.evicted",
+         {{"worker", name}, {"member", member}, {"seconds", seconds}, {"why", eviction.why}});
+    // Who is evicted for a while comes back by itself; who is not, ends.
+    const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
+    if (roster_.leave(MemberId(member), reason)) member_gone(MemberId(member), Error(code, reason));
+    return EvictionView{.name = name,
+                        .why = eviction.why,
+                        .since_unix_seconds = eviction.since_unix_seconds,
+                        .until_unix_seconds = eviction.until_unix_seconds};
+  };
+  auto outcome = co_await run_on(executor_, std::move(act));
+  co_return std::move(*outcome);
+}
+
+Task<std::vector<EvictionView>> Cluster::evictions() {
+  auto read = [this] {
+    (void)check_evicted("");  // forgets those whose time is over
+    std::vector<EvictionView> views;
+    for (const auto& [name, eviction] : evicted_)
+      views.push_back({.name = name,
+                       .why = eviction.why,
+                       .since_unix_seconds = eviction.since_unix_seconds,
+                       .until_unix_seconds = eviction.until_unix_seconds});
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<Status> Cluster::allow(std::string name) {
+  auto act = [this, name]() -> Status {
+    if (evicted_.erase(name) == 0)
+      return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
+}
+
+Task<ScaleView> Cluster::scale(double efficiency) {
+  auto read = [this, efficiency] {
+    ScaleQuestion question;
+    question.efficiency = efficiency;
+    question.adds_at_server = !config_.is_peer_to_peer();
+    question.max_workers = config_.max_workers;
+    for (const auto& [id, link] : links_)
+      if (link->rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
+    double first = 0, last = 0;
+    for (const RoundView& round : history_) {  // newest first
+      if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;
+      const double end = round.opened_unix_seconds + round.seconds;
+      if (question.rounds == 0) last = end;
+      first = end;
+      if (++question.rounds > kScaleRounds) break;
+    }
+    if (question.rounds > 1)
+      question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
+    const ScaleAdvice advice = advise_scale(question);
+    return ScaleView{.workers = advice.workers,
+                     .useful_workers = advice.useful_workers,
+                     .efficiency = advice.efficiency,
+                     .speedup = advice.speedup,
+                     .round_seconds = advice.round_seconds,
+                     .compute_seconds = advice.compute_seconds,
+                     .overhead_seconds = advice.overhead_seconds,
+                     .limited_by = advice.limited_by,
+                     .straggler = advice.straggler,
+                     .advice = advice.advice};
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
+  auto read = [this, version]() -> std::optional<Result<CheckpointView>> {
+    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
+    const auto found = checkpoints_->find(Version(version), true);
+    if (!found.ok()) return found.error();
+    return checkpoint_view(*found);
+  };
+  auto outcome = co_await run_on(blocking_, std::move(read));
+  co_return std::move(*outcome);
+}
+
+Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
+  auto act = [this, version]() -> std::optional<Result<CheckpointView>> {
+    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
+    const auto found = checkpoints_->find(Version(version), false);
+    if (!found.ok()) return found.error();
+    bool is_newest = found->problem.empty();
+    for (const CheckpointEntry& other : checkpoints_->list(false))
+      if (other.problem.empty() && other.version > found->version) is_newest = false;
+    if (is_newest)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "version " + std::to_string(version) +
+                       " is the newest checkpoint, from which the job would be resumed: write "
+                       "another one first");
+    if (const Status removed = checkpoints_->remove(*found); !removed.ok()) return removed.error();
+    tell(events_, log::Level::kInfo, "checkpoint.deleted",
+         {{"path", found->path.string()}, {"version", version}, {"why", "asked for over REST"}});
+    return checkpoint_view(*found);
+  };
+  auto outcome = co_await run_on(blocking_, std::move(act));
+  co_return std::move(*outcome);
+}
+
+Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uint64_t version) {
+  auto read = [this, version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
+    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
+    const auto found = checkpoints_->find(Version(version), false);
+    if (!found.ok()) return found.error();
+    if (!found->problem.empty())
+      return Error(ErrorCode::kDataLoss,
+                   "checkpoint " + found->path.string() + " is damaged: " + found->problem);
+    const auto files = checkpoints_->files(*found);
+    if (!files.ok()) return files.error();
+    std::vector<CheckpointFileView> views;
+    for (const CheckpointFile& file : *files)
+      views.push_back({.name = file.name,
+                       .path = (found->path / file.name).string(),
+                       .bytes = file.bytes,
+                       .crc32c = file.crc32c});
+    return views;
+  };
+  auto outcome = co_await run_on(blocking_, std::move(read));
+  co_return std::move(*outcome);
+}
+
+Task<Result<ParametersView>> Cluster::parameters() {
+  auto read = [](Cluster* self) -> Task<std::optional<Result<ParametersView>>> {
+    co_return co_await self->measure_parameters();
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+/// Statistics of a snapshot, made by the blocking thread, while rounds go on.
+Task<Result<ParametersView>> Cluster::measure_parameters() {
+  const TimePoint give_up = clock_.now() + kSnapshotPatience;
+  const Error busy(ErrorCode::kUnavailable,
+                   "the parameters are being read by somebody else, such as a checkpoint: repeat");
+  while (measuring_) {
+    if (clock_.now() > give_up) co_return busy;
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+  }
+  if (!store_ || store_->held() == Version())
+    co_return Error(ErrorCode::kUnavailable,
+                    "there are no parameters yet: no worker has sent the initial ones");
+  if (measured_ &&
+      (measured_->version == store_->held().value || clock_.now() - measured_at_ < kMeasuredAge))
+    co_return *measured_;
+  measuring_ = true;
+  ParametersView view;
+  std::shared_ptr<Snapshot> snapshot;
+  for (bool goes_on = true; goes_on && clock_.now() < give_up && !snapshot;) {
+    view.version = store_->held().value;
+    view.is_current = store_->is_current();
+    if (store_->held() != Version()) snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+    if (!snapshot) goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+  }
+  if (!snapshot) {
+    measuring_ = false;
+    co_return busy;
+  }
+  view.measured_unix_seconds = clock_.unix_seconds();
+  auto work = [view = std::move(view), manifest = store_->plan().manifest(),
+               snapshot = std::move(snapshot)]() mutable {
+    auto outcome = std::make_optional(measure(*snapshot, manifest, std::move(view)));
+    snapshot.reset();  // rounds need not keep copies for it any more
+    return outcome;
+  };
+  auto outcome = co_await run_on(blocking_, std::move(work));
+  measuring_ = false;
+  if (!outcome->ok()) co_return std::move(*outcome);
+  measured_ = std::make_shared<ParametersView>(outcome->value());
+  measured_at_ = clock_.now();
+  co_return std::move(*outcome);
+}
+
+}  // namespace centroid::server

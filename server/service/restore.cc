@@ -1,0 +1,140 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// Going back to a checkpoint while the job runs: for the workers it is as if the server had been
+/// restarted with that checkpoint as the newest.
+namespace centroid::server {
+
+Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, bool delete_newer) {
+  auto ask = [](Cluster* self, Version wanted,
+                bool deletes) -> Task<std::optional<Result<RestoreView>>> {
+    const auto refuse = [](const std::string& why) {
+      return Error(ErrorCode::kFailedPrecondition, "restore: " + why);
+    };
+    if (self->config_.keeps_journal())
+      co_return refuse(
+          "the journal holds the rounds behind the checkpoint: stop the server, move the journal "
+          "and the newer checkpoints away, and start it with `resume`");
+    if (self->rounds_ended_ || self->stop_requested_)
+      co_return refuse("the job is over: " + self->phase_reason_);
+    if (self->restore_) co_return refuse("another one is under way");
+    const auto mine = std::make_shared<Restore>();
+    mine->version = wanted;
+    mine->deletes_newer = deletes;
+    self->restore_ = mine;
+    self->changed_.notify_all();
+    while (!mine->outcome && !self->rounds_ended_) {
+      const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
+      if (goes_on) continue;
+      if (self->restore_ == mine) self->restore_.reset();
+      co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+    }
+    if (self->restore_ == mine) self->restore_.reset();
+    if (!mine->outcome) co_return refuse("the job ended first");
+    co_return *mine->outcome;
+  };
+  auto outcome = co_await boost::asio::co_spawn(
+      executor_, ask(this, Version(version), delete_newer), boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+/// In the round loop, between two rounds.
+Task<Status> Cluster::restore_wanted() {
+  const auto wanted = restore_;
+  while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
+  auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
+  if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
+  const bool is_half = wanted->is_half && !outcome.ok();
+  Status status;
+  if (is_half) status = outcome.error();  // there is nothing to go on with
+  wanted->outcome.emplace(std::move(outcome));
+  co_return status;
+}
+
+Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
+  // Nothing is touched before everything has been looked at.
+  const auto found = checkpoints_->find(version, true);
+  if (!found.ok()) co_return found.error();
+  const CheckpointEntry entry = *found;
+  if (!entry.problem.empty())
+    co_return Error(ErrorCode::kDataLoss,
+                    "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);
+  if (entry.info.run_id != run_id_)
+    co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
+                                                        " belongs to run '" + entry.info.run_id +
+                                                        "', not to '" + run_id_ + "'");
+  std::vector<CheckpointEntry> newer;
+  for (const CheckpointEntry& other : checkpoints_->list(false))
+    if (other.version > version) newer.push_back(other);
+  if (!newer.empty() && !delete_newer)
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are " + std::to_string(newer.size()) + " newer checkpoints, up to " +
+                        newer.front().path.string() +
+                        ", with the versions that the job will make again: say "
+                        "{\"delete_newer\": true}, or take the newest");
+  RestoreView view;
+  view.path = entry.path.string();
+  view.version = version.value;
+  view.round = entry.info.round.value;
+  view.from_version = store_ ? store_->version().value : 0;
+  const Generation generation = roster_.generation();
+  co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
+  for (const CheckpointEntry& other : newer) {
+    CENTROID_CO_TRY(checkpoints_->remove(other));
+    ++view.deleted;
+    tell(events_, log::Level::kInfo, "checkpoint.deleted",
+         {{"path", other.path.string()},
+          {"version", other.version.value},
+          {"why", "newer than the one that was restored"}});
+  }
+  attempt_.reset();
+  staged_.clear();
+  late_staged_.clear();
+  parts_.clear();
+  image_.reset();
+  machine_ = RoundMachine(policy_);
+  decision_.reset();
+  aggregator_.reset();  // before the buffers that it holds
+  restore_->is_half = true;
+  CENTROID_CO_TRY(load_checkpoint(entry));
+  roster_.restore(std::max(generation, roster_.generation()));
+  history_.clear();
+  measured_.reset();
+  last_written_.reset();
+  announced_.reset();
+  round_tally_ = epoch_tally_ = {};
+  next_attempt_ = 0;
+  evaluate_next_ = false;
+  trained_rounds_ = 0;
+  tell(events_, log::Level::kWarn, "checkpoint.restored",
+       {{"path", view.path},
+        {"version", view.version},
+        {"round", view.round},
+        {"from_version", view.from_version}});
+  co_return view;
+}
+
+/// End every membership so that the workers come back, and wait until nothing uses the store.
+Task<void> Cluster::dismiss_everybody(std::string why) {
+  std::vector<std::weak_ptr<Link>> leaving;
+  std::vector<MemberId> members;
+  for (const auto& [id, link] : links_) {
+    leaving.push_back(link);
+    members.push_back(id);
+  }
+  for (const MemberId id : members)
+    if (roster_.leave(id, why))
+      member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
+  const TimePoint limit = clock_.now() + config_.drain_timeout;
+  const auto is_there = [](const std::weak_ptr<Link>& one) { return !one.expired(); };
+  while (std::any_of(leaving.begin(), leaving.end(), is_there)) {
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(2))) co_return;
+    if (clock_.now() < limit) continue;
+    for (const auto& one : leaving)  // it does not take our goodbye
+      if (const auto link = one.lock()) link->session->close(Error(ErrorCode::kAborted, why));
+  }
+}
+
+}  // namespace centroid::server

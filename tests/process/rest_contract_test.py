@@ -1,0 +1,183 @@
+"""Every operation of the OpenAPI document against a running server: status, content type and schema of each answer.
+
+An operation that the document has and PLAN has not, or the other way round, fails. rest_contract_test.py BIN_DIR
+"""
+
+import json
+import unittest
+import urllib.error
+import urllib.request
+
+from cluster import ClusterTest, main, wait_for
+
+try:
+    import jsonschema
+except ImportError:
+    jsonschema = None
+
+OPERATOR, VIEWER = "the-operator", "the-viewer"
+
+# In the order in which they are called: operation, what stands in its path, body, statuses that are right for it.
+PLAN = [
+    ("get_index", {}, None, [200]),
+    ("get_healthz", {}, None, [200]),
+    ("get_readyz", {}, None, [200]),
+    ("get_metrics", {}, None, [200]),
+    ("get_version", {}, None, [200]),
+    ("get_openapi", {}, None, [200]),
+    ("get_cluster", {}, None, [200]),
+    ("list_workers", {}, None, [200]),
+    ("get_worker", {"id": "{member}"}, None, [200]),
+    ("get_worker", {"id": 99999}, None, [404]),
+    ("list_rounds", {}, None, [200]),
+    ("list_waits", {}, None, [200]),
+    ("list_events", {}, None, [200]),
+    ("get_trace", {}, None, [200]),
+    ("get_scale", {}, None, [200]),
+    ("list_parameters", {}, None, [200]),
+    ("get_parameter", {"name": "{tensor}"}, None, [200]),
+    ("get_parameter", {"name": "nobody"}, None, [404]),
+    ("get_config", {}, None, [200]),
+    ("change_config", {}, {"checkpoint.keep": 7, "lease": "20s"}, [200]),
+    ("change_config", {}, {"checkpoint.keep": 8, "seed": 5}, [409]),
+    ("change_config", {}, {"checkpoint.kep": 8}, [400]),
+    ("make_checkpoint", {}, None, [201]),
+    ("list_checkpoints", {}, None, [200]),
+    ("verify_checkpoint", {"id": "{version}"}, None, [200]),
+    ("verify_checkpoint", {"id": 99999999}, None, [404]),
+    ("list_checkpoint_files", {"id": "{version}"}, None, [200]),
+    ("get_checkpoint_file", {"id": "{version}", "file": "manifest.json"}, None, [200, 404]),
+    ("get_checkpoint_file", {"id": "{version}", "file": "model.safetensors"}, None, [200]),
+    ("get_checkpoint_file", {"id": "{version}", "file": "no.such"}, None, [404]),
+    ("create_token", {}, {"name": "of-the-test", "role": "worker", "expires_seconds": 60}, [201]),
+    ("create_token", {}, {"name": "of-the-test", "role": "worker"}, [409]),
+    ("create_token", {}, {"name": "of-the-test"}, [400]),
+    ("list_tokens", {}, None, [200]),
+    ("revoke_token", {"name": "of-the-test"}, None, [200]),
+    ("revoke_token", {"name": "of-the-test"}, None, [404]),
+    ("list_audit", {}, None, [200]),
+    ("pause_job", {}, None, [202]),
+    ("resume_job", {}, None, [202]),
+    ("resume_job", {}, None, [202, 409]),
+    ("delete_checkpoint", {"id": "{version}"}, None, [409]),
+    ("delete_checkpoint", {"id": "{old}"}, None, [200]),
+    ("restore_checkpoint", {"id": "{version}"}, {"delete_newer": True}, [200]),
+    ("restore_checkpoint", {"id": 99999999}, None, [404]),
+    ("drain_worker", {"id": 99999}, None, [404]),
+    ("drain_worker", {"id": "{member}"}, None, [202, 409]),
+    ("evict_worker", {"id": "{member}"}, {"seconds": 1000, "why": "of the test"}, [200]),
+    ("list_evictions", {}, None, [200]),
+    ("allow_worker", {"name": "w0"}, None, [200]),
+    ("allow_worker", {"name": "w0"}, None, [404]),
+    ("stop_job", {}, None, [202]),
+]
+
+
+class Contract(ClusterTest):
+    def ask(self, method, path, body=None, token=OPERATOR, **fields):
+        headers = {name.replace("_", "-"): value for name, value in fields.items()}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://{self.server_.api}{path}", data=data, method=method, headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=40) as reply:
+                return reply.status, reply.headers, reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers, error.read()
+
+    def check(self, operation, status, fields, body):
+        """One answer against what the document says of it."""
+        where = f"{operation['operationId']} {status} {body[:300]}"
+        self.assertIn(str(status), operation["responses"], where)
+        response = self.resolve(operation["responses"][str(status)])
+        self.assertTrue(fields.get("X-Request-Id"), where)
+        for name in response.get("headers", {}):
+            self.assertIn(name, fields, where)
+        media = (fields.get("Content-Type") or "").partition(";")[0]
+        if "content" not in response:
+            self.assertEqual((media, body), ("", b""), where)
+            return
+        self.assertIn(media, response["content"], where)
+        if media.endswith("json"):
+            schema = response["content"][media]["schema"]
+            resolver = jsonschema.RefResolver("", self.document)
+            jsonschema.Draft202012Validator(schema, resolver=resolver).validate(json.loads(body))
+
+    def resolve(self, node):
+        while "$ref" in node:
+            target = self.document
+            for part in node["$ref"].lstrip("#/").split("/"):
+                target = target[part]
+            node = target
+        return node
+
+    def fill(self, path, values):
+        for name, value in values.items():
+            for mark, known in self.known.items():
+                value = str(value).replace(mark, str(known))
+            path = path.replace("{" + name + "}", str(value))
+        return path
+
+    @unittest.skipUnless(jsonschema, "python3-jsonschema is not installed")
+    def test_every_operation_answers_as_documented(self):
+        self.server_ = self.server(
+            "--api.token", OPERATOR, "--api.viewer_token", VIEWER, "--epochs", "1000000", "--checkpoint-keep", "5"
+        )
+        self.worker(self.server_, "w0")
+        status, _, body = self.ask("GET", "/openapi.json")
+        self.assertEqual(status, 200)
+        self.document = json.loads(body)
+        operations = {}
+        for path, item in self.document["paths"].items():
+            allow = self.ask("OPTIONS", path.replace("{id}", "1").replace("{name}", "x").replace("{file}", "x"))[1]["Allow"]
+            documented = {method.upper() for method in item} | {"OPTIONS"} | ({"HEAD"} if "get" in item else set())
+            self.assertEqual(set(allow.split(", ")), documented, path)
+            for method, operation in item.items():
+                operations[operation["operationId"]] = (method.upper(), path, operation)
+        self.assertEqual({name for name, *_ in PLAN}, set(operations), "PLAN and the document have the same operations")
+
+        def checkpoint():
+            status, _, body = self.ask("POST", "/v1/checkpoints")
+            return json.loads(body)["version"] if status == 201 else None
+
+        old = wait_for(checkpoint, "a checkpoint")
+        version = wait_for(lambda: (now := checkpoint()) != old and now, "another checkpoint")
+        tensor = json.loads(self.ask("GET", "/v1/parameters")[2])["parameters"][0]["name"]
+        self.known = {"{member}": 1, "{old}": old, "{version}": version, "{tensor}": tensor}
+        for name, values, body, right in PLAN:
+            method, path, operation = operations[name]
+            target = self.fill(path, values)
+            with self.subTest(operation=name, target=target):
+                if name in ("delete_checkpoint", "restore_checkpoint") and right == [409]:
+                    self.known["{version}"] = json.loads(self.ask("GET", "/v1/checkpoints")[2])["checkpoints"][0]["version"]
+                    target = self.fill(path, values)
+                if name == "evict_worker":  # a worker that went back with the job has another number
+                    newest = max(one["member"] for one in json.loads(self.ask("GET", "/v1/workers")[2])["workers"])
+                    target = path.replace("{id}", str(newest))
+                is_open = operation.get("security") == []
+                if not is_open:
+                    self.check(operation, *self.ask(method, target, body, token=None))
+                if not is_open and "403" in operation["responses"]:
+                    status, fields, text = self.ask(method, target, body, token=VIEWER)
+                    self.assertEqual(status, 403, text)
+                    self.check(operation, status, fields, text)
+                status, fields, text = self.ask(method, target + "?no_such=1", body)
+                self.assertEqual(status, 400, text)
+                self.check(operation, status, fields, text)
+                if method == "GET":
+                    head, head_fields, nothing = self.ask("HEAD", target)
+                    self.assertIn(head, right)
+                    self.assertEqual(nothing, b"")
+                    self.assertTrue(head_fields.get("Content-Length"))
+                status, fields, text = self.ask(method, target, body)
+                self.assertIn(status, right, text)
+                self.check(operation, status, fields, text)
+
+
+if __name__ == "__main__":
+    main()
