@@ -17,3 +17,9 @@ centroid_gpu_test(device_gpu_test
 centroid_gpu_test(codec_gpu_test
   SOURCES gpu/codec_gpu_test.cc support/device_codec_cases.cc
   DEPS centroid::codec_cuda)
+centroid_gpu_test(transformer_gpu_test
+  SOURCES unit/transformer_cuda_test.cc
+  DEPS centroid::model_cuda)
+if(TARGET transformer_gpu_test)
+  target_compile_definitions(transformer_gpu_test PRIVATE CENTROID_TEST_GPU)
+endif()

@@ -514,6 +514,29 @@ TEST(Transformer, FourTimesTheContextTakesFourTimesTheMemory) {
   EXPECT_LT(bytes("transformer:context=1024"), 41 * bytes("transformer:context=256") / 10);
 }
 
+// Logits are computed for some rows at a time: 320 of them here.
+TEST(Transformer, ALargeBatchIsTheMeanOfItsSamples) {
+  Transformer model = model_of("transformer:layers=1,width=8,heads=2,context=64,vocabulary=9");
+  const auto params = random_params(model, 5);
+  const Example e = random_example(model, 5, 6);
+  std::vector<float> whole(params.size()), one(params.size());
+  const StepResult all = model.step(e.batch(), params, whole, kIgnore);
+  std::vector<double> mean(params.size());
+  double loss = 0;
+  for (std::size_t s = 0; s < 5; ++s) {
+    Batch batch = e.batch();
+    batch.samples = 1;
+    batch.tokens = batch.tokens.subspan(s * 64, 64);
+    batch.y = batch.y.subspan(s * 64, 64);
+    batch.ids = batch.ids.subspan(s, 1);
+    loss += model.step(batch, params, one, kIgnore).loss_sum;
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += double{one[i]} / 5;
+  }
+  EXPECT_NEAR(all.loss_sum, loss, 1e-5 * loss);
+  EXPECT_EQ(all.targets, 319U);
+  for (std::size_t i = 0; i < mean.size(); ++i) ASSERT_NEAR(whole[i], mean[i], 1e-5) << i;
+}
+
 TEST(Transformer, InitialLossIsThatOfAGuess) {
   for (const std::string spec :
        {"transformer", "transformer:tied=yes,mlp=swiglu,norm=layer", "transformer:classes=10"}) {

@@ -8,6 +8,16 @@ centroid_test(adapters_test LABEL unit SOURCES unit/adapters_test.cc
   DEPS centroid::model centroid::checkpoint ZLIB::ZLIB)
 centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc DEPS centroid::node)
 
+# The transformer's CUDA kernels, on the CPU (tests/unit/codec.cmake does so with the codecs').
+if(NOT CENTROID_SANITIZE MATCHES "thread")
+  set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu)
+  set_source_files_properties(${model_kernels} PROPERTIES
+    LANGUAGE CXX
+    COMPILE_OPTIONS "-include;${PROJECT_SOURCE_DIR}/tests/support/simt.h")
+  centroid_test(transformer_cuda_test LABEL unit SOURCES unit/transformer_cuda_test.cc support/simt.cc ${model_kernels}
+    DEPS centroid::model centroid::device)
+endif()
+
 if(CENTROID_FUZZ)
   foreach(part idx digits)
     add_executable(${part}_fuzz fuzz/${part}_fuzz.cc)

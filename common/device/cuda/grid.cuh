@@ -1,0 +1,60 @@
+#pragma once
+
+// What all kernels share. Compiled by nvcc, or by a C++ compiler for tests/support/simt.h.
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define CENTROID_LAUNCH(kernel, blocks, threads, stream, ...) \
+  kernel<<<(blocks), (threads), 0, (stream)>>>(__VA_ARGS__)
+#elif defined(CENTROID_SIMT)
+#define CENTROID_LAUNCH(kernel, blocks, threads, stream, ...) \
+  (static_cast<void>(stream),                                 \
+   ::centroid::simt::launch((blocks), (threads), [=] { kernel(__VA_ARGS__); }))
+#else
+#error "kernels are compiled by nvcc, or by tests that include tests/support/simt.h before"
+#endif
+
+namespace centroid::cuda {
+
+using Wide = unsigned long long;  // what 64-bit atomics take
+
+constexpr unsigned kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
+constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
+/// Enough blocks for every processor to hold as many threads as it can (2048).
+constexpr unsigned kBlocksPerProcessor = 8;
+
+/// Blocks for `work` threads' worth of work, which a grid walks in strides.
+inline unsigned blocks_for(std::uint64_t work, unsigned processors) {
+  const std::uint64_t wanted = (work + kThreads - 1) / kThreads;
+  const std::uint64_t most = std::uint64_t{processors} * kBlocksPerProcessor;
+  const std::uint64_t blocks = wanted < most ? wanted : most;
+  return blocks == 0 ? 1u : static_cast<unsigned>(blocks);
+}
+
+inline std::uint64_t address(const void* of) { return reinterpret_cast<std::uintptr_t>(of); }
+
+__device__ __forceinline__ std::uint64_t thread_number() {
+  return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::uint64_t thread_count() {
+  return std::uint64_t{gridDim.x} * blockDim.x;
+}
+
+/// The sum over a warp, the same bits in all its lanes.
+__device__ __forceinline__ float warp_sum(float value) {
+  for (unsigned distance = kLanes / 2; distance > 0; distance /= 2)
+    value += __shfl_sync(kAllLanes, value, static_cast<int>((threadIdx.x % kLanes) ^ distance));
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+  for (unsigned distance = kLanes / 2; distance > 0; distance /= 2) {
+    const float other =
+        __shfl_sync(kAllLanes, value, static_cast<int>((threadIdx.x % kLanes) ^ distance));
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+}  // namespace centroid::cuda
