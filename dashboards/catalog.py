@@ -126,8 +126,13 @@ TRAINING = Dashboard(
                        (quantile(0.99, "centroid_server_contribution_seconds"), "99 %"))),
                 Panel("Late contributions", "Contributions per second whose round closed without them (policies backup and quorum).", "ops",
                       ((rate("centroid_server_contributions_late_total", "fate"), "{{fate}}"),), width=12),
+                Panel("Staleness", "Rounds between the parameters a contribution was computed on and those it changed. 0 with policy bsp.", "none",
+                      ((quantile(0.5, "centroid_server_staleness_rounds"), "median"),
+                       (quantile(0.99, "centroid_server_staleness_rounds"), "99 %"))),
+                Panel("Waits by cause", "How many wait, and for what; /v1/waits names who for whom.", "none",
+                      (("sum by (cause) (centroid_server_waits{SELECT})", "{{cause}}"),)),
                 Panel("Age of the open round", "Grows while a round waits; /v1/waits names for whom.", "s",
-                      (("centroid_server_round_open_seconds{SELECT}", "open since"),), width=12),
+                      (("centroid_server_round_open_seconds{SELECT}", "open since"),)),
             ),
         ),
         (
@@ -159,6 +164,8 @@ CLUSTER = Dashboard(
                 Panel("Present", "Workers with a lease, and those of the present generation.", "none",
                       (("sum(centroid_server_members{SELECT})", "present"),
                        ("sum(centroid_server_world_members{SELECT})", "in the generation")), width=6),
+                Panel("Workers by state", "Every admission since the server started, by what became of it.", "none",
+                      (("sum by (state) (centroid_server_workers{SELECT})", "{{state}}"),), width=6),
                 Panel("Generation", "Number of the membership; it moves when a worker comes, goes or dies.", "none",
                       (("max(centroid_server_generation_number{SELECT})", "generation"),), width=6),
                 Panel("Coming and going", "Workers admitted and ended, per second.", "ops",
@@ -241,7 +248,42 @@ CLUSTER = Dashboard(
     ),
 )  # fmt: skip
 
-DASHBOARDS = (TRAINING, CLUSTER)
+GPU = Dashboard(
+    "centroid-gpu",
+    "Centroid / GPU",
+    "What the workers' GPUs do, beside what the workers do with them. Series are there where a worker finds NVIDIA's driver.",
+    (
+        (
+            "Use",
+            (
+                Panel("Utilisation", "Share of time in which the GPU ran something. Low beside much `wait`: the network or the server holds it up.", "percentunit",
+                      (("centroid_worker_gpu_utilization_ratio{SELECT}", "{{instance}} GPU {{gpu}}"),), width=12),
+                Panel("Time of the workers by stage", "Seconds per second that a worker spends in each stage, mean over the workers.", "percentunit",
+                      ((f"avg by (stage) ({WORKER_STAGES})", "{{stage}}"),), BARS, 12),
+            ),
+        ),
+        (
+            "Memory",
+            (
+                Panel("Memory in use", "Of all processes on the GPU.", "bytes",
+                      (("centroid_worker_gpu_memory_used_bytes{SELECT}", "{{instance}} GPU {{gpu}}"),), width=12),
+                Panel("Share of the memory", "Near 1: a larger batch or model will not fit.", "percentunit",
+                      (("centroid_worker_gpu_memory_used_bytes{SELECT} / centroid_worker_gpu_memory_total_bytes{SELECT}", "{{instance}} GPU {{gpu}}"),), width=12),
+            ),
+        ),
+        (
+            "Heat",
+            (
+                Panel("Temperature", "A GPU that is too hot slows itself down.", "celsius",
+                      (("centroid_worker_gpu_temperature_celsius{SELECT}", "{{instance}} GPU {{gpu}}"),), width=12),
+                Panel("Power", "Power drawn by each GPU.", "watt",
+                      (("centroid_worker_gpu_power_watts{SELECT}", "{{instance}} GPU {{gpu}}"),), width=12),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+DASHBOARDS = (TRAINING, CLUSTER, GPU)
 
 TRAINING_NOW = '(max by (job, instance) (centroid_server_job_state{state="training"}) == 1)'
 

@@ -17,6 +17,7 @@
 #include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
+#include "common/base/trace.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/device/device.h"
@@ -25,6 +26,7 @@
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
+#include "worker/gpu_metrics.h"
 #include "worker/loop/local_steps.h"
 #include "worker/loop/training_loop.h"
 #include "worker/metrics_listener.h"
@@ -247,6 +249,11 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                                {"devices", config.devices}});
   metrics::Registry registry;
   metrics::add_process(registry, "centroid-worker");
+  if (const std::size_t gpus = add_gpus(registry); gpus > 0)
+    log::info("gpu.measured", {{"gpus", gpus}});
+  trace::set_process("centroid-worker " + config.name);
+  if (!config.trace_file.empty())
+    CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   Probe probe(registry);
   std::unique_ptr<MetricsListener> listener;
   if (!config.metrics_listen.empty()) {
@@ -300,6 +307,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   local->leave();
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();
+  trace::finish();
   if (result.ok() && !config.adapter_save.empty()) {
     CENTROID_ASSIGN(const auto* const transformer, adapted(*model));
     CENTROID_TRY(save_adapters(config.adapter_save, transformer->config(), transformer->base_hash(),

@@ -109,6 +109,12 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "where GET /metrics (Prometheus) and /healthz are served, HOST:PORT, without a "
                    "token; port 0 takes a free one; empty: nowhere"},
           "metrics-listen");
+  s.field("trace.file", &c.trace_file,
+          {.text = "write what this process does when to this file, as JSON that Perfetto and "
+                   "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
+          "trace");
+  s.field("trace.limit", &c.trace_limit,
+          {.text = "largest size of trace.file; later spans are left out", .unit = "bytes"});
   s.field("stop_status", &c.stop_status,
           {.text = "exit status after a signal asked this worker to leave and it did; other than 0 "
                    "where a scheduler should start it again, e.g. 143",

@@ -35,6 +35,8 @@ struct WorkerConfig {
   std::uint64_t stop_status = 0;
   std::string summary_file;
   std::string metrics_listen;
+  std::string trace_file;
+  std::uint64_t trace_limit = 256ull << 20;
   std::string state_dir;
   std::string log_level = "info", log_format = "text";
   // exchange local

@@ -10,6 +10,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
+#include "common/base/trace.h"
 
 namespace centroid::worker {
 
@@ -27,6 +28,7 @@ constexpr std::uint32_t kMaxHeaderBytes = 8 * 1024;
 constexpr std::chrono::seconds kIdleTime{120};  ///< between two scrapes
 constexpr std::chrono::seconds kMessageTime{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr double kTraceSeconds = 10;
 
 Response answer(const Request& request, const metrics::Registry& registry) {
   Response response;
@@ -36,9 +38,9 @@ Response answer(const Request& request, const metrics::Registry& registry) {
   response.set("X-Content-Type-Options", "nosniff");
   const std::string_view target(request.target().data(), request.target().size());
   const std::string_view path = target.substr(0, target.find('?'));
-  if (path != "/metrics" && path != "/healthz") {
+  if (path != "/metrics" && path != "/healthz" && path != "/v1/trace") {
     response.result(http::status::not_found);
-    response.body() = "not found; there are /metrics and /healthz\n";
+    response.body() = "not found; there are /metrics, /healthz and /v1/trace\n";
   } else if (request.method() != http::verb::get && request.method() != http::verb::head) {
     response.result(http::status::method_not_allowed);
     response.set(http::field::allow, "GET, HEAD");
@@ -46,6 +48,9 @@ Response answer(const Request& request, const metrics::Registry& registry) {
   } else if (path == "/metrics") {
     response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
     response.body() = registry.serialize();
+  } else if (path == "/v1/trace") {
+    response.set(http::field::content_type, "application/json");
+    response.body() = trace::to_json(kTraceSeconds);
   } else {
     response.body() = "ok\n";
   }

@@ -7,8 +7,9 @@
 
 namespace centroid::worker {
 
-/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4) and GET /healthz, nothing
-/// else. It has no token: what it tells are numbers about this worker (docs/operations.md).
+/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), GET /healthz and GET
+/// /v1/trace (the newest 10 s of common/base/trace.h), nothing else. It has no token: what it tells
+/// are numbers about this worker (docs/operations.md).
 ///
 /// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
 /// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response

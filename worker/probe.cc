@@ -1,5 +1,7 @@
 #include "worker/probe.h"
 
+#include "common/base/trace.h"
+
 namespace centroid::worker {
 
 Probe::Probe(metrics::Registry& r) {
@@ -32,7 +34,7 @@ Probe::Probe(metrics::Registry& r) {
   const auto& bounds = metrics::latency_bounds();
   compute_seconds_ =
       r.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
-                  bounds, {{"stage", "compute"}});
+                  bounds, {{"stage", trace::to_string(trace::Stage::kCompute)}});
   round_seconds_ = r.histogram("centroid_worker_round_seconds",
                                "From the first sample of a share to its parameters.", bounds);
   accuracy_.set(-1);

@@ -24,9 +24,7 @@ class ClusterExchange final : public Exchange {
       : executor_(executor),
         memory_(memory),
         link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
-    wait_seconds_ = registry.histogram("centroid_worker_stage_seconds",
-                                       "Time in one stage of the gradient path.",
-                                       metrics::latency_bounds(), {{"stage", "wait"}});
+    wait_ = trace::StageProbe(registry, "worker", trace::Stage::kWait);
     running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
   }
 
@@ -60,6 +58,7 @@ class ClusterExchange final : public Exchange {
         optimizer_step_ = link_.fragments().steps_before(open->optimizer_step);
         fragment_ = link_.fragments().turn(open->optimizer_step);
         is_complete_ = false;
+        round_ = open->round.value;
         return std::variant<Share, Finished>(Share{.generation = open->generation,
                                                    .round = open->round,
                                                    .rank = open->rank,
@@ -97,8 +96,7 @@ class ClusterExchange final : public Exchange {
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
       RoundReport report;
       waited_ = report.wait_seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      wait_seconds_.observe(waited_);
+          wait_.ended(lane_, begin, std::chrono::steady_clock::now(), round_);
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         report.outcome = RoundReport::Outcome::kLost;
         report.reason = lost->cause.message();
@@ -307,7 +305,9 @@ class ClusterExchange final : public Exchange {
   double waited_ = 0;
   std::string stop_reason_;
   bool left_ = false;
-  metrics::Histogram wait_seconds_;
+  trace::StageProbe wait_;
+  const trace::Lane lane_{"loop"};
+  std::uint64_t round_ = 0;
 };
 
 }  // namespace

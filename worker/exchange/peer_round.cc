@@ -68,6 +68,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     boost::asio::post(executor_, std::move(take));
   };
   has_begun_adding_ = true;
+  const TimePoint begin = std::chrono::steady_clock::now();
   options_.peers->start(std::move(job), done);
   const auto kComputed = static_cast<std::uint16_t>(Kind::kComputed);
   std::size_t told = 0;
@@ -88,7 +89,8 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     }
     co_await wake_.wait(TimePoint::max());
   }
-  count(outcome->stats);
+  exchange_.ended(peers_lane_, begin, std::chrono::steady_clock::now(), open.round.value);
+  count(outcome->stats, open.round);
   while (outcome->status.ok() && is_current(open) && !stats_ && !session.is_closed())
     co_await wake_.wait(TimePoint::max());
   if (!is_current(open) || session.is_closed()) co_return Status();
@@ -109,7 +111,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   co_return co_await session.send(kind, head, Bytes(), TimePoint::max());
 }
 
-void ServerLink::count(const CodedStats& stats) {
+void ServerLink::count(const CodedStats& stats, Round round) {
   const std::lock_guard lock(traffic_mutex_);
   codecs_.raw_out += stats.raw_bytes;
   codecs_.encoded_out += stats.encoded_bytes;
@@ -120,7 +122,10 @@ void ServerLink::count(const CodedStats& stats) {
   codecs_.raw_in += stats.raw_bytes_in;
   codecs_.encoded_in += stats.encoded_bytes_in;
   codecs_.residual_norm = stats.residual_norm;
-  if (stats.chunks > 0) encode_seconds_.observe(stats.encode_seconds);
+  if (stats.chunks == 0) return;
+  const TimePoint end = std::chrono::steady_clock::now();  // many pieces, told as one
+  const auto spent = std::chrono::duration<double>(stats.encode_seconds);
+  encode_stage_.ended(lane_, end - std::chrono::duration_cast<Duration>(spent), end, round.value);
 }
 
 /// Everything we hold of a version, plane by plane: it changes only when a round is committed.

@@ -70,12 +70,9 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
       registry.counter("centroid_worker_payload_sent_bytes_total", "Contribution bytes sent.");
   bytes_in_ = registry.counter("centroid_worker_payload_received_bytes_total",
                                "Result and state bytes received.");
-  send_seconds_ =
-      registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
-                         metrics::latency_bounds(), {{"stage", "send"}});
-  encode_seconds_ =
-      registry.histogram("centroid_worker_stage_seconds", "Time in one stage of the gradient path.",
-                         metrics::latency_bounds(), {{"stage", "encode"}});
+  send_ = trace::StageProbe(registry, "worker", trace::Stage::kSend);
+  encode_stage_ = trace::StageProbe(registry, "worker", trace::Stage::kEncode);
+  exchange_ = trace::StageProbe(registry, "worker", trace::Stage::kExchange);
 }
 
 Task<void> ServerLink::run() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/async/task_group.h"
+#include "common/base/stage.h"
 #include "common/codec/codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
@@ -110,7 +111,7 @@ class ServerLink final : public transport::FrameSink {
   Status peers_told(proto::Peers peers);
   Result<collective::Roster> roster_of(const proto::RoundOpen& open) const;
   Task<void> send_state(transport::Session& session, Version version);
-  void count(const CodedStats& stats);
+  void count(const CodedStats& stats, Round round);
   Task<void> send_ready(transport::Session& session, proto::Computed behind);
   void say_ready();
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
@@ -185,7 +186,8 @@ class ServerLink final : public transport::FrameSink {
   CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told
   mutable std::mutex traffic_mutex_;    // for all traffic and codecs_
   metrics::Counter reconnects_, bytes_out_, bytes_in_;
-  metrics::Histogram send_seconds_, encode_seconds_;
+  trace::StageProbe send_, encode_stage_, exchange_;
+  const trace::Lane lane_{"server"}, peers_lane_{"peers"};
 };
 
 }  // namespace centroid::worker

@@ -352,8 +352,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
       co_return Status();
     }
     payload = *encoded;
-    const double seconds = std::chrono::duration<double>(now() - begin).count();
-    encode_seconds_.observe(seconds);
+    const double seconds = encode_stage_.ended(lane_, begin, now(), open.round.value);
     const std::lock_guard lock(traffic_mutex_);
     codecs_.encode_seconds += seconds;
   }
@@ -367,7 +366,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   const auto kind = static_cast<std::uint16_t>(Kind::kPush);
   const TimePoint begin = now();
   const Status sent = co_await session.send(kind, head, payload, TimePoint::max(), crc);
-  send_seconds_.observe(std::chrono::duration<double>(now() - begin).count());
+  send_.ended(lane_, begin, now(), open.round.value);
   bytes_out_.add(static_cast<double>(payload.size()));
   {
     const std::lock_guard lock(traffic_mutex_);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/trace.h"
 #include "common/device/device.h"
 #include "common/tensor/chunk_plan.h"
 #include "worker/data/batch_loader.h"
@@ -78,6 +79,7 @@ Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
 /// One device: its model and memory. Used by the device's thread only, except at construction.
 struct Replica {
   std::string name;
+  trace::Lane lane;
   std::unique_ptr<Device> device;
   std::unique_ptr<Model> model;
   std::unique_ptr<DeviceMemory> gradient;  // null when there is one device only
@@ -217,7 +219,10 @@ class HostReplicaGroup final : public ReplicaGroup {
     }
     if (!cause.empty())
       outcome.error = Error(ErrorCode::kInternal, "device " + replicas_[d].name + ": " + cause);
-    outcome.result.compute_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto end = Clock::now();
+    outcome.result.compute_seconds = std::chrono::duration<double>(end - begin).count();
+    replicas_[d].lane.span(job.is_training ? trace::Stage::kCompute : trace::Stage::kEvaluate,
+                           begin, end);
     return outcome;
   }
 
@@ -281,6 +286,7 @@ Result<std::vector<Replica>> make_replicas(const Model& model, const std::string
     Replica replica;
     CENTROID_ASSIGN(replica.device, make_device(spec));
     replica.name = replica.device->name();
+    replica.lane = trace::Lane(replica.name);
     if (!replica.device->is_host())
       return Error(ErrorCode::kUnimplemented,
                    "device " + replica.name + ": models run on the CPU only, use cpu:N");

@@ -1,0 +1,97 @@
+#include "worker/gpu_metrics.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "common/base/log.h"
+
+namespace centroid::worker {
+namespace {
+
+constexpr unsigned kMaxGpus = 64;
+
+// Of nvml.h, whose interface is kept stable: device handles are opaque, 0 means success.
+using Device = void*;
+struct Memory {
+  unsigned long long total, free, used;
+};
+struct Utilization {
+  unsigned gpu, memory;  // percent of the last sample period
+};
+
+/// The functions that are needed, as the library has them.
+struct Nvml {
+  int (*init)() = nullptr;
+  int (*count)(unsigned*) = nullptr;
+  int (*handle)(unsigned, Device*) = nullptr;
+  int (*memory)(Device, Memory*) = nullptr;
+  int (*utilization)(Device, Utilization*) = nullptr;
+  int (*temperature)(Device, int, unsigned*) = nullptr;
+  int (*power)(Device, unsigned*) = nullptr;
+
+  /// False when one of them is missing.
+  bool load(void* library) {
+    const auto get = [library](auto& function, const char* name) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+      return function != nullptr;
+    };
+    return get(init, "nvmlInit_v2") && get(count, "nvmlDeviceGetCount_v2") &&
+           get(handle, "nvmlDeviceGetHandleByIndex_v2") && get(memory, "nvmlDeviceGetMemoryInfo") &&
+           get(utilization, "nvmlDeviceGetUtilizationRates") &&
+           get(temperature, "nvmlDeviceGetTemperature") && get(power, "nvmlDeviceGetPowerUsage");
+  }
+};
+
+struct Gpu {
+  Device device;
+  metrics::Gauge used, total, busy, temperature, power;
+};
+
+}  // namespace
+
+std::size_t add_gpus(metrics::Registry& registry, const std::string& library) {
+  void* const opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) return 0;
+  Nvml nvml;
+  unsigned count = 0;
+  if (!nvml.load(opened) || nvml.init() != 0 || nvml.count(&count) != 0) {
+    log::warn("gpu.not_measured", {{"library", library}});
+    return 0;  // stays loaded: a driver's library may have threads
+  }
+  std::vector<Gpu> gpus;
+  for (unsigned i = 0; i < std::min(count, kMaxGpus); ++i) {
+    Gpu gpu{};
+    if (nvml.handle(i, &gpu.device) != 0) continue;
+    const metrics::Labels labels{{"gpu", std::to_string(i)}};
+    gpu.used = registry.gauge("centroid_worker_gpu_memory_used_bytes",
+                              "Memory in use on the GPU, by all its processes.", labels);
+    gpu.total =
+        registry.gauge("centroid_worker_gpu_memory_total_bytes", "Memory of the GPU.", labels);
+    gpu.busy = registry.gauge("centroid_worker_gpu_utilization_ratio",
+                              "Share of the last moment in which the GPU ran something.", labels);
+    gpu.temperature = registry.gauge("centroid_worker_gpu_temperature_celsius",
+                                     "Temperature of the GPU.", labels);
+    gpu.power =
+        registry.gauge("centroid_worker_gpu_power_watts", "Power that the GPU draws.", labels);
+    gpus.push_back(gpu);
+  }
+  registry.on_collect([nvml, gpus] {
+    for (const Gpu& gpu : gpus) {
+      if (Memory memory{}; nvml.memory(gpu.device, &memory) == 0) {
+        gpu.used.set(static_cast<double>(memory.used));
+        gpu.total.set(static_cast<double>(memory.total));
+      }
+      if (Utilization now{}; nvml.utilization(gpu.device, &now) == 0) gpu.busy.set(now.gpu / 100.0);
+      if (unsigned degrees = 0; nvml.temperature(gpu.device, 0, &degrees) == 0)
+        gpu.temperature.set(degrees);
+      if (unsigned milliwatts = 0; nvml.power(gpu.device, &milliwatts) == 0)
+        gpu.power.set(milliwatts / 1000.0);
+    }
+  });
+  return gpus.size();
+}
+
+}  // namespace centroid::worker

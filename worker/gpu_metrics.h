@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "common/base/metrics.h"
+
+namespace centroid::worker {
+
+/// Memory and utilisation of this machine's NVIDIA GPUs, read when metrics are asked for, through
+/// the driver's management library. Nothing is added where that library, or a GPU, is missing.
+///
+/// library  its name or path
+/// returns  the number of GPUs
+/// source   NVIDIA Management Library (NVML) API reference
+std::size_t add_gpus(metrics::Registry& registry, const std::string& library = "libnvidia-ml.so.1");
+
+}  // namespace centroid::worker
