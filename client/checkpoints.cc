@@ -70,7 +70,8 @@ int check_journal(const std::string& checkpoints, std::string folder) {
 }
 
 struct Export {
-  std::string target, dtype = "f32";
+  std::string target, dtype = "f32", table;
+  bool all = false;
   std::uint64_t version = 0, shard_bytes = 0;
 };
 
@@ -82,12 +83,15 @@ int export_model(const std::string& folder, const Export& what) {
   const auto dtype = parse_dtype(what.dtype);
   if (!dtype.ok()) return fail(dtype.error());
   options.dtype = *dtype;
-  for (const CheckpointEntry& entry : directory->list(false)) {
+  for (const CheckpointEntry& entry : directory->list(!what.table.empty())) {
     if (what.version != 0 && entry.version.value != what.version) continue;
-    if (const Status done = export_checkpoint(*directory, entry, what.target, options); !done.ok())
-      return fail(done.error());
-    std::printf("%s: version %llu as %s\n", what.target.c_str(),
-                static_cast<unsigned long long>(entry.version.value), what.dtype.c_str());
+    const Status done = what.table.empty()
+                            ? export_checkpoint(*directory, entry, what.target, options)
+                            : export_rows(*directory, entry, what.table, what.target, what.all);
+    if (!done.ok()) return fail(done.error());
+    std::printf("%s: %s of %s as %s\n", what.target.c_str(),
+                what.table.empty() ? "parameters" : ("table " + what.table).c_str(),
+                entry.path.filename().c_str(), what.dtype.c_str());
     return kExitDone;
   }
   const std::string wanted = what.version == 0 ? "" : " of version " + std::to_string(what.version);
@@ -108,7 +112,9 @@ void add_checkpoints(CLI::App& app, int& status) {
   verify->add_option("DIR", *folder, "folder of checkpoints")->required();
   const auto wish = std::make_shared<Export>();
   CLI::App* const exported = group->add_subcommand(
-      "export", "Write the parameters of a checkpoint as safetensors, for other programs.");
+      "export",
+      "Write the parameters of a checkpoint, or a table of its sparse rows, as safetensors, for "
+      "other programs.");
   exported->add_option("DIR", *folder, "folder of checkpoints")->required();
   exported->add_option("--to", wish->target, "file to write, NAME.safetensors")->required();
   exported->add_option("--version", wish->version, "version of the checkpoint; else the newest");
@@ -116,6 +122,14 @@ void add_checkpoints(CLI::App& app, int& status) {
   exported->add_option("--shard-bytes", wish->shard_bytes,
                        "largest file: more of them become NAME-00001-of-0000N.safetensors and an "
                        "index; 0: one file");
+  CLI::Option* const table =
+      exported->add_option("--table", wish->table, "rows of this table: tensors keys and values")
+          ->excludes("--dtype")
+          ->excludes("--shard-bytes");
+  exported
+      ->add_flag("--all", wish->all,
+                 "with --table: the optimizer's state, ages, counts and waiting keys too")
+      ->needs(table);
   exported->callback([folder, wish, &status] { status = export_model(*folder, *wish); });
   const auto journal_folder = std::make_shared<std::string>();
   verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
@@ -33,7 +34,10 @@ struct RowsClient::Impl final : transport::FrameSink {
   RowsClientOptions options;
   std::string table;
   const std::uint64_t client = draw();
-  std::uint64_t sequence = 0;
+  std::uint64_t sequence = 0;   ///< of the last push
+  std::uint64_t answered = 0;   ///< highest sequence that was answered as applied
+  std::uint64_t lost = 0;       ///< of those: not in the rows
+  std::optional<Error> notice;  ///< of a loss, for the call that found it or the next
   std::optional<proto::RowsOpenReply> opened;  ///< the last
   std::vector<std::byte> payload;
 
@@ -43,6 +47,8 @@ struct RowsClient::Impl final : transport::FrameSink {
   std::unique_ptr<Session> session;
 
   Task<Status> on_frame(Session&, transport::InFrame frame) override {
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
+      co_return Status();
     co_return Error(ErrorCode::kInvalidArgument, "the server sent kind " +
                                                      std::to_string(frame.header.kind) +
                                                      " to a client of rows, unasked");
@@ -50,9 +56,21 @@ struct RowsClient::Impl final : transport::FrameSink {
 
   static Task<void> read(Impl* self) { (void)co_await self->session->run(*self); }
 
+  /// So that the server keeps the connection while nobody calls.
+  static Task<void> stay(Impl* self, std::chrono::milliseconds every) {
+    const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
+    while (!self->session->is_closed()) {
+      const bool goes_on = co_await sleep_until(in(every));
+      if (!goes_on || self->session->is_closed()) co_return;
+      const Status sent = co_await self->session->send(kind, Bytes(), Bytes(), in(every));
+      if (!sent.ok()) co_return;
+    }
+  }
+
   static Task<void> drop(Impl* self) {
     if (!self->session) co_return;
     self->session->close(Error(ErrorCode::kCancelled, "the client closes"));
+    self->tasks.cancel();
     co_await self->tasks.join();
     self->session.reset();
   }
@@ -80,8 +98,25 @@ struct RowsClient::Impl final : transport::FrameSink {
       co_return Error(ErrorCode::kFailedPrecondition,
                       "table '" + self->table + "' has dim " + std::to_string(reply.dim) +
                           " now, it had " + std::to_string(self->opened->dim));
+    if (self->opened && self->opened->incarnation != reply.incarnation) self->compare(reply);
     self->opened = reply;
+    self->tasks.spawn(stay(self, std::chrono::milliseconds(std::max(reply.lease_ms / 4, 10u))));
     co_return Status();
+  }
+
+  /// With a server that began anew: what it has of our pushes.
+  void compare(const proto::RowsOpenReply& reply) {
+    if (reply.newest >= answered) return;
+    lost += answered - reply.newest;
+    notice = Error(
+        ErrorCode::kAborted,
+        "the server of table '" + table + "' began anew " +
+            (reply.restored_from.empty() ? std::string("with empty tables")
+                                         : "from " + reply.restored_from) +
+            ": its rows hold the pushes of this client up to number " +
+            std::to_string(reply.newest) + " of the " + std::to_string(answered) +
+            " that were answered. Nothing of this call was done; the next one goes on from there");
+    answered = reply.newest;
   }
 
   /// Connect unless connected, again and again until the deadline.
@@ -102,16 +137,13 @@ struct RowsClient::Impl final : transport::FrameSink {
   /// One request with `payload`, sent again after a lost connection.
   static Task<Result<Reply>> ask(Impl* self, proto::RowsKind kind, std::uint32_t rows,
                                  TimePoint deadline) {
-    std::optional<std::uint64_t> sent_to;
+    const bool is_push = kind == proto::RowsKind::kPush;
     for (;;) {
       CENTROID_CO_TRY(co_await ensure(self, deadline));
-      const std::uint64_t incarnation = self->opened->incarnation;
-      const bool is_push = kind == proto::RowsKind::kPush;
-      if (is_push && sent_to && *sent_to != incarnation)
-        co_return Error(ErrorCode::kAborted, "the server of table '" + self->table +
-                                                 "' began anew while a push had no answer: "
-                                                 "whether it counts is not known");
-      sent_to = incarnation;
+      if (self->notice) {
+        const Error notice = *std::exchange(self->notice, std::nullopt);
+        co_return notice;
+      }
       proto::RowsPull pull;
       pull.table = self->opened->table;
       pull.rows = rows;
@@ -154,6 +186,10 @@ RowsClient::RowsClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RowsClient::~RowsClient() { impl_->thread.wait(Impl::drop(impl_.get())); }
 
 Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, std::string table) {
+  if (options.timeout >= proto::kRowsClientKept)
+    return Error(ErrorCode::kInvalidArgument,
+                 "timeout is " + std::to_string(options.timeout.count()) +
+                     " ms, it must be below 10 minutes: the server forgets then what was pushed");
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   impl->table = std::move(table);
@@ -166,6 +202,8 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
 
 std::uint32_t RowsClient::dim() const { return impl_->opened->dim; }
 std::uint32_t RowsClient::max_rows() const { return impl_->opened->max_rows; }
+std::uint64_t RowsClient::pushed() const { return impl_->answered; }
+std::uint64_t RowsClient::lost() const { return impl_->lost; }
 
 Status RowsClient::pull(std::span<const std::uint64_t> keys, std::span<float> out) {
   CENTROID_TRY(impl_->check_size(keys.size(), out.size()));
@@ -195,6 +233,7 @@ Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const flo
     CENTROID_ASSIGN(const Reply reply, impl_->call(proto::RowsKind::kPush, keys.first(n),
                                                    gradients.first(n * dim()), deadline));
     CENTROID_TRY(proto::decode<proto::RowsPushReply>(reply.head));
+    impl_->answered = impl_->sequence;
     keys = keys.subspan(n);
     gradients = gradients.subspan(n * dim());
   }

@@ -14,17 +14,20 @@ namespace centroid::client {
 struct RowsClientOptions {
   transport::Endpoint server;
   std::string token;
-  std::string name = "rows-client";           ///< for the server's log
-  std::chrono::milliseconds timeout{30'000};  ///< of one call, reconnects included
+  std::string name = "rows-client";  ///< for the server's log
+  /// Of one call, reconnects included; below 10 minutes: the server knows for so long what a client
+  /// without a connection has pushed.
+  std::chrono::milliseconds timeout{30'000};
 };
 
 /// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself.
 ///
 /// thread   one call at a time, from any thread; several clients for several at once
 /// pushes   are applied at most once: one that had no answer is sent again under its number
-/// fails    deadline_exceeded (`timeout`; a push may have been applied), aborted (the server began
-///          anew while a push had no answer; it may be in the rows that were saved), and as the
-///          server says: not_found (table), invalid_argument (gradient), failed_precondition
+/// fails    deadline_exceeded (`timeout`; a push may have been applied), aborted (once, when the
+///          server has begun anew from a checkpoint that lacks pushes of this client: the message
+///          names them, lost() counts them, and nothing was done), and as the server says:
+///          not_found (table), invalid_argument (gradient), failed_precondition, resource_exhausted
 class RowsClient {
  public:
   static Result<std::unique_ptr<RowsClient>> open(RowsClientOptions options, std::string table);
@@ -33,6 +36,12 @@ class RowsClient {
   std::uint32_t dim() const;
   /// Rows of one message: more rows go in several, each of which is refused or applied as a whole.
   std::uint32_t max_rows() const;
+  /// Number of the last push that was answered, from 1; a push of more rows than a message holds
+  /// has several.
+  std::uint64_t pushed() const;
+  /// Answered pushes that are not in the server's rows any more: the last so many before each
+  /// `aborted`.
+  std::uint64_t lost() const;
   /// out: keys.size() * dim floats; a row that the server does not store has its initial values.
   Status pull(std::span<const std::uint64_t> keys, std::span<float> out);
   /// gradients: keys.size() * dim floats. Gradients of a key that comes twice in one message are

@@ -240,6 +240,11 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "checkpoint.every_rounds", &c.checkpoint_every_rounds,
       {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds", .live = true},
       "checkpoint-every");
+  s.field("checkpoint.interval", &c.checkpoint_interval,
+          {.text = "time between checkpoints, while something changes; 0: none by time",
+           .unit = "ms",
+           .min = 0},
+          "checkpoint-interval");
   s.field("checkpoint.keep", &c.checkpoint_keep,
           {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1, .live = true},
           "checkpoint-keep");

@@ -24,25 +24,42 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr std::string_view kRowsPrefix = "rows-";
+constexpr std::string_view kSuffix = ".safetensors";
 constexpr const char* kModelStem = "model";
 constexpr const char* kOptimizerStem = "optimizer";
 constexpr const char* kManifestFile = "manifest.json";
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kPieceElements = std::size_t{256} << 10;  // 1 MiB
 
-std::string directory_name(Version version) {
-  std::string digits = std::to_string(version.value);
-  if (digits.size() < 12) digits.insert(0, 12 - digits.size(), '0');
-  return std::string(kPrefix) + digits;
+/// What the name of a checkpoint's directory says.
+struct Place {
+  Version version;
+  std::uint64_t number = 0;
+};
+
+std::string padded(std::uint64_t value, std::size_t width) {
+  std::string digits = std::to_string(value);
+  if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
+  return digits;
 }
 
-std::optional<Version> version_of(const fs::path& path) {
+std::string directory_name(const Place& place) {
+  std::string name = std::string(kPrefix) + padded(place.version.value, 12);
+  if (place.number > 0) name.append("-").append(padded(place.number, 6));
+  return name;
+}
+
+std::optional<Place> place_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  Version version;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), version.value);
-  if (name != directory_name(version)) return std::nullopt;
-  return version;
+  Place place;
+  const char* const end = name.data() + name.size();
+  const char* const dash =
+      std::from_chars(name.data() + kPrefix.size(), end, place.version.value).ptr;
+  if (dash != end) std::from_chars(dash + 1, end, place.number);
+  if (name != directory_name(place)) return std::nullopt;
+  return place;
 }
 
 fs::path temporary_path(const fs::path& root, const std::string& what) {
@@ -72,6 +89,10 @@ Manifest optimizer_manifest(const Manifest& manifest, const std::vector<std::str
 }
 
 Status check_input(const CheckpointInfo& info, const Manifest& manifest) {
+  if (info.version.value == 0) {
+    if (manifest.empty() && info.slot_names.empty()) return {};
+    return Error(ErrorCode::kInvalidArgument, "version 0 is that of a checkpoint without a model");
+  }
   CENTROID_TRY(validate(manifest));
   for (const TensorInfo& tensor : manifest)
     if (tensor.dtype != DType::kF32)
@@ -132,9 +153,15 @@ Result<std::vector<std::string>> files_of(const CheckpointManifest& manifest,
   return *found;
 }
 
+bool is_part(const std::string& file) {
+  return file == kPushesFile || table_of_rows_file(file).has_value();
+}
+
 Status check_names(const CheckpointManifest& manifest) {
   std::size_t expected = 0;
+  for (const auto& [name, record] : manifest.files) expected += is_part(name) ? 1 : 0;
   for (const char* const stem : {kModelStem, kOptimizerStem}) {
+    if (manifest.info.version.value == 0) continue;
     if (stem == kOptimizerStem && manifest.info.slot_names.empty()) continue;
     CENTROID_ASSIGN(const auto files, files_of(manifest, stem));
     expected += files.size() + (files.size() > 1 ? 1 : 0);
@@ -172,10 +199,11 @@ Status check_entry(CheckpointEntry& entry, bool verify) {
   return {};
 }
 
-CheckpointEntry inspect(const fs::path& path, Version version, bool verify) {
+CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
   CheckpointEntry entry;
   entry.path = path;
-  entry.version = version;
+  entry.version = place.version;
+  entry.number = place.number;
   std::error_code unreadable;
   for (const auto& item : fs::directory_iterator(path, unreadable)) {
     std::error_code error;
@@ -309,16 +337,37 @@ Result<CheckpointDirectory> CheckpointDirectory::view(const fs::path& root) {
   return directory;
 }
 
+std::string rows_file_name(const std::string& table) {
+  return std::string(kRowsPrefix) + table + std::string(kSuffix);
+}
+
+std::optional<std::string> table_of_rows_file(const std::string& file) {
+  const std::size_t around = kRowsPrefix.size() + kSuffix.size();
+  if (file.size() <= around || !file.starts_with(kRowsPrefix) || !file.ends_with(kSuffix) ||
+      file.find('/') != std::string::npos)
+    return std::nullopt;
+  return file.substr(kRowsPrefix.size(), file.size() - around);
+}
+
 Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
                                                    const Manifest& manifest,
-                                                   const PlaneReader& read) {
+                                                   const PlaneReader& read,
+                                                   const std::vector<CheckpointPart>& parts) {
   CENTROID_TRY(check_input(info, manifest));
-  const fs::path target = root_ / directory_name(info.version);
-  if (fs::exists(target) && inspect(target, info.version, true).problem.empty())
+  for (const CheckpointPart& part : parts)
+    if (!is_part(part.name))
+      return Error(ErrorCode::kInvalidArgument,
+                   "checkpoint part \"" + printable(part.name) + "\": not a name of one");
+  Place place{info.version, 0};
+  if (!parts.empty())
+    for (const CheckpointEntry& entry : list(false))
+      if (entry.version == place.version) place.number = std::max(place.number, entry.number + 1);
+  const fs::path target = root_ / directory_name(place);
+  if (fs::exists(target) && inspect(target, place, true).problem.empty())
     return Error(ErrorCode::kAlreadyExists,
                  "checkpoint " + target.string() + " is there and sound");
 
-  const fs::path temporary = temporary_path(root_, directory_name(info.version));
+  const fs::path temporary = temporary_path(root_, directory_name(place));
   const std::string doing = "write checkpoint " + target.string();
   Status status = file::create_directory(temporary);
   file::Descriptor
@@ -331,7 +380,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
       status = std::move(locked).error();
   }
   fault::point("checkpoint.folder_made");
-  if (status.ok()) status = write_files(temporary, info, manifest, read);
+  if (status.ok()) status = write_files(temporary, info, manifest, read, parts);
   if (status.ok()) status = publish(temporary, target);
   if (!status.ok()) {
     std::error_code ignored;
@@ -340,16 +389,22 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   }
   fault::point("checkpoint.published");
   prune();
-  return inspect(target, info.version, false);
+  return inspect(target, place, false);
 }
 
 Status CheckpointDirectory::write_files(const fs::path& directory, const CheckpointInfo& info,
-                                        const Manifest& manifest, const PlaneReader& read) const {
+                                        const Manifest& manifest, const PlaneReader& read,
+                                        const std::vector<CheckpointPart>& parts) const {
   const std::uint64_t elements = elements_of(manifest);
   CheckpointManifest content;
   content.info = info;
-  CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
-                            read, content.files));
+  for (const CheckpointPart& part : parts) {  // first: what was kept for them is free soon
+    CENTROID_ASSIGN(content.files[part.name], part.write(directory / part.name));
+    fault::point("checkpoint.part_written");
+  }
+  if (!manifest.empty())
+    CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
+                              read, content.files));
   if (!info.slot_names.empty())
     CENTROID_TRY(
         write_planes(directory, kOptimizerStem, optimizer_manifest(manifest, info.slot_names), 1,
@@ -384,14 +439,18 @@ Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& t
 void CheckpointDirectory::prune() const {
   if (policy_.keep == 0) return;
   std::size_t sound = 0;
+  std::optional<Version> last;  // of a sound one that stays
   for (const CheckpointEntry& entry : list(false)) {
     const bool is_sound = entry.problem.empty();
+    const bool is_newest = is_sound && last != entry.version;
+    if (is_sound) last = entry.version;
     if (sound < policy_.keep) {
       sound += is_sound ? 1 : 0;
       continue;
     }
     const std::uint64_t every = policy_.keep_every_rounds;
-    if (is_sound && every > 0 && entry.info.round.value % every == 0) continue;
+    if (is_newest && entry.version.value > 0 && every > 0 && entry.info.round.value % every == 0)
+      continue;
     const Status removed = remove(entry);
     if (!removed.ok())
       log::warn("checkpoint.prune_failed",
@@ -415,12 +474,10 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
 }
 
 Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
-  const fs::path path = root_ / directory_name(version);
-  std::error_code ignored;
-  if (!fs::is_directory(path, ignored))
-    return Error(ErrorCode::kNotFound, "there is no checkpoint of version " + to_string(version) +
-                                           " in " + root_.string());
-  return inspect(path, version, verify);
+  for (const CheckpointEntry& entry : list(false))  // newest first
+    if (entry.version == version) return inspect(entry.path, {version, entry.number}, verify);
+  return Error(ErrorCode::kNotFound, "there is no checkpoint of version " + to_string(version) +
+                                         " in " + root_.string());
 }
 
 Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointEntry& entry) const {
@@ -439,20 +496,22 @@ std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
   std::vector<CheckpointEntry> entries;
   std::error_code error;
   for (const auto& item : fs::directory_iterator(root_, error)) {
-    const auto version = version_of(item.path());
+    const auto place = place_of(item.path());
     std::error_code ignored;
-    if (version && item.is_directory(ignored))
-      entries.push_back(inspect(item.path(), *version, verify));
+    if (place && item.is_directory(ignored))
+      entries.push_back(inspect(item.path(), *place, verify));
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const auto& a, const auto& b) { return a.version > b.version; });
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return a.version == b.version ? a.number > b.number : a.version > b.version;
+  });
   return entries;
 }
 
 Result<CheckpointEntry> CheckpointDirectory::newest_valid(
     const std::function<void(const CheckpointEntry&)>& on_refused) const {
   for (const CheckpointEntry& seen : list(false)) {
-    CheckpointEntry entry = seen.problem.empty() ? inspect(seen.path, seen.version, true) : seen;
+    CheckpointEntry entry =
+        seen.problem.empty() ? inspect(seen.path, {seen.version, seen.number}, true) : seen;
     if (entry.problem.empty()) return entry;
     if (on_refused) on_refused(entry);
   }
@@ -465,6 +524,7 @@ Status CheckpointDirectory::read(const CheckpointEntry& entry, const Manifest& m
     return Error(ErrorCode::kFailedPrecondition,
                  "checkpoint " + entry.path.string() + " is refused: " + entry.problem);
   CENTROID_TRY(check_input(entry.info, manifest));
+  if (manifest.empty()) return {};
   CENTROID_ASSIGN(CheckpointManifest content, read_manifest(entry.path));
   CENTROID_TRY(read_planes(entry.path, content, kModelStem, manifest, 0, 1, write));
   const std::vector<std::string>& slots = content.info.slot_names;
@@ -475,8 +535,17 @@ Status CheckpointDirectory::read(const CheckpointEntry& entry, const Manifest& m
 
 Result<Manifest> CheckpointDirectory::manifest_of(const CheckpointEntry& entry) const {
   CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
+  if (content.info.version.value == 0) return Manifest();
   CENTROID_ASSIGN(const auto files, files_of(content, kModelStem));
   return manifest_in(entry.path, files);
+}
+
+Result<std::vector<std::string>> CheckpointDirectory::parts_of(const CheckpointEntry& entry) const {
+  CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
+  std::vector<std::string> parts;
+  for (const auto& [name, record] : content.files)
+    if (is_part(name)) parts.push_back(name);
+  return parts;
 }
 
 }  // namespace centroid

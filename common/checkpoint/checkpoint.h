@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,17 @@
 
 namespace centroid {
 
+/// What manifest.json promises of one file beside it.
+struct FileRecord {
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
 /// What a checkpoint says of itself: manifest.json, beside model.safetensors and
 /// optimizer.safetensors (or several of each, shards.h).
 struct CheckpointInfo {
   std::string run_id;
-  Version version;
+  Version version;          ///< 0: there is no model in it, only other parts
   Round round;              ///< rounds committed so far
   std::uint64_t epoch = 0;  ///< position in the data: epoch and offset of the next sample
   std::uint64_t offset = 0;
@@ -31,8 +38,11 @@ struct CheckpointInfo {
 
 /// One checkpoint on disk.
 struct CheckpointEntry {
-  std::filesystem::path path;  ///< the directory `checkpoint-<version, 12 digits>`
+  /// The directory `checkpoint-<version, 12 digits>`, and from the second of a version on
+  /// `-<number, 6 digits>` behind it.
+  std::filesystem::path path;
   Version version;
+  std::uint64_t number = 0;  ///< of those with this version; the highest is the newest
   std::uint64_t bytes = 0;
   std::string problem;  ///< empty when it verified; else why it is refused
   CheckpointInfo info;
@@ -52,6 +62,19 @@ struct CheckpointFile {
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;
 };
+
+/// A file of a checkpoint beside model and optimizer: rows of a table, what clients of rows have
+/// pushed. The manifest has its size and checksum.
+struct CheckpointPart {
+  std::string name;  ///< of the file: `rows-<table>.safetensors` or kPushesFile
+  /// Create and fsync it; it does not exist.
+  std::function<Result<FileRecord>(const std::filesystem::path& path)> write;
+};
+/// What clients of rows have pushed.
+inline constexpr const char* kPushesFile = "pushes.safetensors";
+std::string rows_file_name(const std::string& table);
+/// Nothing when it is no name of a table's file.
+std::optional<std::string> table_of_rows_file(const std::string& file);
 
 /// What a folder of checkpoints keeps and how it writes.
 struct CheckpointPolicy {
@@ -84,10 +107,12 @@ class CheckpointDirectory {
   /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
   /// delete the oldest beyond the policy. A failure removes the temporary directory and leaves
   /// older checkpoints alone. A damaged checkpoint of the same version is replaced. fails
-  /// already_exists: a sound one of that version is there; resource_exhausted: full disk;
+  /// already_exists: a sound one of that version is there, and there are no `parts` (with parts,
+  /// which change between versions, it gets the next number); resource_exhausted: full disk;
   /// invalid_argument: a tensor that is not f32, slot names that are empty or double.
   Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest,
-                                const PlaneReader& read);
+                                const PlaneReader& read,
+                                const std::vector<CheckpointPart>& parts = {});
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
   /// CRC-32C.
   std::vector<CheckpointEntry> list(bool verify) const;
@@ -102,10 +127,12 @@ class CheckpointDirectory {
               const PlaneWriter& write) const;
   /// The tensors a checkpoint holds.
   Result<Manifest> manifest_of(const CheckpointEntry& entry) const;
+  /// Names of its files that are parts.
+  Result<std::vector<std::string>> parts_of(const CheckpointEntry& entry) const;
 
   /// The files that its manifest names, those of the model first.
   Result<std::vector<CheckpointFile>> files(const CheckpointEntry& entry) const;
-  /// The one of that version; `verify` as in `list`. fails not_found
+  /// The newest of that version; `verify` as in `list`. fails not_found
   Result<CheckpointEntry> find(Version version, bool verify) const;
   /// Delete one: a crash leaves it whole or gone.
   Status remove(const CheckpointEntry& entry) const;
@@ -118,7 +145,8 @@ class CheckpointDirectory {
 
  private:
   Status write_files(const std::filesystem::path& directory, const CheckpointInfo& info,
-                     const Manifest& manifest, const PlaneReader& read) const;
+                     const Manifest& manifest, const PlaneReader& read,
+                     const std::vector<CheckpointPart>& parts) const;
   Status publish(const std::filesystem::path& temporary, const std::filesystem::path& target) const;
   void prune() const;
 

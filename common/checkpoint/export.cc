@@ -1,9 +1,12 @@
 #include "common/checkpoint/export.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "common/checkpoint/file.h"
+#include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/tensor/text.h"
 
 namespace centroid {
 
@@ -17,6 +20,9 @@ Status export_checkpoint(const CheckpointDirectory& directory, const CheckpointE
     return Error(ErrorCode::kInvalidArgument,
                  "export to " + target.string() + ": the name must end in .safetensors");
   CENTROID_ASSIGN(const Manifest manifest, directory.manifest_of(entry));
+  if (manifest.empty())
+    return Error(ErrorCode::kNotFound,
+                 "checkpoint " + entry.path.string() + " has no model, only tables of rows");
   Manifest out = manifest;
   for (TensorInfo& tensor : out) tensor.dtype = options.dtype;
   const std::filesystem::path folder = std::filesystem::absolute(target).parent_path();
@@ -35,6 +41,42 @@ Status export_checkpoint(const CheckpointDirectory& directory, const CheckpointE
   CENTROID_TRY(directory.read(entry, manifest, take));
   CENTROID_ASSIGN(const auto written, writer.finish());
   return file::sync_directory(folder);
+}
+
+Status export_rows(const CheckpointDirectory& directory, const CheckpointEntry& entry,
+                   const std::string& table, const std::filesystem::path& target, bool all) {
+  if (!entry.problem.empty())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " is refused: " + entry.problem);
+  if (target.extension() != ".safetensors")
+    return Error(ErrorCode::kInvalidArgument,
+                 "export to " + target.string() + ": the name must end in .safetensors");
+  CENTROID_ASSIGN(const auto parts, directory.parts_of(entry));
+  if (std::ranges::find(parts, rows_file_name(table)) == parts.end()) {
+    std::string names;
+    for (const std::string& part : parts)
+      if (const auto name = table_of_rows_file(part)) names += (names.empty() ? "" : ", ") + *name;
+    return Error(ErrorCode::kNotFound, "checkpoint " + entry.path.string() + " has no table '" +
+                                           printable(table) + "'; it has " +
+                                           (names.empty() ? "none" : names));
+  }
+  CENTROID_ASSIGN(const SafetensorsReader from,
+                  SafetensorsReader::open(entry.path / rows_file_name(table)));
+  Manifest tensors;
+  for (const TensorInfo& tensor : from.manifest())
+    if (all || tensor.name == "keys" || tensor.name == "values") tensors.push_back(tensor);
+  CENTROID_ASSIGN(SafetensorsWriter into,
+                  SafetensorsWriter::create(target, tensors, from.metadata()));
+  std::vector<std::byte> piece;
+  constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;
+  for (const TensorInfo& tensor : tensors)
+    for (std::uint64_t at = 0; at < tensor.bytes(); at += piece.size()) {
+      piece.resize(static_cast<std::size_t>(std::min(kPiece, tensor.bytes() - at)));
+      CENTROID_TRY(from.read(tensor.name, at, piece));
+      CENTROID_TRY(into.append(piece));
+    }
+  CENTROID_TRY(into.finish());
+  return file::sync_directory(std::filesystem::absolute(target).parent_path());
 }
 
 }  // namespace centroid

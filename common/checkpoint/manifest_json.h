@@ -10,12 +10,6 @@
 
 namespace centroid {
 
-/// What manifest.json promises of one file beside it.
-struct FileRecord {
-  std::uint64_t bytes = 0;
-  std::uint32_t crc32c = 0;
-};
-
 /// The content of manifest.json.
 struct CheckpointManifest {
   CheckpointInfo info;

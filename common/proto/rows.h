@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+
 #include "common/proto/messages.h"
 
 /// Messages between a client of sparse rows and the server; docs/wire.md is the contract.
@@ -14,6 +16,8 @@ enum class RowsKind : std::uint16_t {
 
 /// Rows of one message.
 inline constexpr std::uint32_t kMaxRows = 1u << 16;
+/// How long a server knows what a client has pushed that has no session any more.
+inline constexpr std::chrono::minutes kRowsClientKept{10};
 
 struct RowsOpen {
   std::uint64_t client = 0;  ///< drawn at random by the client; the same after a reconnect; not 0
@@ -29,12 +33,15 @@ struct RowsOpenReply {
   std::uint32_t table = 0;  ///< number for RowsPull and RowsPush
   std::uint32_t dim = 0;
   std::uint32_t max_rows = 0;     ///< of one message
-  std::uint64_t incarnation = 0;  ///< another one: the server has forgotten which pushes it applied
-  std::uint64_t newest = 0;       ///< highest sequence applied for this client; 0: none
+  std::uint64_t incarnation = 0;  ///< another one: the server began anew, with what it had saved
+  std::uint64_t newest = 0;       ///< highest sequence that its rows hold of this client; 0: none
   std::string optimizer;
+  std::uint32_t lease_ms = 0;  ///< a client that is silent for so long is closed
+  std::string restored_from;   ///< checkpoint that the rows began with; empty: none
   template <class F>
   void fields(F& f) {
     f(table), f(dim), f(max_rows), f(incarnation), f(newest), f(optimizer, kMaxNameBytes);
+    f(lease_ms), f(restored_from, kMaxNameBytes);
   }
   Status check() const;
 };

@@ -104,6 +104,15 @@ struct ScaleView {
   std::string limited_by, straggler, advice;
 };
 
+/// A table of sparse rows.
+struct TableView {
+  std::string name, optimizer, spec;  ///< spec: as in the setting `tables`
+  std::uint64_t dim = 0, rows = 0, waiting = 0;
+  std::uint64_t bytes = 0, payload_bytes = 0, max_bytes = 0;  ///< of memory; 0: no bound
+  /// rows; since the table was begun
+  std::uint64_t pulled = 0, pushed = 0, admitted = 0, held_back = 0, evicted = 0, expired = 0;
+};
+
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;
@@ -112,6 +121,7 @@ class ControlPlane {
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit) = 0;  ///< newest first
   virtual Task<std::vector<WaitView>> waits() = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
+  virtual Task<std::vector<TableView>> tables() = 0;
   virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns
   /// Reads every file of it and compares checksums; `problem` says what it found. not_found
   virtual Task<Result<CheckpointView>> verify_checkpoint(std::uint64_t version) = 0;

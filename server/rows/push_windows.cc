@@ -41,4 +41,31 @@ std::uint64_t PushWindows::newest(std::uint64_t client) const {
   return found == windows_.end() ? 0 : found->second.newest;
 }
 
+void PushWindows::forget(std::uint64_t client) {
+  const auto found = windows_.find(client);
+  if (found == windows_.end()) return;
+  order_.erase(found->second.place);
+  windows_.erase(found);
+}
+
+std::vector<PushWindows::Entry> PushWindows::entries() const {
+  std::vector<Entry> entries;
+  entries.reserve(windows_.size());
+  for (const std::uint64_t client : order_) {
+    const Window& window = windows_.at(client);
+    entries.push_back({client, window.newest, window.applied});
+  }
+  return entries;
+}
+
+void PushWindows::restore(const std::vector<Entry>& entries) {
+  windows_.clear();
+  order_.clear();
+  for (const Entry& entry : entries) {
+    if (windows_.contains(entry.client)) continue;
+    order_.push_back(entry.client);
+    windows_[entry.client] = {entry.newest, entry.applied, std::prev(order_.end())};
+  }
+}
+
 }  // namespace centroid::server

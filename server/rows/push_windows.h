@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <unordered_map>
+#include <vector>
 
 #include "common/base/result.h"
 
@@ -25,6 +26,18 @@ class PushWindows {
   /// The client's newest; 0: none.
   std::uint64_t newest(std::uint64_t client) const;
   std::size_t clients() const { return windows_.size(); }
+  /// Nobody of this name comes again.
+  void forget(std::uint64_t client);
+
+  /// What is known of a client, for a checkpoint.
+  struct Entry {
+    std::uint64_t client = 0, newest = 0;
+    std::bitset<kWindow> applied;
+  };
+  /// Who pushed last first.
+  std::vector<Entry> entries() const;
+  /// Of entries(); in place of what is there. At most kMaxClients.
+  void restore(const std::vector<Entry>& entries);
 
  private:
   struct Window {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "common/base/result.h"
 
@@ -102,7 +103,7 @@ RecordMap::Number RecordMap::insert(std::uint64_t key) {
   if ((size_ + 1) * 8 > capacity_ * 7) grow();
   Number number = free_;
   if (number != kNone) {
-    free_ = record(number).count();
+    free_ = writable(number).count();
   } else {
     CENTROID_CHECK(next_ != kNone);
     if (next_ == slabs_.size() << slab_shift_)
@@ -126,7 +127,9 @@ void RecordMap::erase(std::uint64_t key) {
   std::size_t hole = place_of(key);
   if (hole == capacity_) return;
   const Number number = numbers_[hole];
-  record(number).count() = free_;
+  const Record gone = writable(number);
+  gone.last_use() = kUnused;
+  gone.count() = free_;
   free_ = number;
   --size_;
   // Move back what a search would no longer find behind the hole; no tombstones.
@@ -145,12 +148,100 @@ void RecordMap::erase(std::uint64_t key) {
 }
 
 void RecordMap::clear() {
+  thaw();
   slabs_.clear();
   tags_.reset();
   numbers_.reset();
   capacity_ = size_ = 0;
   next_ = 0;
   free_ = kNone;
+}
+
+std::optional<std::uint64_t> RecordMap::bytes_of(const Shape& shape, std::uint64_t records) const {
+  constexpr std::uint64_t kMost = kNone;  // numbers are 4 bytes
+  if (shape.slabs > kMost >> slab_shift_ || shape.slab_places > 2 * kMost ||
+      shape.index_places > 2 * kMost || shape.slab_places < shape.slabs ||
+      records > shape.slabs << slab_shift_ || records * 8 > shape.index_places * 7)
+    return std::nullopt;
+  return shape.slabs * (stride_ << slab_shift_) + shape.slab_places * sizeof(slabs_[0]) +
+         shape.index_places * kIndexBytes;
+}
+
+void RecordMap::take_shape(const Shape& shape) {
+  CENTROID_CHECK(size_ == 0 && next_ == 0);
+  slabs_.reserve(shape.slab_places);
+  while (slabs_.size() < shape.slabs)
+    slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(stride_ << slab_shift_));
+  capacity_ = shape.index_places;
+  tags_ = std::make_unique<std::uint8_t[]>(capacity_);
+  numbers_ = std::make_unique_for_overwrite<Number[]>(capacity_);
+}
+
+std::uint64_t RecordMap::bytes_for(std::size_t records) const {
+  if (!grows_for(records)) return bytes();
+  const std::size_t slabs = ((size_ + records) >> slab_shift_) + 1;
+  // The index may grow more than once, and exists twice then.
+  const std::size_t places = std::max((size_ + records) * 2, grown());
+  return std::max(slabs, slabs_.size()) * ((stride_ << slab_shift_) + 2 * sizeof(slabs_[0])) +
+         (capacity_ + places) * kIndexBytes;
+}
+
+void RecordMap::freeze() {
+  CENTROID_CHECK(!is_frozen());
+  frozen_end_ = next_;
+  read_ = 0;
+  copied_.assign(next_, false);
+  copies_.resize((next_ + slab_mask_) >> slab_shift_);
+}
+
+void RecordMap::preserve(Number number) {
+  const std::size_t slab = number >> slab_shift_;
+  if (slab < read_ || copied_[number]) return;
+  copied_[number] = true;
+  std::vector<std::byte>& copies = copies_[slab];
+  const std::size_t before = copies.capacity();
+  const auto bytes_of_number = std::as_bytes(std::span(&number, 1));
+  copies.insert(copies.end(), bytes_of_number.begin(), bytes_of_number.end());
+  const std::byte* const at = record(number).at;
+  copies.insert(copies.end(), at, at + stride_);
+  frozen_bytes_ += copies.capacity() - before;
+}
+
+bool RecordMap::read_frozen(std::vector<std::byte>& out) {
+  if (read_ == copies_.size()) {
+    thaw();
+    return false;
+  }
+  std::vector<std::byte>& copies = copies_[read_];
+  const Number first = static_cast<Number>(read_ << slab_shift_);
+  const Number end = std::min<Number>(frozen_end_, first + static_cast<Number>(slab_mask_) + 1);
+  // By number, where the copy is.
+  std::vector<std::byte*> changed;
+  if (!copies.empty()) changed.resize(end - first);
+  for (std::size_t at = 0; at < copies.size(); at += sizeof(Number) + stride_) {
+    Number number;
+    std::memcpy(&number, copies.data() + at, sizeof number);
+    changed[number - first] = copies.data() + at + sizeof number;
+  }
+  for (Number number = first; number < end; ++number) {
+    Record was = record(number);
+    if (!changed.empty() && changed[number - first] != nullptr) was.at = changed[number - first];
+    std::uint32_t last_use;  // a copy is not always 4-aligned
+    std::memcpy(&last_use, was.at + 8, sizeof last_use);
+    if (last_use != kUnused) out.insert(out.end(), was.at, was.at + stride_);
+  }
+  frozen_bytes_ -= copies.capacity();
+  std::vector<std::byte>().swap(copies);
+  ++read_;
+  return true;
+}
+
+void RecordMap::thaw() {
+  frozen_end_ = 0;
+  frozen_bytes_ = 0;
+  std::vector<bool>().swap(copied_);
+  copies_.clear();
+  copies_.shrink_to_fit();
 }
 
 }  // namespace centroid::server

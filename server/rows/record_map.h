@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/base/random.h"
@@ -14,6 +15,9 @@ namespace centroid::server {
 /// Hash table from 64-bit keys to records of one size: key, last use, count, then floats. Open
 /// addressing over mixed keys; the records lie in slabs that are never moved. An entry of the index
 /// is a record's number (4 bytes) and 8 bits of the hash (1 byte).
+///
+/// A frozen map is one whose present records can still be read, in pieces, while it changes: what
+/// changes before it was read is copied aside, record by record.
 ///
 /// memory  records of 16 + 4 * floats bytes, and 5.7 to 8.6 bytes of index a record (load 7/8,
 ///         growth by 1.5; while it grows the old index is there too)
@@ -48,13 +52,46 @@ class RecordMap {
   static std::uint64_t least_bytes(std::size_t floats);
 
   Number find(std::uint64_t key) const;
+  /// To look at; to change it, `writable`.
   Record record(Number number) const {
     return {slabs_[number >> slab_shift_].get() + (number & slab_mask_) * stride_};
+  }
+  Record writable(Number number) {
+    if (number < frozen_end_) preserve(number);
+    return record(number);
   }
   /// A record for a key that is not there, with last use and count 0; the floats hold anything.
   Number insert(std::uint64_t key);
   void erase(std::uint64_t key);
   void clear();
+
+  /// What `bytes` follows from beside the records: with it a copy grows as the original would.
+  struct Shape {
+    std::uint64_t slabs = 0, slab_places = 0, index_places = 0;
+  };
+  Shape shape() const { return {slabs_.size(), slabs_.capacity(), capacity_}; }
+  /// bytes() of an empty map with this shape; nothing when no map has it with so many records.
+  std::optional<std::uint64_t> bytes_of(const Shape& shape, std::uint64_t records) const;
+  /// Of an empty map: take this shape, for which bytes_of said something.
+  void take_shape(const Shape& shape);
+  /// Whether `records` more may take more memory than there is.
+  bool grows_for(std::size_t records) const {
+    return size_ + records > slabs_.size() << slab_shift_ || (size_ + records) * 8 > capacity_ * 7;
+  }
+  /// Least memory that is enough for `records` more.
+  std::uint64_t bytes_for(std::size_t records) const;
+
+  /// Keep the present records for `read_frozen`. Not while it is frozen.
+  void freeze();
+  bool is_frozen() const { return frozen_end_ != 0; }
+  /// Append the next records as they were, one slab of them, to `out`; false: there are no more,
+  /// and the map is frozen no longer. Their order is that of their numbers.
+  bool read_frozen(std::vector<std::byte>& out);
+  /// Forget the frozen records that were not read.
+  void thaw();
+  /// Memory of what was copied aside.
+  std::uint64_t frozen_bytes() const { return frozen_bytes_; }
+  std::size_t record_bytes() const { return stride_; }
 
   /// Where the index will be read for this key.
   void prefetch_index(std::uint64_t key) const {
@@ -80,6 +117,9 @@ class RecordMap {
   std::size_t place_of(std::uint64_t key) const;
   std::size_t grown() const;
   void grow();
+  void preserve(Number number);
+  /// Stands in `last_use` of a record that is not used.
+  static constexpr std::uint32_t kUnused = 0xFFFFFFFF;
 
   std::size_t stride_, slab_shift_, slab_mask_;
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
@@ -87,6 +127,12 @@ class RecordMap {
   std::unique_ptr<Number[]> numbers_;
   std::size_t capacity_ = 0, size_ = 0;
   Number next_ = 0, free_ = kNone;  ///< never used; head of the list of erased ones
+
+  Number frozen_end_ = 0;     ///< records below are frozen, but for the slabs that were read
+  std::size_t read_ = 0;      ///< slabs
+  std::vector<bool> copied_;  ///< by number
+  std::vector<std::vector<std::byte>> copies_;  ///< by slab: the number, then the record
+  std::uint64_t frozen_bytes_ = 0;
 };
 
 }  // namespace centroid::server

@@ -143,6 +143,34 @@ Status RowSpec::check() const {
   return {};
 }
 
+std::string to_string(const RowSpec& spec) {
+  const RowSpec plain;
+  std::string out = spec.name + ":dim=" + std::to_string(spec.dim) +
+                    ",optimizer=" + std::string(to_string(spec.rule));
+  const auto real = [&](const char* before, double value, double usual) {
+    char digits[32];
+    const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    if (value != usual) out.append(",").append(before).append(digits, end);
+  };
+  const auto whole = [&](const char* key, std::uint64_t value, std::uint64_t usual) {
+    if (value != usual) out.append(",").append(key).append("=").append(std::to_string(value));
+  };
+  real("lr=", spec.learning_rate, 0);
+  real("epsilon=", spec.epsilon, plain.epsilon);
+  real("l1=", spec.l1, plain.l1);
+  real("l2=", spec.l2, plain.l2);
+  real("beta=", spec.ftrl_beta, plain.ftrl_beta);
+  if (spec.initializer.kind == RowInitializer::Kind::kUniform)
+    real("init=uniform:", spec.initializer.scale, 0);
+  if (spec.initializer.kind == RowInitializer::Kind::kNormal)
+    real("init=normal:", spec.initializer.scale, 0);
+  whole("seed", spec.seed, plain.seed);
+  whole("admit_after", spec.admit_after, plain.admit_after);
+  whole("max_bytes", spec.max_bytes, plain.max_bytes);
+  whole("max_age", spec.max_age, plain.max_age);
+  return out;
+}
+
 Result<RowRule> parse_row_rule(std::string_view text) {
   if (text == "sgd") return RowRule::kSgd;
   if (text == "adagrad") return RowRule::kAdagrad;

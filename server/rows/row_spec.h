@@ -52,6 +52,9 @@ struct RowSpec {
 /// been checked. fails invalid_argument naming the table and the part.
 Result<std::vector<RowSpec>> parse_tables(std::string_view text);
 
+/// As parse_tables takes it, with every part that is not what it is when left out.
+std::string to_string(const RowSpec& spec);
+
 Result<RowRule> parse_row_rule(std::string_view text);
 std::string_view to_string(RowRule rule);
 

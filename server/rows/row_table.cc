@@ -68,7 +68,7 @@ void RowTable::pull(std::span<const std::uint64_t> keys, std::span<float> out, s
     const auto into = out.subspan(i * spec_.dim, spec_.dim);
     const RecordMap::Number number = live(rows_, keys[i], now);
     if (number == RecordMap::kNone) return initial_row(spec_, keys[i], into);
-    const Record record = rows_.record(number);
+    const Record record = rows_.writable(number);
     use(record, now);
     std::ranges::copy(values(record), into.begin());
   });
@@ -136,10 +136,10 @@ bool RowTable::admit(std::uint64_t key, std::uint64_t now) {
   if (spec_.admit_after <= 1) return true;
   RecordMap::Number number = live(candidates_, key, now);
   if (number == RecordMap::kNone) {
-    if (spec_.max_bytes != 0) make_room(candidates_, spec_.max_bytes / kCandidateShare);
+    if (spec_.max_bytes != 0) make_room(candidates_, candidates_limit());
     number = candidates_.insert(key);
   }
-  const Record record = candidates_.record(number);
+  const Record record = candidates_.writable(number);
   use(record, now);
   if (record.count() < spec_.admit_after) {
     ++counters_.held_back;
@@ -150,9 +150,7 @@ bool RowTable::admit(std::uint64_t key, std::uint64_t now) {
 }
 
 RecordMap::Number RowTable::create(std::uint64_t key) {
-  if (spec_.max_bytes != 0)
-    make_room(rows_,
-              spec_.max_bytes - (spec_.admit_after > 1 ? spec_.max_bytes / kCandidateShare : 0));
+  if (spec_.max_bytes != 0) make_room(rows_, rows_limit());
   const RecordMap::Number number = rows_.insert(key);
   ++counters_.admitted;
   return number;
@@ -184,12 +182,32 @@ Status RowTable::push(std::span<const std::uint64_t> keys, std::span<const float
       initial_row(spec_, keys[i], values(made));
       initial_slots(spec_, values(made), slots(made));
     }
-    const Record record = rows_.record(number);
+    const Record record = rows_.writable(number);
     use(record, now);
     update_row(spec_, gradients.subspan(i * spec_.dim, spec_.dim), values(record), slots(record));
   });
   counters_.pushed += keys.size();
   return {};
+}
+
+std::uint64_t RowTable::candidates_limit() const { return spec_.max_bytes / kCandidateShare; }
+
+std::uint64_t RowTable::rows_limit() const {
+  return spec_.max_bytes - (spec_.admit_after > 1 ? candidates_limit() : 0);
+}
+
+std::uint64_t RowTable::bytes_for_push(std::size_t keys) const {
+  if (!rows_.grows_for(keys) && (spec_.admit_after <= 1 || !candidates_.grows_for(keys))) return 0;
+  return rows_.bytes_for(keys) + (spec_.admit_after > 1 ? candidates_.bytes_for(keys) : 0);
+}
+
+bool RowTable::may_evict(std::size_t keys) const {
+  if (spec_.max_bytes == 0) return false;
+  const auto may = [&](const RecordMap& map, std::uint64_t limit) {
+    return map.grows_for(keys) && map.bytes_for(keys) > limit;
+  };
+  return may(rows_, rows_limit()) ||
+         (spec_.admit_after > 1 && may(candidates_, candidates_limit()));
 }
 
 void RowTable::make_room(RecordMap& map, std::uint64_t limit) {
@@ -213,11 +231,12 @@ void RowTable::evict(RecordMap& map) {
   std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(out - 1), order.end(),
                    [&](auto a, auto b) { return rank(a) < rank(b); });
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const Record record = map.record(order[i]);
-    if (i >= out)
+    if (i >= out) {
+      const Record record = map.writable(order[i]);
       record.count() -= record.count() / 2;
-    else
-      map.erase(record.key());
+    } else {
+      map.erase(map.record(order[i]).key());
+    }
   }
   counters_.evicted += out;
 }
@@ -280,6 +299,73 @@ Status RowTable::restore(const Row& row, std::uint64_t now) {
   record.count() = row.count;
   std::ranges::copy(row.values, values(record).begin());
   std::ranges::copy(row.slots, slots(record).begin());
+  return {};
+}
+
+RowTable::State RowTable::freeze(std::uint64_t now) {
+  rows_.freeze();
+  candidates_.freeze();
+  return {.rows = rows_.size(),
+          .candidates = candidates_.size(),
+          .now = now,
+          .counters = counters_,
+          .rows_shape = rows_.shape(),
+          .candidates_shape = candidates_.shape()};
+}
+
+bool RowTable::read_frozen(Block& block, std::uint64_t frozen_at) {
+  block.is_candidates = false;
+  frozen_.clear();
+  if (!rows_.is_frozen() || !rows_.read_frozen(frozen_)) {
+    block.is_candidates = true;
+    if (!candidates_.is_frozen() || !candidates_.read_frozen(frozen_)) return false;
+  }
+  const std::size_t stride = (block.is_candidates ? candidates_ : rows_).record_bytes();
+  const std::size_t n = frozen_.size() / stride;
+  block.keys.resize(n), block.ages.resize(n), block.counts.resize(n);
+  const std::size_t dim = block.is_candidates ? 0 : spec_.dim;
+  const std::size_t state = block.is_candidates ? 0 : spec_.slot_floats();
+  block.values.resize(n * dim), block.slots.resize(n * state);
+  for (std::size_t i = 0; i < n; ++i) {
+    const Record record{frozen_.data() + i * stride};
+    block.keys[i] = record.key();
+    block.ages[i] = tick(frozen_at) - record.last_use();
+    block.counts[i] = record.count();
+    std::copy_n(record.floats(), dim, block.values.data() + i * dim);
+    std::copy_n(record.floats() + dim, state, block.slots.data() + i * state);
+  }
+  return true;
+}
+
+void RowTable::thaw() {
+  rows_.thaw();
+  candidates_.thaw();
+}
+
+void RowTable::begin_restore(const State& state) {
+  counters_ = state.counters;
+  if (spec_.max_bytes == 0) return;  // nothing depends on how it grew
+  const auto take = [](RecordMap& map, const RecordMap::Shape& shape, std::uint64_t records,
+                       std::uint64_t limit) {
+    const auto bytes = map.bytes_of(shape, records);
+    if (bytes && *bytes <= limit) map.take_shape(shape);
+  };
+  take(rows_, state.rows_shape, state.rows, rows_limit());
+  take(candidates_, state.candidates_shape, state.candidates, candidates_limit());
+}
+
+Status RowTable::restore_candidate(std::uint64_t key, std::uint32_t age, std::uint32_t count,
+                                   std::uint64_t now) {
+  // As with `restore`; what no longer has to wait, or has no room, begins to wait anew.
+  if (candidates_.find(key) != RecordMap::kNone)
+    return Error(ErrorCode::kAlreadyExists,
+                 "table '" + spec_.name + "': key " + std::to_string(key) + " waits already");
+  if (spec_.admit_after <= 1 ||
+      (spec_.max_bytes != 0 && candidates_.bytes_for_insert() > candidates_limit()))
+    return {};
+  const Record record = candidates_.record(candidates_.insert(key));
+  record.last_use() = tick(now) - age;
+  record.count() = count;
   return {};
 }
 

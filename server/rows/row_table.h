@@ -55,6 +55,12 @@ class RowTable {
   /// Take away expired rows and candidates at some `places` places of the index, going round.
   void sweep(std::size_t places, std::uint64_t now);
 
+  /// Memory of rows and candidates that are enough for a push of so many keys; 0: no more than
+  /// now.
+  std::uint64_t bytes_for_push(std::size_t keys) const;
+  /// A push of so many keys may evict.
+  bool may_evict(std::size_t keys) const;
+
   struct Row {
     std::uint64_t key;
     std::uint32_t age, count;  ///< ticks since its last use; uses
@@ -66,12 +72,41 @@ class RowTable {
   /// invalid_argument (sizes, a value that is not finite).
   Status restore(const Row& row, std::uint64_t now);
 
+  /// A table as it was at one moment: this, its rows, and the keys that waited for admission.
+  struct State {
+    std::uint64_t rows = 0, candidates = 0, now = 0;
+    RowCounters counters;
+    RecordMap::Shape rows_shape, candidates_shape;
+  };
+  /// Keep the present state for `read_frozen`; a push that may evict must wait until it has been
+  /// read.
+  State freeze(std::uint64_t now);
+  bool is_frozen() const { return rows_.is_frozen() || candidates_.is_frozen(); }
+  /// Memory of what has changed since and was not read.
+  std::uint64_t frozen_bytes() const { return rows_.frozen_bytes() + candidates_.frozen_bytes(); }
+  /// Some of the frozen rows, then of the candidates.
+  struct Block {
+    bool is_candidates = false;  ///< then without values and slots
+    std::vector<std::uint64_t> keys;
+    std::vector<std::uint32_t> ages, counts;
+    std::vector<float> values, slots;
+  };
+  /// The next block; false: that was all.
+  bool read_frozen(Block& block, std::uint64_t frozen_at);
+  void thaw();
+  /// Of an empty table: make ready to be filled by `restore` and `restore_candidate`.
+  void begin_restore(const State& state);
+  Status restore_candidate(std::uint64_t key, std::uint32_t age, std::uint32_t count,
+                           std::uint64_t now);
+
  private:
   using Record = RecordMap::Record;
   bool is_expired(const Record& record, std::uint64_t now) const;
   RecordMap::Number live(RecordMap& map, std::uint64_t key, std::uint64_t now);
   bool admit(std::uint64_t key, std::uint64_t now);
   RecordMap::Number create(std::uint64_t key);
+  std::uint64_t candidates_limit() const;
+  std::uint64_t rows_limit() const;
   void make_room(RecordMap& map, std::uint64_t limit);
   void evict(RecordMap& map);
   std::size_t sweep_map(RecordMap& map, std::size_t from, std::size_t places, std::uint64_t now);
@@ -92,6 +127,7 @@ class RowTable {
   std::vector<std::uint32_t> seen_;
   std::vector<std::uint64_t> distinct_;
   std::vector<float> sums_;
+  std::vector<std::byte> frozen_;  ///< scratch of read_frozen
 };
 
 }  // namespace centroid::server

@@ -34,7 +34,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       clock_(clock),
       probe_(registry),
       events_(clock),
-      rows_(config.tables, clock, registry),
+      rows_(config.tables, config.lease, clock, registry),
       run_id_(config.run_id),
       started_(clock.now()),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
@@ -94,7 +94,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   const bool halted = !result.ok();
   if (halted) log::error("job.halted", {{"error", result.error()}});
   if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
-  if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) {
+  if (needs_checkpoint()) {
     const auto written = co_await write_checkpoint(false);
     if (!written.ok())
       tell(events_, log::Level::kError, "checkpoint.failed",
@@ -122,10 +122,16 @@ Task<Status> Cluster::run(transport::Listener& listener) {
     co_await changed_.wait(TimePoint::max());
 
   // A checkpoint asked for in the meantime may have kept it after all.
-  if (result.ok() && store_ && store_->version().value > 0 && store_->version() != checkpointed_)
-    result = Error(ErrorCode::kResourceExhausted, "the final state, version " +
-                                                      to_string(store_->version()) +
-                                                      ", is in no checkpoint: the log says why");
+  if (needs_checkpoint()) {  // of rows that were pushed since
+    const auto written = co_await write_checkpoint(false);
+    if (!written.ok())
+      log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
+  }
+  if (result.ok() && needs_checkpoint())
+    result =
+        Error(ErrorCode::kResourceExhausted,
+              "the final state, version " + std::to_string(store_ ? store_->version().value : 0) +
+                  ", is in no checkpoint: the log says why");
   closing_ = true;
   listener.close();
   for (const auto& [id, link] : links_)
@@ -183,7 +189,9 @@ Task<void> Cluster::watch_leases() {
       probe_.member_dead();
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
+    rows_.tick();
     journal_.refresh_metrics();
+    if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
     const bool is_open = attempt_ && !attempt_->closed;

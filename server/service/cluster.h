@@ -26,6 +26,7 @@
 #include "server/config.h"
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
+#include "server/service/memory_need.h"
 #include "server/service/probe.h"
 #include "server/service/rows.h"
 #include "server/store/parameter_store.h"
@@ -138,6 +139,7 @@ class Cluster final : public ControlPlane {
   Task<std::vector<RoundView>> rounds(std::size_t limit) override;
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<CheckpointView>> checkpoints() override;
+  Task<std::vector<TableView>> tables() override;
   Task<Result<CheckpointView>> make_checkpoint() override;
   Task<Result<CheckpointView>> verify_checkpoint(std::uint64_t version) override;
   Task<Result<CheckpointView>> delete_checkpoint(std::uint64_t version) override;
@@ -278,12 +280,17 @@ class Cluster final : public ControlPlane {
                           std::shared_ptr<Attempt> attempt);
 
   // state.cc
-  Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots) const;
+  Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots);
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
   Status load_checkpoint();
   Status load_checkpoint(const CheckpointEntry& entry);
   Status load_initial_file();
+  MemoryQuestion memory_question() const;
+  Status check_tables_room();
+  Status load_rows();
+  bool needs_checkpoint() const;
+  bool is_checkpoint_due() const;
   Task<Result<CheckpointView>> write_checkpoint(bool may_announce);
   bool announces_checkpoint() const;
   void announce_checkpoint();
@@ -377,6 +384,8 @@ class Cluster final : public ControlPlane {
   Round round_{1};
   std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
   Version checkpointed_;
+  std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
+  TimePoint checkpoint_begun_;
   bool evaluate_next_ = false;
 
   // policies that close a round without some members

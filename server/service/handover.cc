@@ -120,7 +120,9 @@ Status Cluster::go_back() {
     round_ = held_position_.round;
     epoch_ = held_position_.epoch;
     offset_ = held_position_.offset;
-  } else if (!checkpoints_->list(false).empty()) {  // the last worker went while it was sending
+  } else if (const auto found = checkpoints_->list(false);
+             !found.empty() &&
+             found.front().version.value > 0) {  // the last worker went while it was sending
     CENTROID_TRY(load_checkpoint());
   } else {
     store_->restore(Version(), 0);

@@ -30,12 +30,20 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   if (q.compresses_results) need.copies += plane;  // payloads are no longer than that
   if (q.is_elastic)                                // results, and a state for who was left out
     need.copies += plane * (2 + (q.applies_on_worker ? q.slots : 0));
+  need.tables = q.tables_bytes;
   need.base = kProcessBytes + 512 * q.tensors + 256 * q.chunks;
   return need;
 }
 
 Status check_memory(const MemoryNeed& need, const MemoryLimit& limit) {
   if (need.total() <= limit.bytes) return {};
+  if (need.parameters == 0)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the tables of sparse rows may need " + std::to_string(need.tables) + " bytes (" +
+                     gib(need.tables) + "), the server itself " + std::to_string(need.base) + "; " +
+                     limit.source + " allows " + std::to_string(limit.bytes) + " (" +
+                     gib(limit.bytes) +
+                     "). Give the tables a smaller max_bytes; memory_limit overrides the limit");
   return Error(ErrorCode::kFailedPrecondition,  // trying again does not help
                "the model has " + std::to_string(need.parameters) + " parameters and needs " +
                    std::to_string(need.total()) + " bytes (" + gib(need.total()) + ") here, " +
@@ -44,6 +52,7 @@ Status check_memory(const MemoryNeed& need, const MemoryLimit& limit) {
                    " planes (parameters, next version, optimizer slots) " + gib(need.planes) +
                    ", contributions under way " + gib(need.contributions) +
                    ", copies of checkpoint and results " + gib(need.copies) +
+                   (need.tables == 0 ? "" : ", tables of sparse rows " + gib(need.tables)) +
                    ". Take an optimizer with fewer slots, a smaller model, or another machine; "
                    "memory_limit overrides the limit");
 }

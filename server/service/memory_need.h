@@ -15,8 +15,9 @@ struct MemoryNeed {
   std::uint64_t plane_count = 0;    ///< of them
   std::uint64_t contributions = 0;  ///< received and not yet added: credit, or all with a policy
   std::uint64_t copies = 0;         ///< a checkpoint's, the journal's, results in flight
+  std::uint64_t tables = 0;         ///< of sparse rows
   std::uint64_t base = 0;           ///< the process itself
-  std::uint64_t total() const { return planes + contributions + copies + base; }
+  std::uint64_t total() const { return planes + contributions + copies + tables + base; }
 };
 
 struct MemoryQuestion {
@@ -27,6 +28,7 @@ struct MemoryQuestion {
   std::uint64_t workers = 1;       ///< that bring them at once
   std::uint64_t credit_bytes = 0;  ///< of all workers together
   std::uint64_t snapshot_bytes = 0, journal_copies = 0;
+  std::uint64_t tables_bytes = 0;  ///< of sparse rows, and what a checkpoint copies of them
 };
 MemoryNeed memory_need(const MemoryQuestion& question);
 

@@ -61,6 +61,11 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   if (!entry.problem.empty())
     co_return Error(ErrorCode::kDataLoss,
                     "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);
+  if (version.value == 0)
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry.path.string() +
+                        " has no model, only tables of sparse rows: the server takes those when "
+                        "it starts with `resume`");
   if (entry.info.run_id != run_id_)
     co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
                                                         " belongs to run '" + entry.info.run_id +

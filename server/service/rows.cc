@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <random>
 
+#include "common/base/log.h"
+#include "server/service/row_files.h"
+
 namespace centroid::server {
 
 using proto::RowsKind;
@@ -10,6 +13,13 @@ using transport::InFrame;
 using transport::Session;
 
 namespace {
+
+/// Changes that are kept for a checkpoint which has not read the rows yet.
+constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
+/// What a request waits for.
+constexpr const char* kForPayload = "the rest of its message";
+constexpr const char* kForDisk = "a checkpoint of the tables, which the disk has not taken yet";
+constexpr const char* kForReading = "that it reads its answer";
 
 std::uint64_t draw() {
   std::random_device device;
@@ -24,8 +34,68 @@ std::span<const std::uint64_t> keys_in(Bytes payload, std::uint32_t rows) {
 
 }  // namespace
 
-RowsService::RowsService(const std::string& tables, const Clock& clock, metrics::Registry& registry)
-    : clock_(clock), started_(clock.now()), incarnation_(draw()) {
+RowsSnapshot::RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now,
+                           std::vector<PushWindows::Entry> clients)
+    : tables_(std::move(tables)), clients_(std::move(clients)) {
+  const std::lock_guard lock(tables_->mutex);
+  for (RowTable& table : tables_->tables) states_.push_back(table.freeze(now));
+}
+
+RowsSnapshot::~RowsSnapshot() {
+  const std::lock_guard lock(tables_->mutex);
+  for (RowTable& table : tables_->tables) table.thaw();
+  tables_->frozen_bytes = 0;
+}
+
+std::vector<CheckpointPart> RowsSnapshot::parts() {
+  std::vector<CheckpointPart> parts;
+  for (std::size_t i = 0; i < states_.size(); ++i)
+    parts.push_back({rows_file_name(tables_->tables[i].spec().name),
+                     [this, i](const std::filesystem::path& path) { return write(i, path); }});
+  parts.push_back({kPushesFile, [this](const std::filesystem::path& path) {
+                     return write_pushes(path, clients_);
+                   }});
+  return parts;
+}
+
+Result<FileRecord> RowsSnapshot::write(std::size_t at, const std::filesystem::path& path) {
+  RowTable& table = tables_->tables[at];
+  const RowTable::State& state = states_[at];
+  return write_rows(path, table.spec(), state, [&](RowTable::Block& block) -> Result<bool> {
+    const std::lock_guard lock(tables_->mutex);
+    const std::uint64_t before = table.frozen_bytes();
+    const bool is_there = table.read_frozen(block, state.now);
+    tables_->frozen_bytes -= before - table.frozen_bytes();
+    return is_there;
+  });
+}
+
+RowsService::Client::Client(RowsService& service, Session& session)
+    : service_(service),
+      session_(session),
+      place_(service.clients_.insert(service.clients_.end(), this)) {
+  service.sessions_.set(static_cast<double>(service.clients_.size()));
+}
+
+RowsService::Client::~Client() {
+  service_.clients_.erase(place_);
+  service_.sessions_.set(static_cast<double>(service_.clients_.size()));
+  if (id != 0) service_.gone_[id] = service_.clock_.now();
+}
+
+/// Says what a request waits for, while it waits.
+struct RowsService::Waiting {
+  Waiting(Client& client, const char* what) : client_(client) {
+    client.waits_for = what;
+    client.since = client.service_.clock_.now();
+  }
+  ~Waiting() { client_.waits_for = nullptr; }
+  Client& client_;
+};
+
+RowsService::RowsService(const std::string& tables, std::chrono::milliseconds lease,
+                         const Clock& clock, metrics::Registry& registry)
+    : clock_(clock), lease_(lease), started_(clock.now()), incarnation_(draw()) {
   auto specs = parse_tables(tables);
   CENTROID_CHECK(specs.ok());  // server::finish has looked
   if (specs->empty()) return;
@@ -33,29 +103,32 @@ RowsService::RowsService(const std::string& tables, const Clock& clock, metrics:
                                "Pushes of rows that came again and were not applied again");
   refused_ = registry.counter("centroid_rows_refused_requests_total",
                               "Requests for rows that were refused");
+  silent_ = registry.counter("centroid_rows_silent_clients_total",
+                             "Clients of rows that were closed after a lease of silence");
+  sessions_ = registry.gauge("centroid_rows_clients", "Clients of rows that are connected");
   for (RowSpec& spec : *specs) {
     const metrics::Labels labels{{"table", spec.name}};
-    Table table{
-        .rows = RowTable(std::move(spec)),
-        .told = {},
-        .pulled = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels),
-        .pushed = registry.counter("centroid_rows_pushed_total",
-                                   "Rows of pushes, a repeated key once", labels),
-        .admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels),
-        .held_back = registry.counter("centroid_rows_held_back_total",
-                                      "Gradients of rows not yet admitted", labels),
-        .evicted = registry.counter("centroid_rows_evicted_total",
-                                    "Rows taken away for want of memory", labels),
-        .expired =
-            registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels),
-        .stored = registry.gauge("centroid_rows_stored", "Rows stored", labels),
-        .bytes = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels)};
-    tables_.push_back(std::move(table));
+    probes_.push_back(
+        {.told = {},
+         .pulled = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels),
+         .pushed = registry.counter("centroid_rows_pushed_total",
+                                    "Rows of pushes, a repeated key once", labels),
+         .admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels),
+         .held_back = registry.counter("centroid_rows_held_back_total",
+                                       "Gradients of rows not yet admitted", labels),
+         .evicted = registry.counter("centroid_rows_evicted_total",
+                                     "Rows taken away for want of memory", labels),
+         .expired =
+             registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels),
+         .stored = registry.gauge("centroid_rows_stored", "Rows stored", labels),
+         .waiting = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels),
+         .bytes = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels)});
+    tables_->tables.emplace_back(std::move(spec));
   }
 }
 
-void RowsService::Table::tell() {
-  const RowCounters& is = rows.counters();
+void RowsService::Probe::tell(const RowTable& table) {
+  const RowCounters& is = table.counters();
   const auto add = [](const metrics::Counter& counter, std::uint64_t was, std::uint64_t now) {
     if (now != was) counter.add(static_cast<double>(now - was));
   };
@@ -66,13 +139,167 @@ void RowsService::Table::tell() {
   add(evicted, told.evicted, is.evicted);
   add(expired, told.expired, is.expired);
   told = is;
-  stored.set(static_cast<double>(rows.rows()));
-  bytes.set(static_cast<double>(rows.bytes()));
+  stored.set(static_cast<double>(table.rows()));
+  waiting.set(static_cast<double>(table.candidates()));
+  bytes.set(static_cast<double>(table.bytes()));
 }
 
 std::uint64_t RowsService::now() const {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::seconds>(clock_.now() - started_).count());
+  return clock_at_start_ +
+         static_cast<std::uint64_t>(
+             std::chrono::duration_cast<std::chrono::seconds>(clock_.now() - started_).count());
+}
+
+std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot() {
+  if (!has_tables()) return nullptr;
+  return std::make_shared<RowsSnapshot>(tables_, now(), windows_.entries());
+}
+
+Status RowsService::restore(const std::filesystem::path& checkpoint,
+                            const std::vector<std::string>& files) {
+  const std::lock_guard lock(tables_->mutex);
+  for (const std::string& file : files) {
+    if (file == kPushesFile) {
+      CENTROID_ASSIGN(const auto clients, read_pushes(checkpoint / file));
+      windows_.restore(clients);
+      for (const PushWindows::Entry& entry : clients) gone_[entry.client] = clock_.now();
+      continue;
+    }
+    const std::string name = table_of_rows_file(file).value_or(file);
+    const auto found = std::ranges::find_if(
+        tables_->tables, [&](const RowTable& table) { return table.spec().name == name; });
+    if (found == tables_->tables.end())
+      return Error(ErrorCode::kFailedPrecondition,
+                   "checkpoint " + checkpoint.string() + " has a table '" + name +
+                       "', which the setting `tables` has not: name it there as it was, so that "
+                       "its rows are not lost");
+    CENTROID_ASSIGN(const RowTable::State state, read_rows(checkpoint / file, *found));
+    clock_at_start_ = std::max(clock_at_start_, state.now);
+    Probe& probe = probes_[static_cast<std::size_t>(found - tables_->tables.begin())];
+    probe.told = found->counters();  // the metrics count what this process did
+    probe.tell(*found);
+    log::info("rows.loaded", {{"table", name},
+                              {"rows", found->rows()},
+                              {"bytes", found->bytes()},
+                              {"from", checkpoint.filename().string()}});
+  }
+  if (!files.empty()) restored_from_ = checkpoint.filename().string();
+  return {};
+}
+
+std::uint64_t RowsService::reserved_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const RowTable& table : tables_->tables)
+    bytes += table.spec().max_bytes != 0
+                 ? table.spec().max_bytes
+                 : std::max(table.bytes(), RowTable::least_bytes(table.spec()));
+  return bytes;
+}
+
+void RowsService::set_room(std::uint64_t bytes, std::string source) {
+  room_ = bytes;
+  room_source_ = std::move(source);
+}
+
+Status RowsService::check_room(const RowTable& table, std::size_t keys) const {
+  const std::uint64_t wanted = table.bytes_for_push(keys);
+  if (table.spec().max_bytes != 0 || wanted <= table.bytes()) return {};
+  const std::uint64_t after = reserved_bytes() - table.bytes() + wanted;
+  if (after <= room_) return {};
+  return Error(ErrorCode::kResourceExhausted,
+               "table '" + table.spec().name + "' holds " + std::to_string(table.rows()) +
+                   " rows in " + std::to_string(table.bytes()) + " bytes; with " +
+                   std::to_string(keys) + " more the tables may need " + std::to_string(after) +
+                   " bytes, " + room_source_ + " leaves them " + std::to_string(room_) +
+                   ". Give the table max_bytes or max_age, so that rows are evicted, or the server "
+                   "more memory (memory_limit)");
+}
+
+std::vector<TableView> RowsService::views() const {
+  std::vector<TableView> views;
+  const std::lock_guard lock(tables_->mutex);
+  for (const RowTable& table : tables_->tables) {
+    const RowSpec& spec = table.spec();
+    const RowCounters& counted = table.counters();
+    TableView view;
+    view.name = spec.name;
+    view.optimizer = to_string(spec.rule);
+    view.spec = to_string(spec);
+    view.dim = spec.dim;
+    view.rows = table.rows();
+    view.waiting = table.candidates();
+    view.bytes = table.bytes();
+    view.payload_bytes = table.payload_bytes();
+    view.max_bytes = spec.max_bytes;
+    view.pulled = counted.pulled;
+    view.pushed = counted.pushed;
+    view.admitted = counted.admitted;
+    view.held_back = counted.held_back;
+    view.evicted = counted.evicted;
+    view.expired = counted.expired;
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+void RowsService::waits(std::vector<WaitView>& views) const {
+  constexpr double kLong = 2;
+  for (const Client* const client : clients_) {
+    if (client->waits_for == nullptr) continue;
+    const double seconds = std::chrono::duration<double>(clock_.now() - client->since).count();
+    if (seconds < kLong) continue;
+    const transport::Peer& peer = client->session_.peer();
+    const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
+    const bool is_its_own = client->waits_for != kForDisk;
+    views.push_back({.who = is_its_own ? "a request for rows" : name,
+                     .for_whom = is_its_own ? name : "checkpoint",
+                     .what = client->waits_for,
+                     .seconds = seconds});
+  }
+}
+
+void RowsService::tick() {
+  const TimePoint now = clock_.now();
+  for (Client* const client : clients_) {
+    if (client->id != 0) gone_.erase(client->id);
+    // Nothing is read while a request is open; the transport has a deadline for its bytes.
+    const Duration silent = now - client->session_.connection().last_received();
+    if (client->waits_for != nullptr || silent <= lease_) continue;
+    if (client->session_.is_closed()) continue;
+    silent_.add();
+    const transport::Peer& peer = client->session_.peer();
+    log::warn("rows.client_silent",
+              {{"client", peer.name}, {"peer", peer.address}, {"lease_ms", lease_.count()}});
+    client->session_.close(
+        Error(ErrorCode::kUnavailable, "client '" + peer.name + "' of rows sent nothing for " +
+                                           std::to_string(lease_.count()) + " ms (lease)"));
+  }
+  std::erase_if(gone_, [&](const auto& gone) {
+    if (now - gone.second <= proto::kRowsClientKept) return false;
+    windows_.forget(gone.first);
+    return true;
+  });
+}
+
+/// Past its budget of copies a change waits for the checkpoint that is being written, as does a
+/// push that may evict: that would change most rows at once.
+bool RowsService::is_held_up(std::uint32_t table, std::size_t pushed_keys) const {
+  const RowTable& rows = tables_->tables[table];
+  return rows.is_frozen() &&
+         (tables_->frozen_bytes > kCopyBudgetBytes || rows.may_evict(pushed_keys));
+}
+
+Task<Status> RowsService::checkpoint_room(std::uint32_t table, std::size_t pushed_keys) {
+  for (;;) {
+    bool is_held = false;
+    {
+      const std::lock_guard lock(tables_->mutex);
+      is_held = is_held_up(table, pushed_keys);
+    }
+    if (!is_held) co_return Status();
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
 }
 
 Result<proto::RowsOpenReply> RowsService::open(const Session& session, const proto::RowsOpen& head,
@@ -80,17 +307,17 @@ Result<proto::RowsOpenReply> RowsService::open(const Session& session, const pro
   if (client.id != 0 && client.id != head.client)
     return Error(ErrorCode::kInvalidArgument,
                  "RowsOpen.client is another than this session began with");
+  const std::vector<RowTable>& tables = tables_->tables;
   const auto found = std::ranges::find_if(
-      tables_, [&](const Table& table) { return table.rows.spec().name == head.table; });
-  if (found == tables_.end()) {
+      tables, [&](const RowTable& table) { return table.spec().name == head.table; });
+  if (found == tables.end()) {
     std::string names;
-    for (const Table& table : tables_)
-      names += (names.empty() ? "" : ", ") + table.rows.spec().name;
+    for (const RowTable& table : tables) names += (names.empty() ? "" : ", ") + table.spec().name;
     return Error(ErrorCode::kNotFound, "there is no table '" + head.table +
                                            "' here; this server has " +
                                            (names.empty() ? "none (its setting `tables`)" : names));
   }
-  const RowSpec& spec = found->rows.spec();
+  const RowSpec& spec = found->spec();
   const std::uint64_t most = session.peer().limits.max_payload_bytes / row_bytes(spec.dim);
   if (most == 0)
     return Error(ErrorCode::kFailedPrecondition,
@@ -99,37 +326,41 @@ Result<proto::RowsOpenReply> RowsService::open(const Session& session, const pro
                      " bytes: raise the server's chunk_bytes");
   client.id = head.client;
   proto::RowsOpenReply reply;
-  reply.table = static_cast<std::uint32_t>(found - tables_.begin());
+  reply.table = static_cast<std::uint32_t>(found - tables.begin());
   reply.dim = spec.dim;
   reply.max_rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, proto::kMaxRows));
   reply.incarnation = incarnation_;
   reply.newest = windows_.newest(head.client);
   reply.optimizer = to_string(spec.rule);
+  reply.lease_ms = static_cast<std::uint32_t>(lease_.count());
+  reply.restored_from = restored_from_;
   return reply;
 }
 
-Result<RowsService::Table*> RowsService::table_of(const Client& client, std::uint32_t number,
-                                                  std::uint32_t rows, std::uint64_t payload_bytes,
-                                                  bool has_gradients) {
+Result<std::uint32_t> RowsService::table_of(const Client& client, std::uint32_t number,
+                                            std::uint32_t rows, std::uint64_t payload_bytes,
+                                            bool has_gradients) const {
   if (client.id == 0)
     return Error(ErrorCode::kFailedPrecondition, "RowsOpen must come first on this session");
-  if (number >= tables_.size())
+  const std::vector<RowTable>& tables = tables_->tables;
+  if (number >= tables.size())
     return Error(ErrorCode::kNotFound, "there is no table number " + std::to_string(number) +
                                            "; RowsOpenReply.table is it, below " +
-                                           std::to_string(tables_.size()));
-  Table& table = tables_[number];
-  const std::uint32_t dim = table.rows.spec().dim;
-  const std::uint64_t wanted = rows * (has_gradients ? row_bytes(dim) : sizeof(std::uint64_t));
+                                           std::to_string(tables.size()));
+  const RowSpec& spec = tables[number].spec();
+  const std::uint64_t wanted = rows * (has_gradients ? row_bytes(spec.dim) : sizeof(std::uint64_t));
   if (payload_bytes != wanted)
     return Error(ErrorCode::kInvalidArgument,
-                 "table '" + table.rows.spec().name + "': the payload of " + std::to_string(rows) +
-                     " rows of dim " + std::to_string(dim) + " is " +
+                 "table '" + spec.name + "': the payload of " + std::to_string(rows) +
+                     " rows of dim " + std::to_string(spec.dim) + " is " +
                      std::to_string(payload_bytes) + " bytes, it must be " +
                      std::to_string(wanted) + (has_gradients ? " (keys, gradients)" : " (keys)"));
-  return &table;
+  return number;
 }
 
 Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Client& client) {
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
+    co_return co_await session.send(frame.header.kind, Bytes(), Bytes(), TimePoint::max());
   switch (static_cast<RowsKind>(frame.header.kind)) {
     case RowsKind::kOpen: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsOpen>(frame.head));
@@ -151,39 +382,53 @@ Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Clien
 
 Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPull>(frame.head));
-  auto table = table_of(client, head.table, head.rows, frame.header.payload_bytes, false);
-  if (table.ok() && head.rows * std::uint64_t{table.value()->rows.spec().dim} * sizeof(float) >
-                        session.peer().limits.max_payload_bytes)
-    table = Error(ErrorCode::kInvalidArgument,
-                  "RowsPull of " + std::to_string(head.rows) +
-                      " rows: the answer would be over the limit of " +
-                      std::to_string(session.peer().limits.max_payload_bytes) +
-                      " bytes; RowsOpenReply.max_rows holds");
-  if (!table.ok()) {
+  auto number = table_of(client, head.table, head.rows, frame.header.payload_bytes, false);
+  if (number.ok() &&
+      head.rows * std::uint64_t{tables_->tables[head.table].spec().dim} * sizeof(float) >
+          session.peer().limits.max_payload_bytes)
+    number = Error(ErrorCode::kInvalidArgument,
+                   "RowsPull of " + std::to_string(head.rows) +
+                       " rows: the answer would be over the limit of " +
+                       std::to_string(session.peer().limits.max_payload_bytes) +
+                       " bytes; RowsOpenReply.max_rows holds");
+  if (!number.ok()) {
     refused_.add();
-    co_return co_await session.respond_error(frame.header, table.error());
+    co_return co_await session.respond_error(frame.header, number.error());
   }
+  Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  RowTable& rows = table.value()->rows;
-  const std::size_t floats = std::size_t{head.rows} * rows.spec().dim;
-  client.out.resize(floats * sizeof(float));
-  rows.pull(keys_in(client.in, head.rows),
-            std::span(reinterpret_cast<float*>(client.out.data()), floats), now());
-  table.value()->tell();
+  client.waits_for = kForDisk;
+  CENTROID_CO_TRY(co_await checkpoint_room(head.table, 0));
+  {
+    const std::lock_guard lock(tables_->mutex);
+    RowTable& table = tables_->tables[head.table];
+    const std::size_t floats = std::size_t{head.rows} * table.spec().dim;
+    client.out.resize(floats * sizeof(float));
+    const std::uint64_t copied = table.frozen_bytes();
+    table.pull(keys_in(client.in, head.rows),
+               std::span(reinterpret_cast<float*>(client.out.data()), floats), now());
+    tables_->frozen_bytes += table.frozen_bytes() - copied;
+    probes_[head.table].tell(table);
+  }
+  client.waits_for = kForReading;
   co_return co_await session.respond(frame.header, Bytes(), client.out);
 }
 
 Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPush>(frame.head));
-  const auto table = table_of(client, head.table, head.rows, frame.header.payload_bytes, true);
-  if (!table.ok()) {
+  const auto number = table_of(client, head.table, head.rows, frame.header.payload_bytes, true);
+  if (!number.ok()) {
     refused_.add();
-    co_return co_await session.respond_error(frame.header, table.error());
+    co_return co_await session.respond_error(frame.header, number.error());
   }
+  Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  const auto applied = apply(*table.value(), head, client);
+  client.waits_for = kForDisk;
+  CENTROID_CO_TRY(co_await checkpoint_room(head.table, head.rows));
+  const auto applied = apply(head, client);
+  client.waits_for = kForReading;
   if (!applied.ok()) {
     refused_.add();
     co_return co_await session.respond_error(frame.header, applied.error());
@@ -192,8 +437,7 @@ Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& c
   co_return co_await session.respond(frame.header, reply);
 }
 
-Result<proto::RowsPushReply> RowsService::apply(Table& table, const proto::RowsPush& head,
-                                                const Client& client) {
+Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, const Client& client) {
   proto::RowsPushReply reply;
   CENTROID_ASSIGN(reply.applied, windows_.is_new(client.id, head.sequence));
   if (!reply.applied) {
@@ -202,12 +446,21 @@ Result<proto::RowsPushReply> RowsService::apply(Table& table, const proto::RowsP
   }
   const auto keys = keys_in(client.in, head.rows);
   const auto* const gradients = reinterpret_cast<const float*>(keys.data() + keys.size());
-  const std::size_t floats = keys.size() * table.rows.spec().dim;
-  CENTROID_TRY(table.rows.push(keys, std::span(gradients, floats), now()));
-  windows_.mark(client.id, head.sequence);
-  // Twice as many places as rows: the whole index is gone through in less than its growth.
-  table.rows.sweep(2 * keys.size(), now());
-  table.tell();
+  const std::lock_guard lock(tables_->mutex);
+  RowTable& table = tables_->tables[head.table];
+  CENTROID_TRY(check_room(table, keys.size()));
+  const std::uint64_t copied = table.frozen_bytes();
+  const Status pushed =
+      table.push(keys, std::span(gradients, keys.size() * table.spec().dim), now());
+  if (pushed.ok()) {
+    windows_.mark(client.id, head.sequence);
+    ++changes_;
+    // Twice as many places as rows: the whole index is gone through in less than its growth.
+    table.sweep(2 * keys.size(), now());
+  }
+  tables_->frozen_bytes += table.frozen_bytes() - copied;
+  probes_[head.table].tell(table);
+  CENTROID_TRY(pushed);
   return reply;
 }
 

@@ -1,33 +1,80 @@
 #pragma once
 
+#include <atomic>
+#include <filesystem>
+#include <list>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/proto/rows.h"
+#include "server/api/view.h"
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
 #include "transport/session.h"
 
 namespace centroid::server {
 
+/// Tables that the service changes, and that a checkpoint reads meanwhile.
+struct RowTables {
+  std::mutex mutex;  ///< of the tables
+  std::vector<RowTable> tables;
+  std::atomic<std::uint64_t> frozen_bytes{0};  ///< of changes that no checkpoint has read yet
+};
+
+/// One state of all tables and of what clients have pushed, while they go on.
+class RowsSnapshot {
+ public:
+  RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now,
+               std::vector<PushWindows::Entry> clients);
+  ~RowsSnapshot();
+  /// Files for a checkpoint, once; any thread. The snapshot must live until they are written.
+  std::vector<CheckpointPart> parts();
+
+ private:
+  Result<FileRecord> write(std::size_t table, const std::filesystem::path& path);
+
+  std::shared_ptr<RowTables> tables_;
+  std::vector<RowTable::State> states_;
+  std::vector<PushWindows::Entry> clients_;
+};
+
 /// The server's tables of sparse rows and the requests of their clients. A session that begins with
-/// RowsOpen is a client's: no member of the cluster, without a lease.
+/// RowsOpen is a client's: no member of the cluster. A client that is silent for a lease is closed;
+/// it connects again when it wants something.
 ///
 /// A request that cannot be served is answered with an error that names table and reason, and
 /// changes nothing; the session goes on.
-/// thread  the service's
+/// thread  the service's, but for the snapshots
 class RowsService {
  public:
   /// What one session has said.
-  struct Client {
+  class Client {
+   public:
+    Client(RowsService& service, transport::Session& session);
+    ~Client();
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
+
+   private:
+    friend class RowsService;
+    RowsService& service_;
+    transport::Session& session_;
+    std::list<Client*>::iterator place_;
     std::uint64_t id = 0;
-    std::vector<std::byte> in, out;  ///< payloads, kept for their memory
+    std::vector<std::byte> in, out;   ///< payloads, kept for their memory
+    const char* waits_for = nullptr;  ///< of the request that is open
+    TimePoint since;
   };
 
   /// `tables` as parse_tables takes it.
-  RowsService(const std::string& tables, const Clock& clock, metrics::Registry& registry);
+  RowsService(const std::string& tables, std::chrono::milliseconds lease, const Clock& clock,
+              metrics::Registry& registry);
 
   static bool opens(std::uint16_t kind) {
     return kind == static_cast<std::uint16_t>(proto::RowsKind::kOpen);
@@ -35,32 +82,64 @@ class RowsService {
   /// A frame of a client's session. An error ends the session.
   Task<Status> on_frame(transport::Session& session, const transport::InFrame& frame,
                         Client& client);
+  /// Now and then: close clients that are silent, forget who went long ago.
+  void tick();
+
+  bool has_tables() const { return !probes_.empty(); }
+  /// Grows with every push that was applied.
+  std::uint64_t changes() const { return changes_; }
+  /// Memory that the tables may take or have taken: max_bytes, of a table without it what it has.
+  std::uint64_t reserved_bytes() const;
+  /// Memory for all tables: a push for which a table without max_bytes would need more is refused.
+  void set_room(std::uint64_t bytes, std::string source);
+  /// Not while the one before lives.
+  std::shared_ptr<RowsSnapshot> begin_snapshot();
+  /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them). fails
+  /// failed_precondition: a table that the settings do not have, or have otherwise.
+  Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
+
+  std::vector<TableView> views() const;
+  /// Requests of clients that are held up, longer than two seconds.
+  void waits(std::vector<WaitView>& views) const;
 
  private:
-  struct Table {
-    RowTable rows;
-    RowCounters told;  ///< in the metrics
+  /// A table's metrics.
+  struct Probe {
+    RowCounters told;
     metrics::Counter pulled, pushed, admitted, held_back, evicted, expired;
-    metrics::Gauge stored, bytes;
-    void tell();
+    metrics::Gauge stored, waiting, bytes;
+    void tell(const RowTable& table);
   };
+  struct Waiting;
 
   Result<proto::RowsOpenReply> open(const transport::Session& session, const proto::RowsOpen& head,
                                     Client& client) const;
-  Result<Table*> table_of(const Client& client, std::uint32_t number, std::uint32_t rows,
-                          std::uint64_t payload_bytes, bool has_gradients);
+  Result<std::uint32_t> table_of(const Client& client, std::uint32_t number, std::uint32_t rows,
+                                 std::uint64_t payload_bytes, bool has_gradients) const;
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
-  Result<proto::RowsPushReply> apply(Table& table, const proto::RowsPush& head,
-                                     const Client& client);
-  std::uint64_t now() const;  ///< seconds since the start
+  Result<proto::RowsPushReply> apply(const proto::RowsPush& head, const Client& client);
+  Task<Status> checkpoint_room(std::uint32_t table, std::size_t pushed_keys);
+  bool is_held_up(std::uint32_t table, std::size_t pushed_keys) const;
+  Status check_room(const RowTable& table, std::size_t keys) const;
+  std::uint64_t now() const;  ///< seconds since the tables were begun, while there was a server
 
   const Clock& clock_;
+  const std::chrono::milliseconds lease_;
   TimePoint started_;
-  std::uint64_t incarnation_;
-  std::vector<Table> tables_;
+  std::uint64_t clock_at_start_ = 0;
+  const std::uint64_t incarnation_;
+  std::string restored_from_;
+  std::shared_ptr<RowTables> tables_ = std::make_shared<RowTables>();
+  std::vector<Probe> probes_;  ///< by table
   PushWindows windows_;
-  metrics::Counter repeated_, refused_;
+  std::uint64_t changes_ = 0;
+  std::uint64_t room_ = ~std::uint64_t{0};
+  std::string room_source_;
+  std::list<Client*> clients_;
+  std::unordered_map<std::uint64_t, TimePoint> gone_;  ///< by client: when its last session ended
+  metrics::Counter repeated_, refused_, silent_;
+  metrics::Gauge sessions_;
 };
 
 }  // namespace centroid::server

@@ -47,7 +47,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
                                                frame.header.payload_bytes);
     if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
       CENTROID_CO_TRY(is_legal);
-      if (!rows_) rows_.emplace();
+      if (!rows_) rows_.emplace(cluster_.rows_, session);
       co_return co_await cluster_.rows_.on_frame(session, frame, *rows_);
     }
     if (!link_) {

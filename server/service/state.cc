@@ -28,8 +28,10 @@ Task<Status> Cluster::prepare() {
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
+  if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
     CENTROID_CO_TRY(load_checkpoint());
+    CENTROID_CO_TRY(load_rows());
     CENTROID_CO_TRY(co_await replay_journal());
   } else if (!journal::segments_of(config_.journal_dir).empty()) {
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -51,11 +53,27 @@ Task<Status> Cluster::prepare() {
   co_return Status();
 }
 
-/// Before anything is taken for a model.
-Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes,
-                           std::size_t slots) const {
-  CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+/// Without a model.
+MemoryQuestion Cluster::memory_question() const {
   MemoryQuestion question;
+  question.snapshot_bytes = kSnapshotBudgetBytes;
+  if (rows_.has_tables()) question.tables_bytes = rows_.reserved_bytes() + kSnapshotBudgetBytes;
+  return question;
+}
+
+/// Before tables take memory.
+Status Cluster::check_tables_room() {
+  const MemoryNeed need = memory_need(memory_question());
+  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  CENTROID_TRY(check_memory(need, limit));
+  rows_.set_room(limit.bytes - need.base, limit.source);
+  return {};
+}
+
+/// Before anything is taken for a model.
+Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots) {
+  CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+  MemoryQuestion question = memory_question();
   question.parameters = model_bytes / sizeof(float);
   question.tensors = manifest.size();
   question.chunks = manifest.size() + model_bytes / config_.chunk_bytes;
@@ -67,10 +85,13 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes,
   question.workers =
       std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
   question.credit_bytes = question.workers * config_.credit_bytes;
-  question.snapshot_bytes = kSnapshotBudgetBytes;
   question.journal_copies =
       config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
-  return check_memory(memory_need(question), memory_limit(config_.memory_limit));
+  const MemoryNeed need = memory_need(question);
+  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  CENTROID_TRY(check_memory(need, limit));
+  rows_.set_room(limit.bytes - (need.total() - need.tables), limit.source + " beside the model");
+  return {};
 }
 
 Status Cluster::make_store(const Manifest& manifest) {
@@ -150,6 +171,11 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
                                                      " belongs to run '" + info.run_id +
                                                      "', not to '" + config_.run_id + "' (run_id)");
+  if (info.version.value == 0) {  // rows only
+    run_id_ = info.run_id;
+    resumed_from_ = entry;
+    return {};
+  }
   CENTROID_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(entry));
   CENTROID_TRY(make_store(manifest));
   const std::vector<std::string> slots = store_->optimizer().slot_names();
@@ -213,6 +239,15 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
                                   {"round", info.round.value},
                                   {"epoch", info.epoch}});
   return {};
+}
+
+/// After `load_checkpoint`.
+Status Cluster::load_rows() {
+  if (!resumed_from_) return {};
+  CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
+  CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+  if (!rows_.has_tables()) return {};
+  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
 }
 
 Status Cluster::load_initial_file() {
@@ -292,6 +327,8 @@ std::optional<Cluster::DataIdentity> Cluster::agreed_data() const {
 CheckpointInfo Cluster::checkpoint_info() const {
   CheckpointInfo info;
   info.run_id = run_id_;
+  info.created_unix_seconds = clock_.unix_seconds();
+  if (!store_ || store_->version().value == 0) return info;  // rows only
   info.version = store_->version();
   info.round = Round(round_.value - 1);
   info.epoch = epoch_;
@@ -305,7 +342,6 @@ CheckpointInfo Cluster::checkpoint_info() const {
     info.extra["codec_down_rounds"] = std::to_string(replies_->rounds());
     info.extra["codec_down_generation"] = to_string(replies_generation_);
   }
-  info.created_unix_seconds = clock_.unix_seconds();
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   info.extra["generation"] = to_string(roster_.generation());
   for (const auto& [name, round] : counted_)  // who may still ask: its round is one of the last
@@ -317,6 +353,17 @@ CheckpointInfo Cluster::checkpoint_info() const {
     info.extra["data_fingerprint"] = std::to_string(data->fingerprint);
   }
   return info;
+}
+
+/// The state is in no checkpoint.
+bool Cluster::needs_checkpoint() const {
+  if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) return true;
+  return rows_.changes() != rows_checkpointed_;
+}
+
+bool Cluster::is_checkpoint_due() const {
+  return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
+         clock_.now() - std::max(checkpoint_begun_, started_) >= config_.checkpoint_interval;
 }
 
 Task<void> Cluster::checkpoint_in_background() {
@@ -351,7 +398,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     for (; checkpointing_; has_waited = true) co_await checkpoint_done_.wait(TimePoint::max());
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
-    if (has_waited && last_written_ && last_written_->version == store_->version().value)
+    if (has_waited && last_written_ && last_written_->version == store_->version().value &&
+        rows_.changes() == rows_checkpointed_)
       co_return *last_written_;
     const bool announces = may_announce && announces_checkpoint();
     if (store_->is_current() && !announces) break;
@@ -362,14 +410,19 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     --state_waiters_;
     if (!goes_on || closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
-  if (!store_ || store_->version().value == 0)
+  const bool has_model = store_ && store_->version().value > 0;
+  if (!has_model && !rows_.has_tables())
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
+  // Nothing has changed: it would be the same once more.
+  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) co_return *last_written_;
   checkpointing_ = true;
+  checkpoint_begun_ = clock_.now();
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
-  std::shared_ptr<Snapshot> snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
-  while (!snapshot) {
+  std::shared_ptr<Snapshot> snapshot;
+  if (has_model) snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+  while (has_model && !snapshot) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) {
       checkpointing_ = false;
       checkpoint_done_.notify_all();
@@ -379,16 +432,23 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   }
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
+  // Rows, what was pushed, and the model, at one moment.
+  const std::uint64_t rows_changes = rows_.changes();
+  std::shared_ptr<RowsSnapshot> rows = rows_.begin_snapshot();
   journal_.checkpoint_begins(info.round);
-  const Manifest manifest = store_->plan().manifest();
+  Manifest manifest;
+  if (has_model) manifest = store_->plan().manifest();
   auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot),
-                keeps_journal = config_.keeps_journal(),
+                rows = std::move(rows), keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal_dir]() mutable {
     const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) {
       return snapshot->read(plane, offset, into);
     };
-    auto written = std::make_optional(directory.write(info, manifest, read));
+    std::vector<CheckpointPart> parts;
+    if (rows) parts = rows->parts();
+    auto written = std::make_optional(directory.write(info, manifest, read, parts));
     snapshot.reset();
+    rows.reset();
     std::error_code ignored;
     if (written->ok() && !keeps_journal)  // of a time when there was one
       for (const journal::Segment& old : journal::segments_of(journal_dir))
@@ -405,6 +465,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return std::move(written).error();
   }
   checkpointed_ = info.version;
+  rows_checkpointed_ = rows_changes;
   journal_.checkpoint_written(info.round);
   const TimePoint end = clock_.now();
   const double elapsed = std::chrono::duration<double>(end - begin).count();

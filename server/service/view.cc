@@ -222,6 +222,7 @@ std::vector<WaitView> Cluster::present_waits() const {
                      .what = "the state, piece " + std::to_string(upload_->received) + " of " +
                              std::to_string(upload_->pieces()),
                      .seconds = seconds(clock_.now() - upload_->begun)});
+  rows_.waits(views);
   for (const auto& [id, link] : links_)
     for (const std::string& what : link->session->waits(clock_.now()))
       views.push_back({.who = "session of " + link->join.name,
@@ -294,6 +295,11 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
     return views;
   };
   co_return co_await run_on(blocking_, std::move(read));
+}
+
+Task<std::vector<TableView>> Cluster::tables() {
+  auto read = [this] { return rows_.views(); };
+  co_return co_await run_on(executor_, std::move(read));
 }
 
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {

@@ -63,6 +63,12 @@ class SampleControl final : public server::ControlPlane {
     co_await answer();
     co_return std::vector<server::CheckpointView>(1);
   }
+  Task<std::vector<server::TableView>> tables() override {
+    co_await answer();
+    server::TableView view;
+    view.name = "emb";
+    co_return std::vector<server::TableView>{view};
+  }
   Task<Result<server::CheckpointView>> make_checkpoint() override {
     CENTROID_CO_TRY(co_await act("checkpoint"));
     server::CheckpointView view;

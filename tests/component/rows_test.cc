@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <boost/asio/connect.hpp>
@@ -181,6 +183,94 @@ class CuttingRelay {
   std::thread thread_;
 };
 
+/// Passes bytes on to a server, or to the next one.
+class SwitchingRelay {
+ public:
+  explicit SwitchingRelay(const transport::Endpoint& server) {
+    to(server);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~SwitchingRelay() {
+    cut();
+    is_ending_ = true;
+    boost::asio::io_context context;
+    tcp::socket last(context);
+    boost::system::error_code ignored;
+    last.connect(acceptor_.local_endpoint(), ignored);
+    thread_.join();
+    for (std::thread& passing : passing_) passing.join();
+  }
+  transport::Endpoint endpoint() const {
+    transport::Endpoint out;
+    out.port = acceptor_.local_endpoint().port();
+    return out;
+  }
+  /// End what is connected; until `to`, who connects is cut at once.
+  void cut() {
+    const std::lock_guard lock(mutex_);
+    server_.reset();
+    boost::system::error_code ignored;
+    for (const auto& socket : sockets_) socket->shutdown(tcp::socket::shutdown_both, ignored);
+  }
+  void to(const transport::Endpoint& server) {
+    const std::lock_guard lock(mutex_);
+    server_ = tcp::endpoint(boost::asio::ip::make_address(server.host), server.port);
+  }
+
+ private:
+  using tcp = boost::asio::ip::tcp;
+
+  void run() {
+    for (;;) {
+      const auto client = std::make_shared<tcp::socket>(acceptor_.accept());
+      if (is_ending_) return;
+      const std::lock_guard lock(mutex_);
+      if (!server_) continue;
+      const auto server = std::make_shared<tcp::socket>(context_);
+      server->connect(*server_);
+      sockets_.push_back(client);
+      sockets_.push_back(server);
+      passing_.emplace_back([client, server] { copy(*client, *server); });
+      passing_.emplace_back([client, server] { copy(*server, *client); });
+    }
+  }
+  static void copy(tcp::socket& from, tcp::socket& to) {
+    std::vector<std::byte> buffer(64 << 10);
+    boost::system::error_code failed;
+    while (!failed) {
+      const std::size_t n = from.read_some(boost::asio::buffer(buffer), failed);
+      if (!failed) boost::asio::write(to, boost::asio::buffer(buffer.data(), n), failed);
+    }
+    to.shutdown(tcp::socket::shutdown_both, failed);
+    from.shutdown(tcp::socket::shutdown_both, failed);
+  }
+
+  boost::asio::io_context context_;
+  tcp::acceptor acceptor_{context_, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)};
+  std::mutex mutex_;
+  std::optional<tcp::endpoint> server_;
+  std::vector<std::shared_ptr<tcp::socket>> sockets_;
+  std::vector<std::thread> passing_;
+  std::atomic<bool> is_ending_{false};
+  std::thread thread_;
+};
+
+/// Why a server with these tables does not begin, in a folder with checkpoints or without.
+std::string prepare_error(const std::filesystem::path& folder, const std::string& tables,
+                          std::uint64_t memory_limit) {
+  server::ServerConfig c = config(folder);
+  c.tables = tables;
+  c.memory_limit = memory_limit;
+  c.resume = memory_limit == 0;
+  EXPECT_TRUE(server::finish(c).ok());
+  IoThread service{"test-service"}, blocking{"test-blocking"};
+  const SystemClock clock;
+  metrics::Registry registry;
+  server::Cluster cluster(service.executor(), blocking.executor(), c, clock, registry);
+  const Status prepared = service.wait(cluster.prepare());
+  return prepared.ok() ? "it began" : prepared.error().to_string();
+}
+
 class RowsServiceTest : public testing::Test {
  protected:
   std::unique_ptr<RowsClient> client_of(const std::string& table) {
@@ -309,6 +399,150 @@ TEST_F(RowsServiceTest, AMalformedMessageEndsTheSession) {
   RawClient other(server.endpoint());
   EXPECT_THAT(other.push(1, {1}, {1, 2, 3, 4}).error().to_string(),
               HasSubstr("the first message must be Join (16) or RowsOpen (64), not 66"));
+}
+
+/// Tables over restarts.
+class RowsRestartTest : public testing::Test {
+ protected:
+  std::unique_ptr<TestServer> start(bool resume, const std::string& tables = kTables) {
+    server::ServerConfig c = config(directory.path());
+    c.resume = resume;
+    c.tables = tables;
+    return std::make_unique<TestServer>(
+        c, [](Executor executor) { return transport::make_tcp(executor); });
+  }
+  static Floats pulled(RowsClient& client, const Keys& keys) {
+    Floats out(keys.size() * client.dim());
+    EXPECT_TRUE(client.pull(keys, out).ok());
+    return out;
+  }
+  TemporaryDirectory directory;
+};
+
+TEST_F(RowsRestartTest, AStopKeepsTheRowsAndAContinuedRunHasTheSameBits) {
+  const server::RowSpec spec = server::parse_tables(kTables)->at(0);
+  server::RowTable expected(spec);
+  const Keys keys{1, 2, 3, 1};
+  Floats gradients(16);
+  for (int run = 0; run < 3; ++run) {
+    const auto server = start(run > 0);
+    RowsClientOptions options;
+    options.server = server->endpoint();
+    const auto client = RowsClient::open(options, "emb");
+    ASSERT_TRUE(client.ok()) << client.error().to_string();
+    for (int push = 0; push < 5; ++push) {
+      for (std::size_t i = 0; i < 16; ++i)
+        gradients[i] = static_cast<float>(run + push) - 3 * static_cast<float>(i);
+      ASSERT_TRUE((*client)->push(keys, gradients).ok());
+      ASSERT_TRUE(expected.push(keys, gradients, 0).ok());
+    }
+    Floats want(16);
+    expected.pull(keys, want, 0);
+    EXPECT_EQ(pulled(**client, keys), want);
+  }
+}
+
+TEST_F(RowsRestartTest, AClientIsToldOnceWhichOfItsPushesAServerThatBeganAnewLacks) {
+  auto server = start(false);
+  // A relay whose address stays, as that of a real server does.
+  const auto relay = std::make_unique<SwitchingRelay>(server->endpoint());
+  RowsClientOptions options;
+  options.server = relay->endpoint();
+  const auto client = RowsClient::open(options, "emb");
+  ASSERT_TRUE(client.ok()) << client.error().to_string();
+  const Keys keys{1, 2};
+  for (int push = 0; push < 3; ++push) ASSERT_TRUE((*client)->push(keys, Floats(8, 1.0f)).ok());
+  ASSERT_TRUE(server->checkpoint().ok());
+  const Floats kept = pulled(**client, keys);
+  // What a kill leaves: the folder as it is now.
+  const auto copy = directory.path() / "copy";
+  std::filesystem::copy(directory.path() / "checkpoints", copy,
+                        std::filesystem::copy_options::recursive);
+  for (int push = 0; push < 4; ++push) ASSERT_TRUE((*client)->push(keys, Floats(8, 2.0f)).ok());
+  EXPECT_EQ((*client)->pushed(), 7u);
+  relay->cut();
+  server.reset();
+  std::filesystem::remove_all(directory.path() / "checkpoints");
+  std::filesystem::rename(copy, directory.path() / "checkpoints");
+  server = start(true);
+  relay->to(server->endpoint());
+
+  const Status told = (*client)->push(keys, Floats(8, 3.0f));
+  ASSERT_FALSE(told.ok());
+  EXPECT_EQ(told.error().code(), ErrorCode::kAborted);
+  EXPECT_THAT(told.error().message(), HasSubstr("from checkpoint-000000000000"));
+  EXPECT_THAT(told.error().message(), HasSubstr("up to number 3 of the 7 that were answered"));
+  EXPECT_EQ((*client)->lost(), 4u);
+  EXPECT_EQ(pulled(**client, keys), kept);
+  ASSERT_TRUE((*client)->push(keys, Floats(8, 3.0f)).ok());
+  EXPECT_NE(pulled(**client, keys), kept);
+}
+
+TEST_F(RowsRestartTest, ATableThatIsInTheCheckpointMustBeInTheSettings) {
+  {
+    const auto server = start(false);
+    RowsClientOptions options;
+    options.server = server->endpoint();
+    const auto client = RowsClient::open(options, "emb");
+    ASSERT_TRUE((*client)->push(Keys{1}, Floats(4, 1.0f)).ok());
+  }
+  EXPECT_THAT(prepare_error(directory.path(), "wide:dim=4096,optimizer=sgd", 0),
+              HasSubstr("has a table 'emb', which the setting `tables` has not"));
+  EXPECT_THAT(prepare_error(directory.path(), "emb:dim=5;wide:dim=4096,optimizer=sgd", 0),
+              HasSubstr("dim was 4, the setting `tables` says 5"));
+}
+
+TEST_F(RowsRestartTest, TablesThatDoNotFitIntoTheMemoryAreRefusedWithTheNumbers) {
+  const std::string why =
+      prepare_error(directory.path(), "emb:dim=4,max_bytes=300000000", 200u << 20);
+  EXPECT_THAT(why, HasSubstr("the tables of sparse rows may need 367108864 bytes"));
+  EXPECT_THAT(why, HasSubstr("memory_limit allows 209715200"));
+}
+
+TEST_F(RowsRestartTest, ATableWithoutABoundGrowsAsFarAsTheMemoryLimitLets) {
+  server::ServerConfig c = config(directory.path());
+  c.memory_limit = 112u << 20;  // 32 are the server's own, 64 for copies of a checkpoint
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
+  RowsClientOptions options;
+  options.server = server.endpoint();
+  const auto client = RowsClient::open(options, "emb");
+  ASSERT_TRUE(client.ok());
+  Keys keys((*client)->max_rows());
+  Floats gradients(keys.size() * 4, 1.0f), before(16), after(16);
+  Status pushed;
+  for (std::uint64_t key = 0; pushed.ok() && key < 4'000'000;) {
+    for (auto& k : keys) k = ++key;
+    pushed = (*client)->push(keys, gradients);
+  }
+  ASSERT_FALSE(pushed.ok());
+  EXPECT_EQ(pushed.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(pushed.error().message(), HasSubstr("table 'emb' holds"));
+  EXPECT_THAT(pushed.error().message(), HasSubstr("memory_limit"));
+  // Rows that are there can still be updated.
+  EXPECT_TRUE((*client)->push(Keys{1, 2, 3, 4}, Floats(16, 1.0f)).ok());
+}
+
+TEST_F(RowsRestartTest, AClientThatIsSilentForALeaseIsClosedAndOneThatStaysIsNot) {
+  server::ServerConfig c = config(directory.path());
+  c.lease = std::chrono::milliseconds(400);
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
+  RowsClientOptions options;
+  options.server = server.endpoint();
+  const auto stays = RowsClient::open(options, "emb");
+  ASSERT_TRUE(stays.ok());
+  RawClient silent(server.endpoint());
+  ASSERT_TRUE(silent.open_table(5, "emb").ok());
+  const auto connected = [&] {
+    return server.registry().gauge("centroid_rows_clients", "").value();
+  };
+  EXPECT_EQ(connected(), 2);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (connected() > 1 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(connected(), 1);
+  EXPECT_EQ(server.registry().counter("centroid_rows_silent_clients_total", "").value(), 1);
+  EXPECT_FALSE(silent.push(1, {1}, {1, 2, 3, 4}).ok());
+  EXPECT_TRUE((*stays)->push(Keys{1}, Floats(4, 1.0f)).ok());
+  EXPECT_EQ(connected(), 1);
 }
 
 }  // namespace

@@ -94,6 +94,12 @@ Status TestServer::drain(std::uint64_t member) {
               .get();
 }
 
+Result<server::CheckpointView> TestServer::checkpoint() {
+  return *asio::co_spawn(service_.context(), to_optional(cluster_->make_checkpoint()),
+                         asio::use_future)
+              .get();
+}
+
 bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < deadline) {

@@ -40,6 +40,7 @@ class TestServer {
   /// Workers that are members now.
   std::size_t present();
   Status drain(std::uint64_t member);
+  Result<server::CheckpointView> checkpoint();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();
   void stop();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/crc32c.h"
+#include "common/base/crc32c_join.h"
 #include "common/base/random.h"
 
 namespace centroid {
@@ -69,6 +70,18 @@ TEST(Crc32c, ContinuesFromAnySplit) {
     const std::size_t cut = rng.below(all.size() + 1);
     ASSERT_EQ(crc32c(all.subspan(cut), crc32c(all.first(cut))), crc32c_portable(all))
         << "length " << all.size() << " cut " << cut;
+  }
+}
+
+TEST(Crc32c, JoinsTheSumsOfTwoParts) {
+  SCOPED_TRACE("seed 8");
+  CounterRng rng(8);
+  const auto data = random_bytes(50'000, 8);
+  for (int i = 0; i < 200; ++i) {
+    const Bytes all = Bytes(data).subspan(rng.below(64), rng.below(49'000));
+    const std::size_t cut = i == 0 ? 0 : i == 1 ? all.size() : rng.below(all.size() + 1);
+    const Bytes a = all.first(cut), b = all.subspan(cut);
+    ASSERT_EQ(crc32c_join(crc32c(a), crc32c(b), b.size()), crc32c(all)) << all.size() << " " << cut;
   }
 }
 

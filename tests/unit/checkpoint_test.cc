@@ -6,14 +6,17 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/crc32c.h"
 #include "common/base/random.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/manifest_json.h"
+#include "common/checkpoint/shards.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid {
@@ -177,6 +180,50 @@ TEST_F(Checkpoints, NewestAreKeptAndListedFirst) {
   EXPECT_EQ(entries[0].version, Version(100));
   EXPECT_EQ(entries[1].version, Version(20));
   EXPECT_EQ(names_in(root()).size(), 2u);
+}
+
+CheckpointPart part_of(const std::string& text) {
+  return {rows_file_name("emb"), [text](const fs::path& path) -> Result<FileRecord> {
+            CENTROID_TRY(write_text_file(path, text));
+            return FileRecord{text.size(), crc32c(as_bytes(text))};
+          }};
+}
+
+TEST_F(Checkpoints, PartsAreVerifiedAndSeveralOfAVersionAreNumberedNewestFirst) {
+  auto directory = opened(2);
+  const Planes planes = random_planes(kSmall, 1, 5);
+  for (const char* const text : {"first", "second", "third"})
+    ASSERT_TRUE(directory.write(info_of(4), kSmall, reader_of(planes), {part_of(text)}).ok());
+  CheckpointInfo without_model;
+  without_model.run_id = "r";
+  ASSERT_TRUE(directory.write(without_model, {}, reader_of({}), {part_of("alone")}).ok());
+  const auto entries = directory.list(true);
+  ASSERT_EQ(entries.size(), 2u);  // two are kept
+  EXPECT_EQ(entries[0].path.filename(), "checkpoint-000000000004-000002");
+  EXPECT_EQ(entries[1].path.filename(), "checkpoint-000000000004-000001");
+  EXPECT_EQ(entries[0].problem, "");
+  EXPECT_THAT(directory.parts_of(entries[0]).value(),
+              ::testing::ElementsAre("rows-emb.safetensors"));
+  std::ofstream(entries[0].path / "rows-emb.safetensors", std::ios::in).put('T');
+  EXPECT_THAT(directory.list(true)[0].problem, HasSubstr("rows-emb.safetensors: CRC-32C differs"));
+  EXPECT_EQ(directory.newest_valid({}).value().number, 1u);
+  CheckpointPart wrong = part_of("x");
+  wrong.name = "others.safetensors";
+  EXPECT_THAT(directory.write(info_of(5), kSmall, reader_of(planes), {wrong}).error().to_string(),
+              HasSubstr("others.safetensors"));
+}
+
+TEST_F(Checkpoints, OneWithoutAModelIsWrittenAndRead) {
+  auto directory = opened(3);
+  CheckpointInfo info;
+  info.run_id = "r";
+  ASSERT_TRUE(directory.write(info, {}, reader_of({}), {part_of("a")}).ok());
+  ASSERT_TRUE(directory.write(info, {}, reader_of({}), {part_of("b")}).ok());
+  const auto newest = directory.newest_valid({});
+  ASSERT_TRUE(newest.ok()) << newest.error().to_string();
+  EXPECT_EQ(newest->path.filename(), "checkpoint-000000000000-000001");
+  EXPECT_TRUE(directory.manifest_of(*newest).value().empty());
+  EXPECT_FALSE(directory.write(info, kSmall, reader_of({}), {part_of("b")}).ok());
 }
 
 TEST_F(Checkpoints, KeepZeroKeepsAll) {

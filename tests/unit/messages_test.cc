@@ -220,6 +220,8 @@ TEST(Messages, RowsAreAsTheContractSays) {
   EXPECT_EQ(reply.incarnation, 9u);
   EXPECT_EQ(reply.newest, 5u);
   EXPECT_EQ(reply.optimizer, "adagrad");
+  EXPECT_EQ(reply.lease_ms, 10'000u);
+  EXPECT_EQ(reply.restored_from, "c7");
   RowsPush push;
   push.table = 1;
   push.rows = 2;
