@@ -6,7 +6,7 @@
 
 #include "client/online.h"
 
-/// What only looks: status, workers, rounds, waits, config.
+/// What only looks: status, workers, rounds, waits, tables, config.
 namespace centroid::client {
 
 namespace {
@@ -122,6 +122,20 @@ std::string rounds_table(const Json& answer) {
                rows);
 }
 
+std::string tables_table(const Json& answer) {
+  Rows rows;
+  for (const Json& one : answer["tables"])
+    rows.push_back({text_of(one, "name"), text_of(one, "rows"), text_of(one, "waiting"),
+                    size_text(number_of(one, "bytes")),
+                    number_of(one, "max_bytes") == 0 ? "-" : size_text(number_of(one, "max_bytes")),
+                    text_of(one, "pulled"), text_of(one, "pushed"), text_of(one, "evicted"),
+                    text_of(one, "expired"), text_of(one, "spec")});
+  return rows.empty() ? "no tables\n"
+                      : table({"table", "rows", "waiting", "memory", "bound", "pulled", "pushed",
+                               "evicted", "expired", "settings"},
+                              rows);
+}
+
 std::string config_table(const Json& answer, const std::string& prefix) {
   Rows rows;
   for (const auto& [name, field] : answer.items())
@@ -186,6 +200,10 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     status = show(*session, "/v1/waits",
                   [](const Json& answer) { return waits_table(answer["waits"]); });
   });
+
+  CLI::App* const tables =
+      app.add_subcommand("tables", "Tables of sparse rows: memory, and what was done with them.");
+  tables->callback([=, &status] { status = show(*session, "/v1/tables", tables_table); });
 
   CLI::App* const config =
       app.add_subcommand("config", "Effective settings of the server, and where each came from.");

@@ -20,7 +20,7 @@ Json to_json_object(const CheckpointFileView& view) {
 
 Reply get_checkpoints(Services services, Call call) {
   const auto views = co_await services.control.checkpoints();
-  const auto key = [](const CheckpointView& view) { return ListKey(view.version, 0); };
+  const auto key = [](const CheckpointView& view) { return ListKey(view.version, view.number); };
   co_return list_page(call, "checkpoints", views, key, true);
 }
 

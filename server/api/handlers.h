@@ -48,6 +48,10 @@ Task<Result<HttpResponse>> delete_checkpoint(Services services, Call call);
 Task<Result<HttpResponse>> get_checkpoint_files(Services services, Call call);
 Task<Result<HttpResponse>> get_checkpoint_file(Services services, Call call);
 
+// table_routes.cc
+Task<Result<HttpResponse>> get_tables(Services services, Call call);
+Task<Result<HttpResponse>> get_table(Services services, Call call);
+
 // token_routes.cc
 Task<Result<HttpResponse>> get_tokens(Services services, Call call);
 Task<Result<HttpResponse>> post_token(Services services, Call call);

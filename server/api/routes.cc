@@ -87,6 +87,8 @@ const std::vector<Route>& routes() {
       post("/v1/checkpoints/{id}:restore", post_restore, "delete_newer", Span::kCheckpoint),
       get("/v1/checkpoints/{id}/files", get_checkpoint_files),
       get("/v1/checkpoints/{id}/files/{file}", get_checkpoint_file),
+      list("/v1/tables", get_tables),
+      get("/v1/tables/{name}", get_table),
       admin_list("/v1/tokens", get_tokens),
       post("/v1/tokens", post_token, "name role expires_seconds"),
       remove("/v1/tokens/{name}", delete_token),

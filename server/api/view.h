@@ -59,7 +59,7 @@ struct WaitView {
 
 struct CheckpointView {
   std::string path, problem;
-  std::uint64_t version = 0, round = 0, bytes = 0;
+  std::uint64_t version = 0, number = 0, round = 0, bytes = 0;
   double created_unix_seconds = 0;
 };
 

@@ -112,14 +112,35 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 }
 
 nlohmann::ordered_json to_json_object(const CheckpointView& view) {
-  const auto& [path, problem, version, round, bytes, created_unix_seconds] = view;
+  const auto& [path, problem, version, number, round, bytes, created_unix_seconds] = view;
   nlohmann::ordered_json out;
   out["path"] = path;
   out["problem"] = problem;
   out["version"] = version;
+  out["number"] = number;
   out["round"] = round;
   out["bytes"] = bytes;
   out["created_unix_seconds"] = created_unix_seconds;
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const TableView& view) {
+  nlohmann::ordered_json out;
+  out["name"] = view.name;
+  out["optimizer"] = view.optimizer;
+  out["spec"] = view.spec;
+  out["dim"] = view.dim;
+  out["rows"] = view.rows;
+  out["waiting"] = view.waiting;
+  out["bytes"] = view.bytes;
+  out["payload_bytes"] = view.payload_bytes;
+  out["max_bytes"] = view.max_bytes;
+  out["pulled"] = view.pulled;
+  out["pushed"] = view.pushed;
+  out["admitted"] = view.admitted;
+  out["held_back"] = view.held_back;
+  out["evicted"] = view.evicted;
+  out["expired"] = view.expired;
   return out;
 }
 

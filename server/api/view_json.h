@@ -13,5 +13,6 @@ nlohmann::ordered_json to_json_object(const WorkerView& view);
 nlohmann::ordered_json to_json_object(const RoundView& view);
 nlohmann::ordered_json to_json_object(const WaitView& view);
 nlohmann::ordered_json to_json_object(const CheckpointView& view);
+nlohmann::ordered_json to_json_object(const TableView& view);
 
 }  // namespace centroid::server

@@ -21,6 +21,7 @@ CheckpointView checkpoint_view(const CheckpointEntry& entry) {
   return {.path = entry.path.string(),
           .problem = entry.problem,
           .version = entry.version.value,
+          .number = entry.number,
           .round = entry.info.round.value,
           .bytes = entry.bytes,
           .created_unix_seconds = entry.info.created_unix_seconds};

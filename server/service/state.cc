@@ -479,6 +479,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   CheckpointView view;
   view.path = written->path.string();
   view.version = info.version.value;
+  view.number = written->number;
   view.round = info.round.value;
   view.bytes = written->bytes;
   view.created_unix_seconds = info.created_unix_seconds;

@@ -289,6 +289,7 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
       views.push_back({.path = entry.path.string(),
                        .problem = entry.problem,
                        .version = entry.version.value,
+                       .number = entry.number,
                        .round = entry.info.round.value,
                        .bytes = entry.bytes,
                        .created_unix_seconds = entry.info.created_unix_seconds});

@@ -81,7 +81,7 @@ class Scraped(ClusterTest):
 
     def setUp(self):
         self.begun = time.monotonic()
-        arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200"]
+        arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200", "--tables", "emb:dim=4"]
         self.cluster = self.server(*arguments)
         gpus = self.stand_in_for_gpus()
         self.workers = [

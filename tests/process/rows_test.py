@@ -144,6 +144,13 @@ class RowsTest(ClusterTest):
         self.push_all(client, 1, 20)
         values = client.pull("emb", range(40))
         client.close()
+        shown = self.ctl("--server", server.api, "tables")
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("emb:dim=4,optimizer=adagrad,lr=0.1,init=uniform:0.05", shown.stdout)
+        table = server.get("/v1/tables/seldom")
+        self.assertEqual((table["dim"], table["rows"]), (2, table["admitted"]))
+        self.assertGreater(table["held_back"], 0)
+        self.assertGreaterEqual(table["pushed"], table["held_back"] + table["admitted"])
         server.post("/v1/job:stop")
         self.assert_status(server, DONE)
         checkpoints, target = self.folder / "run" / "checkpoints", self.folder / "emb.safetensors"
