@@ -1,12 +1,19 @@
 #include "client/rows_client.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <future>
+#include <mutex>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
-#include "common/async/io_thread.h"
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_future.hpp>
+
 #include "common/async/task_group.h"
 #include "common/proto/rows.h"
 #include "transport/session.h"
@@ -41,10 +48,29 @@ struct RowsClient::Impl final : transport::FrameSink {
   std::optional<proto::RowsOpenReply> opened;  ///< the last
   std::vector<std::byte> payload;
 
-  IoThread thread{"rows"};
-  std::unique_ptr<transport::Transport> transport = transport::make_tcp(thread.executor());
-  TaskGroup tasks{thread.executor()};
+  // Run by whoever calls: a thread of its own would cost each call two wake-ups.
+  boost::asio::io_context context{1};
+  std::mutex turn;  ///< who runs the context
+  std::unique_ptr<transport::Transport> transport = transport::make_tcp(context.get_executor());
+  TaskGroup tasks{context.get_executor()};
   std::unique_ptr<Session> session;
+
+  // Says that this client lives, while nobody calls.
+  std::thread keeper;
+  std::condition_variable ended;
+  bool is_ending = false;
+  TimePoint last_call{};
+
+  /// Run a coroutine to its end; the turn is the caller's.
+  template <class T>
+  T run(Task<T> task) {
+    auto result =
+        boost::asio::co_spawn(context, to_optional(std::move(task)), boost::asio::use_future);
+    const std::chrono::seconds now{0};
+    while (result.wait_for(now) != std::future_status::ready)
+      if (context.run_one() == 0) context.restart();
+    return *result.get();
+  }
 
   Task<Status> on_frame(Session&, transport::InFrame frame) override {
     if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
@@ -56,27 +82,32 @@ struct RowsClient::Impl final : transport::FrameSink {
 
   static Task<void> read(Impl* self) { (void)co_await self->session->run(*self); }
 
-  /// So that the server keeps the connection while nobody calls.
-  static Task<void> stay(Impl* self, std::chrono::milliseconds every) {
-    const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
-    while (!self->session->is_closed()) {
-      const bool goes_on = co_await sleep_until(in(every));
-      if (!goes_on || self->session->is_closed()) co_return;
-      const Status sent = co_await self->session->send(kind, Bytes(), Bytes(), in(every));
-      if (!sent.ok()) co_return;
+  void keep(std::chrono::milliseconds every) {
+    std::unique_lock lock(turn);
+    while (!is_ending) {
+      ended.wait_for(lock, every);
+      const bool is_idle = session && !session->is_closed() && in(-every) >= last_call;
+      if (is_ending || !is_idle) continue;
+      (void)run(beat(this, in(every)));
+      context.poll();  // what has come meanwhile
     }
   }
+  static Task<Status> beat(Impl* self, TimePoint deadline) {
+    const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
+    co_return co_await self->session->send(kind, Bytes(), Bytes(), deadline);
+  }
 
-  static Task<void> drop(Impl* self) {
-    if (!self->session) co_return;
+  static Task<Status> drop(Impl* self) {
+    if (!self->session) co_return Status();
     self->session->close(Error(ErrorCode::kCancelled, "the client closes"));
     self->tasks.cancel();
     co_await self->tasks.join();
     self->session.reset();
+    co_return Status();
   }
 
   static Task<Status> connect(Impl* self, TimePoint deadline) {
-    co_await drop(self);
+    CENTROID_CO_TRY(co_await drop(self));
     transport::Greeting greeting;
     greeting.role = "client";
     greeting.name = self->options.name;
@@ -100,7 +131,6 @@ struct RowsClient::Impl final : transport::FrameSink {
                           " now, it had " + std::to_string(self->opened->dim));
     if (self->opened && self->opened->incarnation != reply.incarnation) self->compare(reply);
     self->opened = reply;
-    self->tasks.spawn(stay(self, std::chrono::milliseconds(std::max(reply.lease_ms / 4, 10u))));
     co_return Status();
   }
 
@@ -169,7 +199,10 @@ struct RowsClient::Impl final : transport::FrameSink {
     std::memcpy(payload.data(), keys.data(), keys.size_bytes());
     if (!gradients.empty())
       std::memcpy(payload.data() + keys.size_bytes(), gradients.data(), gradients.size_bytes());
-    return thread.wait(ask(this, kind, static_cast<std::uint32_t>(keys.size()), deadline));
+    const std::lock_guard lock(turn);
+    Result<Reply> reply = run(ask(this, kind, static_cast<std::uint32_t>(keys.size()), deadline));
+    last_call = std::chrono::steady_clock::now();
+    return reply;
   }
 
   Status check_size(std::size_t keys, std::size_t floats) const {
@@ -183,7 +216,15 @@ struct RowsClient::Impl final : transport::FrameSink {
 
 RowsClient::RowsClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-RowsClient::~RowsClient() { impl_->thread.wait(Impl::drop(impl_.get())); }
+RowsClient::~RowsClient() {
+  {
+    const std::lock_guard lock(impl_->turn);
+    impl_->is_ending = true;
+  }
+  impl_->ended.notify_all();
+  if (impl_->keeper.joinable()) impl_->keeper.join();
+  (void)impl_->run(Impl::drop(impl_.get()));
+}
 
 Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, std::string table) {
   if (options.timeout >= proto::kRowsClientKept)
@@ -196,7 +237,9 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   const TimePoint deadline = in(impl->options.timeout);
   std::unique_ptr<RowsClient> client(new RowsClient(std::move(impl)));
   Impl& self = *client->impl_;
-  CENTROID_TRY(self.thread.wait(Impl::ensure(&self, deadline)));
+  CENTROID_TRY(self.run(Impl::ensure(&self, deadline)));
+  const std::chrono::milliseconds every(std::max(self.opened->lease_ms / 4, 10u));
+  self.keeper = std::thread([&self, every] { self.keep(every); });
   return client;
 }
 

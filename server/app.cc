@@ -1,5 +1,6 @@
 #include "server/app.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -7,6 +8,7 @@
 #include <fstream>
 #include <memory>
 
+#include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_future.hpp>
 
@@ -23,6 +25,8 @@
 namespace centroid::server {
 
 namespace {
+
+constexpr int kLowPriority = 10;  // as nice(1) gives
 
 Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
   const std::string temporary = path + ".tmp";

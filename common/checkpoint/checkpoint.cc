@@ -402,13 +402,14 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
     CENTROID_ASSIGN(content.files[part.name], part.write(directory / part.name));
     fault::point("checkpoint.part_written");
   }
-  if (!manifest.empty())
-    CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
-                              read, content.files));
+  // Slots first: training changes them before it writes over the parameters.
   if (!info.slot_names.empty())
     CENTROID_TRY(
         write_planes(directory, kOptimizerStem, optimizer_manifest(manifest, info.slot_names), 1,
                      info.slot_names.size(), elements, policy_.shard_bytes, read, content.files));
+  if (!manifest.empty())
+    CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
+                              read, content.files));
   CENTROID_ASSIGN(const std::string text, to_json(content));
   CENTROID_TRY(write_text_file(directory / kManifestFile, text));
   fault::point("checkpoint.manifest_written");

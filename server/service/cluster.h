@@ -386,6 +386,7 @@ class Cluster final : public ControlPlane {
   Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
+  std::size_t snapshot_budget_ = 0;  ///< bytes of copies
   bool evaluate_next_ = false;
 
   // policies that close a round without some members

@@ -7,6 +7,7 @@
 namespace centroid::server {
 
 namespace {
+/// Least memory for what training changes while a checkpoint is written.
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 /// Plane of a checkpoint behind the optimizer's: what the codec of the results has left out.
 constexpr const char* kResidualSlot = "codec_down_residual";
@@ -90,7 +91,12 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   const MemoryNeed need = memory_need(question);
   const MemoryLimit limit = memory_limit(config_.memory_limit);
   CENTROID_TRY(check_memory(need, limit));
-  rows_.set_room(limit.bytes - (need.total() - need.tables), limit.source + " beside the model");
+  // A round that would need more has to wait for the disk, so: as much as is free, within reason.
+  const std::uint64_t free = (limit.bytes - need.total()) / 4;
+  snapshot_budget_ = std::max<std::uint64_t>(kSnapshotBudgetBytes, std::min(need.planes, free));
+  rows_.set_room(
+      limit.bytes - (need.total() - need.tables) - (snapshot_budget_ - kSnapshotBudgetBytes),
+      limit.source + " beside the model");
   return {};
 }
 
@@ -421,14 +427,14 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   std::shared_ptr<Snapshot> snapshot;
-  if (has_model) snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+  if (has_model) snapshot = store_->begin_snapshot(snapshot_budget_);
   while (has_model && !snapshot) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) {
       checkpointing_ = false;
       checkpoint_done_.notify_all();
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
     }
-    snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+    snapshot = store_->begin_snapshot(snapshot_budget_);
   }
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
