@@ -477,8 +477,8 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
 Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
   for (const CheckpointEntry& entry : list(false))  // newest first
     if (entry.version == version) return inspect(entry.path, {version, entry.number}, verify);
-  return Error(ErrorCode::kNotFound, "there is no checkpoint of version " + to_string(version) +
-                                         " in " + root_.string());
+  return Error(ErrorCode::kNotFound,
+               "there is no checkpoint of version " + to_string(version) + " in " + root_.string());
 }
 
 Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointEntry& entry) const {
