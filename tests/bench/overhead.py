@@ -1,4 +1,6 @@
 """What it costs training to be watched: rounds per second with and without watchers, in turn, in one training job.
+Watchers are started once, and stopped (SIGSTOP) for the windows without them: short windows, many pairs, so that what else the machine does
+falls on both sides.
 
 overhead.py BIN_DIR [--pairs N] [--seconds S] [--workers N] [--model SPEC]
 Watchers: Prometheus scraping the server and all workers each second (prometheus in PATH or in the folder OPS_PROMETHEUS), the console open in
@@ -7,10 +9,12 @@ run on other machines; what is measured is what the cluster spends on them.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +35,18 @@ await page.goto(process.argv[3])
 await page.waitForSelector('.uplot')
 console.log('open')
 """
+
+
+def family(pid):
+    """A process and all it has started, as /proc tells."""
+    parents = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
 
 
 class Bench:
@@ -106,19 +122,28 @@ class Bench:
 
     def run(self):
         self.start_cluster()
-        ratios = []
+        watchers = self.watchers()
+        print(f"watched by {', '.join(watchers)}; {self.options.workers} workers, {self.options.model}", flush=True)
+        wait_for(lambda: self.get("/v1/cluster")["round"] > 200, "rounds of warming up")
+        everybody = [pid for child in watchers.values() for pid in family(child.pid)]
+        ratios, rates = [], {True: [], False: []}
         for pair in range(self.options.pairs):
-            rates = {}
+            found = {}
             for watched in (False, True) if pair % 2 == 0 else (True, False):
-                started = self.watchers() if watched else {}
-                time.sleep(2)  # lint-ok: what starts costs more than what runs
-                rates[watched] = self.rate()
-                self.stop(list(started.values()))
-                names = ", ".join(started) if started else "nobody"
-                print(f"pair {pair}: {rates[watched]:8.1f} rounds/s, watched by {names}", flush=True)
-            ratios.append(rates[True] / rates[False])
-        low, high = min(ratios), max(ratios)
-        print(f"watched / alone: median {statistics.median(ratios):.3f} of {len(ratios)} pairs ({low:.3f} to {high:.3f})")
+                for pid in everybody:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT if watched else signal.SIGSTOP)
+                time.sleep(0.3)  # lint-ok: what was asked before is answered
+                found[watched] = self.rate()
+                rates[watched].append(found[watched])
+            ratios.append(found[True] / found[False])
+        for pid in everybody:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        ratios.sort()
+        quarter = len(ratios) // 4
+        print(f"alone {statistics.median(rates[False]):.1f} rounds/s, watched {statistics.median(rates[True]):.1f} (medians)")
+        print(f"watched / alone: median {statistics.median(ratios):.3f} of {len(ratios)} pairs (quartiles {ratios[quarter]:.3f}, {ratios[-1 - quarter]:.3f})")
 
     def close(self):
         self.stop(list(self.children))
@@ -134,8 +159,8 @@ def endpoint_in(log):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs")
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="mlp:64-512-512-10")
     with tempfile.TemporaryDirectory(prefix="centroid-overhead-") as folder:
