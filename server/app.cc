@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -40,6 +41,22 @@ Status write_endpoints(const std::string& path, const std::string& data, const s
     return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (endpoints_file): " +
                                                      (failed ? failed.message() : "write failed"));
   return {};
+}
+
+/// Connections that REST may hold: no more than open files are left for them, of which we take as
+/// many as the system lets us have.
+std::uint64_t connections_for(const ServerConfig& config) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return config.api_max_connections;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  const std::uint64_t others = config.max_workers + 128;
+  const std::uint64_t files = limit.rlim_max, left = files > 2 * others ? files - others : others;
+  if (left < config.api_max_connections)
+    log::info("api.connections_limited", {{"limit", left},
+                                          {"wanted", config.api_max_connections},
+                                          {"why", "open files (RLIMIT_NOFILE)"}});
+  return std::min(config.api_max_connections, left);
 }
 
 /// First signal: stop in order. Second: at once.
@@ -103,6 +120,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halt
       boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
   cluster.set_schema(&schema);
   ApiOptions api_options;
+  api_options.max_connections = connections_for(config);
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
   api_options.viewer_token = config.api_viewer_token;

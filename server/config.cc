@@ -32,6 +32,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "another token of REST, which may only read: for Prometheus and for people who "
                    "look",
            .secret = true});
+  s.field("api.max_connections", &c.api_max_connections,
+          {.text = "connections of REST at most; beyond them the newest that has asked nothing yet "
+                   "makes room",
+           .unit = "connections",
+           .min = 1,
+           .max = 65536});
   s.field("endpoints_file", &c.endpoints_file,
           {.text = "write the real endpoints to this JSON file once both listen"},
           "endpoints-file");

@@ -16,6 +16,7 @@ struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
   std::string api_listen = "127.0.0.1:7071";
   std::string token, api_token, api_viewer_token;
+  std::uint64_t api_max_connections = 8192;
   std::string endpoints_file;
   std::string run_id;
   std::string run_dir = "run";

@@ -26,7 +26,7 @@ struct ApiOptions {
 
   std::size_t header_limit_bytes = 8 * 1024;
   std::size_t body_limit_bytes = 64 * 1024;
-  std::size_t max_connections = 256;
+  std::size_t max_connections = 1024;
   std::size_t max_streams = 64;  ///< responses sent piece by piece, of the connections
   std::size_t max_idempotency_keys = 1000;
   std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet

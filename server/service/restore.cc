@@ -66,6 +66,9 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
                     "checkpoint " + entry.path.string() +
                         " has no model, only tables of sparse rows: the server takes those when "
                         "it starts with `resume`");
+  if (version == Version())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry.path.string() + " holds no model, only rows of tables");
   if (entry.info.run_id != run_id_)
     co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
                                                         " belongs to run '" + entry.info.run_id +

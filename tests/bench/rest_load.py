@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What REST costs a training run, with the real programs on loopback.
 
-Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W]
+Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W] [--max-connections N]
 
 Prints rounds a second alone, then with 5,000 connections that say nothing and 200 that send a byte now and then (slow
-loris), which come back as the server drops them; and the times of GET /v1/cluster and GET /metrics while the workers train,
-each on a connection that stays. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
+loris), which come back a second after the server dropped them; and the times of GET /v1/cluster and GET /metrics while the
+workers train, each on a connection that stays. --max-connections is the server's; with less than --idle it drops. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
 """
 
 import argparse
@@ -42,12 +42,13 @@ class Flood(threading.Thread):
     def run(self):
         selector = selectors.DefaultSelector()
         text = b"GET /v1/cluster HTTP/1.1\r\nHost: localhost\r\nX-Fill: " + b"x" * 1000
-        waiting, live, last = list(self.wanted), {}, time.monotonic()
+        waiting, live, last = [(0, kind) for kind in self.wanted], {}, time.monotonic()
         while not self.end.is_set():
-            for kind in waiting[:100]:
+            ready = [one for one in waiting[:100] if one[0] <= time.monotonic()]
+            del waiting[: len(ready)]
+            for _, kind in ready:
                 connection = self.open(selector, kind)
                 live[connection] = selector.get_key(connection).data
-            del waiting[:100]
             self.most = max(self.most, len(live))
             for key, _ in selector.select(0.05):
                 try:
@@ -61,7 +62,7 @@ class Flood(threading.Thread):
                     key.fileobj.close()
                     kind = live.pop(key.fileobj)[0]
                     self.dropped += 1
-                    waiting.append(kind)
+                    waiting.append((time.monotonic() + 1, kind))
             if time.monotonic() - last < 0.5:
                 continue
             last = time.monotonic()
@@ -118,7 +119,8 @@ def rounds_a_second(server, seconds):
 class Load(cluster.ClusterTest):
     def runTest(self):  # noqa: N802
         options = self.options
-        server = self.server("--epochs", "1000000", "--min-workers", str(options.workers))
+        limit = ["--api.max_connections", str(options.max_connections)] if options.max_connections else []
+        server = self.server("--epochs", "1000000", "--min-workers", str(options.workers), *limit)
         for number in range(options.workers):
             self.worker(server, f"w{number}", model="mlp:64-256-256-10", batch=64)
         server.wait_round(50)
@@ -129,7 +131,7 @@ class Load(cluster.ClusterTest):
             print(f"GET {path}: {len(taken)} calls, {size} bytes, p50 {1000 * middle:.2f} ms, p99 {1000 * high:.2f} ms")
         flood = Flood(server.api, options.idle, options.drip)
         flood.start()
-        time.sleep(2)  # lint-ok: connections are being opened
+        time.sleep(4)  # lint-ok: connections are being opened
         print(f"with {options.idle} idle and {options.drip} slow: {rounds_a_second(server, options.seconds):.0f} rounds/s")
         print(f"  opened {flood.opened}, dropped by the server {flood.dropped}, at most {flood.most} at once")
         taken, _ = times_of(server.api, "/v1/cluster", 2, 0.005)
@@ -145,6 +147,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--idle", type=int, default=5000)
     parser.add_argument("--drip", type=int, default=200)
+    parser.add_argument("--max-connections", type=int, default=0, help="0: as the server has it")
     parser.add_argument("--workers", type=int, default=4)
     Load.options = parser.parse_args()
     Load.programs = Load.options.bin_dir.resolve()

@@ -1,6 +1,7 @@
 // What a client may cost the REST server: sizes, times, numbers; and how the server stops.
 #include <array>
 #include <future>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -173,6 +174,19 @@ TEST_F(ApiTest, OneConnectionTooManyTakesThePlaceOfTheNewestIdle) {
   EXPECT_TRUE(third.wait_closed());
   EXPECT_EQ(first.request("GET", "/healthz").status, 200);
   EXPECT_EQ(second.request("GET", "/healthz").status, 200);
+}
+
+TEST_F(ApiTest, SilentConnectionsPushOutEachOtherNotWhoAsks) {
+  options.max_connections = 3;
+  start();
+  HttpClient asks(port());
+  ASSERT_EQ(asks.request("GET", "/healthz").status, 200);
+  std::vector<std::unique_ptr<HttpClient>> silent;
+  for (int i = 0; i < 20; ++i) silent.push_back(std::make_unique<HttpClient>(port()));
+  const std::string dropped = "connections_total{reason=\"limit\"} 18";
+  EXPECT_TRUE(eventually([&] { return registry.serialize().find(dropped) != std::string::npos; }));
+  EXPECT_EQ(asks.request("GET", "/healthz").status, 200);
+  EXPECT_EQ(request("GET", "/healthz").status, 200) << "there is room for who comes now";
 }
 
 TEST_F(ApiTest, WhenAllConnectionsAreBusyTheNextGets503) {

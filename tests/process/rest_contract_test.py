@@ -49,6 +49,9 @@ PLAN = [
     ("get_checkpoint_file", {"id": "{version}", "file": "manifest.json"}, None, [200, 404]),
     ("get_checkpoint_file", {"id": "{version}", "file": "model.safetensors"}, None, [200]),
     ("get_checkpoint_file", {"id": "{version}", "file": "no.such"}, None, [404]),
+    ("list_tables", {}, None, [200]),
+    ("get_table", {"name": "words"}, None, [200]),
+    ("get_table", {"name": "nobody"}, None, [404]),
     ("create_token", {}, {"name": "of-the-test", "role": "worker", "expires_seconds": 60}, [201]),
     ("create_token", {}, {"name": "of-the-test", "role": "worker"}, [409]),
     ("create_token", {}, {"name": "of-the-test"}, [400]),
@@ -126,7 +129,7 @@ class Contract(ClusterTest):
     @unittest.skipUnless(jsonschema, "python3-jsonschema is not installed")
     def test_every_operation_answers_as_documented(self):
         self.server_ = self.server(
-            "--api.token", OPERATOR, "--api.viewer_token", VIEWER, "--epochs", "1000000", "--checkpoint-keep", "5"
+            "--api.token", OPERATOR, "--api.viewer_token", VIEWER, "--epochs", "1000000", "--checkpoint-keep", "5", "--tables", "words:dim=4"
         )
         self.worker(self.server_, "w0")
         status, _, body = self.ask("GET", "/openapi.json")
