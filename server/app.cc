@@ -20,6 +20,7 @@
 #include "common/base/trace.h"
 #include "common/base/version.h"
 #include "server/api/api_server.h"
+#include "server/election/candidacy.h"
 #include "server/service/cluster.h"
 #include "transport/transport.h"
 
@@ -60,7 +61,8 @@ std::uint64_t connections_for(const ServerConfig& config) {
 }
 
 /// First signal: stop in order. Second: at once.
-Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, bool leave_workers) {
+Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, bool leave_workers,
+                         bool& is_signalled) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
     if (failed) co_return;
@@ -71,22 +73,65 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, boo
       log::warn("server.killed", {{"why", name + " came a second time"}});
       ::_exit(128 + number);
     }
+    is_signalled = true;
     cluster.request_stop(name, leave_workers);
   }
 }
 
 /// Everything that lives on the service's thread.
 Task<Status> serve(Cluster& cluster, transport::Listener& listener,
-                   boost::asio::signal_set& signals, bool leave_workers) {
+                   boost::asio::signal_set& signals, bool leave_workers, bool& is_signalled) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
-  group.spawn(watch_signals(signals, cluster, leave_workers));
+  group.spawn(watch_signals(signals, cluster, leave_workers, is_signalled));
   Status result = co_await cluster.run(listener);
   signals.cancel();
   co_await group.join();
   co_return result;
 }
 
-Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halted) {
+/// What was posted to the executor before has run.
+Task<void> turn_around() { co_return; }
+
+/// `advertised` with the port of `real` where it names none; `real` when it is empty.
+Result<std::string> endpoint_for_others(const char* setting, const std::string& advertised,
+                                        const transport::Endpoint& real) {
+  if (advertised.empty()) {
+    if (real.host != "0.0.0.0" && real.host != "::") return real.to_string();
+    return Error(ErrorCode::kInvalidArgument, real.to_string() +
+                                                  " is no address that others could call: set `" +
+                                                  setting + "` to this machine's name or address");
+  }
+  const bool has_port = advertised.find(':') != std::string::npos;
+  auto endpoint = transport::Endpoint::parse(
+      has_port ? advertised : advertised + ":" + std::to_string(real.port));
+  if (!endpoint.ok()) return std::move(endpoint).error().with_context(setting);
+  return endpoint->to_string();
+}
+
+Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
+                                             const transport::Endpoint& data,
+                                             const transport::Endpoint& api) {
+  Candidacy::Options options;
+  CENTROID_ASSIGN(options.etcd.endpoints, parse_etcd_endpoints(config.etcd));
+  options.etcd.user = config.etcd_user;
+  options.etcd.password = config.etcd_password;
+  options.etcd.timeout = config.etcd_lease / 4;
+  options.election.ttl = config.etcd_lease;
+  options.election.renew = config.etcd_lease / 3;
+  options.cluster = config.cluster;
+  CENTROID_ASSIGN(options.data, endpoint_for_others("advertise", config.advertise, data));
+  CENTROID_ASSIGN(options.api, endpoint_for_others("api.advertise", config.api_advertise, api));
+  options.name = config.name.empty() ? options.data : config.name;
+  return options;
+}
+
+/// What one life of the service came to.
+struct Ending {
+  bool is_halted = false;
+  bool is_deposed = false;  ///< and nobody asked the process to stop: the next life is a standby
+};
+
+Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
   if (!data_endpoint.is_loopback() && config.token.empty())
@@ -116,8 +161,12 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halt
 
   Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
   CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
-  CENTROID_TRY(
-      boost::asio::co_spawn(service.context(), cluster.prepare(), boost::asio::use_future).get());
+  Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
+  const ElectionProbe election_probe(registry);
+  if (config.has_election())
+    cluster.stand_by(fence);
+  else
+    CENTROID_TRY(service.wait(cluster.prepare()));
   cluster.set_schema(&schema);
   ApiOptions api_options;
   api_options.max_connections = connections_for(config);
@@ -139,11 +188,27 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halt
                                  {"data", listener->endpoint().to_string()},
                                  {"api", "http://" + api->endpoint().to_string()},
                                  {"run_dir", config.run_dir}});
-    result = boost::asio::co_spawn(service.context(),
-                                   serve(cluster, *listener, signals, config.leave_workers),
-                                   boost::asio::use_future)
-                 .get();
-    is_halted = cluster.is_halted();
+    std::unique_ptr<Candidacy> candidacy;
+    if (config.has_election()) {
+      auto options = candidacy_options(config, listener->endpoint(), api->endpoint());
+      const auto tell = [&](Leadership present) {
+        boost::asio::post(service.context(), [&cluster, present = std::move(present)]() mutable {
+          cluster.set_leadership(std::move(present));
+        });
+      };
+      if (options.ok())
+        candidacy =
+            std::make_unique<Candidacy>(std::move(options).value(), fence, election_probe, tell);
+      else
+        result = std::move(options).error();
+    }
+    bool is_signalled = false;
+    if (result.ok())
+      result = service.wait(serve(cluster, *listener, signals, config.leave_workers, is_signalled));
+    ending.is_halted = cluster.is_halted();
+    ending.is_deposed = !is_signalled && cluster.is_deposed();
+    candidacy.reset();  // the lead is free now that nothing more is written
+    service.wait(turn_around());
   }
   boost::asio::co_spawn(control.context(), api->stop(), boost::asio::use_future).get();
   trace::finish();
@@ -154,11 +219,16 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, bool& is_halt
 }  // namespace
 
 int run_server(ServerConfig& config, config::Schema& schema) {
-  bool is_halted = false;
-  const Status result = start_and_run(config, schema, is_halted);
+  Status result;
+  Ending ending;
+  do {
+    ending = {};
+    result = start_and_run(config, schema, ending);
+    if (ending.is_deposed) log::warn("server.becomes_standby", {});
+  } while (ending.is_deposed);
   if (result.ok()) return kExitDone;
-  if (!is_halted) log::error("server.failed", {{"error", result.error()}});
-  if (is_halted) return kExitHalted;
+  if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});
+  if (ending.is_halted) return kExitHalted;
   switch (result.error().code()) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kFailedPrecondition:

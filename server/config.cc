@@ -1,10 +1,12 @@
 #include "server/config.h"
 
+#include <algorithm>
 #include <random>
 
 #include "common/base/log.h"
 #include "common/codec/spec.h"
 #include "server/aggregate/round_policy.h"
+#include "server/election/etcd_client.h"
 #include "server/rows/row_spec.h"
 
 namespace centroid::server {
@@ -289,6 +291,31 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           "journal-full");
   s.field("resume", &c.resume,
           {.text = "go on from the newest valid checkpoint and the journal behind it"});
+
+  s.field("etcd.endpoints", &c.etcd,
+          {.text = "several servers, of which one leads: where etcd answers, http://HOST:PORT, "
+                   "separated by commas; implies resume and leave_workers; empty: this server is "
+                   "alone (docs/high-availability.md)"},
+          "etcd");
+  s.field("etcd.user", &c.etcd_user, {.text = "user name at etcd; empty: it wants none"});
+  s.field("etcd.password", &c.etcd_password, {.text = "password at etcd", .secret = true});
+  s.field(
+      "etcd.lease", &c.etcd_lease,
+      {.text = "etcd: silence of the leader after which a standby takes over, in whole seconds; "
+               "renewed three times as often",
+       .unit = "ms",
+       .min = 2000,
+       .max = 600'000},
+      "etcd-lease");
+  s.field("cluster", &c.cluster,
+          {.text = "etcd: name of the cluster, the same for its servers: letters, digits, - _ ."});
+  s.field("name", &c.name, {.text = "etcd: name of this server; empty: its data endpoint"});
+  s.field("advertise", &c.advertise,
+          {.text = "etcd: HOST:PORT (or HOST) by which workers reach this server, when it is not "
+                   "`listen`"});
+  s.field("api.advertise", &c.api_advertise,
+          {.text = "etcd: HOST:PORT (or HOST) of its REST interface, when it is not api.listen"},
+          "api-advertise");
 }
 
 namespace {
@@ -377,7 +404,34 @@ Status check_local_steps(ServerConfig& c) {
 
 }  // namespace
 
+namespace {
+
+Status check_election(ServerConfig& c) {
+  if (!c.has_election()) return {};
+  const auto is_plain = [](char x) {
+    return (x >= 'a' && x <= 'z') || (x >= 'A' && x <= 'Z') || (x >= '0' && x <= '9') || x == '-' ||
+           x == '_' || x == '.';
+  };
+  if (c.cluster.empty() || c.cluster.size() > 128 || !std::ranges::all_of(c.cluster, is_plain))
+    return Error(ErrorCode::kInvalidArgument,
+                 "cluster '" + c.cluster + "': expected 1 to 128 letters, digits, - _ and .");
+  if (!std::ranges::all_of(c.name, is_plain) || c.name.size() > 128)
+    return Error(ErrorCode::kInvalidArgument,
+                 "name '" + c.name + "': expected at most 128 letters, digits, - _ and .");
+  if (c.etcd_lease.count() % 1000 != 0)
+    return Error(ErrorCode::kInvalidArgument,
+                 "etcd.lease " + std::to_string(c.etcd_lease.count()) +
+                     " ms: etcd counts leases in whole seconds, take a multiple of 1000");
+  CENTROID_TRY(parse_etcd_endpoints(c.etcd));
+  c.resume = c.leave_workers = true;
+  if (c.run_id.empty()) c.run_id = c.cluster;
+  return {};
+}
+
+}  // namespace
+
 Status finish(ServerConfig& c) {
+  CENTROID_TRY(check_election(c));
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
   if (policy.is_elastic() && c.is_peer_to_peer())

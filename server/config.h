@@ -64,6 +64,12 @@ struct ServerConfig {
   std::chrono::milliseconds journal_sync{1000};
   bool resume = false;
 
+  // several servers (docs/high-availability.md)
+  std::string etcd, etcd_user, etcd_password;
+  std::string cluster = "default", name, advertise, api_advertise;
+  std::chrono::milliseconds etcd_lease{3000};
+  bool has_election() const { return !etcd.empty(); }
+
   /// The workers add among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
   /// Local steps of a worker in one round.

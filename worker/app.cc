@@ -41,12 +41,24 @@ std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
 }
 
+/// HOST:PORT, several separated by commas.
+Result<std::vector<transport::Endpoint>> parse_servers(const std::string& list) {
+  std::vector<transport::Endpoint> servers;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    CENTROID_ASSIGN(const auto one, transport::Endpoint::parse(list.substr(at, end - at)));
+    servers.push_back(one);
+    at = end + 1;
+  }
+  return servers;
+}
+
 /// The side of this worker that meets the other workers.
 Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
                                                 const Manifest& manifest) {
   transport::Endpoint listen;
   if (config.peer_listen.empty()) {
-    CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.server));
+    CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.servers.front()));
   } else {
     CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer_listen));
   }
@@ -64,7 +76,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
                   PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
   transport::Endpoint told = peers->endpoint();
   if (told.host == "0.0.0.0" || told.host == "::") {  // no address that others could call
-    CENTROID_ASSIGN(told.host, transport::local_address_towards(options.server));
+    CENTROID_ASSIGN(told.host, transport::local_address_towards(options.servers.front()));
   }
   options.join.peer_endpoint =
       config.peer_advertise.empty() ? told.to_string() : config.peer_advertise;
@@ -91,7 +103,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
     return make_local_exchange(std::move(options), std::move(memory));
   }
   ClusterOptions options;
-  CENTROID_ASSIGN(options.server, transport::Endpoint::parse(config.server));
+  CENTROID_ASSIGN(options.servers, parse_servers(config.server));
   options.token = config.token;
   options.join_timeout = config.join_timeout;
   options.state_dir = config.state_dir;

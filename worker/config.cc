@@ -11,7 +11,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "as the server's: star = through it; ring, hierarchical = gradients among the "
                    "workers; or local: alone, without a server",
            .choices = {"star", "ring", "hierarchical", "local"}});
-  s.field("server", &c.server, {.text = "the server's data endpoint, HOST:PORT"});
+  s.field(
+      "server", &c.server,
+      {.text = "the server's data endpoint, HOST:PORT; of several servers one or all, separated by "
+               "commas: the one that leads is found"});
   s.field("name", &c.name,
           {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
   s.field("token", &c.token, {.text = "shared secret of the cluster", .secret = true});

@@ -296,7 +296,7 @@ Status read_planes(const fs::path& folder, const CheckpointManifest& content,
   return {};
 }
 
-void remove_leftovers(const fs::path& root) {
+void remove_leftovers(const fs::path& root, bool also_locked) {
   std::error_code ignored;
   std::vector<fs::path> leftovers;
   for (const auto& item : fs::directory_iterator(root, ignored))
@@ -304,7 +304,8 @@ void remove_leftovers(const fs::path& root) {
       leftovers.push_back(item.path());
   for (const fs::path& path : leftovers) {
     const auto lock = file::lock_directory(path);
-    if (!lock.ok() && lock.error().code() == ErrorCode::kAborted) continue;  // its writer lives
+    const bool is_alive = !lock.ok() && lock.error().code() == ErrorCode::kAborted;  // its writer
+    if (is_alive && !also_locked) continue;
     fs::remove_all(path, ignored);
     log::warn("checkpoint.leftover_removed", {{"path", path.string()}});
   }
@@ -324,7 +325,7 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root,
   directory.root_ = fs::absolute(root);
   directory.policy_ = policy;
   if (is_new) CENTROID_TRY(file::sync_directory(directory.root_.parent_path()));
-  remove_leftovers(directory.root_);
+  remove_leftovers(directory.root_, policy.is_sole);
   return directory;
 }
 
@@ -354,6 +355,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
                                                    const PlaneReader& read,
                                                    const std::vector<CheckpointPart>& parts) {
   CENTROID_TRY(check_input(info, manifest));
+  if (policy_.may_write) CENTROID_TRY(policy_.may_write());
   for (const CheckpointPart& part : parts)
     if (!is_part(part.name))
       return Error(ErrorCode::kInvalidArgument,
@@ -381,6 +383,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   }
   fault::point("checkpoint.folder_made");
   if (status.ok()) status = write_files(temporary, info, manifest, read, parts);
+  if (status.ok() && policy_.may_write) status = policy_.may_write();
   if (status.ok()) status = publish(temporary, target);
   if (!status.ok()) {
     std::error_code ignored;

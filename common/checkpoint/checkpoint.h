@@ -85,6 +85,10 @@ struct CheckpointPolicy {
   std::uint64_t shard_bytes = 0;
   /// Called with each that `write` deletes because of `keep`.
   std::function<void(const CheckpointEntry&)> on_pruned = {};
+  /// Asked before a checkpoint is begun and before it gets its name; an error: it does not.
+  std::function<Status()> may_write = {};
+  /// No other writer may be at work: `open` takes away what one has begun, so that it fails.
+  bool is_sole = false;
 };
 
 /// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer

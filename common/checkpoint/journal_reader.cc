@@ -29,6 +29,7 @@ Status Reader::open_segment() {
   CENTROID_ASSIGN(file_, file::open_regular(segments_[index_].path));
   CENTROID_ASSIGN(segments_[index_].bytes, file::size_of(file_, segments_[index_].path));
   is_open_ = true;
+  ended_.reset();
   position_ = sound_bytes_ = 0;
   return {};
 }
@@ -60,6 +61,12 @@ bool Reader::is_known_durable(std::uint64_t offset) const {
   return false;
 }
 
+/// All rounds before the next segment have been read. What stands behind them was written by a
+/// server that had been deposed when the other one began that segment.
+bool Reader::is_superseded() const {
+  return index_ + 1 < segments_.size() && ended_ && *ended_ >= segments_[index_ + 1].base;
+}
+
 Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
   const std::string where =
       segments_[index_].path.string() + ", byte " + std::to_string(position_) + ": " + why;
@@ -75,7 +82,7 @@ Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
 
 Result<std::optional<Reader::Record>> Reader::next() {
   if (!torn_.empty()) return std::optional<Record>();
-  if (is_open_ && position_ == segments_[index_].bytes) {
+  if (is_open_ && (position_ == segments_[index_].bytes || is_superseded())) {
     if (index_ + 1 == segments_.size()) return std::optional<Record>();
     ++index_;
     is_open_ = false;
@@ -114,6 +121,7 @@ Result<std::optional<Reader::Record>> Reader::next() {
   } else {
     CENTROID_ASSIGN(Commit commit, decode_commit(payload));
     record = End{*head, std::move(commit)};
+    ended_ = head->round;
   }
   position_ = sound_bytes_ = payload_at_ + head->payload_bytes;
   return record;

@@ -53,6 +53,7 @@ class Reader {
  private:
   Result<std::optional<Record>> damaged(const std::string& why);
   Status open_segment();
+  bool is_superseded() const;
   bool is_known_durable(std::uint64_t offset) const;
 
   std::vector<Segment> segments_;
@@ -60,7 +61,8 @@ class Reader {
   file::Descriptor file_;
   bool is_open_ = false;
   std::uint64_t position_ = 0, sound_bytes_ = 0;
-  Head head_;  // of the chunk whose payload is next
+  std::optional<Round> ended_;  // the last round of this segment that has been read
+  Head head_;                   // of the chunk whose payload is next
   std::uint64_t payload_at_ = 0;
   std::string torn_;
 };

@@ -111,6 +111,8 @@ struct JoinReply {
   std::uint32_t local_steps = 1;  ///< of a worker between two contributions of a tensor
   std::uint32_t fragments = 1;    ///< into which the tensors are divided, one a round
   WeightBy weight_by = WeightBy::kSamples;
+  std::uint64_t term =
+      0;  ///< of the leader, with several servers: never smaller than one seen before
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
@@ -119,7 +121,7 @@ struct JoinReply {
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
         f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed), f(counted);
-    f(local_steps), f(fragments), f(weight_by);
+    f(local_steps), f(fragments), f(weight_by), f(term);
   }
   Status check() const;
 };

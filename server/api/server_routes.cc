@@ -34,10 +34,7 @@ Reply get_healthz(Services, Call) {
 }
 
 Reply get_readyz(Services services, Call) {
-  const bool is_ready = co_await services.control.is_ready();
-  if (!is_ready)
-    co_return Error(ErrorCode::kUnavailable,
-                    "not ready: the server is not initialised or takes no members now");
+  CENTROID_CO_TRY(co_await services.control.is_ready());
   Json out;
   out["status"] = "ready";
   co_return json_response(out);

@@ -42,6 +42,9 @@ struct ClusterView {
   double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
   std::uint64_t clipped_rounds = 0;
   std::uint64_t late_dropped = 0, late_carried = 0;  ///< contributions whose round closed without
+  std::string role = "alone";  ///< alone | leader | standby | held: leader that may not act now
+  std::string leader, leader_endpoint, leader_api;  ///< as etcd says; empty: none known, or alone
+  std::uint64_t term = 0;                           ///< of the leader; 0: none known, or alone
 };
 
 struct RoundView {
@@ -141,8 +144,9 @@ class ControlPlane {
   virtual Task<ScaleView> scale(double efficiency) = 0;
   virtual Task<Status> pause() = 0;
   virtual Task<Status> resume() = 0;
-  virtual Task<Status> stop() = 0;    ///< finish the round, checkpoint, leave
-  virtual Task<bool> is_ready() = 0;  ///< initialised and able to take members
+  virtual Task<Status> stop() = 0;  ///< finish the round, checkpoint, leave
+  /// Initialised and able to take members; else unavailable with the reason.
+  virtual Task<Status> is_ready() = 0;
   virtual Task<std::string> config_json() = 0;
   /// A JSON object of settings that are live; all or none. The settings as `config_json`.
   virtual Task<Result<std::string>> change_config(std::string json) = 0;

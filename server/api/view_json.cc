@@ -12,7 +12,8 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
                train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
                data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
                parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions,
-               learning_rate, gradient_norm, clipped_rounds, late_dropped, late_carried] = view;
+               learning_rate, gradient_norm, clipped_rounds, late_dropped, late_carried, role,
+               leader, leader_endpoint, leader_api, term] = view;
   nlohmann::ordered_json out;
   out["run_id"] = run_id;
   out["state"] = state;
@@ -53,6 +54,11 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   out["clipped_rounds"] = clipped_rounds;
   out["late_dropped"] = late_dropped;
   out["late_carried"] = late_carried;
+  out["role"] = role;
+  out["leader"] = leader;
+  out["leader_endpoint"] = leader_endpoint;
+  out["leader_api"] = leader_api;
+  out["term"] = term;
   return out;
 }
 

@@ -87,14 +87,26 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
   tasks_.spawn(watch_waits());
-  Status result = co_await run_rounds();
+  Status result = co_await take_the_lead();
+  const bool never_led = !result.ok();
+  if (!never_led && phase_ != Phase::kStandby) result = co_await run_rounds();
   rounds_ended_ = true;
   state_fetched_.notify_all();
 
-  const bool halted = !result.ok();
+  // Another server has the job, or may: nothing is written, nobody is told that it is over.
+  const bool is_over_here =
+      never_led || is_deposed() ||
+      (fence_ != nullptr && !result.ok() && result.error().code() == ErrorCode::kAborted);
+  if (is_over_here && !never_led)
+    log::error("leader.deposed",
+               {{"term", fence_->term()},
+                {"error", result.ok() ? fence_->holds().error() : result.error()},
+                {"action", "this server writes nothing more, its workers look for the leader"}});
+  const bool halted = !result.ok() && !is_over_here;
   if (halted) log::error("job.halted", {{"error", result.error()}});
   if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
-  if (needs_checkpoint()) {
+  const bool writes_nothing = is_over_here || phase_ == Phase::kStandby;
+  if (!writes_nothing && needs_checkpoint()) {
     const auto written = co_await write_checkpoint(false);
     if (!written.ok())
       tell(events_, log::Level::kError, "checkpoint.failed",
@@ -111,27 +123,29 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                                                       : "finished"},
                           {"round", round_.value - 1},
                           {"version", store_ ? store_->version().value : 0}});
-  const bool is_coming_back = leave_workers_ && !halted && !goal_reached();
+  const bool is_coming_back = is_over_here || (leave_workers_ && !halted && !goal_reached());
   if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
   if (!is_coming_back)
     co_await finish_everybody(halted            ? proto::FinishReason::kHalted
                               : stop_requested_ ? proto::FinishReason::kStopped
                                                 : proto::FinishReason::kFinished,
                               phase_reason_);
-  while (!stop_requested_ && !config_.exit_when_finished && !halted)
+  while (!stop_requested_ && !config_.exit_when_finished && !halted && !is_over_here &&
+         !is_deposed())
     co_await changed_.wait(TimePoint::max());
 
   // A checkpoint asked for in the meantime may have kept it after all.
-  if (needs_checkpoint()) {  // of rows that were pushed since
+  if (!writes_nothing && needs_checkpoint()) {  // of rows that were pushed since
     const auto written = co_await write_checkpoint(false);
     if (!written.ok())
       log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
   }
-  if (result.ok() && needs_checkpoint())
+  if (result.ok() && !writes_nothing && needs_checkpoint())
     result =
         Error(ErrorCode::kResourceExhausted,
               "the final state, version " + std::to_string(store_ ? store_->version().value : 0) +
                   ", is in no checkpoint: the log says why");
+  if (is_over_here) co_await send_workers_away();
   closing_ = true;
   listener.close();
   for (const auto& [id, link] : links_)
@@ -179,6 +193,11 @@ Task<void> Cluster::watch_leases() {
     for (const auto& [id, link] : links_) {
       roster_.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
+    }
+    if (held()) {
+      auto look = [fence = fence_] { fence->look(); };
+      co_await run_on(blocking_, std::move(look));
+      if (is_deposed()) changed_.notify_all();
     }
     for (const MemberId dead : roster_.tick(clock_.now())) {
       const std::string reason = roster_.find(dead)->reason;

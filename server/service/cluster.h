@@ -24,6 +24,7 @@
 #include "server/aggregate/round_machine.h"
 #include "server/api/view.h"
 #include "server/config.h"
+#include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
 #include "server/service/memory_need.h"
@@ -114,8 +115,8 @@ struct Link {
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), replies.cc (results
 /// through a codec), elastic.cc (rounds that close without some members), state.cc (initial values,
-/// checkpoints), durability.cc (the journal), handover.cc (state that the workers hold), view.cc
-/// (what REST sees).
+/// checkpoints), durability.cc (the journal), handover.cc (state that the workers hold),
+/// leading.cc (standby and leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -124,6 +125,13 @@ class Cluster final : public ControlPlane {
 
   /// Prepare: open the checkpoint folder, load what `resume` or `init` ask for.
   Task<Status> prepare();
+  /// With several servers, before `run`: this one is a standby until it is told otherwise. `run`
+  /// then prepares by itself. The fence outlives this.
+  void stand_by(Fence& fence);
+  /// From the executor: who leads now.
+  void set_leadership(Leadership present);
+  /// Another server leads, or may; asked when `run` has ended.
+  bool is_deposed() const;
   /// Accept and train until the job is over or `request_stop`. The result is the process's: an
   /// error when the job halted.
   Task<Status> run(transport::Listener& listener);
@@ -154,7 +162,7 @@ class Cluster final : public ControlPlane {
   Task<Status> pause() override;
   Task<Status> resume() override;
   Task<Status> stop() override;
-  Task<bool> is_ready() override;
+  Task<Status> is_ready() override;
   Task<std::string> config_json() override;
   Task<Result<std::string>> change_config(std::string json) override;
   EventLog& events() override { return events_; }
@@ -171,7 +179,16 @@ class Cluster final : public ControlPlane {
  private:
   class MemberSink;
   friend class MemberSink;
-  enum class Phase { kWaiting, kInitializing, kTraining, kPaused, kFinished, kHalted, kStopping };
+  enum class Phase {
+    kWaiting,
+    kInitializing,
+    kTraining,
+    kPaused,
+    kFinished,
+    kHalted,
+    kStopping,
+    kStandby
+  };
 
   // cluster.cc
   Task<void> accept_loop(transport::Listener& listener);
@@ -180,6 +197,13 @@ class Cluster final : public ControlPlane {
   void member_gone(MemberId member, std::optional<Error> tell);
   void set_phase(Phase phase, std::string reason);
   Task<void> watch_waits();
+
+  // leading.cc
+  Task<Status> take_the_lead();
+  Task<Status> may_commit();
+  std::optional<Error> held() const;
+  Status check_lead() const;
+  Task<void> send_workers_away();
 
   // sessions.cc
   void tell_codecs(Link& link, const proto::PushEnd& end);
@@ -379,6 +403,10 @@ class Cluster final : public ControlPlane {
   Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
   Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
+
+  // several servers
+  Fence* fence_ = nullptr;  ///< none: this server is alone
+  Leadership leadership_;
 
   // position of the job
   Round round_{1};

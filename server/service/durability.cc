@@ -72,6 +72,7 @@ Task<Status> Cluster::start_journal() {
   options.folder = config_.journal_dir;
   options.sync_every = config_.journal_sync;
   options.waits = config_.journal_full == "wait";
+  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
   CENTROID_CO_TRY(journal_.start(std::move(options), journal_base()));
   log::info("journal.begun", {{"dir", config_.journal_dir},
                               {"round", round_.value - 1},

@@ -11,7 +11,7 @@ namespace centroid::server {
 
 /// States of the job, in the order of Cluster::Phase.
 inline constexpr std::array kJobStates = {"waiting",  "initializing", "training", "paused",
-                                          "finished", "halted",       "stopping"};
+                                          "finished", "halted",       "stopping", "standby"};
 
 /// States of workers, in the order of MemberState.
 inline constexpr std::array kWorkerStates = {"joining", "active", "draining",

@@ -73,6 +73,11 @@ Task<Status> Cluster::run_rounds() {
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     if (stop_requested_ || goal_reached()) co_return Status();
     dismiss_drained();
+    if (const auto why = held()) {
+      set_phase(Phase::kPaused, why->message());
+      CENTROID_CO_TRY(co_await may_commit());
+      continue;
+    }
     if (paused_) {
       set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
       co_await changed_.wait(TimePoint::max());
@@ -204,6 +209,7 @@ Task<Status> Cluster::one_round() {
   std::optional<TimePoint> give_up;
   for (;;) {
     while (!decision_) {
+      if (is_deposed()) co_return fence_->holds();
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
       const TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
                                        machine_.deadline().value_or(TimePoint::max()));
@@ -234,6 +240,7 @@ Task<Status> Cluster::one_round() {
               {"worker", name_of(decision.culprit)},
               {"why", decision.text}});
         co_await journal_.done(journal_end(journal::Kind::kSkip, decision));
+        CENTROID_CO_TRY(co_await may_commit());
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         co_return Status();
@@ -357,7 +364,10 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   if (reply_failure_) co_return *reply_failure_;
   if (!early_ && !replies_) co_await journal_.drained();  // the sums change now
   const std::uint64_t written = journal_end(journal::Kind::kCommit, decision);
-  if (config_.applies_on_worker()) co_await journal_.done(written);
+  if (config_.applies_on_worker()) {
+    co_await journal_.done(written);
+    CENTROID_CO_TRY(co_await may_commit());
+  }
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
@@ -393,6 +403,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
     co_await journal_.done(written);
+    CENTROID_CO_TRY(co_await may_commit());
     store_->commit_swap(part);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");

@@ -45,6 +45,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
       co_return co_await transport::answer_echo(session, frame);
     const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                                frame.header.payload_bytes);
+    if (!link_) CENTROID_CO_TRY(cluster_.check_lead());
     if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
       CENTROID_CO_TRY(is_legal);
       if (!rows_) rows_.emplace(cluster_.rows_, session);
@@ -342,6 +343,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
   reply.counted = counted;
+  reply.term = fence_ != nullptr ? fence_->term() : 0;
   reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
   reply.fragments = static_cast<std::uint32_t>(config_.fragments);
   if (config_.weight_by != "samples")

@@ -26,6 +26,8 @@ Task<Status> Cluster::prepare() {
                                            {"version", entry.version.value},
                                            {"why", "checkpoint.keep"}});
   };
+  policy.is_sole = fence_ != nullptr;
+  if (fence_ != nullptr) policy.may_write = [fence = fence_] { return fence->check(); };
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
@@ -281,7 +283,7 @@ Task<bool> Cluster::initialize() {
   const MemberId first = ranked.front();
   find(first)->init_requested = true;
   outgoing_.notify_all();
-  while (store_->version().value == 0 && find(first) && !stop_requested_)
+  while (store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
     co_await changed_.wait(TimePoint::max());
   co_return store_->version().value != 0;
 }

@@ -88,6 +88,14 @@ Task<ClusterView> Cluster::cluster() {
     view.clipped_rounds = clipped_;
     view.late_dropped = late_dropped_;
     view.late_carried = late_carried_;
+    view.role = fence_ == nullptr           ? "alone"
+                : phase_ == Phase::kStandby ? "standby"
+                : held()                    ? "held"
+                                            : "leader";
+    view.leader = leadership_.leader;
+    view.leader_endpoint = leadership_.data;
+    view.leader_api = leadership_.api;
+    view.term = leadership_.term;
     view.skipped_rounds = skipped_;
     view.aborted_attempts = aborted_;
     view.lost_contributions = lost_contributions_;
@@ -204,7 +212,19 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
 
 std::vector<WaitView> Cluster::present_waits() const {
   std::vector<WaitView> views;
-  if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
+  if (phase_ == Phase::kStandby)
+    views.push_back(
+        {.who = "this server",
+         .for_whom = leadership_.leader.empty() ? "etcd" : "leader " + leadership_.leader,
+         .what = phase_reason_,
+         .seconds = seconds(clock_.now() - started_)});
+  else if (const auto why = held())
+    views.push_back(
+        {.who = "job",
+         .for_whom = "etcd",
+         .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
+         .seconds = seconds(clock_.now() - round_opened_)});
+  else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
     views.push_back({.who = "job",
                      .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
                      .what = phase_reason_,
@@ -357,8 +377,15 @@ Task<Status> Cluster::stop() {
   co_return co_await run_on(executor_, std::move(act));
 }
 
-Task<bool> Cluster::is_ready() {
-  auto read = [this] { return checkpoints_.has_value() && !stop_requested_; };
+Task<Status> Cluster::is_ready() {
+  auto read = [this]() -> Status {
+    const auto refuse = [](const std::string& why) { return Error(ErrorCode::kUnavailable, why); };
+    if (phase_ == Phase::kStandby) return refuse("not ready: " + leadership_.to_string());
+    if (const auto why = held()) return refuse("not ready: " + why->message());
+    if (!checkpoints_.has_value() || stop_requested_)
+      return refuse("not ready: the server is not initialised or takes no members now");
+    return {};
+  };
   co_return co_await run_on(executor_, std::move(read));
 }
 

@@ -22,6 +22,8 @@ constexpr std::size_t kMaxCopies = std::size_t{64} << 20;
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+/// Of `may_write`: no file operation fails so.
+bool is_fenced(const Status& status) { return status.error().code() == ErrorCode::kAborted; }
 
 }  // namespace
 
@@ -212,14 +214,16 @@ void JournalWriter::run() {
 template <class Attempt>
 Status JournalWriter::persist(Attempt attempt) {
   for (;;) {
-    Status status = attempt();
+    Status allowed = options_.may_write ? options_.may_write() : Status();
+    const bool is_held = !allowed.ok() && allowed.error().code() == ErrorCode::kUnavailable;
+    Status status = allowed.ok() ? attempt() : std::move(allowed);
     std::unique_lock lock(mutex_);
     if (status.ok()) {
       if (!trouble_.empty()) log::info("journal.goes_on", {});
       trouble_.clear();
       return status;
     }
-    if (!options_.waits || gives_up_) return status;
+    if (gives_up_ || (!is_held && (!options_.waits || is_fenced(status)))) return status;
     const bool is_new = trouble_.empty();
     trouble_ = status.error().message();
     lock.unlock();
@@ -343,6 +347,7 @@ Status JournalWriter::open_segment(const journal::Base& base) {
 
 void JournalWriter::prune_now(Round checkpointed) {
   for (;;) {
+    if (options_.may_write && !options_.may_write().ok()) return;
     fs::path path;
     {
       const std::lock_guard lock(mutex_);

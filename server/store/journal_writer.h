@@ -38,6 +38,8 @@ class JournalWriter {
     bool waits = true;
     std::function<void()> on_progress;  ///< a commit is done, nothing is left, or it fails
     std::function<void(double seconds)> on_sync;
+    /// Asked before each write. fails unavailable: not now, the write waits; else never again.
+    std::function<Status()> may_write;
     file::FaultHook faults;  ///< for tests: as ScopedFaultHook, on the writer's threads
   };
   /// Create the folder and its first segment. Segments that are there stay until `prune`; an empty

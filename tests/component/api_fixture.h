@@ -81,9 +81,10 @@ class SampleControl final : public server::ControlPlane {
   Task<Status> pause() override { co_return co_await act("pause"); }
   Task<Status> resume() override { co_return co_await act("resume"); }
   Task<Status> stop() override { co_return co_await act("stop"); }
-  Task<bool> is_ready() override {
+  Task<Status> is_ready() override {
     co_await answer();
-    co_return ready.load();
+    if (!ready.load()) co_return Error(ErrorCode::kUnavailable, "not ready: it is a test");
+    co_return Status();
   }
   server::EventLog& events() override { return happened; }
   Task<std::string> config_json() override {

@@ -34,18 +34,19 @@ MAY = {
     "server/rows": [BASE],
     "server/events": [BASE],
     "server/tokens": [BASE],
+    "server/election": [BASE, ASYNC, CHECKPOINT],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/aggregate/round_policy": [BASE, TENSOR],
-    "server/config": [BASE, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows"],
+    "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
     "server/api": [BASE, ASYNC, "transport", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
-    + ["server/config", "server/events"]
+    + ["server/config", "server/election", "server/events"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
-    + ["server/events", "server/config", "server/api/view"],
+    + ["server/events", "server/config", "server/election", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, CHECKPOINT],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
@@ -61,12 +62,12 @@ MAY["tests"] = list(MAY)
 
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
-    r"boost/beast": r"server/api/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/api/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio": r"common/async/.*|transport/.*|server/(api|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
+    r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
+    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
-    r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
+    r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
     r"|worker/model/adapters\.cc|client/.*",
     r"openssl/": r"server/tokens/[^/]*\.cc",
     r"zlib\.h": r"worker/data/[^/]*\.cc",

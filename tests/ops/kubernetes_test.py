@@ -13,7 +13,7 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OVERLAYS = ("dev", "prod", "jobset")
+OVERLAYS = ("dev", "prod", "jobset", "ha")
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 
@@ -93,7 +93,7 @@ class Rendered(unittest.TestCase):
                     self.assertFalse(context["allowPrivilegeEscalation"])
                     self.assertTrue(context["readOnlyRootFilesystem"])
                     self.assertIn("memory", container["resources"]["limits"])
-        self.assertEqual(count, 6)
+        self.assertEqual(count, 9)
 
     def test_pods_get_no_variables_of_services(self):
         for name, spec in self.specs():  # they would begin with CENTROID_ and be refused as unknown settings
@@ -105,10 +105,13 @@ class Rendered(unittest.TestCase):
             maps = {one["metadata"]["name"]: one["data"] for one in all_objects if one["kind"] == "ConfigMap"}
             for spec in [spec for one in all_objects for spec in pod_specs(one)]:
                 container = spec["containers"][0]
+                if container["name"] == "etcd":
+                    continue
                 settings = {}
                 for source in container["envFrom"]:
                     settings |= maps[source["configMapRef"]["name"]]
-                settings |= {one["name"]: one["value"] for one in container.get("env", []) if not one["name"].endswith("TOKEN_FILE")}
+                settings |= {one["name"]: one["value"] for one in container.get("env", []) if "value" in one and not one["name"].endswith("TOKEN_FILE")}
+                settings = {name: value.replace("$(POD_NAME)", "centroid-server-0") for name, value in settings.items()}
                 self.assertIn("CENTROID_" + ("SERVER" if container["name"] == "worker" else "EPOCHS"), settings)
                 program = self.programs / f"centroid-{container['name']}"
                 done = subprocess.run([program, "--print-config"], env=settings, capture_output=True, text=True, timeout=30, check=False)

@@ -456,6 +456,40 @@ TEST_F(Checkpoints, OpeningLeavesALivingWriterAlone) {
   EXPECT_EQ(newest(directory), 6u);
 }
 
+TEST_F(Checkpoints, ASoleOwnerTakesAwayWhatAnotherWriterHasBegun) {
+  CheckpointDirectory deposed = opened();
+  const Planes planes = random_planes(kSmall, 1, 1);
+  const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) -> Status {
+    CheckpointPolicy sole;  // another server takes over while this one writes
+    sole.is_sole = true;
+    EXPECT_TRUE(CheckpointDirectory::open(root(), sole).ok());
+    return reader_of(planes)(plane, offset, into);
+  };
+  EXPECT_FALSE(deposed.write(info_of(7), kSmall, read).ok());
+  EXPECT_TRUE(names_in(root()).empty());
+}
+
+TEST_F(Checkpoints, WithoutTheRightToWriteNothingGetsItsName) {
+  int asked = 0, allowed = 0;
+  CheckpointPolicy policy;
+  policy.may_write = [&]() -> Status {
+    if (++asked > allowed) return Error(ErrorCode::kAborted, "deposed");
+    return {};
+  };
+  auto directory = CheckpointDirectory::open(root(), policy);
+  ASSERT_TRUE(directory.ok());
+  const Planes planes = random_planes(kSmall, 1, 1);
+  for (allowed = 0; allowed < 2; ++allowed) {  // at the beginning; before the name
+    asked = 0;
+    const auto refused = directory->write(info_of(7), kSmall, reader_of(planes));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kAborted);
+    EXPECT_TRUE(names_in(root()).empty());
+  }
+  asked = 0;
+  EXPECT_TRUE(directory->write(info_of(7), kSmall, reader_of(planes)).ok());
+}
+
 TEST_F(Checkpoints, ForeignNamesAreIgnored) {
   auto directory = opened();
   written(directory, 1);

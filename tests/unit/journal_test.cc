@@ -288,5 +288,54 @@ TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
   EXPECT_LT(syncs, 20);
 }
 
+TEST_F(JournalTest, WhatADeposedServerWritesBehindTheNextSegmentIsNotRead) {
+  const auto deposed = start(options());
+  write_round(*deposed, 1);
+  write_round(*deposed, 2);
+  const auto leader = start(options(), 2);  // has replayed both, and begins its own
+  write_round(*leader, 3);
+  write_round(*deposed, 3);  // woke up in the middle of it
+  const auto values = numbers(9);
+  deposed->chunk_copy(Round(4), 0, ChunkId(0), Form::kSum,
+                      std::as_bytes(std::span<const float>(values)));
+  wait(*deposed, deposed->asked());
+  const auto segments = journal::segments_of(folder_.path());
+  ASSERT_EQ(segments.size(), 2u);
+  fs::resize_file(segments.front().path, segments.front().bytes - 7);  // and was killed in it
+  write_round(*leader, 4);
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(JournalTest, WithoutTheRightToWriteItWaitsOrIsBrokenForGood) {
+  auto how = options();
+  std::atomic<int> state{0};
+  how.may_write = [&]() -> Status {
+    if (state == 1) return Error(ErrorCode::kUnavailable, "the lease is out");
+    if (state == 2) return Error(ErrorCode::kAborted, "deposed");
+    return {};
+  };
+  const auto writer = start(how);
+  write_round(*writer, 1);
+  const auto size = fs::file_size(only_segment());
+  state = 1;
+  const auto values = numbers(2);
+  writer->chunk_copy(Round(2), 0, ChunkId(0), Form::kSum,
+                     std::as_bytes(std::span<const float>(values)));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (writer->state().trouble.empty() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_EQ(writer->state().trouble, "the lease is out");
+  EXPECT_FALSE(writer->is_done(writer->asked()));
+  EXPECT_EQ(fs::file_size(only_segment()), size);
+  state = 2;
+  wait(*writer, writer->asked());
+  EXPECT_TRUE(writer->state().is_broken);
+  EXPECT_EQ(fs::file_size(only_segment()), size);
+  writer->begin_segment(base(1));
+  wait(*writer, writer->asked());
+  EXPECT_TRUE(writer->state().is_broken);
+  EXPECT_THAT(rounds().value(), ::testing::ElementsAre(1));
+}
+
 }  // namespace
 }  // namespace centroid::server

@@ -201,6 +201,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.local_steps, 20u);
   EXPECT_EQ(reply.fragments, 4u);
   EXPECT_EQ(reply.weight_by, WeightBy::kSteps);
+  EXPECT_EQ(reply.term, 42u);
   const StateChunk state = decode<StateChunk>(documented("state-chunk")).value();
   EXPECT_EQ(state.plane, 1);
   EXPECT_EQ(state.chunk, ChunkId(5));
@@ -309,7 +310,7 @@ TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   open[open.size() - 5] = std::byte{2};  // evaluate, before overlap
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto reply = encode(JoinReply{});
-  reply.back() = std::byte{3};  // weight_by
+  reply[reply.size() - 9] = std::byte{3};  // weight_by
   EXPECT_FALSE(decode<JoinReply>(reply).ok());
   auto closed = encode(RoundClosed{});
   closed[12] = std::byte{5};

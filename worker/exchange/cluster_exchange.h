@@ -18,7 +18,7 @@ namespace centroid::worker {
 class PeerReducer;
 
 struct ClusterOptions {
-  transport::Endpoint server;
+  std::vector<transport::Endpoint> servers;  ///< of one cluster; one of them leads
   std::string token;
   proto::Join join;                                ///< name, codec, model, data
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster

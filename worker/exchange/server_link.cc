@@ -17,6 +17,10 @@ namespace {
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
+/// With several servers a worker must notice soon that the leader is gone, and find the next one:
+/// half of what docs/high-availability.md allows for a takeover is the lease in etcd.
+constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
+
 /// Errors that another try cannot mend.
 bool is_final(const Error& error) {
   switch (error.code()) {
@@ -63,7 +67,8 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
       mailbox_(mailbox),
       wake_(executor),
       loop_ready_(executor),
-      joined_(executor) {
+      joined_(executor),
+      servers_(options_.servers) {
   reconnects_ = registry.counter("centroid_worker_reconnects_total",
                                  "Times the worker lost the server and tried again.");
   bytes_out_ =
@@ -112,9 +117,15 @@ Task<void> ServerLink::run() {
       mailbox_.push({failure});
       co_return;
     }
+    const transport::Endpoint called = servers_.present();
+    if (servers_.failed(failure)) {
+      log::info("server.next", {{"server", called.to_string()},
+                                {"why", failure},
+                                {"next", servers_.present().to_string()}});
+      continue;
+    }
     if (now() + backoff >= outside_since + options_.join_timeout) {
-      Error gave_up(ErrorCode::kUnavailable, "gave up joining " + options_.server.to_string() +
-                                                 " after " +
+      Error gave_up(ErrorCode::kUnavailable, "gave up joining " + called.to_string() + " after " +
                                                  std::to_string(options_.join_timeout.count()) +
                                                  " ms (--join-timeout): " + failure.message());
       mailbox_.push({gave_up});
@@ -123,19 +134,21 @@ Task<void> ServerLink::run() {
     const auto pause =
         backoff / 2 +
         std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
-    log::warn(
-        "server.unreachable",
-        {{"server", options_.server.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
+    log::warn("server.unreachable",
+              {{"server", called.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
     reconnects_.add();
     const TimePoint again = now() + pause;
     while (!ending_ && now() < again) co_await loop_ready_.wait(again);
-    backoff = std::min(backoff * 2, std::chrono::milliseconds(5000));
+    const std::chrono::milliseconds longest(5000);
+    backoff = std::min(backoff * 2, servers_.is_several() ? kLongestPause : longest);
   }
 }
 
 Task<Result<std::unique_ptr<Session>>> ServerLink::connect(Deadline deadline) {
-  const TimePoint limit = std::min(deadline, now() + std::chrono::seconds(10));
-  auto connection = co_await transport_->connect(options_.server, limit);
+  const std::chrono::milliseconds longest(10'000);
+  const auto time = servers_.is_several() ? kCall : longest;
+  const TimePoint limit = std::min(deadline, now() + time);
+  auto connection = co_await transport_->connect(servers_.present(), limit);
   if (!connection.ok()) co_return std::move(connection).error();
   transport::Greeting greeting;
   greeting.role = "worker";
@@ -149,6 +162,12 @@ Task<Result<std::unique_ptr<Session>>> ServerLink::connect(Deadline deadline) {
 }
 
 Status ServerLink::accept_terms(proto::JoinReply reply) {
+  if (reply.term < term_)
+    return Error(ErrorCode::kUnavailable, servers_.present().to_string() + " leads in term " +
+                                              std::to_string(reply.term) +
+                                              ", this worker has followed term " +
+                                              std::to_string(term_) + ": that server is deposed");
+  term_ = reply.term;
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(options_.join.manifest, reply.chunk_bytes));
   if (plan.hash() != reply.plan_hash)
     return Error(ErrorCode::kFailedPrecondition,
@@ -255,7 +274,8 @@ Task<Status> ServerLink::enter(Session& session) {
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
   CENTROID_CO_TRY(accept_terms(std::move(terms)));
-  log::info("cluster.joined", {{"server", options_.server.to_string()},
+  servers_.joined();
+  log::info("cluster.joined", {{"server", servers_.present().to_string()},
                                {"run_id", terms_.run_id},
                                {"member", terms_.member.value},
                                {"apply", terms_.apply_on_worker ? "worker" : "server"}});
@@ -308,16 +328,18 @@ Task<void> ServerLink::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(terms_.lease_ms);
   const auto kind = static_cast<std::uint16_t>(Kind::kHeartbeat);
   while (!session.is_closed()) {
-    if (!co_await sleep_until(now() + lease / 4)) co_return;
+    const auto beat = servers_.is_several() ? std::min(kBeat, lease / 4) : lease / 4;
+    const auto longest = servers_.is_several() ? kSilence : 3 * lease;
+    if (!co_await sleep_until(now() + beat)) co_return;
     {
       const std::lock_guard lock(traffic_mutex_);
       live_traffic_ = session.connection().traffic();
     }
     const auto silent = now() - session.connection().last_received();
-    if (silent > 3 * lease) {
+    if (silent > longest) {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
-      session.close(Error(ErrorCode::kUnavailable,
-                          "the server was silent for " + std::to_string(ms) + " ms, three leases"));
+      session.close(Error(ErrorCode::kDeadlineExceeded,
+                          "the server was silent for " + std::to_string(ms) + " ms"));
       co_return;
     }
     (void)co_await session.send(kind, Bytes(), Bytes(), now() + lease);

@@ -19,6 +19,7 @@
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/feedback_keeper.h"
 #include "worker/exchange/peer_reducer.h"
+#include "worker/exchange/server_list.h"
 
 namespace centroid::worker {
 
@@ -153,6 +154,8 @@ class ServerLink final : public transport::FrameSink {
   std::optional<std::uint64_t> waits_serial_;
   std::uint64_t committed_serial_ = 0;    // of the last committed round
   TimePoint give_up_ = TimePoint::max();  ///< when the join timeout is over
+  ServerList servers_;
+  std::uint64_t term_ = 0;  ///< the highest that a server led in
   bool ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;
   TaskGroup* tasks_ = nullptr;  // of the session

@@ -1,0 +1,169 @@
+#include "server/election/candidacy.h"
+
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
+#include <nlohmann/json.hpp>
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+namespace {
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+std::string text_of(const nlohmann::json& json, const char* name) {
+  const auto at = json.find(name);
+  return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+}  // namespace
+
+std::string Leadership::to_string() const {
+  if (role != Election::Role::kStandby) return "leader";
+  if (!leader.empty()) return "standby, leader is " + leader + " at " + data;
+  return trouble.empty() ? "standby, there is no leader" : "standby, leader unknown: " + trouble;
+}
+
+ElectionProbe::ElectionProbe(metrics::Registry& r) {
+  is_leader_ = r.gauge("centroid_server_is_leader",
+                       "1 when this server leads its cluster, 0 when it is a standby or may not "
+                       "act because its lease could not be renewed.");
+  term_ = r.gauge("centroid_server_term_number",
+                  "Term of the leader in etcd, larger for every later one; 0: no etcd, or none "
+                  "known.");
+  renewals_ =
+      r.counter("centroid_server_lease_renewals_total", "Renewals of the leader's lease in etcd.");
+  failures_ = r.counter("centroid_server_etcd_failures_total",
+                        "Requests to etcd that no endpoint answered.");
+  is_leader_.set(1);
+}
+
+void ElectionProbe::leads(bool does, std::uint64_t term) const {
+  is_leader_.set(does ? 1 : 0);
+  term_.set(static_cast<double>(term));
+}
+
+Candidacy::Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
+                     std::function<void(Leadership)> on_change)
+    : options_(std::move(options)),
+      fence_(fence),
+      probe_(probe),
+      on_change_(std::move(on_change)),
+      etcd_(thread_.executor(), options_.etcd),
+      election_(options_.election),
+      stop_(thread_.executor()) {
+  probe_.leads(false, 0);
+  ended_ = boost::asio::co_spawn(thread_.context(), run(), boost::asio::use_future);
+}
+
+Candidacy::~Candidacy() {
+  boost::asio::post(thread_.context(), [this] {
+    stopping_ = true;
+    stop_.notify_all();
+  });
+  ended_.get();
+}
+
+Task<Result<Election::Reply>> Candidacy::perform(Election::Request request) {
+  const std::string key = key_of(options_.cluster);
+  Election::Reply reply;
+  switch (request.ask) {
+    case Election::Ask::kLook: {
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.get(key));
+      break;
+    }
+    case Election::Ask::kGrant: {
+      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.grant(options_.election.ttl));
+      reply.lease = lease.id;
+      reply.ttl = lease.ttl;
+      break;
+    }
+    case Election::Ask::kAcquire: {
+      nlohmann::json value;
+      value["name"] = options_.name;
+      value["data"] = options_.data;
+      value["api"] = options_.api;
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.create(key, value.dump(), request.lease));
+      break;
+    }
+    case Election::Ask::kRenew: {
+      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.keep_alive(request.lease));
+      reply.ttl = lease.ttl;
+      if (lease.ttl <= Duration::zero()) break;
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.get(key));
+      probe_.renewed();
+      break;
+    }
+  }
+  co_return reply;
+}
+
+Task<void> Candidacy::run() {
+  while (!stopping_ && election_.role(now()) != Election::Role::kDeposed) {
+    const auto request = election_.next(now());
+    if (request) {
+      auto reply = co_await perform(*request);
+      if (!reply.ok() && election_.trouble().empty())
+        log::warn("etcd.failed", {{"error", reply.error()}});
+      if (!reply.ok()) probe_.failed();
+      if (reply.ok())
+        election_.answered(now(), *reply);
+      else
+        election_.failed(now(), reply.error().message());
+      publish();
+      continue;
+    }
+    publish();
+    TimePoint wake = election_.wakes();
+    if (const TimePoint end = election_.acts_until(); end > now()) wake = std::min(wake, end);
+    co_await stop_.wait(wake);
+  }
+  publish();
+  if (stopping_) co_await resign();
+}
+
+Task<void> Candidacy::resign() {
+  if (election_.role(now()) == Election::Role::kStandby && election_.lease() == 0) co_return;
+  fence_.close("it stopped");
+  if (election_.lease() == 0 || election_.role(now()) == Election::Role::kDeposed) co_return;
+  const Status revoked = co_await etcd_.revoke(election_.lease());
+  if (election_.term() == 0) co_return;
+  if (revoked.ok())
+    log::info("leader.resigned", {{"term", election_.term()}});
+  else
+    log::warn("leader.resign_failed", {{"term", election_.term()},
+                                       {"why", revoked.error()},
+                                       {"action", "a standby takes over when the lease runs out"}});
+}
+
+void Candidacy::publish() {
+  Leadership present;
+  present.role = election_.role(now());
+  present.trouble = election_.trouble();
+  if (const auto& holder = election_.holder()) {
+    const auto value = nlohmann::json::parse(holder->value, nullptr, false);
+    present.term = holder->term;
+    if (value.is_object()) {
+      present.leader = text_of(value, "name");
+      present.data = text_of(value, "data");
+      present.api = text_of(value, "api");
+    }
+  }
+  if (present.role != Election::Role::kStandby) {
+    present.term = election_.term();
+    fence_.open(present.term, election_.acts_until());
+  }
+  if (present.role == Election::Role::kDeposed) {
+    present.trouble = election_.why_deposed();
+    fence_.close(present.trouble);
+  }
+  if (present == told_) return;
+  told_ = present;
+  probe_.leads(present.role == Election::Role::kLeader, present.term);
+  on_change_(std::move(present));
+}
+
+}  // namespace centroid::server

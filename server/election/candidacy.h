@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "common/async/io_thread.h"
+#include "common/async/task_group.h"
+#include "common/base/metrics.h"
+#include "server/election/election.h"
+#include "server/election/etcd_client.h"
+#include "server/election/fence.h"
+
+namespace centroid::server {
+
+/// Who leads, as this server knows it.
+struct Leadership {
+  Election::Role role = Election::Role::kStandby;
+  std::uint64_t term = 0;         ///< of the leader; 0: none is known
+  std::string leader, data, api;  ///< its name and endpoints; empty: none is known
+  std::string trouble;            ///< why etcd does not answer; empty: it does
+  bool operator==(const Leadership&) const = default;
+  /// "standby, leader is b at 10.0.0.2:7070"
+  std::string to_string() const;
+};
+
+/// Metrics of the election; a server without one leads from its beginning.
+class ElectionProbe {
+ public:
+  explicit ElectionProbe(metrics::Registry& registry);
+  void leads(bool does, std::uint64_t term) const;
+  void renewed() const { renewals_.add(); }
+  void failed() const { failures_.add(); }
+
+ private:
+  metrics::Gauge is_leader_, term_;
+  metrics::Counter renewals_, failures_;
+};
+
+/// Runs one Election against etcd, on a thread of its own, so that a busy server keeps its lease.
+/// Opens and closes the fence; tells every change.
+class Candidacy {
+ public:
+  struct Options {
+    EtcdOptions etcd;
+    Election::Options election;
+    std::string cluster;          ///< the key is /centroid/<cluster>/leader
+    std::string name, data, api;  ///< of this server, as others reach it
+  };
+  /// `on_change` comes from the election's thread.
+  Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
+            std::function<void(Leadership)> on_change);
+  /// Give the key back, if this server has it, and join.
+  ~Candidacy();
+
+  static std::string key_of(const std::string& cluster) {
+    return "/centroid/" + cluster + "/leader";
+  }
+
+ private:
+  Task<void> run();
+  Task<Result<Election::Reply>> perform(Election::Request request);
+  Task<void> resign();
+  void publish();
+
+  const Options options_;
+  Fence& fence_;
+  const ElectionProbe& probe_;
+  const std::function<void(Leadership)> on_change_;
+  IoThread thread_{"election"};
+  EtcdClient etcd_;
+  Election election_;
+  Event stop_;
+  bool stopping_ = false;
+  Leadership told_;
+  std::future<void> ended_;
+};
+
+}  // namespace centroid::server

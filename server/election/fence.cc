@@ -1,0 +1,122 @@
+#include "server/election/fence.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "common/checkpoint/file.h"
+
+namespace centroid::server {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Written {
+  std::uint64_t term = 0;
+  std::string server;
+};
+
+/// Nothing when there is no such file.
+Result<std::optional<Written>> read_term(const fs::path& path) {
+  std::ifstream in(path);
+  if (!in) {
+    std::error_code error;
+    const bool is_there = fs::exists(path, error);
+    if (!is_there && !error) return std::optional<Written>();
+    return Error(ErrorCode::kUnavailable, "cannot read " + path.string());
+  }
+  std::stringstream text;
+  text << in.rdbuf();
+  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  Written written;
+  if (json.is_object() && json.contains("term") && json["term"].is_number_unsigned()) {
+    written.term = json["term"].get<std::uint64_t>();
+    if (json.contains("server") && json["server"].is_string())
+      written.server = json["server"].get<std::string>();
+    return std::make_optional(written);
+  }
+  return Error(ErrorCode::kFailedPrecondition,
+               path.string() +
+                   " does not say which term leads: expected {\"term\": N, ...}; "
+                   "restore it, or remove it when no server runs");
+}
+
+}  // namespace
+
+void Fence::open(std::uint64_t term, TimePoint until) {
+  const std::lock_guard lock(mutex_);
+  state_.term = term;
+  state_.until = until;
+}
+
+void Fence::close(std::string why) {
+  const std::lock_guard lock(mutex_);
+  if (state_.closed.empty()) state_.closed = std::move(why);
+}
+
+Fence::State Fence::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+std::uint64_t Fence::term() const { return state().term; }
+
+Status Fence::holds() const {
+  const State now = state();
+  if (!now.closed.empty())
+    return Error(ErrorCode::kAborted, "deposed: this server led in term " +
+                                          std::to_string(now.term) + ": " + now.closed);
+  if (std::chrono::steady_clock::now() < now.until) return {};
+  return Error(ErrorCode::kUnavailable,
+               "the leader's lease could not be renewed in etcd: another server may lead by now");
+}
+
+Status Fence::check() {
+  CENTROID_TRY(holds());
+  return check_file();
+}
+
+void Fence::look() { (void)check_file(); }
+
+Status Fence::check_file() {
+  const fs::path path = folder_ / kFile;
+  CENTROID_ASSIGN(const auto written, read_term(path));
+  if (!written || written->term <= term()) return {};
+  close(path.string() + " names term " + std::to_string(written->term) + " of server '" +
+        written->server + "'");
+  return holds();
+}
+
+Status Fence::take() const {
+  const fs::path path = folder_ / kFile;
+  CENTROID_ASSIGN(const auto written, read_term(path));
+  const std::uint64_t mine = term();
+  if (written && written->term > mine)
+    return Error(ErrorCode::kFailedPrecondition,
+                 path.string() + " names term " + std::to_string(written->term) + " of server '" +
+                     written->server + "', etcd gave this one term " + std::to_string(mine) +
+                     ": this etcd is not the one of before, or lost its data. Stop all servers, "
+                     "then remove the file");
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  nlohmann::json json;
+  json["term"] = mine;
+  json["server"] = server_;
+  const std::string text = json.dump() + "\n";
+  const fs::path temporary = path.string() + ".tmp-" + server_ + "-" + std::to_string(::getpid());
+  fs::remove(temporary, error);
+  CENTROID_ASSIGN(file::Descriptor file, file::create(temporary));
+  CENTROID_TRY(file::write_all(file, temporary, std::as_bytes(std::span(text))));
+  CENTROID_TRY(file::sync(file, temporary));
+  CENTROID_TRY(file::close(std::move(file), temporary));
+  CENTROID_TRY(holds());
+  CENTROID_TRY(file::rename(temporary, path));
+  return file::sync_directory(folder_);
+}
+
+}  // namespace centroid::server

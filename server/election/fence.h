@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+/// Keeps a server that leads no longer from the folders that it shares with the one that does.
+/// Everything that makes a round or a checkpoint final asks here first.
+///
+/// open    while the election says that this server may act, by the local clock, and the file
+///         `term.json` in the folder names no later term
+/// thread  any
+class Fence {
+ public:
+  static constexpr const char* kFile = "term.json";
+
+  Fence(std::filesystem::path folder, std::string server)
+      : folder_(std::move(folder)), server_(std::move(server)) {}
+
+  /// From the election: this server leads in `term`, and may act until then.
+  void open(std::uint64_t term, TimePoint until);
+  void close(std::string why);  ///< for good
+
+  /// fails   unavailable: not now, perhaps again (the lease could not be renewed);
+  ///         aborted: never again, another server leads or may lead
+  Status holds() const;
+  /// The same, and the file is read.
+  Status check();
+  /// Look at the file although the lease is out: without etcd it is what tells of another leader.
+  void look();
+  /// Write the term into the folder, atomically. Blocks.
+  /// fails   failed_precondition: it names a later term, so this etcd is not the one of before
+  Status take() const;
+
+  std::uint64_t term() const;
+
+ private:
+  struct State {
+    std::uint64_t term = 0;
+    TimePoint until = TimePoint::min();
+    std::string closed;
+  };
+  State state() const;
+  Status check_file();
+
+  const std::filesystem::path folder_;
+  const std::string server_;
+  mutable std::mutex mutex_;
+  State state_;
+};
+
+}  // namespace centroid::server

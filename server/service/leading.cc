@@ -1,0 +1,97 @@
+#include "common/base/log.h"
+#include "common/proto/standby.h"
+#include "server/service/cluster.h"
+
+/// One server of several: who may lead, and what this one does when it may not
+/// (docs/high-availability.md).
+namespace centroid::server {
+
+namespace {
+/// Between two looks at the fence while it is closed.
+constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::seconds kGoodbye{2};
+}  // namespace
+
+void Cluster::stand_by(Fence& fence) {
+  fence_ = &fence;
+  set_phase(Phase::kStandby, leadership_.to_string());
+}
+
+bool Cluster::is_deposed() const {
+  if (fence_ == nullptr) return false;
+  const Status open = fence_->holds();
+  return !open.ok() && open.error().code() == ErrorCode::kAborted;
+}
+
+void Cluster::set_leadership(Leadership present) {
+  if (!fence_) return;
+  const auto old = leadership_.role;
+  leadership_ = std::move(present);
+  if (leadership_.role == Election::Role::kHeld && old == Election::Role::kLeader)
+    log::error("leader.held",
+               {{"term", leadership_.term},
+                {"why", "the lease could not be renewed in etcd: " + leadership_.trouble},
+                {"action", "no round is committed until it can"}});
+  if (leadership_.role == Election::Role::kLeader && old == Election::Role::kHeld)
+    log::info("leader.goes_on", {{"term", leadership_.term}});
+  if (phase_ == Phase::kStandby) phase_reason_ = leadership_.to_string();
+  changed_.notify_all();
+}
+
+/// Wait for the lead, then take up the state of the leader before. Returns at once without an
+/// election; without the lead when a stop was requested.
+Task<Status> Cluster::take_the_lead() {
+  if (!fence_) co_return Status();
+  while (leadership_.role == Election::Role::kStandby && !stop_requested_)
+    co_await changed_.wait(TimePoint::max());
+  if (stop_requested_) co_return Status();
+  const TimePoint begin = clock_.now();
+  log::info("leader.elected", {{"term", leadership_.term}});
+  auto take = [fence = fence_]() { return fence->take(); };
+  CENTROID_CO_TRY(co_await run_on(blocking_, std::move(take)));
+  CENTROID_CO_TRY(co_await prepare());
+  set_phase(Phase::kWaiting, "workers come back to this server");
+  log::info("leader.began",
+            {{"term", leadership_.term},
+             {"round", round_.value},
+             {"seconds", std::chrono::duration<double>(clock_.now() - begin).count()}});
+  co_return Status();
+}
+
+/// Wait until this server may commit. fails aborted: it never may again, or it is told to stop.
+Task<Status> Cluster::may_commit() {
+  while (fence_) {
+    const Status open = fence_->holds();
+    if (open.ok()) co_return open;
+    if (open.error().code() == ErrorCode::kAborted) co_return open;
+    if (stop_requested_)
+      co_return Error(ErrorCode::kAborted, "stopping, and " + open.error().message());
+    co_await changed_.wait(clock_.now() + kLook);
+  }
+  co_return Status();
+}
+
+/// Why this leader may not act now; nothing when it may, or is no leader.
+std::optional<Error> Cluster::held() const {
+  if (fence_ == nullptr || phase_ == Phase::kStandby) return std::nullopt;
+  const Status open = fence_->holds();
+  if (open.ok()) return std::nullopt;
+  return open.error();
+}
+
+/// Of a deposed server: to the leader, where it is known.
+Task<void> Cluster::send_workers_away() {
+  const bool is_known = leadership_.role == Election::Role::kDeposed;
+  const Error where =
+      proto::standby_error(is_known ? leadership_.leader : "", is_known ? leadership_.data : "");
+  for (const auto& [id, link] : links_) link->tasks->spawn(link->session->goodbye(where));
+  const TimePoint limit = clock_.now() + kGoodbye;
+  while (!links_.empty() && clock_.now() < limit) co_await changed_.wait(limit);
+}
+
+Status Cluster::check_lead() const {
+  if (phase_ != Phase::kStandby) return {};
+  return proto::standby_error(leadership_.leader, leadership_.data);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,46 @@
+#include "worker/exchange/server_list.h"
+
+#include "common/proto/standby.h"
+
+namespace centroid::worker {
+
+namespace {
+/// Calls for which a server that did not answer in time is passed over: each would cost as long
+/// again.
+constexpr std::size_t kPassOver = 8;
+}  // namespace
+
+bool ServerList::failed(const Error& why) {
+  const transport::Endpoint last = present();
+  const auto leader = proto::leader_named_by(why);
+  if (why.code() == ErrorCode::kDeadlineExceeded) silent_ = last, passes_ = kPassOver;
+  if (leader && !named_ && !has_followed_) {
+    const auto endpoint = transport::Endpoint::parse(*leader);
+    // One step: a standby that names a standby is behind, and a leader that is dead is named on
+    // until its lease has run out.
+    if (endpoint.ok() && *endpoint != last && !(passes_ > 0 && *endpoint == silent_)) {
+      is_several_ = has_followed_ = true;
+      named_ = *endpoint;
+      return true;
+    }
+  }
+  named_.reset();
+  ++tried_;
+  next_ = (next_ + 1) % servers_.size();
+  if (servers_.size() > 1 && passes_ > 0 && servers_[next_] == silent_) {
+    --passes_;
+    ++tried_;
+    next_ = (next_ + 1) % servers_.size();
+  }
+  if (tried_ < servers_.size()) return true;
+  tried_ = 0;
+  has_followed_ = false;
+  return false;
+}
+
+void ServerList::joined() {
+  tried_ = passes_ = 0;
+  has_followed_ = false;
+}
+
+}  // namespace centroid::worker
