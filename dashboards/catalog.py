@@ -171,6 +171,8 @@ CLUSTER = Dashboard(
                 Panel("Coming and going", "Workers admitted and ended, per second.", "ops",
                       ((rate("centroid_server_members_joined_total"), "joined"),
                        (rate("centroid_server_members_ended_total", "cause"), "{{cause}}")), width=6),
+                Panel("Connections between workers", "Opened per second (exchange ring and hierarchical); in a steady generation none.", "ops",
+                      ((rate("centroid_worker_peer_connections_total"), "opened"),), width=6),
             ),
         ),
         (
@@ -235,7 +237,7 @@ CLUSTER = Dashboard(
                        ("sum by (table) (centroid_rows_waiting{SELECT})", "{{table}}, waiting")), width=6),
                 Panel("Memory of tables", "Near max_bytes the least used rows are evicted.", "bytes",
                       (("sum by (table) (centroid_rows_memory_bytes{SELECT})", "{{table}}"),), width=6),
-                Panel("Pushed and pulled", "Rows per second.", "ops",
+                Panel("Pushed and pulled", "Rows of sparse tables that clients push and pull, per second.", "ops",
                       ((rate("centroid_rows_pushed_total", "table"), "{{table}}, pushed"),
                        (rate("centroid_rows_pulled_total", "table"), "{{table}}, pulled")), width=6),
                 Panel("Coming and going", "Rows stored anew, gradients held back before that, rows evicted for want of memory, and expired.", "ops",

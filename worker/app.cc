@@ -55,7 +55,8 @@ Result<std::vector<transport::Endpoint>> parse_servers(const std::string& list) 
 
 /// The side of this worker that meets the other workers.
 Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
-                                                const Manifest& manifest) {
+                                                const Manifest& manifest,
+                                                metrics::Counter connections) {
   transport::Endpoint listen;
   if (config.peer_listen.empty()) {
     CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.servers.front()));
@@ -72,6 +73,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   mesh.manifest_hash = manifest_hash(manifest);
   mesh.thread_name = "peers";
   mesh.shared_memory = config.peer_shared_memory;
+  mesh.connections = connections;
   CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
                   PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
   transport::Endpoint told = peers->endpoint();
@@ -102,6 +104,9 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
     options.model = model.spec();
     return make_local_exchange(std::move(options), std::move(memory));
   }
+  const metrics::Counter connections =
+      registry.counter("centroid_worker_peer_connections_total",
+                       "Connections opened with other workers, by either side.");
   ClusterOptions options;
   CENTROID_ASSIGN(options.servers, parse_servers(config.server));
   options.token = config.token;
@@ -118,7 +123,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.join.model = model.spec();
   options.join.manifest = model.manifest();
   if (config.exchange != "star") {
-    CENTROID_ASSIGN(options.peers, open_peers(config, options, options.join.manifest));
+    CENTROID_ASSIGN(options.peers, open_peers(config, options, options.join.manifest, connections));
   }
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;

@@ -51,6 +51,23 @@ class WorkerMetrics(ClusterTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
 
+    def test_connections_between_workers_are_counted_and_stay(self):
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", "ring")
+        workers = [self.worker(server, name, "--exchange", "ring", "--metrics-listen", "127.0.0.1:0") for name in ("w0", "w1")]
+        endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_round(5)
+
+        def opened():
+            return series(self.get(endpoint)[2])["centroid_worker_peer_connections_total"]
+
+        self.assertEqual(opened(), 1)
+        server.wait_more_rounds(10)
+        self.assertEqual(opened(), 1)
+        workers[1].kill()
+        server.wait_worker("w1", "dead")
+        self.worker(server, "w1", "--exchange", "ring")
+        wait_for(lambda: opened() == 2, "the connection with the worker that came again")
+
     def test_only_get_of_known_paths_is_answered(self):
         _, _, endpoint = self.listening()
         self.assertEqual(self.get(endpoint, "/healthz")[0], 200)

@@ -136,6 +136,7 @@ std::uint32_t Dialer::features(std::uint32_t rank) const {
 void Dialer::put(std::uint32_t rank, std::unique_ptr<Connection> connection, std::uint32_t agreed) {
   if (is_stopping_ || pairs_[rank].is_connected) return;
   pairs_[rank].is_connected = true;
+  station_->options.connections.add();
   log::debug("peers.connected",
              {{"generation", roster_.generation}, {"rank", rank}, {"peer", connection->peer()}});
   network_.add_link(rank, std::move(connection), agreed);

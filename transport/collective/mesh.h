@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/metrics.h"
 #include "transport/collective/group.h"
 #include "transport/transport.h"
 
@@ -36,6 +37,7 @@ struct MeshOptions {
   /// before it calls itself.
   std::chrono::milliseconds head_start{20};
   std::string thread_name = "collective";
+  metrics::Counter connections;  ///< opened with peers, by either side
 };
 
 /// The ranks of one generation as the roster gives them.
