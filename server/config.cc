@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "common/base/log.h"
 #include "common/codec/spec.h"
@@ -126,6 +127,45 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .choices = {"samples", "steps", "equal"}},
           "weight-by");
   s.field(
+      "cadence.mode", &c.cadence_mode,
+      {.text = "how the data of a round is divided among unequal workers (docs/coordinator.md): "
+               "off = a batch (or local_steps batches) each; speed = by measured speed, so "
+               "that all are done at the same time; tuned = so too, and local_steps, those of "
+               "the slowest at first, follow the cost of the exchange and the divergence",
+       .choices = {"off", "speed", "tuned"}},
+      "cadence");
+  s.field("cadence.overhead", &c.cadence_overhead,
+          {.text = "cadence tuned: time of an exchange that is wanted, as a part of the slowest "
+                   "worker's computing",
+           .min = 0.01,
+           .max = 0.5});
+  s.field("cadence.max_steps", &c.cadence_max_steps,
+          {.text = "cadence tuned: most local steps of the slowest worker",
+           .unit = "steps",
+           .min = 1,
+           .max = 1'000'000});
+  s.field("cadence.max_lead", &c.cadence_max_lead,
+          {.text = "cadence: steps that a worker makes more than the slowest at most, and by which "
+                   "its number changes from round to round at most; 0: all make the same",
+           .unit = "steps",
+           .max = 1'000'000});
+  s.field("cadence.dead_zone", &c.cadence_dead_zone,
+          {.text = "cadence: relative change of a worker's speed that changes nothing",
+           .min = 0.0,
+           .max = 1.0});
+  s.field("cadence.divergence", &c.cadence_divergence,
+          {.text = "cadence tuned: |own - mean| / |mean| of a worker's parameters above which a "
+                   "rise, round after round, stops growth and then halves the steps; 0: never",
+           .min = 0.0});
+  s.field("cadence.ratios", &c.cadence_ratios,
+          {.text = "cadence speed: given speeds by rank, such as 3,2,1, instead of measured ones"});
+  s.field("cadence.overshoot", &c.cadence_overshoot,
+          {.text = "cadence with local_steps: steps of a worker by which a round may run into the "
+                   "next epoch, so that the last round of one is not too short; 0: 2 to 10, by "
+                   "the size of an epoch, more while rounds are stable",
+           .unit = "steps",
+           .max = 1'000'000});
+  s.field(
       "exchange", &c.exchange,
       {.text = "how gradients are added: star = through this server; ring = by the workers among "
                "themselves; hierarchical = as ring, the workers of one machine first",
@@ -180,6 +220,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "optimizer");
   s.field("optimizer.learning_rate", &c.optimizer.learning_rate,
           {.text = "step size", .min = 0.0, .live = true}, "lr");
+  s.field(
+      "optimizer.scale_ratio", &c.optimizer_scale_ratio,
+      {.text = "the step size is multiplied with 1 + (min_workers - 1) x this, for a batch that "
+               "grows with the workers (Goyal et al. 2017); 0: it is as given",
+       .min = 0.0,
+       .max = 1000.0});
   s.field("optimizer.schedule", &c.optimizer.schedule,
           {.text = "factor on the learning rate by committed rounds: constant, "
                    "step:every=N,factor=0.1, linear:rounds=N, cosine:rounds=N, each with "
@@ -430,6 +476,47 @@ Status check_election(ServerConfig& c) {
 
 }  // namespace
 
+namespace {
+
+Status check_cadence(const ServerConfig& c) {
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, why);
+  };
+  auto ratios = parse_ratios(c.cadence_ratios);
+  if (!ratios.ok()) return std::move(ratios).error().with_context("cadence.ratios");
+  if (c.cadence_mode == "tuned" && c.steps_per_round() == 1)
+    return refuse(
+        "cadence tuned chooses how many local steps lie between two averages: set local_steps to "
+        "the number to begin with, e.g. 10 (with fragments, more than that), or take cadence "
+        "speed");
+  if (c.cadence_mode == "tuned" && c.cadence_max_steps < c.steps_per_round())
+    return refuse("cadence.max_steps " + std::to_string(c.cadence_max_steps) +
+                  " is below the steps to begin with, " + std::to_string(c.steps_per_round()) +
+                  " (local_steps / fragments)");
+  if (!ratios->empty() && c.cadence_mode != "speed")
+    return refuse("cadence.ratios are given speeds: they need cadence speed, not " +
+                  c.cadence_mode);
+  return {};
+}
+
+}  // namespace
+
+Coordinator::Options ServerConfig::coordination() const {
+  Coordinator::Options out;
+  out.mode = cadence_mode == "tuned"   ? Coordinator::Mode::kTuned
+             : cadence_mode == "speed" ? Coordinator::Mode::kSpeed
+                                       : Coordinator::Mode::kOff;
+  out.cadence.initial = steps_per_round();
+  out.cadence.most = cadence_max_steps;
+  out.cadence.overhead = cadence_overhead;
+  out.cadence.dead_zone = cadence_dead_zone;
+  out.cadence.max_lead = cadence_max_lead;
+  out.divergence = cadence_divergence;
+  if (auto ratios = parse_ratios(cadence_ratios); ratios.ok())
+    out.ratios = std::move(ratios).value();
+  return out;
+}
+
 Status finish(ServerConfig& c) {
   CENTROID_TRY(check_election(c));
   RoundPolicy policy;
@@ -440,6 +527,7 @@ Status finish(ServerConfig& c) {
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
   CENTROID_TRY(check_local_steps(c));
+  CENTROID_TRY(check_cadence(c));
   if (const auto tables = parse_tables(c.tables); !tables.ok())
     return Error(tables.error()).with_context("tables");
   CENTROID_TRY(check_codec_down(c));
@@ -447,6 +535,12 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
                      std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
+  if (c.optimizer_scale_ratio > 0 && c.local_steps > 1)
+    return Error(ErrorCode::kInvalidArgument,
+                 "optimizer.scale_ratio is for a gradient every step: with local_steps set the "
+                 "workers' inner.scale_ratio");
+  c.optimizer.learning_rate *=
+      1 + static_cast<double>(c.min_workers - 1) * std::exchange(c.optimizer_scale_ratio, 0);
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
   if (c.is_peer_to_peer() && c.apply == "server")

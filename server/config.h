@@ -7,6 +7,7 @@
 #include "common/base/config.h"
 #include "common/base/result.h"
 #include "common/optim/optimizer.h"
+#include "server/coordinate/coordinator.h"
 
 namespace centroid::server {
 
@@ -31,6 +32,9 @@ struct ServerConfig {
   std::string policy = "bsp", late = "drop";
   std::uint64_t local_steps = 1, fragments = 1, overlap = 0;
   std::string outer = "nesterov", weight_by = "samples";
+  std::string cadence_mode = "off", cadence_ratios;
+  double cadence_overhead = 0.10, cadence_dead_zone = 0.10, cadence_divergence = 0.05;
+  std::uint64_t cadence_max_steps = 200, cadence_max_lead = 1'000'000, cadence_overshoot = 0;
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";
@@ -42,6 +46,7 @@ struct ServerConfig {
   std::chrono::milliseconds reduce_timeout{300'000};
   std::string nonfinite = "halt";
   OptimizerConfig optimizer;
+  double optimizer_scale_ratio = 0;
   std::uint64_t chunk_bytes = 1u << 20;
   std::uint64_t credit_bytes = 0;
   std::string trace_file;
@@ -74,6 +79,7 @@ struct ServerConfig {
   bool is_peer_to_peer() const { return exchange != "star"; }
   /// Local steps of a worker in one round.
   std::uint64_t steps_per_round() const { return local_steps / fragments; }
+  Coordinator::Options coordination() const;
   bool keeps_journal() const { return journal == "on"; }
   /// Results go through a codec, so they are mean gradients.
   bool compresses_results() const { return codec_down != "f32"; }

@@ -249,7 +249,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                                           .peak_bytes = need.total() - need.data,
                                           .batch_bytes = need.batch,
                                           .most = config.load_ahead});
-  CENTROID_ASSIGN(const auto group, make_replica_group(*model, config.devices, ahead));
+  CENTROID_ASSIGN(const auto group,
+                  make_replica_group(*model, config.devices, ahead, config.slowdown));
   const std::string cuda = cuda_release();
   log::info("worker.started", {{"version", kVersion},
                                {"cuda", cuda.empty() ? "not built in" : cuda},
@@ -284,6 +285,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   local_options.batch = config.batch;
   local_options.worker = config.name;
   local_options.state_dir = config.state_dir;
+  local_options.schedules_by_cluster = config.inner_schedule_by == "cluster";
+  local_options.scale_ratio = config.inner_scale_ratio;
   CENTROID_ASSIGN(const auto local, LocalSteps::make(*group, std::move(local_options)));
   ExchangeMemory memory;
   memory.params = group->params();

@@ -92,6 +92,12 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
            .unit = "bytes"},
           "memory-limit");
   s.field(
+      "slowdown", &c.slowdown,
+      {.text = "for tests of unequal machines: a batch takes so many times as long, the rest of "
+               "it asleep",
+       .min = 1.0,
+       .max = 1000.0});
+  s.field(
       "codec", &c.codec,
       {.text = "form of the contributions on the wire: f32, bf16, f16, int8, topk:RATIO, each with "
                "options, e.g. topk:0.01,values=int8 (docs/compression.md)"});
@@ -157,6 +163,14 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "local steps: factor on the step size, by this worker's own steps "
                    "(docs/optimizers.md)"},
           "inner-schedule");
+  s.field("inner.schedule_by", &c.inner_schedule_by,
+          {.text = "local steps: the schedule goes by this worker's own steps, or by those of the "
+                   "whole cluster (so that unequal workers have one learning rate)",
+           .choices = {"worker", "cluster"}});
+  s.field("inner.scale_ratio", &c.inner_scale_ratio,
+          {.text = "local steps: the step size is multiplied with 1 + (workers - 1) x this",
+           .min = 0.0,
+           .max = 1000.0});
   s.field("inner.clip_norm", &c.inner.clip_norm,
           {.text = "local steps: bound of the gradient's norm; 0: none", .min = 0.0},
           "inner-clip-norm");
@@ -188,6 +202,11 @@ Status finish(WorkerConfig& c) {
     return std::move(optimizer).error();
   if (auto inner = make_optimizer(c.inner); !inner.ok())
     return std::move(inner).error().with_context("inner");
+  if (c.inner.name == "ftrl" && (c.inner_scale_ratio > 0 || c.inner_schedule_by == "cluster"))
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "inner.optimizer ftrl adapts the learning rate by itself: leave inner.scale_ratio 0 "
+        "and inner.schedule_by worker");
   if (!c.state_dir.empty() && c.exchange == "local")
     return Error(ErrorCode::kInvalidArgument,
                  "state_dir is for a worker of a cluster, not for exchange local: leave it empty");

@@ -29,6 +29,7 @@ struct WorkerConfig {
   std::string devices = "cpu:0";
   std::uint64_t blas_threads = 1;
   std::uint64_t load_ahead = 512, memory_limit = 0;
+  double slowdown = 1;
   std::string codec = "f32";
   std::string congestion_control = "auto";
   std::uint64_t seed = 1;
@@ -43,6 +44,8 @@ struct WorkerConfig {
   std::uint64_t epochs = 0, rounds = 0;
   OptimizerConfig optimizer;
   OptimizerConfig inner;  // of local steps
+  std::string inner_schedule_by = "worker";
+  double inner_scale_ratio = 0;
   std::string nonfinite = "halt";
   std::string checkpoint_dir;
 };

@@ -1,5 +1,7 @@
 #include "worker/probe.h"
 
+#include <algorithm>
+
 #include "common/base/trace.h"
 
 namespace centroid::worker {
@@ -29,6 +31,13 @@ Probe::Probe(metrics::Registry& r) {
   version_ = r.gauge("centroid_worker_version_number", "Version of the parameters in memory.");
   rank_ = r.gauge("centroid_worker_rank_number", "Rank in the present generation.");
   world_ = r.gauge("centroid_worker_world_members", "Workers in the present generation.");
+  idle_ = r.gauge("centroid_worker_idle_ratio",
+                  "Part of this worker's last round in which it did not compute.");
+  exchange_seconds_ = r.gauge("centroid_worker_exchange_seconds",
+                              "What its last round took beside computing (local_steps above 1).");
+  divergence_ = r.gauge("centroid_worker_divergence_ratio",
+                        "Distance of its parameters from the mean, by its norm, at the last "
+                        "average (local_steps above 1); -1: not measured.");
   residual_ = r.gauge("centroid_worker_codec_residual_norm",
                       "Norm of what error feedback has left to send, when last looked at.");
   const auto& bounds = metrics::latency_bounds();
@@ -61,6 +70,11 @@ void Probe::round_ended(const Share& share, const StepStats& stats,
   if (stats.samples > 0) loss_.set(stats.loss_sum / static_cast<double>(stats.samples));
   compute_seconds_.observe(stats.compute_seconds);
   round_seconds_.observe(stats.compute_seconds + report.wait_seconds);
+  const double beside = std::max(stats.exchange_seconds, report.wait_seconds);
+  const double whole = stats.compute_seconds + beside;
+  idle_.set(whole > 0 ? beside / whole : 0);
+  exchange_seconds_.set(stats.exchange_seconds);
+  divergence_.set(stats.divergence);
   version_.set(static_cast<double>(report.version.value));
   rank_.set(static_cast<double>(share.rank.value));
   world_.set(static_cast<double>(share.world));

@@ -19,7 +19,8 @@ class Probe {
 
  private:
   metrics::Counter committed_, skipped_, lost_, late_, samples_, bytes_in_, bytes_out_;
-  metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_;
+  metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
+      exchange_seconds_, divergence_;
   metrics::Histogram compute_seconds_, round_seconds_;
   ExchangeTraffic told_;
 };

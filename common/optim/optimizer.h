@@ -40,7 +40,8 @@ const std::vector<std::string>& optimizer_names();
 /// "Algorithm"
 ///          boxes of their documentation; yogi: Zaheer et al. 2018, with Adam's bias corrections;
 ///          ftrl: McMahan et al. 2013, algorithm 1; mean: w -= g
-/// thread   `step` is pure apart from its arguments: any thread, one slice at a time
+/// thread   `step` is pure apart from its arguments: any thread, one slice at a time;
+///          `set_rate_factor` between steps
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -55,12 +56,21 @@ class Optimizer {
                     std::span<const float> gradient, std::span<const std::span<float>> slots,
                     std::span<float> out) const = 0;
 
+  /// From here on the learning rate is multiplied with this (not those of mean and ftrl).
+  void set_rate_factor(double factor) { rate_factor_ = factor; }
+
   /// A gradient of 0 leaves a (finite) parameter as it is, and there is nothing else to change.
   bool ignores_zeros() const { return slots() == 0 && config().weight_decay == 0; }
   /// Where that is so: the step for params[index[j]] with gradient[j], in place; the bits of `step`
   /// with a gradient that is 0 everywhere else.
   void step_at(std::uint64_t step, std::span<const std::uint32_t> index,
                std::span<const float> gradient, std::span<float> params) const;
+
+ protected:
+  double rate_factor() const { return rate_factor_; }
+
+ private:
+  double rate_factor_ = 1;
 };
 
 /// fails invalid_argument: unknown name (lists the known ones), a value out of its range.

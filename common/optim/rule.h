@@ -15,7 +15,7 @@ class RuleBase : public Optimizer {
 
   const OptimizerConfig& config() const override { return config_; }
   double learning_rate(std::uint64_t step) const override {
-    return config_.learning_rate * schedule_.factor(step);
+    return config_.learning_rate * schedule_.factor(step) * rate_factor();
   }
 
  private:

@@ -161,16 +161,18 @@ struct RoundOpen {
   Version version;  ///< parameters the gradients are to be computed from
   std::uint64_t optimizer_step = 0;
   std::uint64_t epoch = 0;
-  std::uint64_t begin = 0, end = 0;  ///< your samples: positions in the epoch's permutation
+  /// Your samples: positions in the epoch's permutation; those behind its end are of the next one.
+  std::uint64_t begin = 0, end = 0;
   bool resend = false;
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
   std::uint32_t overlap = 0;  ///< local steps of the share that are made after the contribution
+  std::uint64_t steps_before = 0;  ///< local steps of all workers in the rounds before
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch),
         f(begin), f(end), f(resend);
-    f(evaluate), f(overlap);
+    f(evaluate), f(overlap), f(steps_before);
   }
 };
 
@@ -204,12 +206,16 @@ struct PushEnd {
   double residual_norm = 0;   ///< of what error feedback has left to send, when last looked at
   std::uint64_t raw_bytes = 0, encoded_bytes = 0;  ///< of this contribution
   std::uint32_t chunks = 0, dense_chunks = 0;      ///< sent; of top-k's those sent whole
+  // of local steps, in the round before
+  double exchange_seconds = 0;  ///< all but computing; 0: not measured
+  double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
         f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes), f(encode_seconds), f(decode_seconds),
-        f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks);
+        f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks),
+        f(exchange_seconds), f(divergence);
   }
   Status check() const;
 };

@@ -124,6 +124,8 @@ Status PushEnd::check() const {
   CENTROID_TRY(check_positive("PushEnd.encode_seconds", encode_seconds));
   CENTROID_TRY(check_positive("PushEnd.decode_seconds", decode_seconds));
   CENTROID_TRY(check_positive("PushEnd.residual_norm", residual_norm));
+  CENTROID_TRY(check_positive("PushEnd.exchange_seconds", exchange_seconds));
+  if (divergence != -1) CENTROID_TRY(check_positive("PushEnd.divergence", divergence));
   if (dense_chunks <= chunks) return {};
   return wrong("PushEnd.dense_chunks", std::to_string(dense_chunks),
                "at most PushEnd.chunks, " + std::to_string(chunks));

@@ -22,7 +22,11 @@ struct WorkerView {
   double joined_unix_seconds = 0, silent_seconds = 0, step_seconds = 0, compute_seconds = 0,
          wait_seconds = 0;
   double last_loss = 0;
-  std::string reason;  ///< why it left, died or was fenced
+  std::uint64_t local_steps = 0;  ///< of its last share
+  double pace_seconds = 0;        ///< of a step, smoothed; 0: not known
+  double share_ratio = 0;         ///< its part of the samples of the last round
+  double divergence = -1;         ///< docs/coordinator.md; -1: not measured
+  std::string reason;             ///< why it left, died or was fenced
 };
 
 struct ClusterView {
@@ -41,6 +45,9 @@ struct ClusterView {
   double learning_rate = 0;   ///< of the next step
   double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
   std::uint64_t clipped_rounds = 0;
+  std::uint64_t cadence_steps = 0;  ///< local steps of the slowest worker in a round
+  double exchange_seconds = 0, exchange_overhead = 0, divergence = 0;  ///< docs/coordinator.md
+  std::uint64_t returned_samples = 0;                ///< of lost workers, given to others
   std::uint64_t late_dropped = 0, late_carried = 0;  ///< contributions whose round closed without
   std::string role = "alone";  ///< alone | leader | standby | held: leader that may not act now
   std::string leader, leader_endpoint, leader_api;  ///< as etcd says; empty: none known, or alone

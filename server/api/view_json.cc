@@ -12,7 +12,8 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
                train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
                data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
                parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions,
-               learning_rate, gradient_norm, clipped_rounds, late_dropped, late_carried, role,
+               learning_rate, gradient_norm, clipped_rounds, cadence_steps, exchange_seconds,
+               exchange_overhead, divergence, returned_samples, late_dropped, late_carried, role,
                leader, leader_endpoint, leader_api, term] = view;
   nlohmann::ordered_json out;
   out["run_id"] = run_id;
@@ -52,6 +53,11 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   out["learning_rate"] = learning_rate;
   out["gradient_norm"] = gradient_norm;
   out["clipped_rounds"] = clipped_rounds;
+  out["cadence_steps"] = cadence_steps;
+  out["exchange_seconds"] = exchange_seconds;
+  out["exchange_overhead"] = exchange_overhead;
+  out["divergence"] = divergence;
+  out["returned_samples"] = returned_samples;
   out["late_dropped"] = late_dropped;
   out["late_carried"] = late_carried;
   out["role"] = role;
@@ -65,7 +71,7 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
 nlohmann::ordered_json to_json_object(const WorkerView& view) {
   const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
-               last_loss, reason] = view;
+               last_loss, local_steps, pace_seconds, share_ratio, divergence, reason] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -83,6 +89,10 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["compute_seconds"] = compute_seconds;
   out["wait_seconds"] = wait_seconds;
   out["last_loss"] = last_loss;
+  out["local_steps"] = local_steps;
+  out["pace_seconds"] = pace_seconds;
+  out["share_ratio"] = share_ratio;
+  out["divergence"] = divergence;
   out["reason"] = reason;
   return out;
 }

@@ -74,6 +74,21 @@ std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members) 
   return steps;
 }
 
+std::vector<double> Coordinator::speeds(std::span<const MemberId> members,
+                                        std::span<const std::uint64_t> batches) const {
+  std::vector<double> out;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    const double pace = cadence_.seconds_per_step(members[rank]);
+    if (!options_.ratios.empty())
+      out.push_back(rank < options_.ratios.size() ? options_.ratios[rank] : 1);
+    else if (pace > 0)
+      out.push_back(static_cast<double>(batches[rank]) / pace);
+    else
+      return std::vector<double>(members.size(), 0);
+  }
+  return out;
+}
+
 Result<std::vector<double>> parse_ratios(const std::string& text) {
   std::vector<double> ratios;
   const char* at = text.data();

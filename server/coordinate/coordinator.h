@@ -43,6 +43,10 @@ class Coordinator {
   /// Steps of each member in the next round; `members` in rank order.
   std::vector<std::uint64_t> plan(std::span<const MemberId> members);
 
+  /// Samples a second of each, members having batches of these sizes; all 0 while one is not known.
+  std::vector<double> speeds(std::span<const MemberId> members,
+                             std::span<const std::uint64_t> batches) const;
+
   bool is_on() const { return options_.mode != Mode::kOff; }
   const Cadence& cadence() const { return cadence_; }
   double divergence() const { return guard_.last(); }

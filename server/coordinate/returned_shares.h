@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
+#include <string>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -26,15 +26,24 @@ class ReturnedShares {
  public:
   /// A part of at most `samples`; none when nothing waits.
   DataPart take(std::uint64_t samples);
-  /// `part` was not trained.
+  /// `part`, of the round that is open, is not trained in it.
   void lost(const DataPart& part);
+  /// So is `part`, of an earlier round.
+  void give_back(const DataPart& part);
   void commit();
   void give_up();
 
   bool is_empty() const { return waiting_.empty(); }
+  /// Once the round is committed.
+  bool will_be_empty() const { return waiting_.empty() && lost_.empty(); }
   std::uint64_t samples() const;
+  std::uint64_t taken() const;                          ///< in this round
   std::uint64_t returned() const { return returned_; }  ///< samples, since the beginning
   void clear() { *this = ReturnedShares(); }
+  /// What waits, "epoch:begin-end,...", and the other way round: what is not such a text is left
+  /// out.
+  std::string to_text() const;
+  void restore(const std::string& text);
 
  private:
   std::deque<DataPart> waiting_;

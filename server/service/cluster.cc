@@ -44,6 +44,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       outgoing_(executor),
       checkpoint_done_(executor),
       state_fetched_(executor),
+      coordinator_(config.coordination()),
       journal_(executor, probe_),
       tasks_(executor) {}
 
@@ -235,6 +236,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
   if (tell) link->tasks->spawn(link->session->goodbye(*tell));
+  part_lost(*link);
 
   if (policy_.is_elastic()) {
     if (attempt_ && machine_.expects(id)) {

@@ -24,6 +24,8 @@
 #include "server/aggregate/round_machine.h"
 #include "server/api/view.h"
 #include "server/config.h"
+#include "server/coordinate/coordinator.h"
+#include "server/coordinate/returned_shares.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
@@ -90,10 +92,15 @@ struct Link {
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   bool state_requested = false;
-  bool keeps_state = false;   ///< error feedback or local steps, which belong to a round
-  std::optional<Round> keep;  ///< to be told that the state after this round is saved
-  Generation told;            ///< whose peers it knows
-  Attempt::Key computed;      ///< the last attempt for which its gradients were complete
+  bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
+  std::optional<Round> keep;      ///< to be told that the state after this round is saved
+  Generation told;                ///< whose peers it knows
+  Attempt::Key computed;          ///< the last attempt for which its gradients were complete
+  DataPart part;                  ///< its share, until a contribution of it is here
+  Round part_of;                  ///< the round for which it got it
+  std::uint64_t local_steps = 0;  ///< of its last share
+  double divergence = -1;         ///< at its last average
+  double share_ratio = 0;         ///< its part of its last round's samples
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
   bool is_away = false;                ///< has no seat until it is free again
@@ -113,10 +120,10 @@ struct Link {
 
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
-/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), replies.cc (results
-/// through a codec), elastic.cc (rounds that close without some members), state.cc (initial values,
-/// checkpoints), durability.cc (the journal), handover.cc (state that the workers hold),
-/// leading.cc (standby and leader of several servers), view.cc (what REST sees).
+/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), shares.cc, replies.cc
+/// (results through a codec), elastic.cc (rounds that close without some members), state.cc
+/// (initial values, checkpoints), durability.cc (the journal), handover.cc (state that the workers
+/// hold), leading.cc (standby and leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -219,7 +226,7 @@ class Cluster final : public ControlPlane {
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
-  void tally(const proto::PushEnd& end);
+  void tally(const Link& link, const proto::PushEnd& end);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   Status take_report(Link& link, const proto::Report& report);
 
@@ -236,7 +243,6 @@ class Cluster final : public ControlPlane {
   void dismiss_drained();
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
-  std::uint64_t share_of(const Link& link) const;
   /// Whose turn it is, until the round is committed.
   const FragmentPlan::Fragment& fragment() const {
     return fragments_[fragments_.turn(store_->optimizer_step())];
@@ -244,7 +250,6 @@ class Cluster final : public ControlPlane {
   bool has_turn(const Chunk& chunk) const {
     return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
   }
-  std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members) const;
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
   Task<void> clip(double total_weight);
@@ -259,6 +264,16 @@ class Cluster final : public ControlPlane {
   bool is_last_round() const;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   void decide(RoundDecision decision);
+
+  // shares.cc: who trains what
+  std::vector<std::uint64_t> wanted_samples(std::span<const MemberId> members);
+  std::uint64_t overshoot_samples(std::span<const MemberId> members);
+  std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
+  void take_part(proto::RoundOpen& open, std::uint64_t samples);
+  void hand_out(Link& link, const proto::RoundOpen& open) const;
+  void part_lost(Link& link);
+  void coordinate();
+  void skip_empty_epoch_end();
 
   // replies.cc
   Status make_replies();
@@ -411,6 +426,10 @@ class Cluster final : public ControlPlane {
   // position of the job
   Round round_{1};
   std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
+  ReturnedShares returned_;
+  std::optional<Overshoot> overshoot_;
+  std::uint64_t steps_before_ = 0;  ///< local steps in the rounds that are over
+  Coordinator coordinator_;
   Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
@@ -434,8 +453,12 @@ class Cluster final : public ControlPlane {
   // peer-to-peer exchange
   struct Position {
     Round round{1};
-    std::uint64_t epoch = 0, offset = 0, optimizer_step = 0;
+    std::uint64_t epoch = 0, offset = 0, optimizer_step = 0, steps_before = 0;
+    ReturnedShares returned;
   };
+  Position position() const {
+    return {round_, epoch_, offset_, store_->optimizer_step(), steps_before_, returned_};
+  }
   Position held_position_;  ///< of the values in the store
   struct Upload {
     MemberId from;
@@ -476,7 +499,7 @@ class Cluster final : public ControlPlane {
   // for the operator
   struct Tally {
     double loss_sum = 0;
-    std::uint64_t samples = 0, correct = 0;
+    std::uint64_t samples = 0, correct = 0, steps = 0;
   };
   Tally round_tally_, epoch_tally_;
   TimePoint round_opened_;

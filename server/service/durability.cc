@@ -29,9 +29,11 @@ Error mismatch(const std::string& folder, const std::string& why) {
 }  // namespace
 
 Cluster::DataPosition Cluster::next_position() const {
-  const std::uint64_t end = offset_ + round_samples_;
-  if (end < agreed_->train_samples) return {.epoch = epoch_, .offset = end};
-  return {.epoch = epoch_ + 1, .offset = 0};
+  const std::uint64_t end = offset_ + round_samples_, samples = agreed_->train_samples;
+  // An epoch is over when the shares of lost workers are trained, too.
+  const bool is_over = end > samples || (end == samples && returned_.will_be_empty());
+  if (!is_over) return {.epoch = epoch_, .offset = end};
+  return {.epoch = epoch_ + 1, .offset = end - samples};
 }
 
 /// Everything that the bits of a replay depend on, beside the journal and the checkpoint.
@@ -202,6 +204,8 @@ Task<Status> Cluster::replay_journal() {
       roster_.restore(std::max(roster_.generation(), end->commit.generation));
     }
   }
+  // Which of them the replayed rounds have trained is not known.
+  if (round_ != first) returned_.clear();
   if (is_at_gap) {
     log::error("journal.gap", {{"round", round_.value - 1},
                                {"why",
@@ -216,7 +220,7 @@ Task<Status> Cluster::replay_journal() {
   }
   fault::point("journal.replayed");
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
-  held_position_ = {round_, epoch_, offset_, store_->optimizer_step()};
+  held_position_ = position();
   log::info("journal.replayed", {{"rounds", round_.value - first.value},
                                  {"round", round_.value - 1},
                                  {"version", store_->version().value},

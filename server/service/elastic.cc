@@ -46,13 +46,14 @@ void Cluster::seat(Link& link) {
   link.is_away = false;
   if (!attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
   proto::RoundOpen open = attempt_->opens.front();
-  const std::uint64_t left = agreed_->train_samples - offset_ - round_samples_;
-  open.begin = offset_ + round_samples_;
-  open.end = open.begin + std::min(left, share_of(link));
+  const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
+  const std::uint64_t end = agreed_->train_samples - offset_;
+  take_part(open,
+            returned_.is_empty() ? std::min(wanted, end - std::min(end, round_samples_)) : wanted);
+  hand_out(link, open);
   open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
   open.world = open.rank.value + 1;
   open.evaluate = std::exchange(evaluate_next_, false);
-  round_samples_ += open.end - open.begin;
   attempt_->members.push_back(link.id);
   attempt_->opens.push_back(open);
   staged_.push_back(
@@ -96,6 +97,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
 void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
+  link.part = {};  // it counts, or is left out of this epoch
   link.late->staged.reset();
   outgoing_.notify_all();
   if (!has_samples) return;
@@ -129,7 +131,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (!staged->is_whole()) contribution.weight = 0;
   if (!link.late || link.late->key != key) {
-    tally(end);
+    tally(link, end);
     CENTROID_ASSIGN(auto decision,
                     machine_.contribute(link.id, std::move(contribution), clock_.now()));
     decide(std::move(decision));
@@ -139,7 +141,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
                   machine_.late(link.id, key.round, contribution, clock_.now()));
   if (weight > 0) {
     late_staged_.push_back(std::move(link.late->staged));
-    tally(end);
+    tally(link, end);
   }
   settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate, end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it

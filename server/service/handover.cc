@@ -106,7 +106,7 @@ Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
                                                   " of " + std::to_string(upload_->pieces()) +
                                                   " chunks came");
   store_->end_replacing();
-  held_position_ = {round_, epoch_, offset_, store_->optimizer_step()};
+  held_position_ = position();
   log::info("state.fetched", {{"worker", link.join.name}, {"version", store_->version().value}});
   changed_.notify_all();
   return {};
@@ -120,6 +120,8 @@ Status Cluster::go_back() {
     round_ = held_position_.round;
     epoch_ = held_position_.epoch;
     offset_ = held_position_.offset;
+    steps_before_ = held_position_.steps_before;
+    returned_ = held_position_.returned;
   } else if (const auto found = checkpoints_->list(false);
              !found.empty() &&
              found.front().version.value > 0) {  // the last worker went while it was sending
@@ -127,9 +129,10 @@ Status Cluster::go_back() {
   } else {
     store_->restore(Version(), 0);
     round_ = Round(1);
-    epoch_ = offset_ = 0;
+    epoch_ = offset_ = steps_before_ = 0;
+    returned_.clear();
   }
-  held_position_ = {round_, epoch_, offset_, store_->optimizer_step()};
+  held_position_ = position();
   next_attempt_ = 0;
   log::error("state.lost", {{"why", "every worker that held it is gone"},
                             {"version", lost.value},

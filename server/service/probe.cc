@@ -1,5 +1,9 @@
 #include "server/service/probe.h"
 
+#include <algorithm>
+
+#include "common/proto/messages.h"
+
 namespace centroid::server {
 
 CodecProbe::CodecProbe(metrics::Registry& r, CodecSpec::Kind kind, Direction direction) {
@@ -49,6 +53,22 @@ Probe::Probe(metrics::Registry& r) {
   };
   carried_ = late("carried");
   dropped_ = late("dropped");
+  nudges_ = r.counter("centroid_server_cadence_nudges_total",
+                      "Times that divergence halved the local steps (cadence tuned).");
+  returned_ = r.counter("centroid_server_samples_returned_total",
+                        "Samples of shares whose workers were lost, given to others.");
+  cadence_steps_ = r.gauge("centroid_server_cadence_steps",
+                           "Local steps of the slowest worker between two averages.");
+  exchange_seconds_ = r.gauge("centroid_server_exchange_seconds",
+                              "What an average takes beside computing, smoothed, without waiting "
+                              "for slower workers; 0: not "
+                              "measured (local_steps above 1).");
+  overhead_ = r.gauge("centroid_server_exchange_overhead_ratio",
+                      "The same as a part of the slowest worker's computing.");
+  divergence_ = r.gauge(
+      "centroid_server_divergence_ratio",
+      "Largest distance of a worker's parameters from their mean, by its norm, at the last average "
+      "(local_steps above 1).");
   stale_ = r.counter("centroid_server_frames_stale_total",
                      "Chunks of closed attempts or old generations, dropped.");
   refused_ = r.counter("centroid_server_handshakes_refused_total",
@@ -141,6 +161,15 @@ void Probe::round_committed(double seconds, std::uint64_t samples, double loss) 
   round_seconds_.observe(seconds);
   samples_.add(static_cast<double>(samples));
   loss_.set(loss);
+}
+
+void Probe::coordinated(const Coordinator& coordinator, std::uint64_t nudges) const {
+  const Cadence& cadence = coordinator.cadence();
+  cadence_steps_.set(static_cast<double>(cadence.anchor()));
+  exchange_seconds_.set(cadence.exchange_seconds());
+  overhead_.set(cadence.overhead());
+  divergence_.set(std::min(coordinator.divergence(), proto::kMaxLoss));
+  nudges_.add(static_cast<double>(nudges));
 }
 
 void Probe::checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const {

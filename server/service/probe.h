@@ -5,6 +5,7 @@
 #include "common/base/metrics.h"
 #include "common/base/stage.h"
 #include "common/codec/spec.h"
+#include "server/coordinate/coordinator.h"
 #include "server/store/journal_writer.h"
 
 namespace centroid::server {
@@ -68,6 +69,8 @@ class Probe {
   void contribution_received(double seconds_since_open) const {
     contribution_seconds_.observe(seconds_since_open);
   }
+  void coordinated(const Coordinator& coordinator, std::uint64_t nudges) const;
+  void share_returned(std::uint64_t samples) const { returned_.add(static_cast<double>(samples)); }
   void member_joined() const { joined_.add(); }
   void member_dead() const { dead_.add(); }
   void member_left() const { left_.add(); }
@@ -104,10 +107,11 @@ class Probe {
  private:
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
-      clipped_, carried_, dropped_;
+      clipped_, carried_, dropped_, nudges_, returned_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
-      residual_up_, residual_down_, round_open_;
+      residual_up_, residual_down_, round_open_, cadence_steps_, exchange_seconds_, overhead_,
+      divergence_;
   std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;

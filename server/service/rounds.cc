@@ -36,7 +36,7 @@ bool Cluster::goal_reached() const {
 bool Cluster::is_last_round() const {
   return (config_.rounds > 0 && round_.value >= config_.rounds) ||
          (config_.epochs > 0 && epoch_ + 1 >= config_.epochs &&
-          offset_ + round_samples_ >= agreed_->train_samples);
+          offset_ + round_samples_ >= agreed_->train_samples && returned_.is_empty());
 }
 
 Task<bool> Cluster::wait_for_members() {
@@ -86,34 +86,11 @@ Task<Status> Cluster::run_rounds() {
     if (!co_await wait_for_members()) continue;
     if (store_->version().value == 0 && !co_await initialize()) continue;
     CENTROID_CO_TRY(co_await start_journal());
+    skip_empty_epoch_end();
+    if (goal_reached()) continue;
     set_phase(Phase::kTraining, "");
     CENTROID_CO_TRY(co_await one_round());
   }
-}
-
-/// Samples that a worker takes in a round, where there are so many.
-std::uint64_t Cluster::share_of(const Link& link) const {
-  const std::uint64_t most = agreed_->train_samples, steps = config_.steps_per_round();
-  return link.join.batch > most / steps ? most : link.join.batch * steps;
-}
-
-std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) const {
-  std::uint64_t wanted = 0;
-  for (const MemberId id : members) wanted += share_of(*find(id));
-  const std::uint64_t left = agreed_->train_samples - offset_;
-  std::vector<proto::RoundOpen> shares;
-  std::uint64_t position = offset_;
-  for (std::size_t rank = 0; rank < members.size(); ++rank) {
-    // The last round of an epoch is smaller: it is split evenly, and a share may be empty.
-    const std::uint64_t size = wanted <= left ? share_of(*find(members[rank]))
-                                              : part_of(left, members.size(), rank).size();
-    proto::RoundOpen open;
-    open.epoch = epoch_;
-    open.begin = position;
-    open.end = position += size;
-    shares.push_back(open);
-  }
-  return shares;
 }
 
 void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
@@ -149,10 +126,12 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.version = attempt_->version;
     open.optimizer_step = attempt_->optimizer_step;
     open.resend = resend;
+    open.steps_before = config_.local_steps > 1 ? steps_before_ : 0;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
     open.evaluate = evaluate_next_ && !find(attempt_->members[rank])->behind;
     if (open.evaluate) evaluate_next_ = false;
+    hand_out(*find(attempt_->members[rank]), open);
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
   if (generation_told_ != attempt_->generation) {
@@ -200,7 +179,6 @@ Task<Status> Cluster::one_round() {
     co_return Status();
   }
   auto shares = make_shares(members);
-  round_samples_ = shares.empty() ? 0 : shares.back().end - offset_;
   round_opened_ = clock_.now();
   probe_.position(round_.value, store_->version().value, epoch_);
   open_attempt(std::move(members), std::move(shares), false);
@@ -417,6 +395,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
   samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
   samples_total_ += round_tally_.samples;
+  steps_before_ += round_tally_.steps;
   epoch_tally_.loss_sum += round_tally_.loss_sum;
   epoch_tally_.samples += round_tally_.samples;
   epoch_tally_.correct += round_tally_.correct;
@@ -501,6 +480,8 @@ void Cluster::round_over() {
   blamed_.clear();
   ++trained_rounds_;
   const DataPosition next = next_position();
+  returned_.commit();
+  coordinate();
   const bool is_epoch_over = next.epoch != epoch_;
   epoch_ = next.epoch;
   offset_ = next.offset;

@@ -448,9 +448,21 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
   tell_codecs(link, end);
+  const std::uint64_t all = round_samples_ + returned_.taken();
+  link.share_ratio =
+      all > 0 ? static_cast<double>(link.part.samples()) / static_cast<double>(all) : 0;
+  link.part = {};
+  link.divergence = end.divergence;
+  const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1));
+  coordinator_.contributed(link.id, {.steps = static_cast<double>(end.samples) / batch,
+                                     .compute_seconds = end.compute_seconds,
+                                     .exchange_seconds = end.exchange_seconds,
+                                     .divergence = end.divergence});
 }
 
-void Cluster::tally(const proto::PushEnd& end) {
+void Cluster::tally(const Link& link, const proto::PushEnd& end) {
+  const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
+  round_tally_.steps += end.samples / batch + (end.samples % batch > 0 ? 1 : 0);
   round_tally_.loss_sum += end.loss_sum;
   round_tally_.samples += end.samples;
   round_tally_.correct += end.correct;
@@ -468,7 +480,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   const std::uint64_t received = aggregator_->received(*rank);
   CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
   count_end(link, end);
-  tally(end);
+  tally(link, end);
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     aggregator_->absent(*rank);
   Contribution contribution{

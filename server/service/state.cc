@@ -219,7 +219,11 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
   epoch_ = info.epoch;
   offset_ = info.offset;
   checkpointed_ = info.version;
-  held_position_ = {round_, epoch_, offset_, info.optimizer_step};
+  if (const auto steps = info.extra.find("local_steps"); steps != info.extra.end())
+    steps_before_ = std::strtoull(steps->second.c_str(), nullptr, 10);
+  const auto returned = info.extra.find("returned");
+  returned_.restore(returned == info.extra.end() ? "" : returned->second);
+  held_position_ = position();
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
     roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
   if (has_residual && takes_residual) {
@@ -351,6 +355,8 @@ CheckpointInfo Cluster::checkpoint_info() const {
     info.extra["codec_down_generation"] = to_string(replies_generation_);
   }
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
+  if (steps_before_ > 0) info.extra["local_steps"] = std::to_string(steps_before_);
+  if (!returned_.is_empty()) info.extra["returned"] = returned_.to_text();
   info.extra["generation"] = to_string(roster_.generation());
   for (const auto& [name, round] : counted_)  // who may still ask: its round is one of the last
     if (round.value + kCountedRounds >= round_.value)

@@ -34,6 +34,10 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.compute_seconds = link->compute_seconds;
   view.wait_seconds = link->wait_seconds;
   view.last_loss = link->last_loss;
+  view.local_steps = link->local_steps;
+  view.pace_seconds = coordinator_.cadence().seconds_per_step(link->id);
+  view.share_ratio = link->share_ratio;
+  view.divergence = std::min(link->divergence, proto::kMaxLoss);
   return view;
 }
 
@@ -86,6 +90,12 @@ Task<ClusterView> Cluster::cluster() {
     }
     view.gradient_norm = gradient_norm_;
     view.clipped_rounds = clipped_;
+    const Cadence& cadence = coordinator_.cadence();
+    view.cadence_steps = cadence.anchor();
+    view.exchange_seconds = cadence.exchange_seconds();
+    view.exchange_overhead = cadence.overhead();
+    view.divergence = std::min(coordinator_.divergence(), proto::kMaxLoss);
+    view.returned_samples = returned_.returned();
     view.late_dropped = late_dropped_;
     view.late_carried = late_carried_;
     view.role = fence_ == nullptr           ? "alone"

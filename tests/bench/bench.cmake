@@ -15,6 +15,9 @@ centroid_bench(centroid-bench-durability
   DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
 centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc bench/star_process.cc
   DEPS centroid::proto centroid::transport nlohmann_json::nlohmann_json)
+if(TARGET centroid_test_cluster)
+  centroid_bench(centroid-bench-overlap SOURCES bench/overlap_bench.cc DEPS centroid_test_cluster)
+endif()
 if(TARGET centroid-bench-star)
   add_dependencies(centroid-bench-star centroid-server)  # the benchmarks run it
   add_dependencies(centroid-bench-exchange centroid-server)

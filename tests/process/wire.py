@@ -176,12 +176,12 @@ class Client:
                     is_over = True
 
     def contribute(self, head, gradient, bad_rounds):
-        generation, number, attempt, _, _, _, _, _, begin, end, _, _, _ = struct.unpack("<QQIIIQQQQQBBI", head)
+        generation, number, attempt, _, _, _, _, _, begin, end, _, _, _, _ = struct.unpack("<QQIIIQQQQQBBIQ", head)
         self.place = place = struct.pack("<QQI", generation, number, attempt)
         for chunk in range(len(self.tensors) if end > begin else 0):
             self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
         told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
-        self.send(self.PUSH_END, place + told + struct.pack("<dddQQII", 0, 0, 0, 0, 0, 0, 0))
+        self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIdd", 0, 0, 0, 0, 0, 0, 0, 0, -1))
 
 
 class Gate:

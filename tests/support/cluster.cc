@@ -115,8 +115,9 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                          const worker::RoundObserver& observer) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec.model).value();
-  const auto group = spec.custom ? spec.custom->make_group()
-                                 : worker::make_replica_group(*model, spec.devices).value();
+  const auto group =
+      spec.custom ? spec.custom->make_group()
+                  : worker::make_replica_group(*model, spec.devices, 0, spec.slowdown).value();
   metrics::Registry registry;
   IoThread io("test-worker");
   worker::ClusterOptions options;
@@ -136,6 +137,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   local_options.optimizer = spec.inner;
   local_options.batch = spec.batch;
   local_options.worker = spec.name;
+  local_options.schedules_by_cluster = spec.schedules_by_cluster;
+  local_options.scale_ratio = spec.scale_ratio;
   local_options.state_dir = spec.state_dir;
   const auto local = worker::LocalSteps::make(*group, local_options).value();
   worker::ExchangeMemory memory;

@@ -76,6 +76,9 @@ struct WorkerSpec {
   TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: how workers meet
   std::uint64_t batch = 8;
   OptimizerConfig inner{};  ///< of local steps
+  bool schedules_by_cluster = false;
+  double scale_ratio = 0;  ///< of the inner learning rate
+  double slowdown = 1;
   std::string state_dir{};
   std::shared_ptr<const CustomModel> custom{};  ///< instead of `model`
   std::chrono::milliseconds join_timeout{20'000};

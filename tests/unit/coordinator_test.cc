@@ -233,6 +233,21 @@ TEST(ReturnedShares, EverySampleIsTrainedExactlyOnce) {
   }
 }
 
+TEST(ReturnedShares, SurviveARestart) {
+  ReturnedShares pool, other;
+  EXPECT_EQ(pool.to_text(), "");
+  pool.give_back({.epoch = 2, .begin = 300, .end = 400});
+  pool.give_back({.epoch = 3, .begin = 0, .end = 7});
+  EXPECT_EQ(pool.to_text(), "2:300-400,3:0-7");
+  other.restore(pool.to_text());
+  EXPECT_EQ(other.to_text(), pool.to_text());
+  EXPECT_EQ(other.samples(), 107u);
+  for (const char* const bad : {"", "x", "1", "1:2", "1:2-", "1:5-5", "1:5-3", "1:2-3;4:5-6"}) {
+    other.restore(bad);
+    EXPECT_TRUE(other.is_empty()) << bad;
+  }
+}
+
 TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
   Overshoot small(45), middle(300), large(100000);
   EXPECT_EQ(small.steps(), 2u);

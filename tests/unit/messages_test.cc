@@ -46,6 +46,7 @@ RoundOpen sample_open() {
   open.end = 96;
   open.resend = true;
   open.overlap = 2;
+  open.steps_before = 200;
   return open;
 }
 
@@ -114,6 +115,8 @@ PushEnd sample_end() {
   end.encoded_bytes = 32 << 10;
   end.chunks = 5;
   end.dense_chunks = 1;
+  end.exchange_seconds = 0x1p-5;
+  end.divergence = 0x1p-6;
   return end;
 }
 
@@ -357,6 +360,10 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::encode_seconds, nan), "PushEnd.encode_seconds is nan");
   expect(end_with(&PushEnd::decode_seconds, -1.0), "PushEnd.decode_seconds is -1");
   expect(end_with(&PushEnd::residual_norm, kInf), "PushEnd.residual_norm is inf");
+  expect(end_with(&PushEnd::exchange_seconds, -1.0), "PushEnd.exchange_seconds is -1");
+  expect(end_with(&PushEnd::divergence, -0.5), "PushEnd.divergence is -0.5");
+  expect(end_with(&PushEnd::divergence, nan), "PushEnd.divergence is nan");
+  expect(end_with(&PushEnd::divergence, -1.0), "");
   expect(end_with(&PushEnd::dense_chunks, 6u),
          "PushEnd.dense_chunks is 6, it must be at most PushEnd.chunks, 5");
   Push push;

@@ -71,7 +71,8 @@ class ClusterExchange final : public Exchange {
                                                    .evaluate = open->evaluate,
                                                    .is_local = link_.terms().local_steps > 1,
                                                    .fragment = fragment_,
-                                                   .overlap = open->overlap});
+                                                   .overlap = open->overlap,
+                                                   .steps_before = open->steps_before});
       }
     }
   }

@@ -17,13 +17,15 @@ struct Share {
   std::uint32_t world = 1;
   Version version;  ///< of the parameters now in memory
   std::uint64_t epoch = 0;
-  std::uint64_t seed = 0;            ///< of the data order
-  std::uint64_t begin = 0, end = 0;  ///< positions in the epoch's permutation
-  bool evaluate = false;             ///< evaluate on held-out data first, and report
+  std::uint64_t seed = 0;  ///< of the data order
+  /// Positions in the epoch's permutation; those behind its end are of the next epoch's.
+  std::uint64_t begin = 0, end = 0;
+  bool evaluate = false;  ///< evaluate on held-out data first, and report
   // docs/low-communication.md
   bool is_local = false;       ///< local steps on the share; the contribution is what they changed
   std::uint32_t fragment = 0;  ///< whose turn it is
   std::uint32_t overlap = 0;   ///< local steps that are made after the contribution
+  std::uint64_t steps_before = 0;  ///< local steps of all workers before this round
   std::uint64_t samples() const { return end - begin; }
 };
 
@@ -52,6 +54,9 @@ struct StepStats {
   std::uint64_t samples = 0, correct = 0;
   double loss_sum = 0;
   double compute_seconds = 0;
+  // of local steps, in the round before
+  double exchange_seconds = 0;  ///< all but computing; 0: not measured
+  double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
 };
 
 struct RoundReport {

@@ -132,7 +132,9 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   if (!again && open.resend)
     return Error(ErrorCode::kAborted, "the server wants round " + to_string(open.round) +
                                           " again, which we do not have");
-  if (open.end < open.begin || open.end > options_.join.train_samples)
+  // A share may run into the next epoch.
+  const std::uint64_t samples = options_.join.train_samples;
+  if (open.end < open.begin || open.end > 2 * samples || open.end - open.begin > samples)
     return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " +
                                                   std::to_string(open.end) +
                                                   ") is outside the data");
@@ -461,6 +463,8 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.loss_sum = proto::wire_loss(stats_->loss_sum);
   end.compute_seconds = stats_->compute_seconds;
   end.wait_seconds = wait_seconds_;
+  end.exchange_seconds = stats_->exchange_seconds;
+  end.divergence = stats_->divergence;
   end.nonfinite = !nonfinite_tensor_.empty();
   end.nonfinite_tensor = nonfinite_tensor_;
   const CodecTotals totals = codecs();

@@ -1,8 +1,10 @@
 #include "worker/loop/local_steps.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "common/optim/norm.h"
@@ -22,9 +24,15 @@ void add(StepStats& sum, const StepStats& more) {
 
 Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Options options) {
   CENTROID_CHECK(options.batch > 0);
-  CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
+  LearningRateSchedule schedule;
+  OptimizerConfig config = options.optimizer;
+  if (options.schedules_by_cluster) {
+    CENTROID_ASSIGN(schedule, LearningRateSchedule::parse(config.schedule));
+    config.schedule = "constant";
+  }
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(config));
   return std::unique_ptr<LocalSteps>(
-      new LocalSteps(group, std::move(options), std::move(optimizer)));
+      new LocalSteps(group, std::move(options), std::move(optimizer), schedule));
 }
 
 Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const ChunkPlan& plan) {
@@ -96,6 +104,12 @@ void LocalSteps::take_up(const Share& share) {
   group_.use_params(own_);
 }
 
+/// The learning rate of the next step.
+void LocalSteps::set_rate() {
+  const double factor = 1 + (static_cast<double>(world_) - 1) * options_.scale_ratio;
+  optimizer_->set_rate_factor(factor * schedule_.factor(++cluster_steps_));
+}
+
 /// Steps [begin, end) of the `of` into which the share is cut.
 Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                          std::uint64_t of, StepStats& stats) {
@@ -121,6 +135,7 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
       if (factor != 1)
         for (float& g : gradient) g *= factor;
     }
+    set_rate();
     optimizer_->step(++steps_, own_, gradient, slots, own_);
   }
   stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
@@ -137,9 +152,35 @@ void LocalSteps::contribute(const Share& share) {
   }
 }
 
+/// |own - new| / |new| of what was contributed: how far this worker was from the others' mean.
+void LocalSteps::measure_divergence(const Share& share) {
+  divergence_ = -1;
+  if (share.samples() == 0) return;
+  PlaneNorm apart, norm;
+  std::array<float, 1024> block;
+  for (const TensorId tensor : fragments_[share.fragment].tensors) {
+    const std::span<const float> after = part(global_, tensor),
+                                 before = part(sent_.empty() ? own_ : sent_, tensor);
+    const std::uint64_t position = plan_.position_of(tensor);
+    norm.add(position, after);
+    for (std::size_t i = 0; i < after.size(); i += block.size()) {
+      const std::size_t n = std::min(block.size(), after.size() - i);
+      std::ranges::transform(before.subspan(i, n), after.subspan(i, n), block.begin(),
+                             std::minus<>());
+      apart.add(position + i, std::span(block).first(n));
+    }
+  }
+  if (norm.value() <= 1e-10) return;
+  constexpr double kFar = 1e300;  // stands for what is not finite
+  const double ratio = apart.value() / norm.value();
+  divergence_ = std::isfinite(ratio) ? ratio : kFar;
+}
+
 /// own = the cluster's + (own - sent).
 void LocalSteps::merge(const Share& share, const RoundReport& report) {
   const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
+  divergence_ = -1;
+  if (is_committed) measure_divergence(share);
   if (!is_committed || sent_.empty()) {
     begins_anew_ = true;
     if (!is_committed) untold_ = {};
@@ -165,7 +206,10 @@ void LocalSteps::forget_nonfinite() {
 Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
                                       std::span<const std::uint64_t> samples, Exchange& exchange,
                                       StepStats& stats) {
+  const auto begin = std::chrono::steady_clock::now();
   take_up(share);
+  cluster_steps_ = share.steps_before;
+  world_ = share.world;
   const std::uint64_t batch = options_.batch;
   const std::uint64_t steps = samples.size() / batch + (samples.size() % batch > 0 ? 1 : 0);
   const std::uint64_t before =
@@ -179,7 +223,9 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
     for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor)
       exchange.ready(*tensor);
   add(untold_, first);
-  const StepStats told = std::exchange(untold_, {});
+  StepStats told = std::exchange(untold_, {});
+  told.exchange_seconds = exchange_seconds_;
+  told.divergence = divergence_;
   exchange.complete(told);
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
   untold_ = rest;
@@ -187,6 +233,10 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   add(stats, rest);
   CENTROID_ASSIGN(auto report, exchange.finish(told));
   merge(share, report);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  exchange_seconds_ = std::max(took.count() - stats.compute_seconds, 0.0);
+  stats.exchange_seconds = exchange_seconds_;
+  stats.divergence = divergence_;
   if (keeper_) {
     const bool is_over = report.outcome == RoundReport::Outcome::kCommitted ||
                          report.outcome == RoundReport::Outcome::kSkipped;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/optim/optimizer.h"
+#include "common/optim/schedule.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/fragments.h"
 #include "worker/data/data_source.h"
@@ -34,6 +35,9 @@ class LocalSteps {
     std::uint64_t batch = 1;    ///< samples of a step
     std::string worker;         ///< its name
     std::string state_dir;      ///< see LocalKeeper; "": nothing is kept
+    /// The schedule goes by the local steps of the whole cluster, not by this worker's own.
+    bool schedules_by_cluster = false;
+    double scale_ratio = 0;  ///< the learning rate is multiplied with 1 + (world - 1) ratio
   };
   /// `group` outlives it; its parameters are the cluster's. fails as make_optimizer
   static Result<std::unique_ptr<LocalSteps>> make(ReplicaGroup& group, Options options);
@@ -57,16 +61,20 @@ class LocalSteps {
   std::uint64_t steps() const { return steps_; }  ///< made by the inner optimizer
 
  private:
-  LocalSteps(ReplicaGroup& group, Options options, std::unique_ptr<Optimizer> optimizer)
+  LocalSteps(ReplicaGroup& group, Options options, std::unique_ptr<Optimizer> optimizer,
+             LearningRateSchedule schedule)
       : group_(group),
         options_(std::move(options)),
         optimizer_(std::move(optimizer)),
+        schedule_(schedule),
         global_(group.params()) {}
   void take_up(const Share& share);
   Status train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                std::uint64_t of, StepStats& stats);
   void contribute(const Share& share);
   void merge(const Share& share, const RoundReport& report);
+  void measure_divergence(const Share& share);
+  void set_rate();
   void forget_nonfinite();
   LocalKeeper::State state();
   std::span<float> part(std::span<float> plane, TensorId tensor) const;
@@ -74,6 +82,7 @@ class LocalSteps {
   ReplicaGroup& group_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
+  LearningRateSchedule schedule_;  // of the cluster's steps; else the optimizer has it
   ChunkPlan plan_;
   FragmentPlan fragments_;
   std::span<float> global_;  // the cluster's parameters
@@ -81,9 +90,12 @@ class LocalSteps {
   std::span<float> own_, delta_, sent_;  // sent_: own_ when it was contributed; empty: not needed
   std::vector<std::vector<float>> slots_;
   std::uint64_t steps_ = 0;
-  StepStats untold_;         // of steps since the last contribution
-  bool begins_anew_ = true;  // own_ is to be the cluster's
-  bool is_resting_ = true;   // the replicas read global_
+  std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
+  std::uint32_t world_ = 1;
+  double exchange_seconds_ = 0, divergence_ = -1;  // of the last round
+  StepStats untold_;                               // of steps since the last contribution
+  bool begins_anew_ = true;                        // own_ is to be the cluster's
+  bool is_resting_ = true;                         // the replicas read global_
   std::unique_ptr<LocalKeeper> keeper_;
 };
 

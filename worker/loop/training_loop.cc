@@ -17,14 +17,24 @@ namespace {
 class EpochOrder {
  public:
   std::span<const std::uint64_t> part(const Dataset& data, const Share& share) {
-    if (!key_ || key_->first != share.seed || key_->second != share.epoch) {
-      order_ = permutation(data.samples, share.seed, share.epoch);
-      key_.emplace(share.seed, share.epoch);
-    }
     if (last_ && last_->epoch == share.epoch && share.begin > last_->begin)
       stride_ = share.begin - last_->begin;
     last_ = share;
-    return std::span(order_).subspan(share.begin, share.samples());
+    if (share.end <= data.samples) {
+      load(data, share.seed, share.epoch);
+      return std::span(order_).subspan(share.begin, share.samples());
+    }
+    // It runs into the next epoch.
+    joined_.clear();
+    for (std::uint64_t at = share.begin; at < share.end;) {
+      const std::uint64_t past = at / data.samples, first = at % data.samples;
+      load(data, share.seed, share.epoch + past);
+      const std::uint64_t count = std::min(share.end - at, data.samples - first);
+      const auto from = order_.begin() + static_cast<std::ptrdiff_t>(first);
+      joined_.insert(joined_.end(), from, from + static_cast<std::ptrdiff_t>(count));
+      at += count;
+    }
+    return joined_;
   }
 
   /// The part that comes next, if all goes on as it did: as far on as this one is from the one
@@ -36,8 +46,14 @@ class EpochOrder {
   }
 
  private:
+  void load(const Dataset& data, std::uint64_t seed, std::uint64_t epoch) {
+    if (key_ && key_->first == seed && key_->second == epoch) return;
+    order_ = permutation(data.samples, seed, epoch);
+    key_.emplace(seed, epoch);
+  }
+
   std::optional<std::pair<std::uint64_t, std::uint64_t>> key_;
-  std::vector<std::uint64_t> order_;
+  std::vector<std::uint64_t> order_, joined_;
   std::optional<Share> last_;
   std::uint64_t stride_ = 0;
 };
@@ -100,7 +116,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       return {};
     }
     const Share share = std::get<Share>(next.value());
-    if (share.end > data.train.samples)
+    if (share.end < share.begin || share.samples() > data.train.samples)
       return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " +
                                              std::to_string(data.train.samples) + " samples");
     if (share.evaluate) {

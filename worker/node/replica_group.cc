@@ -90,8 +90,10 @@ static_assert(Dataset::kNoLabel == kNoTarget);
 class HostReplicaGroup final : public ReplicaGroup {
  public:
   HostReplicaGroup(std::vector<Replica> replicas, std::unique_ptr<DeviceMemory> params,
-                   std::unique_ptr<DeviceMemory> gradients, std::uint64_t load_ahead)
+                   std::unique_ptr<DeviceMemory> gradients, std::uint64_t load_ahead,
+                   double slowdown)
       : loader_(load_ahead),
+        slowdown_(slowdown),
         replicas_(std::move(replicas)),
         params_(std::move(params)),
         current_(floats(*params_)),
@@ -219,6 +221,8 @@ class HostReplicaGroup final : public ReplicaGroup {
     }
     if (!cause.empty())
       outcome.error = Error(ErrorCode::kInternal, "device " + replicas_[d].name + ": " + cause);
+    if (job.is_training && slowdown_ > 1)
+      std::this_thread::sleep_for((slowdown_ - 1) * (Clock::now() - begin));
     const auto end = Clock::now();
     outcome.result.compute_seconds = std::chrono::duration<double>(end - begin).count();
     replicas_[d].lane.span(job.is_training ? trace::Stage::kCompute : trace::Stage::kEvaluate,
@@ -258,6 +262,7 @@ class HostReplicaGroup final : public ReplicaGroup {
   }
 
   BatchLoader loader_;
+  const double slowdown_;
   std::vector<Replica> replicas_;
   std::unique_ptr<DeviceMemory> params_;
   std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
@@ -359,7 +364,8 @@ Status check_memory(const GroupMemory& need, const MemoryLimit& limit) {
 
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
                                                          const std::string& devices,
-                                                         std::uint64_t load_ahead) {
+                                                         std::uint64_t load_ahead,
+                                                         double slowdown) {
   CENTROID_ASSIGN(auto replicas, make_replicas(model, devices));
   std::uint64_t bytes = 0;
   for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
@@ -373,7 +379,7 @@ Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
   }
   try {
     return std::unique_ptr<ReplicaGroup>(new HostReplicaGroup(
-        std::move(replicas), std::move(params), std::move(gradients), load_ahead));
+        std::move(replicas), std::move(params), std::move(gradients), load_ahead, slowdown));
   } catch (const std::system_error& failure) {
     return Error(ErrorCode::kResourceExhausted,
                  "no thread for each of the devices '" + devices + "': " + failure.what());

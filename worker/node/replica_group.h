@@ -77,9 +77,11 @@ GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t b
 Status check_memory(const GroupMemory& need, const MemoryLimit& limit);
 
 /// Devices as given: "cpu:0,cpu:1". `load_ahead`: batches that may be loaded before they are asked
-/// for. fails as make_device; invalid_argument for a device named twice.
+/// for. `slowdown`: a training step takes so many times as long, the rest of it asleep (tests of
+/// unequal machines). fails as make_device; invalid_argument for a device named twice.
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
                                                          const std::string& devices,
-                                                         std::uint64_t load_ahead = 0);
+                                                         std::uint64_t load_ahead = 0,
+                                                         double slowdown = 1);
 
 }  // namespace centroid::worker

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <numeric>
+
+#include "common/base/log.h"
+#include "server/coordinate/partition.h"
+#include "server/service/cluster.h"
+
+/// Who trains what: the data of a round, in the order of the epoch, divided among its members, and
+/// what the coordinator makes of their speed.
+namespace centroid::server {
+
+/// Samples that each of the members is to have in a round, where there are so many.
+std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> members) {
+  const std::uint64_t most = agreed_->train_samples;
+  std::vector<std::uint64_t> steps = coordinator_.plan(members), batches, samples;
+  for (const MemberId id : members) batches.push_back(find(id)->join.batch);
+  if (coordinator_.is_on() && config_.local_steps == 1) {  // one gradient: its size stays
+    const std::uint64_t total = std::accumulate(batches.begin(), batches.end(), std::uint64_t{0});
+    if (members.size() == 1) return batches;
+    samples = partition(total - members.size(), coordinator_.speeds(members, batches));
+    for (std::uint64_t& count : samples) count = std::min(count + 1, most);
+    return samples;
+  }
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    samples.push_back(batches[rank] > most / steps[rank] ? most : batches[rank] * steps[rank]);
+  return samples;
+}
+
+/// Samples of the next epoch that a round may have.
+std::uint64_t Cluster::overshoot_samples(std::span<const MemberId> members) {
+  const bool is_last = config_.epochs > 0 && epoch_ + 1 >= config_.epochs;
+  if (!coordinator_.is_on() || config_.local_steps == 1 || is_last) return 0;
+  const std::uint64_t samples = agreed_->train_samples;
+  if (!overshoot_)
+    overshoot_ = config_.cadence_overshoot > 0
+                     ? Overshoot::fixed(config_.cadence_overshoot)
+                     : Overshoot(samples / std::max<std::uint64_t>(agreed_->batch, 1));
+  std::uint64_t sum = 0;
+  for (const MemberId id : members) {
+    const std::uint64_t batch = find(id)->join.batch, steps = overshoot_->steps();
+    sum += std::min(batch > samples / steps ? samples : batch * steps, samples - sum);
+  }
+  return sum;
+}
+
+/// The next part of the data: what lost workers had first, then what nobody has had.
+void Cluster::take_part(proto::RoundOpen& open, std::uint64_t samples) {
+  DataPart part = returned_.take(samples);
+  if (part.samples() == 0) {
+    part = {.epoch = epoch_, .begin = offset_ + round_samples_, .end = 0};
+    part.end = part.begin + samples;
+    round_samples_ += samples;
+  }
+  open.epoch = part.epoch;
+  open.begin = part.begin;
+  open.end = part.end;
+}
+
+std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) {
+  returned_.give_up();  // of a round that came to nothing
+  round_samples_ = 0;
+  std::vector<proto::RoundOpen> shares(members.size());
+  if (members.empty()) return shares;
+  auto wanted = wanted_samples(members);
+  std::vector<double> weights;
+  std::vector<std::size_t> ranks;  // that get new data
+  std::uint64_t sum = 0;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    if (!returned_.is_empty()) {
+      take_part(shares[rank], wanted[rank]);
+      continue;
+    }
+    ranks.push_back(rank);
+    sum += wanted[rank];
+    weights.push_back(coordinator_.is_on() ? static_cast<double>(wanted[rank]) : 1);
+  }
+  const std::uint64_t left = agreed_->train_samples - offset_;
+  // The last round of an epoch is smaller, and a share may be empty; it may run into the next one.
+  const std::uint64_t room =
+      sum <= left ? left : std::min(sum, left + (left > 0 ? overshoot_samples(members) : 0));
+  const auto sizes = partition(room, weights);
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    take_part(shares[ranks[i]], sum <= room ? wanted[ranks[i]] : sizes[i]);
+  return shares;
+}
+
+/// A member has its share now.
+void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
+  const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
+  link.part = {open.epoch, open.begin, open.end};
+  link.part_of = round_;
+  link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
+}
+
+/// A member is gone: what it had not contributed is for others.
+void Cluster::part_lost(Link& link) {
+  coordinator_.gone(link.id);
+  if (link.part.samples() == 0) return;
+  probe_.share_returned(link.part.samples());
+  if (link.part_of == round_)
+    returned_.lost(link.part);
+  else
+    returned_.give_back(link.part);
+  log::info("share.returned", {{"worker", link.join.name},
+                               {"epoch", link.part.epoch},
+                               {"begin", link.part.begin},
+                               {"end", link.part.end},
+                               {"action", "other workers train it"}});
+  link.part = {};
+}
+
+/// The round is over: what its members said decides on the next ones.
+void Cluster::coordinate() {
+  const std::uint64_t before = coordinator_.cadence().anchor(), nudges = coordinator_.nudges();
+  coordinator_.round_over();
+  if (overshoot_ && !coordinator_.holds_growth()) overshoot_->stable();
+  const Cadence& cadence = coordinator_.cadence();
+  probe_.coordinated(coordinator_, coordinator_.nudges() - nudges);
+  if (cadence.anchor() == before) return;
+  const log::Fields fields{{"round", round_.value},
+                           {"steps", cadence.anchor()},
+                           {"before", before},
+                           {"exchange_seconds", cadence.exchange_seconds()},
+                           {"divergence", coordinator_.divergence()}};
+  if (coordinator_.nudges() > nudges)
+    log::warn("cadence.nudged_down", fields);
+  else
+    log::debug("cadence.changed", fields);
+}
+
+/// A restart may find the end of an epoch of which only the shares of lost workers were left.
+void Cluster::skip_empty_epoch_end() {
+  if (offset_ < agreed_->train_samples || !returned_.is_empty()) return;
+  ++epoch_;
+  offset_ = 0;
+  evaluate_next_ = true;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Two workers, one of them slower, on digits: what they train together, against what each trains alone.
+
+Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--model SPEC] [--data-cache-dir DIR]
+Ideal is the sum of the samples a second that each makes alone, without a cluster (exchange local). The cluster is measured in the
+middle of its training, from the number of samples that the server has counted. Busy is the same from the workers' own clocks:
+the part of a round that they computed, weighted by their speed.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+
+def solo(options, folder, slowdown):
+    """Samples a second of one worker alone."""
+    summary = folder / "solo.json"
+    flags = ["--exchange", "local", "--rounds", str(options.solo_rounds), "--slowdown", str(slowdown), "--summary-file", str(summary)]
+    subprocess.run([options.bin / "centroid-worker", *flags, *common(options)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    told = json.loads(summary.read_text())
+    return told["samples"] / told["compute_seconds"]
+
+
+def common(options):
+    return ["--model", options.model, "--batch", str(options.batch), "--data-cache-dir", str(options.data_cache_dir), "--log-level", "warn"]
+
+
+def get(api, path):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{api}{path}", timeout=10) as reply:
+        return json.loads(reply.read())
+
+
+def wait_samples(api, count):
+    deadline = time.monotonic() + 60
+    while get(api, "/v1/cluster")["samples_total"] < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no {count} samples within 60 s")
+        time.sleep(0.02)  # lint-ok: a benchmark measures time
+
+
+def together(options, folder):
+    """Samples a second of both, and what REST says of them."""
+    endpoints = folder / "endpoints.json"
+    server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
+    server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence", options.cadence, "--log-level", "warn"]
+    server += ["--local-steps", str(options.local_steps), "--outer", "average"]
+    children = [subprocess.Popen(server)]
+    try:
+        while not endpoints.exists():
+            time.sleep(0.02)  # lint-ok: a benchmark measures time
+        places = json.loads(endpoints.read_text())
+        for name, slowdown in (("fast", 1), ("slow", options.slowdown)):
+            flags = ["--server", places["data"], "--name", name, "--slowdown", str(slowdown), "--inner-lr", "0.05"]
+            children.append(subprocess.Popen([options.bin / "centroid-worker", *flags, *common(options)]))
+        wait_samples(places["api"], options.warm_up)
+        begin, before = time.monotonic(), get(places["api"], "/v1/cluster")
+        workers = {worker["name"]: worker for worker in get(places["api"], "/v1/workers")["workers"]}
+        time.sleep(options.seconds)  # lint-ok: a benchmark measures time
+        end, after = time.monotonic(), get(places["api"], "/v1/cluster")
+        last = {worker["name"]: worker for worker in get(places["api"], "/v1/workers")["workers"]}
+        rate = (after["samples_total"] - before["samples_total"]) / (end - begin)
+        busy, speeds = 0, 0
+        for name, worker in last.items():
+            computed = worker["compute_seconds"] - workers[name]["compute_seconds"]
+            speed = (worker["samples"] - workers[name]["samples"]) / computed
+            busy += speed * computed / (end - begin)
+            speeds += speed
+        return rate, busy / speeds, after, last
+    finally:
+        for child in reversed(children):
+            child.terminate()
+        for child in children:
+            child.wait(30)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--slowdown", type=float, default=3)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--cadence", default="tuned")
+    parser.add_argument("--local-steps", type=int, default=10)
+    parser.add_argument("--model", default="mlp:64-512-512-10")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--solo-rounds", type=int, default=1000)
+    parser.add_argument("--warm-up", type=int, default=10_000)
+    parser.add_argument("--data-cache-dir", default=".cache/data")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="centroid-bench-") as name:
+        folder = pathlib.Path(name)
+        alone = [solo(options, folder, 1), solo(options, folder, options.slowdown)]
+        rate, busy, cluster, workers = together(options, folder)
+    ideal = sum(alone)
+    print(f"alone: {alone[0]:.0f} and {alone[1]:.0f} samples/s, ideal {ideal:.0f}")
+    print(f"cadence {options.cadence}: {rate:.0f} samples/s, {100 * rate / ideal:.1f} % of ideal; busy {100 * busy:.1f} %")
+    for worker in workers.values():
+        print(f"  {worker['name']}: {worker['local_steps']} steps a round, {1e3 * worker['pace_seconds']:.2f} ms a step, divergence {worker['divergence']:.4f}")
+    print(
+        f"  rounds {cluster['round'] - 1}, anchor {cluster['cadence_steps']}, exchange {1e3 * cluster['exchange_seconds']:.2f} ms, "
+        f"overhead {cluster['exchange_overhead']:.3f}, test accuracy {cluster['test_accuracy']:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+#include <map>
+#include <mutex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+/// What the coordinator makes of unequal workers, in clusters within one process.
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+using ::testing::HasSubstr;
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  TestServer::TransportFactory transports() {
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+
+  ServerConfig config(std::uint64_t workers) {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.run_id = "coordinated";
+    c.exit_when_finished = true;
+    c.min_workers = workers;
+    return c;
+  }
+
+  /// How often each sample of each epoch was trained.
+  struct Trained {
+    std::mutex mutex;
+    std::map<std::uint64_t, std::vector<int>> times;
+    std::map<std::string, std::vector<std::uint64_t>> shares;  ///< sizes, by worker
+  };
+
+  std::vector<WorkerOutcome> train(const std::vector<WorkerSpec>& specs,
+                                   const worker::DataSplit& data, TestServer& server,
+                                   Trained& trained) {
+    std::vector<WorkerOutcome> outcomes(specs.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      threads.emplace_back([&, i] {
+        const auto observe = [&, i](const worker::Share& share, const worker::StepStats&,
+                                    const worker::RoundReport&, const worker::TrainingSummary&) {
+          const std::lock_guard lock(trained.mutex);
+          for (std::uint64_t at = share.begin; at < share.end; ++at) {
+            auto& epoch = trained.times[share.epoch + at / data.train.samples];
+            epoch.resize(data.train.samples);
+            ++epoch[at % data.train.samples];
+          }
+          trained.shares[specs[i].name].push_back(share.samples());
+        };
+        outcomes[i] = run_worker(specs[i], data, server.endpoint(), transports(), observe);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const WorkerOutcome& outcome : outcomes) EXPECT_TRUE(outcome.status.ok());
+    return outcomes;
+  }
+
+  void expect_each_once(const Trained& trained, std::uint64_t epochs) {
+    EXPECT_EQ(trained.times.size(), epochs);
+    for (const auto& [epoch, times] : trained.times)
+      for (std::size_t i = 0; i < times.size(); ++i)
+        ASSERT_EQ(times[i], 1) << "sample " << i << " of epoch " << epoch;
+  }
+
+  WorkerSpec spec(const std::string& name, double slowdown = 1) {
+    WorkerSpec out;
+    out.name = name;
+    out.model = "mlp:8-64-64-4";
+    out.inner.learning_rate = 0.05;
+    out.slowdown = slowdown;
+    out.peers = transports();
+    return out;
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+/// The settings that cannot work together say so.
+TEST_F(CoordinatorTest, SettingsThatContradictAreRefused) {
+  const auto refused = [](const auto& change) {
+    ServerConfig c;
+    change(c);
+    const Status finished = server::finish(c);
+    return finished.ok() ? std::string() : finished.error().to_string();
+  };
+  using C = ServerConfig;
+  EXPECT_EQ(refused([](C& c) { c.cadence_mode = "speed"; }), "");
+  EXPECT_EQ(refused([](C& c) { c.cadence_mode = "tuned", c.local_steps = 10; }), "");
+  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned"; }), HasSubstr("set local_steps"));
+  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned", c.local_steps = 300; }),
+              HasSubstr("cadence.max_steps 200 is below"));
+  EXPECT_THAT(refused([](C& c) { c.cadence_ratios = "2,1"; }), HasSubstr("need cadence speed"));
+  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "speed", c.cadence_ratios = "2,x"; }),
+              HasSubstr("speeds by rank"));
+  EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local_steps = 4; }),
+              HasSubstr("inner.scale_ratio"));
+  ServerConfig c;
+  c.optimizer.learning_rate = 0.05;
+  c.optimizer_scale_ratio = 1;
+  c.min_workers = 2;
+  ASSERT_TRUE(server::finish(c).ok());
+  EXPECT_DOUBLE_EQ(c.optimizer.learning_rate, 0.10);
+  ASSERT_TRUE(server::finish(c).ok());
+  EXPECT_DOUBLE_EQ(c.optimizer.learning_rate, 0.10);  // once
+}
+
+/// `sync`: one average per batch, no more and no less, and the loss of one process.
+TEST_F(CoordinatorTest, SyncAveragesOncePerBatch) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    const auto data = make_blobs(640, 8, 4, seed);
+    ServerConfig c = config(2);
+    c.seed = seed;
+    c.rounds = 200;
+    TestServer server(c, transports());
+    Trained trained;
+    const auto outcomes = train({spec("a"), spec("b")}, data, server, trained);
+    ASSERT_TRUE(server.join().ok());
+    const auto view = server.view();
+    EXPECT_EQ(view.version, 201u);  // the initial parameters are the first
+    for (const WorkerOutcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.summary.rounds, 200u);
+      EXPECT_EQ(outcome.summary.skipped + outcome.summary.lost + outcome.summary.late, 0u);
+    }
+    ServerConfig alone = c;
+    const WorkerOutcome single = run_local("mlp:8-64-64-4", data, alone, 16);
+    EXPECT_NEAR(view.test_loss, single.summary.test_loss, 0.02 * single.summary.test_loss)
+        << "seed " << seed;
+  }
+}
+
+/// Gradients: the round keeps its size, the faster one has more of it.
+TEST_F(CoordinatorTest, SpeedDividesTheBatchOfARound) {
+  const auto data = make_blobs(960, 8, 4, 1);
+  ServerConfig c = config(2);
+  c.epochs = 4;
+  c.cadence_mode = "speed";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("fast"), spec("slow", 20)}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  expect_each_once(trained, 4);
+  const auto& fast = trained.shares["fast"];
+  const auto& slow = trained.shares["slow"];
+  EXPECT_EQ(fast.front() + slow.front(), 16u);
+  EXPECT_EQ(fast.front(), 8u);  // nothing is known yet
+  std::uint64_t more = 0;
+  for (std::size_t i = 1; i < fast.size(); ++i) {
+    EXPECT_LE(fast[i] + slow[i], 17u);
+    more += fast[i] > slow[i] ? 1 : 0;
+  }
+  EXPECT_GT(more, fast.size() / 2);
+}
+
+TEST_F(CoordinatorTest, GivenSpeedsAreKept) {
+  const auto data = make_blobs(900, 8, 4, 1);
+  ServerConfig c = config(3);
+  c.rounds = 9;
+  c.local_steps = 5;
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "3,2,1";
+  c.cadence_overshoot = 7;
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b"), spec("c")}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  // 30 steps of 8 samples a round: 3 rounds of 240, then 180 that are left, which 21 steps of the
+  // next epoch (168 samples) fill up to 240.
+  for (std::size_t round = 0; round < 9; ++round) {
+    EXPECT_EQ(trained.shares["a"][round], 120u) << round;
+    EXPECT_EQ(trained.shares["b"][round], 80u) << round;
+    EXPECT_EQ(trained.shares["c"][round], 40u) << round;
+  }
+}
+
+struct Way {
+  const char *name, *exchange, *policy;
+  std::uint64_t overlap;
+};
+
+class CadenceWays : public CoordinatorTest, public ::testing::WithParamInterface<Way> {};
+
+/// Rounds of any length, over the ends of epochs, with a member that is slower: every sample of
+/// every epoch is trained once, and the fast one makes more steps.
+TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
+  const auto data = make_blobs(1000, 8, 4, 2);
+  ServerConfig c = config(2);
+  c.epochs = 20;
+  c.local_steps = 4;
+  c.outer = "average";
+  c.cadence_mode = "tuned";
+  c.exchange = GetParam().exchange;
+  c.policy = GetParam().policy;
+  c.overlap = GetParam().overlap;
+  TestServer server(c, transports());
+  WorkerSpec fast = spec("fast"), slow = spec("slow", 20);
+  fast.exchange = slow.exchange = GetParam().exchange;
+  Trained trained;
+  const auto outcomes = train({fast, slow}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  expect_each_once(trained, 20);
+  const auto view = server.view();
+  EXPECT_EQ(view.samples_total, 20'000u);
+  EXPECT_GT(view.exchange_seconds, 0);  // measured, not a message's sending time
+  EXPECT_GT(view.exchange_overhead, 0);
+  EXPECT_GT(view.divergence, 0);
+  EXPECT_LT(view.divergence, 1);
+  EXPECT_GT(outcomes[0].summary.samples, outcomes[1].summary.samples);
+  EXPECT_GT(view.test_accuracy, 0.9);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CadenceWays,
+                         ::testing::Values(Way{"star", "star", "bsp", 0},
+                                           Way{"ring", "ring", "bsp", 0},
+                                           Way{"overlap", "star", "bsp", 2},
+                                           Way{"asp", "star", "asp", 0}),
+                         [](const auto& way) { return std::string(way.param.name); });
+
+/// The learning rate of a step follows the steps of all, whatever the rounds are.
+TEST_F(CoordinatorTest, OneWorkersScheduleIsTheClusters) {
+  const auto data = make_blobs(400, 8, 4, 3);
+  std::vector<std::vector<float>> params;
+  for (const bool by_cluster : {false, true}) {
+    ServerConfig c = config(1);
+    c.rounds = 30;
+    c.local_steps = 5;
+    c.outer = "average";
+    TestServer server(c, transports());
+    WorkerSpec one = spec("a");
+    one.inner.schedule = "linear:rounds=120,floor=0.1,warmup=10";
+    one.schedules_by_cluster = by_cluster;
+    Trained trained;
+    params.push_back(train({one}, data, server, trained).front().params);
+    ASSERT_TRUE(server.join().ok());
+  }
+  EXPECT_EQ(params[0], params[1]);
+}
+
+/// With two workers it goes twice as fast as their own steps, and is the same for both.
+TEST_F(CoordinatorTest, TwoWorkersScheduleCountsTheStepsOfBoth) {
+  const auto data = make_blobs(400, 8, 4, 3);
+  std::vector<std::vector<float>> params;
+  for (const char* const schedule : {"step:every=10,factor=0.000001", "constant"}) {
+    ServerConfig c = config(2);
+    c.rounds = 2;
+    c.local_steps = 5;
+    c.outer = "average";
+    TestServer server(c, transports());
+    WorkerSpec a = spec("a"), b = spec("b");
+    a.inner.schedule = b.inner.schedule = schedule;
+    a.schedules_by_cluster = b.schedules_by_cluster = true;
+    Trained trained;
+    params.push_back(train({a, b}, data, server, trained).front().params);
+    ASSERT_TRUE(server.join().ok());
+    if (params.size() == 1) {  // ten steps were made in the first round: the second learns nothing
+      ServerConfig first = config(2);
+      first.rounds = 1;
+      first.local_steps = 5;
+      first.outer = "average";
+      TestServer again(first, transports());
+      Trained more;
+      const auto after_one = train({a, b}, data, again, more).front().params;
+      ASSERT_TRUE(again.join().ok());
+      for (std::size_t i = 0; i < after_one.size(); ++i)
+        ASSERT_NEAR(params[0][i], after_one[i], 1e-5);
+    }
+  }
+  EXPECT_NE(params[0], params[1]);
+}
+
+/// 1 + (world - 1) ratio: two workers with ratio 1 learn as with twice the rate.
+TEST_F(CoordinatorTest, TheInnerRateGrowsWithTheWorkers) {
+  const auto data = make_blobs(400, 8, 4, 3);
+  std::vector<std::vector<float>> params;
+  for (const double ratio : {1.0, 0.0}) {
+    ServerConfig c = config(2);
+    c.rounds = 10;
+    c.local_steps = 5;
+    c.outer = "average";
+    TestServer server(c, transports());
+    WorkerSpec a = spec("a"), b = spec("b");
+    for (WorkerSpec* const one : {&a, &b}) {
+      one->scale_ratio = ratio;
+      one->inner.learning_rate = ratio > 0 ? 0.05 : 0.10;
+    }
+    Trained trained;
+    params.push_back(train({a, b}, data, server, trained).front().params);
+    ASSERT_TRUE(server.join().ok());
+  }
+  EXPECT_EQ(params[0], params[1]);
+}
+
+}  // namespace
+}  // namespace centroid::test
