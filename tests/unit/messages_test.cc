@@ -310,7 +310,7 @@ TEST(Messages, MorePeersThanBytesAreRefused) {
 
 TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   auto open = encode(sample_open());
-  open[open.size() - 5] = std::byte{2};  // evaluate, before overlap
+  open[open.size() - 13] = std::byte{2};  // evaluate, before overlap and steps_before
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto reply = encode(JoinReply{});
   reply[reply.size() - 9] = std::byte{3};  // weight_by

@@ -99,6 +99,8 @@ void LocalSteps::take_up(const Share& share) {
     if (what == LocalKeeper::Found::kExact) untold_ = found.untold;
     if (what != LocalKeeper::Found::kNothing) begins_anew_ = what != LocalKeeper::Found::kExact;
   }
+  // What came late went into parameters that are here only now.
+  if (std::exchange(was_late_, false)) measure_divergence(last_);
   if (std::exchange(begins_anew_, false)) std::ranges::copy(global_, own_.begin());
   is_resting_ = false;
   group_.use_params(own_);
@@ -181,6 +183,8 @@ void LocalSteps::merge(const Share& share, const RoundReport& report) {
   const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
   divergence_ = -1;
   if (is_committed) measure_divergence(share);
+  was_late_ = report.outcome == RoundReport::Outcome::kLate && sent_.empty();
+  last_ = share;
   if (!is_committed || sent_.empty()) {
     begins_anew_ = true;
     if (!is_committed) untold_ = {};
