@@ -10,30 +10,41 @@ namespace centroid::worker {
 // Arithmetic of one element, for the loops on the CPU and for CUDA kernels: no call of a
 // mathematics library, so that loops become vector code and every machine gives the same bits.
 
+// No branches: a choice between two numbers is made of masks, or loops would not become vector
+// code.
+
+/// All ones where `is_true`.
+constexpr std::uint32_t mask_of(bool is_true) { return 0U - static_cast<std::uint32_t>(is_true); }
+constexpr std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
+/// `yes` where the mask is all ones, `no` where it is zero.
+constexpr float choose(std::uint32_t mask, float yes, float no) {
+  return std::bit_cast<float>((bits_of(yes) & mask) | (bits_of(no) & ~mask));
+}
+
 /// e^x within 2 units in the last place; below -87.3 it is 0, above 88.7 infinity; NaN stays.
 /// source  Cephes `expf` (Moshier 1989): x = n ln 2 + r, a polynomial of degree 6 in r
 constexpr float exp_of(float x) {
-  constexpr float kLow = -87.3365f, kHigh = 88.7228f;
-  const float bounded = x > kLow ? (x < kHigh ? x : kHigh) : kLow;  // NaN: kLow, put right below
-  const float scaled = bounded * 1.44269504088896341f;
-  const int n = static_cast<int>(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
-  const float whole = static_cast<float>(n);
-  const float r = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  constexpr float kLow = -87.3365F, kHigh = 88.7228F;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to a whole number
+  const std::uint32_t is_inside = mask_of(x > kLow), is_above = mask_of(x > kHigh);
+  const float bounded = choose(is_above, kHigh, choose(is_inside, x, kLow));
+  const float shifted = bounded * 1.44269504088896341F + kRound;
+  const float whole = shifted - kRound;
+  const std::int32_t n = static_cast<std::int32_t>(bits_of(shifted) - bits_of(kRound));
+  const float r = (bounded - whole * 0.693359375F) + whole * 2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * (r * r) + r + 1.0F;
   // 2^n in two factors: n = 128 has no float of its own.
-  const int half = n >> 1;
+  const std::int32_t half = n >> 1;
   const float first = std::bit_cast<float>(static_cast<std::uint32_t>(half + 127) << 23);
   const float second = std::bit_cast<float>(static_cast<std::uint32_t>(n - half + 127) << 23);
-  const float finite = p * first * second;
-  const float upper = x < kHigh ? finite : std::bit_cast<float>(0x7F800000u);
-  const float value = x > kLow ? upper : 0.0f;
-  return x == x ? value : x;
+  const std::uint32_t finite = bits_of(p * first * second) & is_inside & ~is_above;
+  return std::bit_cast<float>(finite | (0x7F800000U & is_above) | (0x7FC00000U & mask_of(x != x)));
 }
 
 /// Standard normal distribution function and what the way back of x * Phi(x) needs.
@@ -45,17 +56,18 @@ struct Gelu {
 /// error   |value - x Phi(x)| <= 1e-7 |x| + 1e-7
 /// source  Hendrycks, Gimpel 2016 (the exact form, with erf); erfc by Abramowitz, Stegun 7.1.26
 constexpr Gelu gelu_of(float x) {
-  const float z = (x < 0.0f ? -x : x) * 0.70710678118654752f;
-  const float t = 1.0f / (1.0f + 0.3275911f * z);
+  const std::uint32_t is_negative = mask_of(x < 0.0F);
+  const float z = std::bit_cast<float>(bits_of(x) & 0x7FFFFFFFU) * 0.70710678118654752F;
+  const float t = 1.0F / (1.0F + 0.3275911F * z);
   const float bell = exp_of(-z * z);
-  float p = 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const float tail = 0.5f * p * t * bell;
-  const float phi = x < 0.0f ? tail : 1.0f - tail;
-  return {x * phi, phi + x * (0.39894228040143268f * bell)};
+  float p = 1.061405429F;
+  p = p * t - 1.453152027F;
+  p = p * t + 1.421413741F;
+  p = p * t - 0.284496736F;
+  p = p * t + 0.254829592F;
+  const float tail = 0.5F * p * t * bell;
+  const float phi = choose(is_negative, tail, 1.0F - tail);
+  return {x * phi, phi + x * (0.39894228040143268F * bell)};
 }
 
 /// x sigma(x), sigma the logistic function.

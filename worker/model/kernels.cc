@@ -56,6 +56,17 @@ CENTROID_KERNEL float squares_of(std::size_t n, const float* x, float mean) {
   return total(lanes);
 }
 
+/// sum a b (x - mean)
+CENTROID_KERNEL float dot_of_normal(std::size_t n, const float* a, const float* b, const float* x,
+                                    float mean) {
+  float lanes[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::size_t l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * b[i + l] * (x[i + l] - mean);
+  for (std::size_t l = 0; i < n; ++i, ++l) lanes[l] += a[i] * b[i] * (x[i] - mean);
+  return total(lanes);
+}
+
 CENTROID_KERNEL float largest_of(std::size_t n, const float* x) {
   float lanes[kLanes];
   for (std::size_t l = 0; l < kLanes; ++l) lanes[l] = x[0];
@@ -125,22 +136,8 @@ struct NormBack {
     for (std::size_t r = 0; r < rows; ++r, x += width, dy += width, gradient += width) {
       const float mean = stats[2 * r];
       const float inverse = stats[2 * r + 1];
-      float sums[kLanes] = {};
-      float dots[kLanes] = {};  // of g = dy * weight with x̂
-      std::size_t i = 0;
-      for (; i + kLanes <= width; i += kLanes)
-        for (std::size_t l = 0; l < kLanes; ++l) {
-          const float g = dy[i + l] * weight[i + l];
-          sums[l] += g;
-          dots[l] += g * ((x[i + l] - mean) * inverse);
-        }
-      for (std::size_t l = 0; i < width; ++i, ++l) {
-        const float g = dy[i] * weight[i];
-        sums[l] += g;
-        dots[l] += g * ((x[i] - mean) * inverse);
-      }
-      const float mean_g = norm->is_layer ? total(sums) / n : 0.0F;
-      const float mean_dot = total(dots) / n;
+      const float mean_g = norm->is_layer ? dot_of(width, dy, weight) / n : 0.0F;
+      const float mean_dot = dot_of_normal(width, dy, weight, x, mean) * inverse / n;
       CENTROID_INDEPENDENT
       for (std::size_t j = 0; j < width; ++j) {
         const float normal = (x[j] - mean) * inverse;
