@@ -3,25 +3,24 @@ centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
 centroid_bench(centroid-bench-devices SOURCES bench/devices_bench.cc DEPS centroid::node)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
   DEPS centroid::transport)
-centroid_bench(centroid-bench-star SOURCES bench/star_bench.cc bench/star_cluster.cc bench/star_process.cc bench/raw_star.cc
-  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
-centroid_bench(centroid-bench-exchange
-  SOURCES bench/exchange_bench.cc bench/star_cluster.cc bench/star_process.cc
-  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
-centroid_bench(centroid-bench-rows SOURCES bench/rows_bench.cc bench/star_process.cc
-  DEPS centroid::rows_client nlohmann_json::nlohmann_json)
-centroid_bench(centroid-bench-durability
-  SOURCES bench/durability_bench.cc bench/star_cluster.cc bench/star_process.cc
-  DEPS centroid::exchange centroid::transport centroid::optim nlohmann_json::nlohmann_json)
-centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc bench/star_process.cc
-  DEPS centroid::proto centroid::transport nlohmann_json::nlohmann_json)
 if(TARGET centroid_test_cluster)
   centroid_bench(centroid-bench-overlap SOURCES bench/overlap_bench.cc DEPS centroid_test_cluster)
 endif()
-if(TARGET centroid-bench-star)
-  add_dependencies(centroid-bench-star centroid-server)  # the benchmarks run it
-  add_dependencies(centroid-bench-exchange centroid-server)
-  add_dependencies(centroid-bench-rows centroid-server)
-  add_dependencies(centroid-bench-durability centroid-server)
-  add_dependencies(centroid-bench-memory centroid-server)
+if(CENTROID_BENCH)
+  # What the benchmarks that run centroid-server share.
+  add_library(centroid_bench_run STATIC EXCLUDE_FROM_ALL bench/bench_run.cc bench/star_process.cc bench/raw_star.cc)
+  target_link_libraries(centroid_bench_run PUBLIC centroid_flags centroid::transport centroid::tensor nlohmann_json::nlohmann_json)
+  add_library(centroid_bench_cluster STATIC EXCLUDE_FROM_ALL bench/star_cluster.cc)
+  target_link_libraries(centroid_bench_cluster PUBLIC centroid_bench_run centroid::exchange centroid::optim)
 endif()
+foreach(bench IN ITEMS star exchange durability)
+  centroid_bench(centroid-bench-${bench} SOURCES bench/${bench}_bench.cc DEPS centroid_bench_cluster)
+endforeach()
+centroid_bench(centroid-bench-push SOURCES bench/push_bench.cc DEPS centroid_bench_cluster centroid::rows_client)
+centroid_bench(centroid-bench-rows SOURCES bench/rows_bench.cc DEPS centroid_bench_run centroid::rows_client)
+centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc DEPS centroid_bench_run centroid::proto)
+foreach(bench IN ITEMS star exchange durability push rows memory)
+  if(TARGET centroid-bench-${bench})
+    add_dependencies(centroid-bench-${bench} centroid-server)  # it runs that
+  endif()
+endforeach()

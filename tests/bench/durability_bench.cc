@@ -1,19 +1,13 @@
 // What the journal and running checkpoints cost a round: the same cluster with and without, taking
 // turns.
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
-#include "common/base/config.h"
+#include "tests/bench/bench_run.h"
 #include "tests/bench/star_cluster.h"
 
 namespace centroid::bench {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::uint32_t kRoundsPerBlock = 3;
 
@@ -22,16 +16,8 @@ struct Options {
   std::string optimizer = "momentum";
 };
 
-double quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1,
-                         static_cast<std::size_t>(q * static_cast<double>(values.size())))];
-}
-
 int run(const Options& options) {
-  std::string pattern = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) fail("cannot make a temporary folder");
-  const fs::path folder = pattern;
+  const Folder folder;
   struct Way {
     const char* name;
     std::vector<std::string> flags;
@@ -49,7 +35,7 @@ int run(const Options& options) {
     settings.workers = options.workers;
     settings.parameters = options.parameters;
     settings.optimizer = options.optimizer;
-    settings.run_dir = (folder / std::to_string(i)).string();
+    settings.run_dir = (folder.path() / std::to_string(i)).string();
     settings.server_flags = ways[i].flags;
     contenders.push_back(make_star_cluster(settings));
   }
@@ -63,7 +49,7 @@ int run(const Options& options) {
   std::printf("%llu workers, %llu parameters, %s applied by the server; folder %s\n",
               static_cast<unsigned long long>(options.workers),
               static_cast<unsigned long long>(options.parameters), options.optimizer.c_str(),
-              folder.c_str());
+              folder.path().c_str());
   std::printf("%-34s %21s  %8s  %s\n", "", "wall per round, ms", "cpu, ms", "times the first");
   std::printf("%-34s %6s %6s %7s  %8s\n", "", "median", "min", "p90", "server");
   for (const Way& way : ways)
@@ -71,23 +57,12 @@ int run(const Options& options) {
                 1e3 * quantile(way.rounds, 0), 1e3 * quantile(way.rounds, 0.9),
                 1e3 * quantile(way.cpu, 0.5),
                 quantile(way.rounds, 0.5) / quantile(ways.front().rounds, 0.5));
-  contenders.clear();
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
   return 0;
 }
 
-}  // namespace
-}  // namespace centroid::bench
-
-int main(int argc, char** argv) {
-  using namespace centroid;
-  bench::Options options;
-  config::Schema schema("centroid-bench-durability",
-                        "What the journal and running checkpoints cost a round.");
-  schema.field(
-      "workers", &options.workers,
-      {.text = "worker processes", .unit = "workers", .min = 1, .max = bench::kMaxMembers});
+void add_fields(config::Schema& schema, Options& options) {
+  schema.field("workers", &options.workers,
+               {.text = "worker processes", .unit = "workers", .min = 1, .max = kMaxMembers});
   schema.field("parameters", &options.parameters,
                {.text = "float32 parameters of the model", .min = 10});
   schema.field("rounds", &options.rounds,
@@ -95,8 +70,14 @@ int main(int argc, char** argv) {
                 .unit = "rounds",
                 .min = 4});
   schema.field("optimizer", &options.optimizer, {.text = "update rule"});
-  const auto outcome = schema.load(argc, argv);
-  if (!outcome.ok()) bench::fail(outcome.error().message());
-  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid::bench;
+  return bench_main<Options>(argc, argv, "centroid-bench-durability",
+                             "What the journal and running checkpoints cost a round.", add_fields,
+                             run);
 }

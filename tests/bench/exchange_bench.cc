@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "common/base/config.h"
+#include "tests/bench/bench_run.h"
 #include "tests/bench/star_cluster.h"
 
 namespace centroid::bench {
@@ -65,13 +65,11 @@ int run(const Options& options) {
     (void)contender.run(2);  // warms up
     const BlockTimes times = contender.run(static_cast<std::uint32_t>(options.rounds));
     if (!contender.members_are_equal()) fail(name + ": the workers' parameters differ");
-    std::vector<double> rounds = times.rounds;
-    std::sort(rounds.begin(), rounds.end());
-    const double median = rounds[rounds.size() / 2];
+    const double median = quantile(times.rounds, 0.5);
     if (first == 0) first = median;
     const auto per_round = static_cast<double>(options.rounds);
     std::printf("%-44s %9.1f %9.1f %8.2f %9.2f %9.1f\n", name.c_str(), 1e3 * median,
-                1e3 * rounds.front(), first / median,
+                1e3 * quantile(times.rounds, 0), first / median,
                 1e-6 * static_cast<double>(times.most_sent_bytes) / per_round,
                 1e3 * times.members_cpu / per_round / static_cast<double>(options.workers));
     std::fflush(stdout);
@@ -82,24 +80,16 @@ int run(const Options& options) {
   return 0;
 }
 
-}  // namespace
-}  // namespace centroid::bench
-
-int main(int argc, char** argv) {
-  using namespace centroid;
-  bench::Options options;
-  config::Schema schema("centroid-bench-exchange",
-                        "Rounds of the exchanges from end to end, compressed and not.");
-  schema.field(
-      "workers", &options.workers,
-      {.text = "worker processes", .unit = "workers", .min = 1, .max = bench::kMaxMembers});
+void add_fields(config::Schema& schema, Options& options) {
+  schema.field("workers", &options.workers,
+               {.text = "worker processes", .unit = "workers", .min = 1, .max = kMaxMembers});
   schema.field("parameters", &options.parameters,
                {.text = "float32 parameters of the model", .min = 10});
   schema.field("rounds", &options.rounds,
                {.text = "measured rounds of each contender, after two that warm up",
                 .unit = "rounds",
                 .min = 1,
-                .max = bench::kMaxBlockRounds});
+                .max = kMaxBlockRounds});
   schema.field("contenders", &options.contenders,
                {.text = "what to measure: EXCHANGE:CODEC or, with star, EXCHANGE:CODEC/CODEC_DOWN; "
                         "separated by semicolons"});
@@ -110,8 +100,14 @@ int main(int argc, char** argv) {
                {.text = "with namespaces: the address of each, separated by commas"});
   schema.field("workers_per_node", &options.workers_per_node,
                {.text = "with namespaces: workers that share one", .min = 1}, "workers-per-node");
-  const auto outcome = schema.load(argc, argv);
-  if (!outcome.ok()) bench::fail(outcome.error().message());
-  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid::bench;
+  return bench_main<Options>(argc, argv, "centroid-bench-exchange",
+                             "Rounds of the exchanges from end to end, compressed and not.",
+                             add_fields, run);
 }

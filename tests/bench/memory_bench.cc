@@ -2,23 +2,18 @@
 // as rounds go by. The workers hold no model: every chunk of every contribution is the same
 // megabyte.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
-#include <nlohmann/json.hpp>
-
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
-#include "common/base/config.h"
 #include "common/base/log.h"
 #include "common/proto/messages.h"
 #include "common/tensor/chunk_plan.h"
-#include "tests/bench/star_process.h"
+#include "tests/bench/bench_run.h"
 #include "transport/session.h"
 
 namespace centroid::bench {
@@ -192,46 +187,17 @@ std::uint64_t rounds_in(const fs::path& log_file) {
 }
 
 int run(const Options& options) {
-  std::string pattern = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) fail("cannot make a temporary folder");
-  const fs::path folder = pattern, endpoints = folder / "endpoints.json", log_file = folder / "log";
-  const std::string program =
-      (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
-  const std::vector<std::string> words{program,
-                                       "--listen",
-                                       "127.0.0.1:0",
-                                       "--api",
-                                       "127.0.0.1:0",
-                                       "--run-dir",
-                                       folder.string(),
-                                       "--endpoints-file",
-                                       endpoints.string(),
-                                       "--log-level",
-                                       "debug",
-                                       "--optimizer",
-                                       "mean",
-                                       "--lease",
-                                       "120s",
-                                       "--stall-timeout",
-                                       "120s",
-                                       "--min-workers",
-                                       std::to_string(options.workers)};
-  std::string line;
-  for (const std::string& word : words) line += word + " ";
-  const std::vector<std::string> command{"/bin/sh", "-c",
-                                         "exec " + line + "2>" + log_file.string()};
-  const Child server = Child::executed(command);
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!fs::exists(endpoints)) {
-    if (std::chrono::steady_clock::now() > give_up) fail("centroid-server does not start");
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
-  }
-  const auto text = nlohmann::json::parse(std::ifstream(endpoints));
-  const auto endpoint = transport::Endpoint::parse(text.at("data").get<std::string>());
-  if (!endpoint.ok()) fail(endpoint.error().message());
+  const Folder folder;
+  const fs::path log_file = folder.path() / "log";
+  const ServerProcess started =
+      start_server(folder.path(),
+                   {"--log-level", "debug", "--optimizer", "mean", "--lease", "120s",
+                    "--stall-timeout", "120s", "--min-workers", std::to_string(options.workers)},
+                   "127.0.0.1", "", log_file);
+  const Child& server = started.child;
   std::vector<Child> members;
   for (std::size_t m = 0; m < options.workers; ++m)
-    members.push_back(Child::forked([&] { run_lean(options, m, *endpoint); }));
+    members.push_back(Child::forked([&] { run_lean(options, m, started.data); }));
 
   std::printf("%llu workers, %llu parameters, plain mean\nrounds  seconds  resident GB\n",
               static_cast<unsigned long long>(options.workers),
@@ -263,19 +229,10 @@ int run(const Options& options) {
       "after %llu rounds: from %.3f to %.3f GB resident (%+.2f %% of the first), peak %.3f GB\n",
       static_cast<unsigned long long>(shown), least, most, 100 * (most / first - 1),
       static_cast<double>(server.status_bytes("VmHWM")) / kGB);
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
   return 0;
 }
 
-}  // namespace
-}  // namespace centroid::bench
-
-int main(int argc, char** argv) {
-  using namespace centroid;
-  bench::Options options;
-  config::Schema schema("centroid-bench-memory",
-                        "The server's resident memory with a large model, as rounds go by.");
+void add_fields(config::Schema& schema, Options& options) {
   schema.field("workers", &options.workers,
                {.text = "worker processes", .unit = "workers", .min = 1, .max = 64});
   schema.field("parameters", &options.parameters, {.text = "float32 parameters of the model"});
@@ -284,8 +241,14 @@ int main(int argc, char** argv) {
                {.text = "rounds to look at", .unit = "rounds", .min = 1});
   schema.field("seconds", &options.seconds,
                {.text = "end earlier, after so many seconds; 0: do not"});
-  const auto outcome = schema.load(argc, argv);
-  if (!outcome.ok()) bench::fail(outcome.error().message());
-  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid::bench;
+  return bench_main<Options>(argc, argv, "centroid-bench-memory",
+                             "The server's resident memory with a large model, as rounds go by.",
+                             add_fields, run);
 }

@@ -1,26 +1,18 @@
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
-#include <thread>
 
 #include <nlohmann/json.hpp>
 
 #include "client/rows_client.h"
-#include "common/base/config.h"
-#include "common/base/log.h"
 #include "common/base/random.h"
-#include "tests/bench/star_process.h"
+#include "tests/bench/bench_run.h"
 
 /// Sparse rows: one centroid-server, clients in this process, TCP on loopback.
 namespace centroid::bench {
 namespace {
 
-namespace fs = std::filesystem;
 using client::RowsClient;
 using std::chrono::steady_clock;
 
@@ -35,34 +27,6 @@ constexpr double kMemoryBar = 1.5;   // bytes of the server for a byte of values
 
 void check(const Status& status) {
   if (!status.ok()) fail(status.error().to_string());
-}
-
-/// The server's folder; goes with its owner.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) fail("cannot make a temporary folder");
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-};
-
-transport::Endpoint wait_for_endpoint(const fs::path& file) {
-  const auto until = steady_clock::now() + std::chrono::seconds(30);
-  while (!fs::exists(file)) {
-    if (steady_clock::now() > until) fail("centroid-server does not start");
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
-  }
-  const auto endpoints = nlohmann::json::parse(std::ifstream(file));
-  auto endpoint = transport::Endpoint::parse(endpoints.at("data").get<std::string>());
-  if (!endpoint.ok()) fail(endpoint.error().message());
-  return *endpoint;
 }
 
 struct Rate {
@@ -90,15 +54,13 @@ Rate measure(const Options& options, const Child& server,
 
 int run(const Options& options) {
   const Folder folder;
-  const fs::path file = folder.path / "endpoints.json";
   const std::string tables = "bench:dim=" + std::to_string(options.dim) +
                              ",optimizer=" + options.optimizer + ",init=uniform:0.05";
-  const fs::path server_path = fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server";
-  const Child server = Child::executed({server_path, "--listen", "127.0.0.1:0", "--api",
-                                        "127.0.0.1:0", "--run-dir", folder.path, "--endpoints-file",
-                                        file, "--log-level", "warn", "--tables", tables});
+  const ServerProcess started =
+      start_server(folder.path(), {"--log-level", "warn", "--tables", tables});
+  const Child& server = started.child;
   client::RowsClientOptions to;
-  to.server = wait_for_endpoint(file);
+  to.server = started.data;
   std::vector<std::unique_ptr<RowsClient>> clients;
   for (std::uint64_t c = 0; c < options.clients; ++c) {
     auto client = RowsClient::open(to, "bench");
@@ -165,14 +127,7 @@ int run(const Options& options) {
   return 0;
 }
 
-}  // namespace
-}  // namespace centroid::bench
-
-int main(int argc, char** argv) {
-  using namespace centroid;
-  bench::Options options;
-  config::Schema schema("centroid-bench-rows",
-                        "Sparse rows of one server over TCP loopback: pushes, pulls, memory.");
+void add_fields(config::Schema& schema, Options& options) {
   schema.field("rows", &options.rows, {.text = "rows of the table", .min = 1});
   schema.field("batch", &options.batch,
                {.text = "keys of a call", .unit = "keys", .min = 1, .max = 65536});
@@ -182,11 +137,14 @@ int main(int argc, char** argv) {
   schema.field("optimizer", &options.optimizer,
                {.text = "of the table", .choices = {"sgd", "adagrad", "ftrl"}});
   schema.field("json", &options.json, {.text = "print JSON"});
-  const auto outcome = schema.load(argc, argv);
-  if (!outcome.ok()) {
-    std::fprintf(stderr, "%s\n", outcome.error().message().c_str());
-    return 2;
-  }
-  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid::bench;
+  return bench_main<Options>(argc, argv, "centroid-bench-rows",
+                             "Sparse rows of one server over TCP loopback: pushes, pulls, memory.",
+                             add_fields, run);
 }

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "common/base/config.h"
 #include "common/optim/optimizer.h"
+#include "tests/bench/bench_run.h"
 #include "tests/bench/raw_star.h"
 #include "tests/bench/star_cluster.h"
 
@@ -24,12 +24,6 @@ struct Options {
   std::string apply, optimizer, codec = "f32", codec_down = "f32", host = "127.0.0.1", namespaces;
   bool json = false, memory = true;
 };
-
-double quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1,
-                         static_cast<std::size_t>(q * static_cast<double>(values.size())))];
-}
 
 struct Figures {
   std::vector<double> rounds;           // wall seconds
@@ -187,18 +181,9 @@ int run(const Options& options) {
   return 0;
 }
 
-}  // namespace
-}  // namespace centroid::bench
-
-int main(int argc, char** argv) {
-  using namespace centroid;
-  bench::Options options;
-  config::Schema schema(
-      "centroid-bench-star",
-      "Rounds of the star exchange against plain sockets that move the same bytes.");
-  schema.field(
-      "workers", &options.workers,
-      {.text = "worker processes", .unit = "workers", .min = 1, .max = bench::kMaxMembers});
+void add_fields(config::Schema& schema, Options& options) {
+  schema.field("workers", &options.workers,
+               {.text = "worker processes", .unit = "workers", .min = 1, .max = kMaxMembers});
   schema.field("parameters", &options.parameters,
                {.text = "float32 parameters of the model", .min = 10});
   schema.field("rounds", &options.rounds,
@@ -225,8 +210,15 @@ int main(int argc, char** argv) {
   schema.field("memory", &options.memory,
                {.text = "then watch the server's memory over more rounds"});
   schema.field("json", &options.json, {.text = "print one JSON document instead of tables"});
-  const auto outcome = schema.load(argc, argv);
-  if (!outcome.ok()) bench::fail(outcome.error().message());
-  if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+}
+
+}  // namespace
+}  // namespace centroid::bench
+
+int main(int argc, char** argv) {
+  using namespace centroid::bench;
+  return bench_main<Options>(
+      argc, argv, "centroid-bench-star",
+      "Rounds of the star exchange against plain sockets that move the same bytes.", add_fields,
+      run);
 }

@@ -1,14 +1,8 @@
 #include "tests/bench/star_cluster.h"
 
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <memory>
-#include <thread>
-
-#include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
@@ -17,59 +11,24 @@
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "common/tensor/fingerprint.h"
+#include "tests/bench/bench_run.h"
 #include "transport/transport.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 
 namespace centroid::bench {
 
-namespace fs = std::filesystem;
-
 namespace {
 
-constexpr std::uint64_t kTensors = 10;
 constexpr std::uint64_t kBatch = 8;
 constexpr const char* kToken = "bench";
-constexpr auto kStartTimeout = std::chrono::seconds(30);
 
-/// A folder that goes with its owner.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "centroid-bench-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) fail("cannot make a temporary folder");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-transport::Endpoint wait_for_endpoint(const fs::path& file) {
-  const auto until = std::chrono::steady_clock::now() + kStartTimeout;
-  while (!fs::exists(file)) {
-    if (std::chrono::steady_clock::now() > until) fail("centroid-server does not start");
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
-  }
-  const auto endpoints = nlohmann::json::parse(std::ifstream(file));
-  auto endpoint = transport::Endpoint::parse(endpoints.at("data").get<std::string>());
-  if (!endpoint.ok()) fail(endpoint.error().message());
-  return *endpoint;
-}
-
-Manifest make_manifest(std::uint64_t parameters) {
+Manifest make_manifest(std::uint64_t parameters, std::uint64_t tensors) {
   Manifest manifest;
-  for (std::uint64_t t = 0; t < kTensors; ++t) {
+  for (std::uint64_t t = 0; t < tensors; ++t) {
     TensorInfo tensor;
     tensor.name = "layer" + std::to_string(t);
-    tensor.shape = {part_of(parameters, kTensors, t).size()};
+    tensor.shape = {part_of(parameters, tensors, t).size()};
     manifest.push_back(std::move(tensor));
   }
   return manifest;
@@ -122,7 +81,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   options.join.batch = kBatch;
   options.join.train_samples = std::uint64_t{1} << 40;
   options.join.model = "none";
-  options.join.manifest = make_manifest(settings.parameters);
+  options.join.manifest = make_manifest(settings.parameters, settings.tensors);
   const bool is_star = settings.exchange == "star";
   if (!is_star) open_peers(settings, node, options);
   worker::ExchangeMemory memory;
@@ -145,7 +104,8 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
     const auto next = exchange->next();
     if (!next.ok() || !std::holds_alternative<worker::Share>(*next)) fail("a worker got no round");
     exchange->begin(std::get<worker::Share>(*next));
-    for (std::uint32_t t = kTensors; t-- > 0;) exchange->ready(TensorId(t));
+    for (auto t = static_cast<std::uint32_t>(settings.tensors); t-- > 0;)
+      exchange->ready(TensorId(t));
     worker::StepStats stats;
     stats.samples = kBatch;
     const auto report = exchange->finish(stats);
@@ -160,47 +120,26 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
 }  // namespace
 
 Contender make_star_cluster(const ClusterSettings& settings) {
-  const TemporaryFolder folder;  // needed until the server has said where it listens
-  const fs::path endpoints = folder.path() / "endpoints.json";
+  const Folder folder;  // needed until the server has said where it listens
   Board* const board = Board::make();
-  const std::string program =
-      (fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server").string();
   const bool is_star = settings.exchange == "star";
-  std::vector<std::string> command = {
-      program,
-      "--exchange",
-      settings.exchange,
-      "--listen",
-      settings.host + ":0",
-      "--token",
-      kToken,
-      "--codec-down",
-      settings.codec_down,
-      "--api",
-      "127.0.0.1:0",
-      "--run-dir",
-      settings.run_dir.empty() ? folder.path().string() : settings.run_dir,
-      "--endpoints-file",
-      endpoints.string(),
-      "--log-level",
-      "error",
-      "--apply",
-      is_star ? settings.apply : "worker",
-      "--optimizer",
-      settings.optimizer,
-      "--lr",
-      "0.0001",
-      "--min-workers",
-      std::to_string(settings.workers),
-      "--credit_bytes",
-      std::to_string(settings.credit_bytes)};
-  command.insert(command.end(), settings.server_flags.begin(), settings.server_flags.end());
-  Child server =
-      Child::executed(command, settings.namespaces.empty() ? "" : settings.namespaces[0]);
-  const transport::Endpoint endpoint = wait_for_endpoint(endpoints);
+  std::vector<std::string> flags = {"--exchange",     settings.exchange,
+                                    "--token",        kToken,
+                                    "--codec-down",   settings.codec_down,
+                                    "--log-level",    "error",
+                                    "--apply",        is_star ? settings.apply : "worker",
+                                    "--optimizer",    settings.optimizer,
+                                    "--lr",           "0.0001",
+                                    "--min-workers",  std::to_string(settings.workers),
+                                    "--credit_bytes", std::to_string(settings.credit_bytes)};
+  flags.insert(flags.end(), settings.server_flags.begin(), settings.server_flags.end());
+  if (!settings.run_dir.empty()) std::filesystem::create_directories(settings.run_dir);
+  auto [server, endpoint] =
+      start_server(settings.run_dir.empty() ? folder.path().string() : settings.run_dir, flags,
+                   settings.host, settings.namespaces.empty() ? "" : settings.namespaces[0]);
   std::vector<Child> members;
   for (std::size_t m = 0; m < settings.workers; ++m)
-    members.push_back(Child::forked([&] { run_member(settings, m, endpoint, *board); }));
+    members.push_back(Child::forked([&, to = endpoint] { run_member(settings, m, to, *board); }));
   if (!is_star)
     return {settings.exchange + ", " + settings.codec, board, std::move(server),
             std::move(members)};

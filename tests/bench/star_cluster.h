@@ -10,7 +10,7 @@ namespace centroid::bench {
 
 struct ClusterSettings {
   std::size_t workers = 4;
-  std::uint64_t parameters = 25'000'000;
+  std::uint64_t parameters = 25'000'000, tensors = 10;
   std::uint64_t credit_bytes = 0;  ///< 0: the server's default
   std::string apply = "server", optimizer = "sgd", codec = "f32", codec_down = "f32";
   std::string host = "127.0.0.1";       ///< where the server listens
@@ -25,7 +25,7 @@ struct ClusterSettings {
 };
 
 /// centroid-server as a user runs it, and workers with the star exchange whose gradients are there
-/// at once: 10 tensors, no computation.
+/// at once: no computation.
 Contender make_star_cluster(const ClusterSettings& settings);
 
 }  // namespace centroid::bench
