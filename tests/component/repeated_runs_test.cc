@@ -1,0 +1,63 @@
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+/// A process that trains again and again: a notebook, a search over settings, a long test run.
+namespace centroid::test {
+namespace {
+
+double resident_mib() {
+  ::malloc_trim(0);  // what is free is not held
+  std::ifstream in("/proc/self/statm");
+  std::uint64_t size = 0, resident = 0;
+  in >> size >> resident;
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE)) / (1 << 20);
+}
+
+TEST(RepeatedRuns, MemoryStaysFlat) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps freed memory";
+#endif
+  constexpr int kRuns = 50, kFirst = 10;
+  const auto data = make_blobs(256, 64, 4, 1);
+  const auto hub = transport::make_inprocess_hub();
+  const auto transports = [hub](Executor executor) {
+    return transport::make_inprocess(executor, hub);
+  };
+  TemporaryDirectory directory;
+  double early = 0;
+  for (int run = 1; run <= kRuns; ++run) {
+    server::ServerConfig config;
+    config.run_dir = directory.path() / "run";
+    config.min_workers = 2;
+    config.rounds = 4;
+    config.local_steps = 2;
+    config.outer = "average";
+    config.cadence_mode = "tuned";
+    config.exit_when_finished = true;
+    TestServer server(config, transports);
+    std::vector<WorkerSpec> specs(2);
+    specs[0].name = "a";
+    specs[1].name = "b";
+    // 1.2 MiB of parameters; server and workers hold a dozen planes of them.
+    for (WorkerSpec& spec : specs) spec.model = "mlp:64-512-512-4";
+    for (const auto& outcome : run_workers(specs, data, server.endpoint(), transports))
+      ASSERT_TRUE(outcome.status.ok());
+    ASSERT_TRUE(server.join().ok());
+    if (run == kFirst) early = resident_mib();
+  }
+  const double late = resident_mib();
+  std::printf("resident after %d runs %.1f MiB, after %d runs %.1f MiB\n", kFirst, early, kRuns,
+              late);
+  EXPECT_LT(late - early, 8);  // one plane lost in each run would be 48
+}
+
+}  // namespace
+}  // namespace centroid::test

@@ -1,0 +1,282 @@
+#include <dlfcn.h>
+
+#include <array>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "worker/node/nccl_group.h"
+
+/// What the host does with NCCL, against a library that stands in for it. What only GPUs can show
+/// is not here.
+namespace centroid::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+#ifndef NCCL_STAND_IN
+#error "the build says where the library is"
+#endif
+
+struct StandIn {
+  void (*reset)() = nullptr;
+  void (*set)(const char*, int, int) = nullptr;
+  int (*is_done)(int) = nullptr;
+  int (*aborts)(int) = nullptr;
+  const char* (*calls)() = nullptr;
+};
+
+class NcclTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    handle_ = ::dlopen(NCCL_STAND_IN, RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(handle_, nullptr) << ::dlerror();
+    find(in_.reset, "stand_in_reset");
+    find(in_.set, "stand_in_set");
+    find(in_.is_done, "stand_in_is_done");
+    find(in_.aborts, "stand_in_aborts");
+    find(in_.calls, "stand_in_calls");
+    in_.reset();
+  }
+  void TearDown() override { ::dlclose(handle_); }
+
+  template <class F>
+  void find(F& function, const char* name) {
+    function = reinterpret_cast<F>(::dlsym(handle_, name));
+    ASSERT_NE(function, nullptr) << name;
+  }
+
+  std::unique_ptr<NcclGroup> make(
+      int devices, std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000)) {
+    std::vector<int> numbers;
+    for (int device = 0; device < devices; ++device) numbers.push_back(device);
+    NcclGroup::Options options;
+    options.timeout = timeout;
+    options.poll = std::chrono::milliseconds(1);
+    return NcclGroup::make(nccl::Library::load(NCCL_STAND_IN).value(), numbers, options).value();
+  }
+
+  Status wait(NcclGroup& group, std::size_t rank) {
+    return group.wait(
+        rank, [this, rank]() -> Result<bool> { return in_.is_done(static_cast<int>(rank)) == 1; });
+  }
+
+  /// `body(rank)` on a thread each; their results.
+  template <class Body>
+  static std::vector<Status> on_all(std::size_t ranks, const Body& body) {
+    std::vector<Status> out(ranks);
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      threads.emplace_back([&, rank] { out[rank] = body(rank); });
+    for (std::thread& thread : threads) thread.join();
+    return out;
+  }
+
+  void* handle_ = nullptr;
+  StandIn in_;
+};
+
+TEST_F(NcclTest, ALibraryThatIsNotThereOrTooOldIsNamedWithTheRemedy) {
+  const auto none = nccl::Library::load("libnccl-that-is-not-here.so.2");
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(none.error().message(), HasSubstr("libnccl-that-is-not-here.so.2"));
+  EXPECT_THAT(none.error().message(), HasSubstr("install NCCL 2.11"));
+  const auto other = nccl::Library::load("libm.so.6");
+  ASSERT_FALSE(other.ok());
+  EXPECT_THAT(other.error().message(), HasSubstr("without ncclGetVersion"));
+  in_.set("version", 2804, 0);
+  EXPECT_THAT(nccl::Library::load(NCCL_STAND_IN).error().message(),
+              HasSubstr("is NCCL 2.8.4, 2.11"));
+  in_.set("version", 21003, 0);
+  EXPECT_THAT(nccl::Library::load(NCCL_STAND_IN).error().message(), HasSubstr("NCCL 2.10.3"));
+  in_.set("version", 21104, 0);
+  EXPECT_TRUE(nccl::Library::load(NCCL_STAND_IN).ok());
+}
+
+TEST_F(NcclTest, AFailedStartSaysWhatNcclSays) {
+  in_.set("fail_init", 1, 0);
+  const auto group =
+      NcclGroup::make(nccl::Library::load(NCCL_STAND_IN).value(), {0, 1}, NcclGroup::Options());
+  ASSERT_FALSE(group.ok());
+  EXPECT_THAT(group.error().message(), HasSubstr("ncclCommInitAll: unhandled cuda error"));
+}
+
+/// The numbers of the other paths: 1 step of value 1 and 3 of value 5 are 4.
+TEST_F(NcclTest, TheMeanIsWeightedBySamples) {
+  const auto group = make(2);
+  std::array<std::array<float, 3>, 2> x{{{1, 2, -1}, {5, 6, 3}}};
+  std::array<std::array<float, 1>, 2> bias{{{10}, {20}}};
+  const std::array<double, 2> weights{1, 3};
+  const auto done = on_all(2, [&](std::size_t rank) -> Status {
+    const std::array<std::span<float>, 2> tensors{std::span<float>(x[rank]),
+                                                  std::span<float>(bias[rank])};
+    CENTROID_TRY(group->all_reduce(rank, tensors, weights[rank], 4, nullptr));
+    return wait(*group, rank);
+  });
+  for (const Status& status : done) EXPECT_TRUE(status.ok());
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(x[rank], ElementsAre(4, 5, 2));
+    EXPECT_THAT(bias[rank], ElementsAre(17.5f));
+  }
+  EXPECT_STREQ(in_.calls(), "all_reduce all_reduce |");  // one group
+}
+
+TEST_F(NcclTest, ADeviceWithoutSamplesTakesPartWithNothing) {
+  const auto group = make(3);
+  std::array<std::array<float, 2>, 3> x{{{1, 1}, {99, 99}, {3, 5}}};
+  const std::array<double, 3> weights{2, 0, 2};
+  on_all(3, [&](std::size_t rank) -> Status {
+    const std::array<std::span<float>, 1> tensors{std::span<float>(x[rank])};
+    CENTROID_TRY(group->all_reduce(rank, tensors, weights[rank], 4, nullptr));
+    return wait(*group, rank);
+  });
+  for (const auto& one : x) EXPECT_THAT(one, ElementsAre(2, 3));
+  const std::array<std::span<float>, 1> tensors{std::span<float>(x[0])};
+  EXPECT_THAT(group->all_reduce(0, tensors, 5, 4, nullptr).error().message(), HasSubstr("no part"));
+  EXPECT_THAT(group->all_reduce(0, tensors, 0, 0, nullptr).error().message(), HasSubstr("no part"));
+}
+
+TEST_F(NcclTest, PartsOfTheSumAndBackAgainAreTheSum) {
+  const auto group = make(2);
+  std::array<std::array<float, 4>, 2> x{{{1, 2, 3, 4}, {5, 6, 7, 8}}}, whole{};
+  std::array<std::array<float, 2>, 2> part{};
+  std::array<std::array<float, 2>, 2> given{{{7, 8}, {0, 0}}};
+  on_all(2, [&](std::size_t rank) -> Status {
+    CENTROID_TRY(group->reduce_scatter(rank, x[rank], part[rank], 1, 2, nullptr));
+    CENTROID_TRY(group->all_gather(rank, part[rank], whole[rank], nullptr));
+    const std::array<std::span<float>, 1> tensors{std::span<float>(given[rank])};
+    CENTROID_TRY(group->broadcast(rank, tensors, 0, nullptr));
+    return wait(*group, rank);
+  });
+  EXPECT_THAT(part[0], ElementsAre(3, 4));
+  EXPECT_THAT(part[1], ElementsAre(5, 6));
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(whole[rank], ElementsAre(3, 4, 5, 6));
+    EXPECT_THAT(given[rank], ElementsAre(7, 8));
+  }
+  EXPECT_STREQ(in_.calls(), "reduce_scatter | all_gather | broadcast |");
+  EXPECT_FALSE(group->reduce_scatter(0, x[0], x[1], 1, 2, nullptr).ok());
+  EXPECT_FALSE(group->all_gather(0, part[0], part[1], nullptr).ok());
+  EXPECT_FALSE(group->broadcast(0, {}, 2, nullptr).ok());
+  EXPECT_FALSE(group->failure());
+}
+
+/// Rank 1 never comes: rank 0, joined first, is let go by the watch, not by a join.
+TEST_F(NcclTest, ARankThatNeverComesEndsTheWaitOfTheOthers) {
+  const auto group = make(2, std::chrono::milliseconds(50));
+  std::array<float, 2> x{1, 2};
+  Status ended;
+  std::thread first([&] {
+    const std::array<std::span<float>, 1> tensors{std::span<float>(x)};
+    ended = group->all_reduce(0, tensors, 1, 2, nullptr);
+    if (ended.ok()) ended = wait(*group, 0);
+  });
+  first.join();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().code(), ErrorCode::kAborted);
+  EXPECT_THAT(ended.error().message(),
+              HasSubstr("ncclAllReduce of device 0 has not ended within 50 ms"));
+  EXPECT_THAT(ended.error().message(), HasSubstr("not begun by device 1"));
+  // Nothing goes on after it.
+  const std::array<std::span<float>, 1> tensors{std::span<float>(x)};
+  EXPECT_FALSE(group->all_reduce(1, tensors, 1, 2, nullptr).ok());
+  EXPECT_FALSE(wait(*group, 1).ok());
+  group->abort("again");
+  group->abort("and again");
+  EXPECT_EQ(in_.aborts(0), 1);
+  EXPECT_EQ(in_.aborts(1), 1);
+  EXPECT_THAT(x, ElementsAre(1, 2));
+}
+
+TEST_F(NcclTest, AnErrorOnOneDeviceEndsAllOfThem) {
+  const auto group = make(2);
+  std::array<float, 1> x{1};
+  Status ended;
+  std::thread waiting([&] {
+    const std::array<std::span<float>, 1> tensors{std::span<float>(x)};
+    ended = group->all_reduce(0, tensors, 1, 2, nullptr);
+    if (ended.ok()) ended = wait(*group, 0);
+  });
+  in_.set("async_error", 1, 1);
+  waiting.join();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_THAT(ended.error().message(), HasSubstr("device 1: unhandled cuda error"));
+  EXPECT_EQ(in_.aborts(0), 1);
+  EXPECT_EQ(in_.aborts(1), 1);
+}
+
+TEST_F(NcclTest, ACallThatFailsAbortsOnce) {
+  const auto group = make(2);
+  in_.set("fail_call", 0, 1);
+  std::array<std::array<float, 1>, 2> x{{{1}, {2}}};
+  const auto ended = on_all(2, [&](std::size_t rank) -> Status {
+    const std::array<std::span<float>, 1> tensors{std::span<float>(x[rank])};
+    CENTROID_TRY(group->all_reduce(rank, tensors, 1, 2, nullptr));
+    return wait(*group, rank);
+  });
+  for (const Status& status : ended) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_THAT(status.error().message(), HasSubstr("ncclAllReduce: unhandled cuda error"));
+  }
+  EXPECT_EQ(in_.aborts(0), 1);
+  EXPECT_EQ(in_.aborts(1), 1);
+}
+
+TEST_F(NcclTest, AFailedStreamAbortsToo) {
+  const auto group = make(2);
+  std::array<float, 1> x{1};
+  const std::array<std::span<float>, 1> tensors{std::span<float>(x)};
+  ASSERT_TRUE(group->all_reduce(0, tensors, 1, 2, nullptr).ok());
+  const Status ended = group->wait(
+      0, []() -> Result<bool> { return Error(ErrorCode::kInternal, "an illegal address"); });
+  ASSERT_FALSE(ended.ok());
+  EXPECT_THAT(ended.error().message(), HasSubstr("device 0: an illegal address"));
+}
+
+/// Before a copy from a device: nothing may wait in front of it.
+TEST_F(NcclTest, SnapshotsComeAfterAnAbortOrAfterTheEnd) {
+  auto group = make(2);
+  std::array<std::array<float, 1>, 2> x{{{1}, {3}}};
+  const auto reduce = [&](std::size_t rank) -> Status {
+    const std::array<std::span<float>, 1> tensors{std::span<float>(x[rank])};
+    CENTROID_TRY(group->all_reduce(rank, tensors, 1, 2, nullptr));
+    return wait(*group, rank);
+  };
+  on_all(2, reduce);
+  EXPECT_TRUE(group->settle().ok());
+  EXPECT_EQ(in_.aborts(0), 0);
+  const std::array<std::span<float>, 1> tensors{std::span<float>(x[0])};
+  ASSERT_TRUE(group->all_reduce(0, tensors, 1, 2, nullptr).ok());
+  const Status settled = group->settle();
+  ASSERT_FALSE(settled.ok());
+  EXPECT_THAT(settled.error().message(), HasSubstr("ncclAllReduce of device 0 was under way"));
+  EXPECT_EQ(in_.aborts(0), 1);  // done when it returns
+  EXPECT_EQ(in_.aborts(1), 1);
+  EXPECT_FALSE(group->settle().ok());
+  group.reset();
+  EXPECT_EQ(in_.aborts(0), 1);
+}
+
+TEST_F(NcclTest, ManyRoundsOnManyDevices) {
+  constexpr std::size_t kRanks = 8;
+  const auto group = make(kRanks);
+  std::vector<std::vector<float>> x(kRanks, std::vector<float>(17));
+  const auto done = on_all(kRanks, [&](std::size_t rank) -> Status {
+    for (int round = 0; round < 50; ++round) {
+      std::ranges::fill(x[rank], static_cast<float>(rank + 1));
+      const std::array<std::span<float>, 1> tensors{std::span<float>(x[rank])};
+      CENTROID_TRY(group->all_reduce(rank, tensors, 1, kRanks, nullptr));
+      CENTROID_TRY(wait(*group, rank));
+      for (const float value : x[rank])
+        if (value != 4.5f) return Error(ErrorCode::kInternal, std::to_string(value));
+    }
+    return {};
+  });
+  for (const Status& status : done) EXPECT_TRUE(status.ok()) << status.error().message();
+}
+
+}  // namespace
+}  // namespace centroid::worker
