@@ -71,7 +71,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   const Buffer params(bytes), gradients(bytes);
   fill(gradients.as<float>(), 7 * member + 1);
   worker::ClusterOptions options;
-  options.server = std::move(server);
+  options.servers = {std::move(server)};
   options.join.name = "worker-" + std::to_string(member);
   options.join.exchange = settings.exchange;
   options.join.node =

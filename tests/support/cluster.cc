@@ -121,7 +121,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   metrics::Registry registry;
   IoThread io("test-worker");
   worker::ClusterOptions options;
-  options.server = server;
+  options.servers = {server};
   options.token = spec.token;
   options.join_timeout = spec.join_timeout;
   options.join.name = spec.name;
