@@ -139,7 +139,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (!writes_nothing && needs_checkpoint()) {  // of rows that were pushed since
     const auto written = co_await write_checkpoint(false);
     if (!written.ok())
-      log::error("checkpoint.failed", {{"error", written.error()}, {"when", "at the end"}});
+      tell(events_, log::Level::kError, "checkpoint.failed",
+           {{"why", written.error()}, {"when", "at the end"}});
   }
   if (result.ok() && !writes_nothing && needs_checkpoint())
     result =

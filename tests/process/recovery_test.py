@@ -235,10 +235,10 @@ class FullDisk(RecoveryTest):
 
         def failed_for_space():  # while one checkpoint is written an older one is still there, whose removal would make room for ever
             self.fill(place)
-            return [event for event in server.events("checkpoint.failed") if NO_SPACE in event["error"]]
+            return [event for event in server.events("checkpoint.failed") if NO_SPACE in event["why"]]
 
         failed = wait_for(failed_for_space, "a checkpoint that failed for space")[0]
-        self.assertEqual(failed["action"], "training goes on")
+        self.assertEqual(failed["when"], "training goes on")
         self.assertGreater(server.metric("centroid_server_checkpoint_failures_total"), 0)
         server.wait_more_rounds(20)
         server.post("/v1/job:pause")  # no checkpoint of the job's own between the two calls
