@@ -360,7 +360,7 @@ TEST_F(ApiTest, TheViewersTokenReadsAndDoesNotAct) {
     EXPECT_EQ(request("GET", path, viewer).status, 200) << path;
   for (const char* path :
        {"/v1/job:stop", "/v1/job:pause", "/v1/checkpoints", "/v1/workers/7:drain"})
-    expect_problem(request("POST", path, viewer), 403, "failed_precondition", "may only read");
+    expect_problem(request("POST", path, viewer), 403, "failed_precondition", "role admin");
   EXPECT_EQ(control.actions(), "");
   EXPECT_EQ(request("POST", "/v1/job:pause", "Authorization: Bearer s3cret-token\r\n").status, 202);
   expect_problem(request("GET", "/v1/cluster", "Authorization: Bearer for-lookinG\r\n"), 401,
