@@ -197,6 +197,15 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   app.add_subcommand("parameters", "Every tensor with statistics of its values.")
       ->callback([=, &status] { status = show_parameters(*session); });
 
+  CLI::App* const emptied = app.get_subcommand("servers")->add_subcommand(
+      "drain", "Move the chunks of a shard server to the others; then it ends.");
+  const auto server = std::make_shared<std::string>();
+  emptied->add_option("NAME", *server, "its --name")->required();
+  emptied->callback([=, &status] {
+    status = act(*session, "/v1/servers/" + *server + ":drain",
+                 *server + " leaves when its chunks have moved");
+  });
+
   CLI::App* const make = app.get_subcommand("checkpoints")
                              ->add_subcommand("make", "Have the server write one now, and wait.");
   make->callback([=, &status] { status = make_checkpoint(*session); });

@@ -47,6 +47,15 @@ std::string workers_table(const Json& workers, bool with_gone) {
                rows);
 }
 
+std::string servers_table(const Json& servers) {
+  Rows rows;
+  for (const Json& server : servers)
+    rows.push_back({text_of(server, "name"), text_of(server, "state"), text_of(server, "chunks"),
+                    size_text(number_of(server, "bytes")), text_of(server, "moves"),
+                    text_of(server, "endpoint"), text_of(server, "address")});
+  return table({"name", "state", "chunks", "bytes", "moves", "endpoint", "address"}, rows);
+}
+
 std::string waits_table(const Json& waits) {
   Rows rows;
   for (const Json& wait : waits)
@@ -183,6 +192,14 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     if (!workers->get_subcommands().empty()) return;
     status = show(*session, "/v1/workers",
                   [&](const Json& a) { return workers_table(a["workers"], *with_gone); });
+  });
+
+  CLI::App* const servers =
+      app.add_subcommand("servers", "The servers that the model lies on, and what is on each.");
+  servers->callback([=, &status] {
+    if (!servers->get_subcommands().empty()) return;
+    status = show(*session, "/v1/servers",
+                  [](const Json& answer) { return servers_table(answer["servers"]); });
   });
 
   CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");

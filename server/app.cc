@@ -8,10 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_future.hpp>
+#include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
@@ -22,6 +24,7 @@
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
 #include "server/service/cluster.h"
+#include "server/shard/shard.h"
 #include "transport/transport.h"
 
 namespace centroid::server {
@@ -33,8 +36,9 @@ constexpr int kLowPriority = 10;  // as nice(1) gives
 Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary);
-  out << "{\"data\": \"" << data << "\", \"api\": \"" << api << "\", \"pid\": " << ::getpid()
-      << "}\n";
+  out << "{\"data\": \"" << data << "\", ";
+  if (!api.empty()) out << "\"api\": \"" << api << "\", ";
+  out << "\"pid\": " << ::getpid() << "}\n";
   out.close();
   std::error_code failed;
   if (out) std::filesystem::rename(temporary, path, failed);
@@ -61,8 +65,8 @@ std::uint64_t connections_for(const ServerConfig& config) {
 }
 
 /// First signal: stop in order. Second: at once.
-Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, bool leave_workers,
-                         bool& is_signalled) {
+Task<void> watch_signals(boost::asio::signal_set& signals,
+                         std::function<void(const std::string&)> stop) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
     if (failed) co_return;
@@ -73,8 +77,7 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, boo
       log::warn("server.killed", {{"why", name + " came a second time"}});
       ::_exit(128 + number);
     }
-    is_signalled = true;
-    cluster.request_stop(name, leave_workers);
+    stop(name);
   }
 }
 
@@ -82,7 +85,11 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Cluster& cluster, boo
 Task<Status> serve(Cluster& cluster, transport::Listener& listener,
                    boost::asio::signal_set& signals, bool leave_workers, bool& is_signalled) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
-  group.spawn(watch_signals(signals, cluster, leave_workers, is_signalled));
+  const std::function<void(const std::string&)> stop = [&](const std::string& why) {
+    is_signalled = true;
+    cluster.request_stop(why, leave_workers);
+  };
+  group.spawn(watch_signals(signals, stop));
   Status result = co_await cluster.run(listener);
   signals.cancel();
   co_await group.join();
@@ -216,16 +223,102 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   return result;
 }
 
+Task<Status> serve_shard(Shard& shard, transport::Listener& listener,
+                         boost::asio::signal_set& signals) {
+  TaskGroup group(co_await boost::asio::this_coro::executor);
+  const std::function<void(const std::string&)> stop = [&](const std::string& why) {
+    shard.request_stop(why);
+  };
+  group.spawn(watch_signals(signals, stop));
+  Status result = co_await shard.run(listener);
+  signals.cancel();
+  co_await group.join();
+  co_return result;
+}
+
+/// A shard server has no REST: its leader shows it.
+Status run_shard(const ServerConfig& config) {
+  CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.listen));
+  ShardOptions options;
+  auto leader = transport::Endpoint::parse(config.join);
+  if (!leader.ok()) return std::move(leader).error().with_context("join");
+  options.leader = std::move(leader).value();
+  if (!endpoint.is_loopback() && config.token.empty())
+    return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
+                                                  " is reachable from other machines: set `token` "
+                                                  "(or token_file), or listen on 127.0.0.1");
+  if (const bool is_any = endpoint.host == "0.0.0.0" || endpoint.host == "::";
+      is_any && config.advertise.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "listen " + config.listen +
+                     " does not say where workers reach this server: set `advertise`");
+  const SystemClock clock;
+  IoThread service("service");
+  transport::TransportOptions transport_options;
+  transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  transport_options.limits.max_payload_bytes = options.max_payload_bytes;
+  transport_options.stall_timeout = config.stall_timeout;
+  transport_options.congestion_control = config.congestion_control;
+  const auto transport = transport::make_tcp(service.executor(), transport_options);
+  boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
+  CENTROID_ASSIGN(const auto listener, transport->listen(endpoint));
+  options.name = config.name;
+  options.advertise =
+      config.advertise.empty() ? listener->endpoint().to_string() : config.advertise;
+  options.token = config.token;
+  options.max_workers = config.max_workers;
+  options.join_timeout = config.join_timeout;
+  options.stall_timeout = config.stall_timeout;
+  Shard shard(service.executor(), *transport, options, clock);
+  if (!config.endpoints_file.empty())
+    CENTROID_TRY(write_endpoints(config.endpoints_file, listener->endpoint().to_string(), ""));
+  log::info("shard.started", {{"version", kVersion},
+                              {"name", config.name},
+                              {"data", listener->endpoint().to_string()},
+                              {"leader", config.join}});
+  const Status result =
+      boost::asio::co_spawn(service.context(), serve_shard(shard, *listener, signals),
+                            boost::asio::use_future)
+          .get();
+  log::info("server.stopped", {});
+  return result;
+}
+
 }  // namespace
+
+Status check_shard_settings(const ServerConfig& config, const std::string& effective_json) {
+  if (config.join.empty()) return {};
+  static const std::set<std::string> kOwn{
+      "join",        "name",           "advertise",         "join_timeout", "listen",
+      "token",       "endpoints_file", "log.level",         "log.format",   "stall_timeout",
+      "max_workers", "run_dir",        "congestion_control"};
+  std::string others;
+  const auto settings = nlohmann::json::parse(effective_json);
+  for (const auto& [key, field] : settings.items())
+    if (field.value("origin", "default") != "default" && !kOwn.contains(key))
+      others += (others.empty() ? "" : ", ") + key;
+  if (!others.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "join " + config.join +
+                     ": a shard server gets the job's settings from its leader; "
+                     "leave away " +
+                     others + ", or give them to the leader");
+  if (config.name.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "join " + config.join + ": give this server a name of its own (--name)");
+  return {};
+}
 
 int run_server(ServerConfig& config, config::Schema& schema) {
   Status result;
   Ending ending;
-  do {
+  if (!config.join.empty()) result = run_shard(config);
+  while (config.join.empty()) {
     ending = {};
     result = start_and_run(config, schema, ending);
     if (ending.is_deposed) log::warn("server.becomes_standby", {});
-  } while (ending.is_deposed);
+    if (!ending.is_deposed) break;
+  }
   if (result.ok()) return kExitDone;
   if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});
   if (ending.is_halted) return kExitHalted;

@@ -27,6 +27,7 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "tables of sparse rows, separated by ';', each NAME:dim=16,optimizer=adagrad,"
                    "lr=0.01,init=zeros,seed=1,admit_after=1,max_bytes=0,max_age=0 with more in "
                    "docs/rows.md; all but dim may be left out"});
+  register_servers(s, c);
   s.field("token", &c.token,
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
   s.field("api.token", &c.api_token,
@@ -355,10 +356,14 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "etcd-lease");
   s.field("cluster", &c.cluster,
           {.text = "etcd: name of the cluster, the same for its servers: letters, digits, - _ ."});
-  s.field("name", &c.name, {.text = "etcd: name of this server; empty: its data endpoint"});
-  s.field("advertise", &c.advertise,
-          {.text = "etcd: HOST:PORT (or HOST) by which workers reach this server, when it is not "
-                   "`listen`"});
+  s.field(
+      "name", &c.name,
+      {.text = "etcd: name of this server, empty: its data endpoint; several servers: name among "
+               "those that the model lies on, needed with `join`"});
+  s.field(
+      "advertise", &c.advertise,
+      {.text = "etcd, join: HOST:PORT (with etcd also HOST) by which workers reach this server, "
+               "when it is not `listen`"});
   s.field("api.advertise", &c.api_advertise,
           {.text = "etcd: HOST:PORT (or HOST) of its REST interface, when it is not api.listen"},
           "api-advertise");
@@ -528,6 +533,8 @@ Status finish(ServerConfig& c) {
                      "exchange star, or policy bsp");
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
+  if (const std::string why = why_one_server(c); c.servers > 1 && !why.empty())
+    return Error(ErrorCode::kInvalidArgument, "servers " + std::to_string(c.servers) + ": " + why);
   if (const auto tables = parse_tables(c.tables); !tables.ok())
     return Error(tables.error()).with_context("tables");
   CENTROID_TRY(check_codec_down(c));

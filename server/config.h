@@ -19,6 +19,9 @@ struct ServerConfig {
   std::string token, api_token, api_viewer_token;
   std::uint64_t api_max_connections = 8192;
   std::string endpoints_file;
+  std::string join;  ///< a shard server: its leader
+  std::uint64_t servers = 1;
+  std::chrono::milliseconds servers_wait{10'000}, join_timeout{60'000};
   std::string run_id;
   std::string run_dir = "run";
   std::string log_level = "info", log_format = "text";
@@ -75,6 +78,8 @@ struct ServerConfig {
   std::chrono::milliseconds etcd_lease{3000};
   bool has_election() const { return !etcd.empty(); }
 
+  /// Among the servers of a model.
+  std::string leader_name() const { return name.empty() ? "leader" : name; }
   /// The workers add among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
   /// Local steps of a worker in one round.
@@ -87,6 +92,11 @@ struct ServerConfig {
     return is_peer_to_peer() || apply == "worker" || (apply == "auto" && compresses_results());
   }
 };
+
+/// The part of `register_fields` for a model on several servers.
+void register_servers(config::Schema& schema, ServerConfig& config);
+/// Why a model may not lie on several servers with these settings; empty: it may.
+std::string why_one_server(const ServerConfig& config);
 
 /// Bind every field to the schema.
 void register_fields(config::Schema& schema, ServerConfig& config);

@@ -12,7 +12,8 @@ int main(int argc, char** argv) {
   schema.ignore_environment("CENTROID_TEST_");
   auto outcome = schema.load(argc, argv);
   if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return server::kExitDone;
-  const Status ready = outcome.ok() ? server::finish(config) : Status(outcome.error());
+  Status ready = outcome.ok() ? server::finish(config) : Status(outcome.error());
+  if (ready.ok()) ready = server::check_shard_settings(config, schema.effective_json());
   if (!ready.ok()) {
     std::fprintf(stderr, "centroid-server: %s\n", ready.error().message().c_str());
     return server::kExitUsage;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "common/tensor/multiversion.h"
 
@@ -48,10 +49,17 @@ void PlaneNorm::add(std::uint64_t position, std::span<const std::uint32_t> index
   }
 }
 
+double PlaneNorm::end_chunk() {
+  double squares = 0;
+  for (double& lane : lanes_) squares += std::exchange(lane, 0.0);
+  add_chunk(squares);
+  return squares;
+}
+
 double PlaneNorm::value() const {
-  double sum = 0;
-  for (const double lane : lanes_) sum += lane;
-  return std::sqrt(sum);
+  double open = 0;
+  for (const double lane : lanes_) open += lane;
+  return std::sqrt(sum_ + open);
 }
 
 float clip_factor(double norm, double bound) {

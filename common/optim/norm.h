@@ -6,9 +6,10 @@
 
 namespace centroid {
 
-/// Euclidean norm of a plane, given in pieces. The bits do not depend on how it is cut, nor on the
-/// machine: element i of the plane is added, as a square in double, to lane i mod 16, and the lanes
-/// at last in order. So a server that looks at chunks and a worker that has the whole agree.
+/// Euclidean norm of a plane, given chunk by chunk in the plan's order. The bits do not depend on
+/// how a chunk is cut, nor on the machine: element i of the plane is added, as a square in double,
+/// to lane i mod 16; the lanes of a chunk are summed in order, then the chunks. So servers that
+/// hold some chunks each and a worker that has all of them agree.
 class PlaneNorm {
  public:
   /// The elements from `position` of the plane on; pieces in the order of their positions.
@@ -16,11 +17,16 @@ class PlaneNorm {
   /// The same of a piece that is 0 but for the `values` at `position` + index, ascending.
   void add(std::uint64_t position, std::span<const std::uint32_t> index,
            std::span<const float> values);
-  double value() const;
+  /// The chunk is complete: its sum of squares.
+  double end_chunk();
+  /// A chunk that was summed elsewhere.
+  void add_chunk(double squares) { sum_ += squares; }
+  double value() const;  ///< of all that was added
 
  private:
   static constexpr std::size_t kLanes = 16;
   std::array<double, kLanes> lanes_{};
+  double sum_ = 0;
 };
 
 /// What a gradient of this norm is multiplied with so that its norm is at most `bound`: 1 when it

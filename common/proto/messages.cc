@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "common/proto/rows.h"
+#include "common/proto/servers.h"
 
 namespace centroid::proto {
 namespace {
@@ -29,6 +30,16 @@ struct Encoder {
     for (const Peer& peer : ranks) {
       out.put_string(peer.endpoint);
       out.put_string(peer.node);
+    }
+  }
+  template <class T>
+  void operator()(const std::vector<T>& list) {
+    out.put(static_cast<std::uint32_t>(list.size()));
+    for (const T& one : list) {
+      if constexpr (requires(T& x) { x.fields(*this); })
+        const_cast<T&>(one).fields(*this);  // the encoder only reads
+      else
+        (*this)(one);
     }
   }
   void operator()(const Manifest& manifest) {
@@ -81,6 +92,19 @@ struct Decoder {
       peer.endpoint = in.get_string(kMaxNameBytes);
       peer.node = in.get_string(kMaxNameBytes);
     }
+  }
+  /// Takes memory as the elements are read, so no more than the input calls for.
+  template <class T>
+  void operator()(std::vector<T>& list) {
+    const auto count = in.get<std::uint32_t>();
+    for (std::uint32_t i = 0; i < count && ok && in.ok() && in.left() > 0; ++i) {
+      T& one = list.emplace_back();
+      if constexpr (requires { one.fields(*this); })
+        one.fields(*this);
+      else
+        (*this)(one);
+    }
+    ok = ok && list.size() == count;
   }
   void operator()(Manifest& manifest) {
     const auto count = in.get<std::uint32_t>();
@@ -160,6 +184,18 @@ CENTROID_MESSAGE(RowsOpenReply)
 CENTROID_MESSAGE(RowsPull)
 CENTROID_MESSAGE(RowsPush)
 CENTROID_MESSAGE(RowsPushReply)
+CENTROID_MESSAGE(ServerJoin)
+CENTROID_MESSAGE(ServerTerms)
+CENTROID_MESSAGE(ServerModel)
+CENTROID_MESSAGE(Route)
+CENTROID_MESSAGE(ServerChunk)
+CENTROID_MESSAGE(ServerState)
+CENTROID_MESSAGE(WeighedContribution)
+CENTROID_MESSAGE(Merge)
+CENTROID_MESSAGE(MergeReply)
+CENTROID_MESSAGE(Step)
+CENTROID_MESSAGE(Forget)
+CENTROID_MESSAGE(Enter)
 
 #undef CENTROID_MESSAGE
 

@@ -6,6 +6,7 @@
 
 #include "common/proto/messages.h"
 #include "common/proto/rows.h"
+#include "common/proto/servers.h"
 
 /// What a message may hold beyond its layout.
 namespace centroid::proto {
@@ -44,6 +45,20 @@ constexpr std::array kRules{
         .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},
     Rule{
         .kind = Kind(RowsKind::kPush), .name = "RowsPush", .is_request = true, .has_payload = true},
+    Rule{.kind = Kind(ServersKind::kServerJoin), .name = "ServerJoin", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kModel), .name = "Model", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kPlace), .name = "Place", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kLoad), .name = "Load", .is_request = true, .has_payload = true},
+    Rule{.kind = Kind(ServersKind::kBegin), .name = "Begin", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kFetch), .name = "Fetch", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kFreeze), .name = "Freeze", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kMerge), .name = "Merge", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kStep), .name = "Step", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kCommit), .name = "Commit", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kWhole), .name = "Whole"},
+    Rule{.kind = Kind(ServersKind::kForget), .name = "Forget"},
+    Rule{.kind = Kind(ServersKind::kRoute), .name = "Route"},
+    Rule{.kind = Kind(ServersKind::kEnter), .name = "Enter", .is_request = true},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
@@ -165,6 +180,24 @@ Status RowsPull::check() const { return check_rows("RowsPull.rows", rows); }
 Status RowsPush::check() const {
   if (sequence == 0) return wrong("RowsPush.sequence", "0", "at least 1");
   return check_rows("RowsPush.rows", rows);
+}
+
+Status Route::check() const {
+  if (servers.empty()) return wrong("Route.servers", "empty", "a list with the leader first");
+  for (const std::uint16_t owner : owners)
+    if (owner >= servers.size())
+      return wrong("Route.owners", std::to_string(owner),
+                   "below the number of servers, " + std::to_string(servers.size()));
+  return {};
+}
+
+Status WeighedContribution::check() const {
+  return check_weight("WeighedContribution.weight", weight, true);
+}
+
+Status Merge::check() const {
+  if (total_weight > 0 && std::isfinite(total_weight)) return {};
+  return wrong("Merge.total_weight", text(total_weight), "above 0, finite");
 }
 
 }  // namespace centroid::proto

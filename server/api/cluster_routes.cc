@@ -42,4 +42,22 @@ Reply get_waits(Services services, Call) {
   co_return json_response(out);
 }
 
+Reply get_servers(Services services, Call) {
+  const auto views = co_await services.control.servers();
+  Json list = Json::array();
+  for (const ServerView& view : views) list.push_back(to_json_object(view));
+  Json out;
+  out["servers"] = std::move(list);
+  out["next"] = nullptr;  // there are few
+  co_return json_response(out);
+}
+
+Reply post_drain_server(Services services, Call call) {
+  CENTROID_CO_TRY(co_await services.control.drain_server(call.value("name")));
+  Json out;
+  out["action"] = "drain";
+  out["name"] = call.value("name");
+  co_return json_response(out, 202);
+}
+
 }  // namespace centroid::server

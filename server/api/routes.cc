@@ -67,6 +67,8 @@ const std::vector<Route>& routes() {
       post("/v1/workers/{id}:evict", post_evict, "seconds why"),
       list("/v1/evictions", get_evictions),
       remove("/v1/evictions/{name}", delete_eviction),
+      get("/v1/servers", get_servers),
+      post("/v1/servers/{name}:drain", post_drain_server),
       list("/v1/rounds", get_rounds, kDefaultRounds),
       get("/v1/waits", get_waits),
       list("/v1/events", get_events, 100, "limit cursor since type"),

@@ -123,6 +123,15 @@ struct TableView {
   std::uint64_t pulled = 0, pushed = 0, admitted = 0, held_back = 0, evicted = 0, expired = 0;
 };
 
+/// One of the servers that the model lies on.
+struct ServerView {
+  std::string name, endpoint, address;
+  std::string state;                    ///< leader | joining | serving | draining
+  std::uint64_t chunks = 0, bytes = 0;  ///< of the parameters, that lie there
+  std::uint64_t moves = 0;              ///< chunks that are still to come or go
+  double joined_unix_seconds = 0;
+};
+
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;
@@ -130,6 +139,9 @@ class ControlPlane {
   virtual Task<std::vector<WorkerView>> workers() = 0;
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit) = 0;  ///< newest first
   virtual Task<std::vector<WaitView>> waits() = 0;
+  virtual Task<std::vector<ServerView>> servers() = 0;  ///< the leader first
+  /// not_found, failed_precondition (the leader)
+  virtual Task<Status> drain_server(const std::string& name) = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
   virtual Task<std::vector<TableView>> tables() = 0;
   virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns

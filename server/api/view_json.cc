@@ -127,6 +127,20 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
   return out;
 }
 
+nlohmann::ordered_json to_json_object(const ServerView& view) {
+  const auto& [name, endpoint, address, state, chunks, bytes, moves, joined_unix_seconds] = view;
+  nlohmann::ordered_json out;
+  out["name"] = name;
+  out["endpoint"] = endpoint;
+  out["address"] = address;
+  out["state"] = state;
+  out["chunks"] = chunks;
+  out["bytes"] = bytes;
+  out["moves"] = moves;
+  out["joined_unix_seconds"] = joined_unix_seconds;
+  return out;
+}
+
 nlohmann::ordered_json to_json_object(const CheckpointView& view) {
   const auto& [path, problem, version, number, round, bytes, created_unix_seconds] = view;
   nlohmann::ordered_json out;

@@ -12,6 +12,7 @@ nlohmann::ordered_json to_json_object(const ClusterView& view);
 nlohmann::ordered_json to_json_object(const WorkerView& view);
 nlohmann::ordered_json to_json_object(const RoundView& view);
 nlohmann::ordered_json to_json_object(const WaitView& view);
+nlohmann::ordered_json to_json_object(const ServerView& view);
 nlohmann::ordered_json to_json_object(const CheckpointView& view);
 nlohmann::ordered_json to_json_object(const TableView& view);
 

@@ -45,6 +45,12 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       checkpoint_done_(executor),
       state_fetched_(executor),
       coordinator_(config.coordination()),
+      shards_(executor, clock, 2 * config.stall_timeout,
+              {.changed = [this] { changed_.notify_all(); },
+               .whole =
+                   [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
+                     whole_elsewhere(server, whole);
+                   }}),
       journal_(executor, probe_),
       tasks_(executor) {}
 
@@ -148,6 +154,9 @@ Task<Status> Cluster::run(transport::Listener& listener) {
               "the final state, version " + std::to_string(store_ ? store_->version().value : 0) +
                   ", is in no checkpoint: the log says why");
   if (is_over_here) co_await send_workers_away();
+  Error dismissal(ErrorCode::kCancelled, "the job is over");
+  if (is_coming_back) dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
+  co_await shards_.dismiss_all(dismissal);
   closing_ = true;
   listener.close();
   for (const auto& [id, link] : links_)
@@ -211,6 +220,7 @@ Task<void> Cluster::watch_leases() {
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
     rows_.tick();
+    shards_.expire(config_.lease);
     journal_.refresh_metrics();
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
@@ -233,6 +243,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   if (!link) return;
   links_.erase(id);
   link->is_gone = true;
+  shards_.forget(id, "its leader has given it up or heard that it left");
   link->traffic = link->session->connection().traffic();
   if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });

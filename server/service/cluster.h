@@ -32,6 +32,8 @@
 #include "server/service/memory_need.h"
 #include "server/service/probe.h"
 #include "server/service/rows.h"
+#include "server/service/spread.h"
+#include "server/shard/shard_group.h"
 #include "server/store/parameter_store.h"
 #include "transport/session.h"
 
@@ -101,6 +103,8 @@ struct Link {
   std::uint64_t local_steps = 0;  ///< of its last share
   double divergence = -1;         ///< at its last average
   double share_ratio = 0;         ///< its part of its last round's samples
+  std::uint64_t route = 0;        ///< that it knows, with several servers
+  std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
   bool is_away = false;                ///< has no seat until it is free again
@@ -123,7 +127,8 @@ struct Link {
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), shares.cc, replies.cc
 /// (results through a codec), elastic.cc (rounds that close without some members), state.cc
 /// (initial values, checkpoints), durability.cc (the journal), handover.cc (state that the workers
-/// hold), leading.cc (standby and leader of several servers), view.cc (what REST sees).
+/// hold), spread.cc, spread_checkpoint.cc (a model on several servers), leading.cc (standby and
+/// leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -153,6 +158,8 @@ class Cluster final : public ControlPlane {
   Task<std::vector<WorkerView>> workers() override;
   Task<std::vector<RoundView>> rounds(std::size_t limit) override;
   Task<std::vector<WaitView>> waits() override;
+  Task<std::vector<ServerView>> servers() override;
+  Task<Status> drain_server(const std::string& name) override;
   Task<std::vector<CheckpointView>> checkpoints() override;
   Task<std::vector<TableView>> tables() override;
   Task<Result<CheckpointView>> make_checkpoint() override;
@@ -253,7 +260,9 @@ class Cluster final : public ControlPlane {
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
   Task<void> clip(double total_weight);
-  void clip_to(double norm);
+  Task<void> measure(double total_weight);
+  float clip_measured();
+  float clip_to(double norm);
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
@@ -314,7 +323,9 @@ class Cluster final : public ControlPlane {
     Version version;
     std::vector<std::vector<float>> planes;
   };
-  std::shared_ptr<const StateImage> state_image();
+  Task<Result<std::shared_ptr<const StateImage>>> state_image();
+  Task<Status> fill_image(StateImage& image);
+  Task<Status> fetch_image(StateImage& image);
   Task<Status> send_image(std::shared_ptr<Link> link, transport::Session& session,
                           std::shared_ptr<Attempt> attempt);
 
@@ -349,6 +360,46 @@ class Cluster final : public ControlPlane {
   Task<Status> restore_wanted();
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
   Task<void> dismiss_everybody(std::string why);
+
+  // spread.cc: several servers
+  class SpreadReader;
+  friend class SpreadReader;
+  const std::vector<Chunk>& part() const;
+  Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
+                                          const proto::ServerJoin& join,
+                                          std::shared_ptr<ShardGroup::Link>& link);
+  Task<Result<bool>> settle_servers();
+  bool is_first_placement() const;
+  Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
+                           std::vector<std::uint16_t> owners);
+  Task<Status> add_server(std::shared_ptr<ShardGroup::Link> link);
+  Task<Status> drop_server(std::size_t index);
+  void plan_moves();
+  Task<Status> move_chunk(Chunk chunk, std::size_t from, std::size_t to);
+  Task<bool> may_move();
+  Task<Status> move_some();
+  Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
+  bool waits_for_servers() const;
+  std::string names_of_missing_holders(const Link& link) const;
+  void lose_server();
+  void forget_servers();
+  bool has_lost_server() const;
+  Task<Result<bool>> recover_servers();
+  Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
+  double weight_elsewhere(const proto::ContributionKey& key) const;
+  void whole_elsewhere(const ShardGroup::Link& server, const proto::WeighedContribution& whole);
+  Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
+  Task<Status> step_elsewhere(float factor);
+  Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);
+  Task<void> prepare_elsewhere(float factor, Status* done);
+  Task<Status> give_up_merge(Error why);
+  Task<void> commit_elsewhere();
+  Task<Status> freeze_servers();
+  Task<std::shared_ptr<Snapshot>> frozen_servers();
+  Task<Status> freeze_for_checkpoint();
+  Task<void> thaw_servers();
+  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
+      std::shared_ptr<Snapshot> snapshot);
 
   // durability.cc: the journal of rounds
   struct DataPosition {
@@ -439,13 +490,15 @@ class Cluster final : public ControlPlane {
   // policies that close a round without some members
   struct Part {
     std::unique_ptr<StagedContribution> staged;
-    double weight = 0;
+    proto::WeighedContribution counts;  ///< which one, and with what weight
   };
-  std::vector<std::unique_ptr<StagedContribution>> staged_;      ///< by rank of the attempt
-  std::deque<std::unique_ptr<StagedContribution>> late_staged_;  ///< in the machine's order
-  std::vector<Part> parts_;                                      ///< of the round being merged
+  std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
+  std::deque<Part> late_staged_;                             ///< in the machine's order
+  std::vector<Part> parts_;                                  ///< of the round being merged
   std::vector<float> stage_scratch_;
   std::weak_ptr<const StateImage> image_;
+  bool is_imaging_ =
+      false;  ///< no other version may come before a copy of all servers' state is made
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
   std::map<std::string, Round>
       counted_;  ///< by worker: the last round its contribution was made for
@@ -492,6 +545,12 @@ class Cluster final : public ControlPlane {
   bool measuring_ = false;
   std::shared_ptr<const ParametersView> measured_;
   TimePoint measured_at_;
+
+  // several servers
+  ShardGroup shards_;
+  Spread spread_;
+  std::vector<double>
+      squares_;  ///< sums of the open round's mean, by chunk, where it may be clipped
 
   std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;

@@ -57,7 +57,7 @@ void Cluster::seat(Link& link) {
   attempt_->members.push_back(link.id);
   attempt_->opens.push_back(open);
   staged_.push_back(
-      std::make_unique<StagedContribution>(store_->plan(), link.codec, fragment().chunks.size()));
+      std::make_unique<StagedContribution>(store_->plan(), link.codec, part().size()));
 }
 
 /// A decision has been made: who has not contributed is not waited for any more.
@@ -87,7 +87,8 @@ void Cluster::leave_out(const RoundDecision& decision) {
   parts_.clear();
   for (const LateContribution& one : decision.late) {
     attempt_->late.push_back(name_of(one.member));
-    parts_.push_back({.staged = std::move(late_staged_.front()), .weight = one.weight});
+    parts_.push_back(std::move(late_staged_.front()));
+    parts_.back().counts.weight = one.weight;
     late_staged_.pop_front();
   }
   if (!policy_.applies_each()) late_staged_.clear();
@@ -124,8 +125,14 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = fragment().chunks.size(), received = staged->received();
+  const std::uint64_t chunks = part().size(), received = staged->received();
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
+  CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
+  if (!is_whole) {
+    link.pending_end = end;
+    return {};
+  }
+  link.pending_end.reset();
   count_end(link, end);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
@@ -140,7 +147,10 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
   CENTROID_ASSIGN(const double weight,
                   machine_.late(link.id, key.round, contribution, clock_.now()));
   if (weight > 0) {
-    late_staged_.push_back(std::move(link.late->staged));
+    Part part;
+    part.staged = std::move(link.late->staged);
+    part.counts.key = {link.id, key.generation, key.round, key.number};
+    late_staged_.push_back(std::move(part));
     tally(link, end);
   }
   settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate, end.weight > 0);
@@ -153,9 +163,12 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
 void Cluster::collect_parts(const RoundDecision& decision) {
   std::vector<Part> parts;
   for (const MemberId member : decision.contributors) {
-    auto& staged = staged_[*attempt_->rank_of(member)];
-    const double weight = staged->weight();
-    parts.push_back({.staged = std::move(staged), .weight = weight});
+    Part part;
+    part.staged = std::move(staged_[*attempt_->rank_of(member)]);
+    part.counts.key = {member, attempt_->generation, attempt_->round, attempt_->number};
+    part.counts.weight = part.staged->weight();
+    if (part.counts.weight == 0) part.counts.weight = weight_elsewhere(part.counts.key);
+    parts.push_back(std::move(part));
   }
   for (Part& late : parts_) parts.push_back(std::move(late));
   parts_ = std::move(parts);
@@ -164,15 +177,16 @@ void Cluster::collect_parts(const RoundDecision& decision) {
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> Cluster::sum_parts(double total_weight) {
   std::size_t turn = 0;
-  for (const Chunk& chunk : fragment().chunks) {
+  for (const Chunk& chunk : part()) {
     const std::span<float> sum = store_->spare(chunk);
     for (std::size_t i = 0; i < parts_.size(); ++i)
-      parts_[i].staged->add_to(sum, chunk.id, parts_[i].weight, i == 0);
+      parts_[i].staged->add_to(sum, chunk.id, parts_[i].counts.weight, i == 0);
     chunk_complete(chunk.id, total_weight);
     if (++turn % kChunksPerTurn == 0)
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
   }
-  parts_.clear();
+  for (Part& part : parts_)
+    part.staged.reset();  // what counts is still to be told to other servers
 }
 
 /// A member that was left out is done with that round.
@@ -198,28 +212,46 @@ bool Cluster::needs_last_state(const Link& link) const {
 
 /// A copy of the present state, shared by all who need it: they may read it slowly while rounds
 /// commit.
-std::shared_ptr<const Cluster::StateImage> Cluster::state_image() {
-  if (auto image = image_.lock(); image && image->version == store_->version()) return image;
+Task<Result<std::shared_ptr<const Cluster::StateImage>>> Cluster::state_image() {
+  while (is_imaging_)
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  if (auto image = image_.lock(); image && image->version == store_->version()) co_return image;
   auto image = std::make_shared<StateImage>();
-  image->version = store_->version();
-  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
-  image->planes.resize(planes);
-  for (std::size_t plane = 0; plane < planes; ++plane) {
-    std::vector<float>& copy = image->planes[plane];
-    copy.reserve(store_->plan().total_elements());
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
-      copy.insert(copy.end(), values.begin(), values.end());
-    }
-  }
+  is_imaging_ = true;
+  const Status filled = co_await fill_image(*image);
+  is_imaging_ = false;
+  changed_.notify_all();
+  if (!filled.ok()) co_return filled.error();
   image_ = image;
-  return image;
+  co_return std::shared_ptr<const StateImage>(image);
+}
+
+Task<Status> Cluster::fill_image(StateImage& image) {
+  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
+  image.planes.assign(planes, std::vector<float>(store_->plan().total_elements()));
+  for (;;) {  // again when a round that was being merged is committed meanwhile
+    image.version = store_->version();
+    const Status fetched = co_await fetch_image(image);
+    if (fetched.ok() && image.version == store_->version()) break;
+    if (!fetched.ok() && fetched.error().code() != ErrorCode::kAborted) co_return fetched;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+  for (std::size_t plane = 0; plane < planes; ++plane)
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      if (!store_->is_here(chunk.id)) continue;
+      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
+      std::ranges::copy(values,
+                        image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
+    }
+  co_return Status();
 }
 
 /// Send the present state; breaks off when `attempt`, for which it is, closes without the member.
 Task<Status> Cluster::send_image(std::shared_ptr<Link> link, transport::Session& session,
                                  std::shared_ptr<Attempt> attempt) {
-  const auto image = state_image();
+  CENTROID_CO_ASSIGN(const auto image, co_await state_image());
   link->version = Version();  // it holds neither until all is there
   for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {

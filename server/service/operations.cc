@@ -85,6 +85,10 @@ Status Cluster::check_change(const ServerConfig& before) const {
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
+  if (is_other_rate && spread_.has_others())
+    return refuse(
+        "optimizer: the other servers have got the rate with the model: stop the job and resume it "
+        "with the new one");
   if (is_other_rate && config_.keeps_journal())
     return refuse(
         "optimizer: the journal can only be replayed with the rate it was written with: stop the "
@@ -317,6 +321,9 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   if (!store_ || store_->held() == Version())
     co_return Error(ErrorCode::kUnavailable,
                     "there are no parameters yet: no worker has sent the initial ones");
+  if (spread_.has_others())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "the parameters lie on several servers: take a checkpoint and look at it");
   if (measured_ &&
       (measured_->version == store_->held().value || clock_.now() - measured_at_ < kMeasuredAge))
     co_return *measured_;
@@ -336,7 +343,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   view.measured_unix_seconds = clock_.unix_seconds();
   auto work = [view = std::move(view), manifest = store_->plan().manifest(),
                snapshot = std::move(snapshot)]() mutable {
-    auto outcome = std::make_optional(measure(*snapshot, manifest, std::move(view)));
+    auto outcome = std::make_optional(server::measure(*snapshot, manifest, std::move(view)));
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };

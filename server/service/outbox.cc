@@ -63,6 +63,13 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         const proto::Peers peers = attempt->peers;
         CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
       }
+      if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
+        link->route = spread_.route.version;
+        const proto::Route route = spread_.route;
+        const auto head = proto::encode(route);
+        const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
+        CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
+      }
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
       if (open.evaluate) link->asked.push_back(open.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
@@ -135,16 +142,27 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
   const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {
-      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
       proto::StateChunk message;
       message.version = version;
       message.plane = static_cast<std::uint8_t>(plane);
       message.chunk = chunk.id;
+      std::vector<std::byte> fetched;  // what lies on another server goes through this one
+      Bytes values;
+      if (store_->is_here(chunk.id)) {
+        values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
+      } else {
+        proto::ServerChunk wanted;
+        wanted.version = version;
+        wanted.plane = message.plane;
+        wanted.chunk = chunk.id;
+        CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(wanted));
+        values = fetched;
+      }
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);
-      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
-                                            clock_.now() + config_.stall_timeout));
-      probe_.payload_sent(values.size_bytes());
+      CENTROID_CO_TRY(
+          co_await session.send(kind, head, values, clock_.now() + config_.stall_timeout));
+      probe_.payload_sent(values.size());
       if (link->is_gone) co_return Status();
     }
   }

@@ -60,11 +60,13 @@ Status Cluster::add_to_norm(const Attempt::Piece& piece, PlaneNorm& norm) {
   CENTROID_ASSIGN(const auto sparse, replies_->codec().sparse(piece.values, chunk.elements));
   if (sparse) {
     norm.add(chunk.position, sparse->index, sparse->value);
+    norm.end_chunk();
     return {};
   }
   const std::span<float> mean = std::span(reply_mean_).first(chunk.elements);
   CENTROID_TRY(replies_->codec().decode(piece.values, mean));
   norm.add(chunk.position, mean);
+  norm.end_chunk();
   return {};
 }
 

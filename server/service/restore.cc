@@ -45,7 +45,10 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
 /// In the round loop, between two rounds.
 Task<Status> Cluster::restore_wanted() {
   const auto wanted = restore_;
-  while (checkpointing_) co_await checkpoint_done_.wait(TimePoint::max());
+  while (checkpointing_) {  // one that is yet to begin waits for this loop, with several servers
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
+    co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
+  }
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
   const bool is_half = wanted->is_half && !outcome.ok();
@@ -109,6 +112,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   aggregator_.reset();  // before the buffers that it holds
   restore_->is_half = true;
   CENTROID_CO_TRY(load_checkpoint(entry));
+  forget_servers();  // the chunks are here, and are placed anew
   roster_.restore(std::max(generation, roster_.generation()));
   history_.clear();
   measured_.reset();

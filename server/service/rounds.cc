@@ -71,7 +71,9 @@ Task<Status> Cluster::run_rounds() {
     if (announcement_wanted_) announce_checkpoint();
     if (is_changed_) apply_changes();
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
-    if (stop_requested_ || goal_reached()) co_return Status();
+    // The state at the goal is only there when all servers are.
+    const bool is_whole = !spread_.lost_since && !has_lost_server();
+    if (stop_requested_ || (goal_reached() && is_whole)) co_return Status();
     dismiss_drained();
     if (const auto why = held()) {
       set_phase(Phase::kPaused, why->message());
@@ -83,8 +85,16 @@ Task<Status> Cluster::run_rounds() {
       co_await changed_.wait(TimePoint::max());
       continue;
     }
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
+    if (spread_.lost_since || (store_ && store_->version().value > 0)) {
+      CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
+      if (!is_settled) continue;
+    }
     if (!co_await wait_for_members()) continue;
-    if (store_->version().value == 0 && !co_await initialize()) continue;
+    if (store_->version().value == 0) {
+      (void)co_await initialize();
+      continue;
+    }
     CENTROID_CO_TRY(co_await start_journal());
     skip_empty_epoch_end();
     if (goal_reached()) continue;
@@ -146,10 +156,12 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   round_tally_ = {};
   decision_.reset();
   staged_.clear();
+  std::erase_if(spread_.whole, [this](const auto& one) {
+    return one.first.first.round.value + policy_.max_late + 1 < round_.value;
+  });
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
-      staged_.push_back(
-          std::make_unique<StagedContribution>(store_->plan(), codec, fragment().chunks.size()));
+      staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), codec, part().size()));
   aggregator_->begin(std::move(codecs));
   machine_.open(round_, attempt_->number, attempt_->members,
                 policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
@@ -195,6 +207,10 @@ Task<Status> Cluster::one_round() {
       if (!decision_) decide(machine_.tick(clock_.now()));
       if (!decision_) seat_waiting();
       results_taken();
+      if (has_lost_server()) {
+        close_attempt(proto::Outcome::kAborted, 0, 0, "a server is gone");
+        co_return Status();
+      }
       if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
         log::warn("round.given_up",
                   {{"round", round_.value},
@@ -276,7 +292,7 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
     encode_reply(id);
   else if (early_)
     emit(chunk);
-  if (++complete_chunks_ == fragment().chunks.size()) changed_.notify_all();
+  if (++complete_chunks_ == part().size()) changed_.notify_all();
 }
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
@@ -308,24 +324,37 @@ Task<void> Cluster::snapshot_room() {
 /// Norm clipping needs the whole mean before the first step. `total_weight`: the sums in spare are
 /// to be made means first; 0: they are means.
 Task<void> Cluster::clip(double total_weight) {
-  const double bound = config_.optimizer.clip_norm;
-  if (bound == 0) co_return;
-  PlaneNorm norm;
-  std::size_t turn = 0;
-  for (const Chunk& chunk : fragment().chunks) {
-    if (total_weight > 0) store_->scale(chunk, total_weight);
-    norm.add(chunk.position, std::as_const(*store_).spare(chunk));
-    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-  }
-  clip_to(norm.value());
+  if (config_.optimizer.clip_norm == 0) co_return;
+  co_await measure(total_weight);
+  clip_measured();
 }
 
-void Cluster::clip_to(double norm) {
+/// What of the norm lies here.
+Task<void> Cluster::measure(double total_weight) {
+  squares_.resize(store_->plan().chunks().size());
+  PlaneNorm norm;
+  std::size_t turn = 0;
+  for (const Chunk& chunk : part()) {
+    if (total_weight > 0) store_->scale(chunk, total_weight);
+    norm.add(chunk.position, std::as_const(*store_).spare(chunk));
+    squares_[chunk.id.value] = norm.end_chunk();
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+  }
+}
+
+float Cluster::clip_measured() {
+  PlaneNorm norm;
+  for (const Chunk& chunk : fragment().chunks) norm.add_chunk(squares_[chunk.id.value]);
+  return clip_to(norm.value());
+}
+
+float Cluster::clip_to(double norm) {
   gradient_norm_ = norm;
   const float factor = clip_factor(norm, config_.optimizer.clip_norm);
   store_->set_gradient_factor(factor);
   if (factor != 1) ++clipped_;
   probe_.gradient_norm(gradient_norm_, factor != 1);
+  return factor;
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
@@ -333,8 +362,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
-  const std::vector<Chunk>& part = fragment().chunks;
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : part.size();
+  const std::vector<Chunk>& mine = part();
+  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : mine.size();
   while (complete_chunks_ < chunks) {
     co_await changed_.wait(TimePoint::max());
     results_taken();
@@ -350,42 +379,64 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
       static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size());
+  const bool clips = config_.optimizer.clip_norm > 0, is_spread = spread_.has_others();
+  TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
+  Status prepared;
+  if (is_spread) {
+    while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+    squares_.resize(store_->plan().chunks().size());
+    elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));
+  }
   if (config_.is_peer_to_peer()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
     store_->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
+    co_await elsewhere.join();
+    if (is_spread && prepared.ok() && clips) {
+      co_await measure(0);
+      prepared = co_await step_elsewhere(clip_measured());
+    }
+    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
     close_attempt(outcome, decision.total_weight, contributors, "");
     if (replies_)
       CENTROID_CO_TRY(co_await clip_replies());
-    else
+    else if (!is_spread)
       co_await clip(0);
     const auto attempt = attempt_;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
       if (replies_)
         CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
       else
-        store_->shadow_apply(part[turn]);
+        store_->shadow_apply(mine[turn]);
       if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    store_->commit_in_place(part);
+    store_->commit_in_place(mine);
     if (replies_) commit_replies();
   } else {
     std::size_t turn = 0;
-    const bool clips = config_.optimizer.clip_norm > 0;
-    co_await clip(decision.total_weight);
-    for (const Chunk& chunk : part) {
+    if (clips) {
+      co_await measure(decision.total_weight);
+      co_await elsewhere.join();
+      if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
+      const float factor = clip_measured();
+      if (is_spread) elsewhere.spawn(prepare_elsewhere(factor, &prepared));
+    }
+    for (const Chunk& chunk : mine) {
       if (early_) break;  // applied and sent when it was complete
       if (!clips) store_->scale(chunk, decision.total_weight);
       store_->apply(chunk);
       emit(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
+    co_await elsewhere.join();
+    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
     co_await journal_.done(written);
     CENTROID_CO_TRY(co_await may_commit());
-    store_->commit_swap(part);
+    store_->commit_swap(mine);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
+  if (is_spread) co_await commit_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
 

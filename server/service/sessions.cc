@@ -14,6 +14,7 @@ using transport::Session;
 
 namespace {
 constexpr std::chrono::seconds kJoinTimeout{10};
+constexpr auto kServerJoin = static_cast<std::uint16_t>(proto::ServersKind::kServerJoin);
 
 /// Numbers of docs/algorithms.md.
 std::uint8_t algorithm_of(const ServerConfig& config) {
@@ -46,6 +47,10 @@ class Cluster::MemberSink final : public transport::FrameSink {
     const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                                frame.header.payload_bytes);
     if (!link_) CENTROID_CO_TRY(cluster_.check_lead());
+    if (shard_ || (!link_ && frame.header.kind == kServerJoin)) {
+      CENTROID_CO_TRY(is_legal);
+      co_return co_await serve_shard(session, std::move(frame));
+    }
     if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
       CENTROID_CO_TRY(is_legal);
       if (!rows_) rows_.emplace(cluster_.rows_, session);
@@ -129,10 +134,26 @@ class Cluster::MemberSink final : public transport::FrameSink {
   }
 
   const std::shared_ptr<Link>& link() const { return link_; }
-  /// Of a worker or a client of rows.
-  bool is_known() const { return link_ || rows_; }
+  const std::shared_ptr<ShardGroup::Link>& shard() const { return shard_; }
+  /// Of a worker, a client of rows or a shard server.
+  bool is_known() const { return link_ || rows_ || shard_; }
 
  private:
+  Task<Status> serve_shard(Session& session, InFrame frame) {
+    if (shard_) co_return co_await cluster_.shards_.on_frame(session, std::move(frame), shard_);
+    CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::ServerJoin>(frame.head));
+    std::shared_ptr<ShardGroup::Link> admitted;
+    const auto terms = cluster_.admit_server(session, tasks_, join, admitted);
+    if (!terms.ok()) {
+      log::warn("server.refused", {{"peer", session.peer().address}, {"why", terms.error()}});
+      CENTROID_CO_TRY(co_await session.respond_error(frame.header, terms.error()));
+      co_return terms.error();
+    }
+    shard_ = std::move(admitted);
+    const auto reply = proto::encode(terms.value());
+    co_return co_await session.respond(frame.header, reply);
+  }
+
   Task<Status> join(Session& session, InFrame frame) {
     auto message = proto::decode<proto::Join>(frame.head);
     if (!message.ok()) co_return std::move(message).error();
@@ -157,6 +178,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;
   std::optional<RowsService::Client> rows_;
+  std::shared_ptr<ShardGroup::Link> shard_;
 };
 
 /// A session that does not join is not kept.
@@ -185,6 +207,7 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   // session.
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session->close(cause);
+  if (sink.shard()) shards_.left(sink.shard(), cause);
   if (const auto& link = sink.link(); link && !link->is_gone) {
     if (roster_.lost(link->id, cause.to_string())) {
       tell(events_, log::Level::kWarn, "member.lost",
@@ -208,6 +231,9 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (stop_requested_)
     return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
   CENTROID_TRY(check_evicted(join.name));
+  if (spread_.lost_since)
+    return Error(ErrorCode::kUnavailable,
+                 "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   const std::uint64_t window = session.peer().credit_bytes;
@@ -381,6 +407,10 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
   if (!has_turn(store_->plan().chunk(head.chunk)))
     co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
+  if (!store_->is_here(head.chunk))
+    co_return Error(ErrorCode::kAborted, where + ": by route " +
+                                             std::to_string(spread_.route.version) +
+                                             " it lies on another server (join again)");
   const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
   if (bytes > limit)
     co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
@@ -476,9 +506,15 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : fragment().chunks.size();
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : part().size();
   const std::uint64_t received = aggregator_->received(*rank);
   CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
+  CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
+  if (!is_whole) {
+    link.pending_end = end;
+    return {};
+  }
+  link.pending_end.reset();
   count_end(link, end);
   tally(link, end);
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))

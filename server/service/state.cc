@@ -435,14 +435,18 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   std::shared_ptr<Snapshot> snapshot;
-  if (has_model) snapshot = store_->begin_snapshot(snapshot_budget_);
-  while (has_model && !snapshot) {
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) {
-      checkpointing_ = false;
-      checkpoint_done_.notify_all();
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    }
-    snapshot = store_->begin_snapshot(snapshot_budget_);
+  while (has_model) {
+    if (!spread_.has_others()) snapshot = store_->begin_snapshot(snapshot_budget_);
+    if (spread_.has_others()) snapshot = co_await frozen_servers();
+    if (snapshot && snapshot->version() != store_->version()) snapshot.reset();  // too late
+    if (snapshot || spread_.lost_since || has_lost_server()) break;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
+  }
+  if (has_model && !snapshot) {
+    checkpointing_ = false;
+    checkpoint_done_.notify_all();
+    co_return Error(ErrorCode::kCancelled, has_lost_server() ? "a server is gone with its chunks"
+                                                             : "the server is stopping");
   }
   const TimePoint begin = clock_.now();
   const CheckpointInfo info = checkpoint_info();
@@ -452,15 +456,16 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   journal_.checkpoint_begins(info.round);
   Manifest manifest;
   if (has_model) manifest = store_->plan().manifest();
-  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot),
+  const bool is_spread = spread_.has_others();
+  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
+  if (has_model) reader = snapshot_reader(snapshot);
+  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
                 rows = std::move(rows), keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal_dir]() mutable {
-    const auto read = [&](std::size_t plane, std::uint64_t offset, std::span<float> into) {
-      return snapshot->read(plane, offset, into);
-    };
     std::vector<CheckpointPart> parts;
     if (rows) parts = rows->parts();
-    auto written = std::make_optional(directory.write(info, manifest, read, parts));
+    auto written = std::make_optional(directory.write(info, manifest, reader, parts));
+    reader = nullptr;
     snapshot.reset();
     rows.reset();
     std::error_code ignored;
@@ -472,6 +477,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
   auto outcome = co_await run_on(blocking_, std::move(write));
   Result<CheckpointEntry>& written = *outcome;
+  if (is_spread) co_await thaw_servers();
   checkpointing_ = false;
   checkpoint_done_.notify_all();
   if (!written.ok()) {

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "common/base/log.h"
 #include "server/service/cluster.h"
+#include "server/shard/placement.h"
 
 namespace centroid::server {
 
@@ -180,6 +182,10 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
   };
   for (const MemberId member : machine_.missing()) {
     const auto link = find(member);
+    if (link && link->pending_end) {
+      add(member, "its chunks on server" + names_of_missing_holders(*link));
+      continue;
+    }
     const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
     add(member, adds ? "addition with its peers" : "contribution");
   }
@@ -236,7 +242,9 @@ std::vector<WaitView> Cluster::present_waits() const {
          .seconds = seconds(clock_.now() - round_opened_)});
   else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
     views.push_back({.who = "job",
-                     .for_whom = phase_ == Phase::kPaused ? "operator" : "workers",
+                     .for_whom = phase_ == Phase::kPaused ? "operator"
+                                 : waits_for_servers()    ? "servers"
+                                                          : "workers",
                      .what = phase_reason_,
                      .seconds = seconds(clock_.now() - started_)});
   if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
@@ -308,6 +316,61 @@ Task<void> Cluster::watch_waits() {
     }
     told = std::move(lasting);
   }
+}
+
+Task<std::vector<ServerView>> Cluster::servers() {
+  auto read = [this] {
+    std::vector<ServerView> views;
+    const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
+      ServerView view;
+      view.name = link == nullptr ? config_.leader_name() : link->name;
+      view.endpoint = link == nullptr ? data_endpoint_ : link->endpoint;
+      if (link != nullptr) {
+        view.address = link->address;
+        view.joined_unix_seconds = link->joined_unix_seconds;
+      }
+      view.state = link == nullptr     ? "leader"
+                   : link->is_draining ? "draining"
+                   : index == kNobody  ? "joining"
+                                       : "serving";
+      for (std::size_t i = 0; store_ && index != kNobody && i < store_->plan().chunks().size();
+           ++i) {
+        const bool is_here =
+            spread_.route.owners.empty() ? index == 0 : spread_.route.owners[i] == index;
+        const bool is_to_be = spread_.target.empty() ? is_here : spread_.target[i] == index;
+        view.moves += is_here != is_to_be ? 1 : 0;
+        if (!is_here) continue;
+        ++view.chunks;
+        view.bytes += store_->plan().chunks()[i].elements * sizeof(float);
+      }
+      views.push_back(std::move(view));
+    };
+    add(0, nullptr);
+    for (const auto& [name, link] : shards_.present()) {
+      const auto at = std::ranges::find(spread_.links, link);
+      add(at == spread_.links.end() ? kNobody
+                                    : static_cast<std::size_t>(at - spread_.links.begin()),
+          link.get());
+    }
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<Status> Cluster::drain_server(const std::string& name) {
+  auto act = [this, name]() -> Status {
+    if (name == config_.leader_name())
+      return Error(ErrorCode::kFailedPrecondition,
+                   "server '" + name + "' is the leader: the job ends with it (job stop)");
+    const auto link = shards_.find(name);
+    if (!link) return Error(ErrorCode::kNotFound, "there is no server '" + name + "'");
+    link->is_draining = true;
+    if (spread_.has_others()) plan_moves();
+    log::info("server.draining", {{"server", name}});
+    changed_.notify_all();
+    return {};
+  };
+  co_return co_await run_on(executor_, std::move(act));
 }
 
 Task<std::vector<CheckpointView>> Cluster::checkpoints() {

@@ -12,6 +12,7 @@ ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimi
                                bool keeps_residual)
     : plan_(std::make_shared<const ChunkPlan>(std::move(plan))),
       optimizer_(std::move(optimizer)),
+      chunks_here_(plan_->chunks().size()),
       params_(std::make_shared<Plane>(*plan_, 0)),
       spare_(std::make_shared<Plane>(*plan_, 1)) {
   CENTROID_CHECK(optimizer_ != nullptr);
@@ -29,6 +30,24 @@ std::uint64_t ParameterStore::memory_bytes() const {
   if (residual_) bytes += residual_->bytes();
   if (snapshot_) bytes += snapshot_->copied_bytes();
   return bytes;
+}
+
+void ParameterStore::place(std::vector<bool> is_here) {
+  CENTROID_CHECK(is_here.size() == plan_->chunks().size() && !is_ahead_);
+  is_here_ = std::move(is_here);
+  chunks_here_ = 0;
+  for (const Chunk& chunk : plan_->chunks()) {
+    if (is_here_[chunk.id.value]) {
+      ++chunks_here_;
+      continue;
+    }
+    for (std::size_t number = 0; number <= slots_.size() + (residual_ ? 1 : 0); ++number) {
+      preserve(*plane(number), chunk);
+      plane(number)->discard(chunk);
+    }
+    preserve(*spare_, chunk);
+    spare_->discard(chunk);
+  }
 }
 
 std::span<const float> ParameterStore::params(const Chunk& chunk) const {
@@ -124,13 +143,13 @@ void ParameterStore::commit_in_place() {
 }
 
 void ParameterStore::commit_swap(std::span<const Chunk> chunks) {
-  if (chunks.size() == plan_->chunks().size()) return commit_swap();
+  if (is_all(chunks)) return commit_swap();
   for (const Chunk& chunk : chunks) copy_spare(chunk, *params_);
   commit_in_place(chunks);
 }
 
 void ParameterStore::commit_in_place(std::span<const Chunk> chunks) {
-  if (chunks.size() == plan_->chunks().size()) return commit_in_place();
+  if (is_all(chunks)) return commit_in_place();
   if (residual_)
     for (const Chunk& chunk : chunks) copy_spare(chunk, *residual_);
   count_step();
@@ -179,8 +198,8 @@ std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget
   std::vector<std::shared_ptr<const Plane>> planes{params_};
   planes.insert(planes.end(), slots_.begin(), slots_.end());
   if (residual_) planes.push_back(residual_);
-  const std::shared_ptr<Snapshot> snapshot(
-      new Snapshot(plan_, std::move(planes), version_, optimizer_step_, copy_budget_bytes));
+  const std::shared_ptr<Snapshot> snapshot(new Snapshot(
+      plan_, std::move(planes), is_here_, version_, optimizer_step_, copy_budget_bytes));
   snapshot_ = snapshot;
   // The reader's handle. Its end is told to the store by `drop`: a weak pointer that has expired
   // orders nothing between the reader's last look at the memory and the store's next write.

@@ -45,6 +45,11 @@ class ParameterStore {
   /// Planes, and what a running snapshot has copied aside.
   std::uint64_t memory_bytes() const;
 
+  /// Only these chunks (by chunk id) lie here from now on; the memory of the others is given back.
+  /// At first all do. Between rounds, with no reply being sent of what goes.
+  void place(std::vector<bool> is_here);
+  bool is_here(ChunkId chunk) const { return is_here_.empty() || is_here_[chunk.value]; }
+
   std::span<const float> params(const Chunk& chunk) const;
   /// To write into, until the next commit: asking is what saves the chunk for a running snapshot,
   /// so ask anew after each commit_swap and begin_snapshot.
@@ -85,7 +90,7 @@ class ParameterStore {
   /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; spare and residual change
   /// places.
   void commit_in_place();
-  /// The same after a round of these chunks: the others stay as they were.
+  /// The same after a round of these chunks, all of which lie here: the others stay as they were.
   void commit_swap(std::span<const Chunk> chunks);
   void commit_in_place(std::span<const Chunk> chunks);
   /// Rounds take turns with so many parts of the model: a part's steps are counted for itself.
@@ -136,6 +141,7 @@ class ParameterStore {
  private:
   bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
+  bool is_all(std::span<const Chunk> chunks) const { return chunks.size() == chunks_here_; }
   std::span<const float> times_factor(std::span<const float> gradient);
   void copy_spare(const Chunk& chunk, Plane& to);
   void count_step();
@@ -149,7 +155,9 @@ class ParameterStore {
   std::uint64_t optimizer_step_ = 0, fragments_ = 1;
   float gradient_factor_ = 1;
   std::vector<float> scratch_;  // a chunk of the mean times gradient_factor_
-  bool is_ahead_ = false;       // slots or parameters hold part of the next version
+  std::vector<bool> is_here_;   // by chunk; empty: all
+  std::size_t chunks_here_ = 0;
+  bool is_ahead_ = false;  // slots or parameters hold part of the next version
   // Shared with a running snapshot only, which may outlive the store.
   std::shared_ptr<Plane> params_, spare_;
   std::vector<std::shared_ptr<Plane>> slots_;

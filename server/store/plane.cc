@@ -12,16 +12,16 @@ namespace centroid::server {
 namespace {
 
 /// Set to zero without touching: private pages that are given back read as zero when next touched.
-void zero_lazily(const Buffer& buffer) {
+void zero_lazily(MutableBytes memory) {
   static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const auto address = reinterpret_cast<std::uintptr_t>(buffer.data());
-  const std::size_t head = std::min(buffer.size(), (page - address % page) % page);
-  const std::size_t whole = (buffer.size() - head) / page * page;
-  std::byte* const pages = buffer.data() + head;
-  std::fill_n(buffer.data(), head, std::byte{0});
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::size_t head = std::min(memory.size(), (page - address % page) % page);
+  const std::size_t whole = (memory.size() - head) / page * page;
+  std::byte* const pages = memory.data() + head;
+  std::fill_n(memory.data(), head, std::byte{0});
   if (whole != 0 && madvise(pages, whole, MADV_DONTNEED) != 0)  // refused for locked pages
     std::fill_n(pages, whole, std::byte{0});
-  std::fill_n(pages + whole, buffer.size() - head - whole, std::byte{0});
+  std::fill_n(pages + whole, memory.size() - head - whole, std::byte{0});
 }
 
 }  // namespace
@@ -30,7 +30,12 @@ Plane::Plane(const ChunkPlan& plan, std::uint32_t tag)
     : memory_(static_cast<std::size_t>(plan.total_elements()) * sizeof(float)),
       holds_(plan.chunks().size()),
       tag_(tag) {
-  zero_lazily(memory_);
+  zero_lazily({memory_.data(), memory_.size()});
+}
+
+void Plane::discard(const Chunk& chunk) {
+  CENTROID_CHECK(!is_held(chunk.id));
+  zero_lazily(std::as_writable_bytes(values(chunk)));
 }
 
 void Plane::release(ChunkId chunk) {

@@ -26,6 +26,8 @@ class Plane {
                             static_cast<std::size_t>(chunk.elements));
   }
   std::size_t bytes() const { return memory_.size(); }
+  /// Zero, and give the memory back to the system where it fills whole pages.
+  void discard(const Chunk& chunk);
 
   void hold(ChunkId chunk) { ++holds_[chunk.value]; }
   void release(ChunkId chunk);

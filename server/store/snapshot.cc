@@ -23,8 +23,9 @@ std::size_t chunk_at(std::span<const Chunk> chunks, std::uint64_t position) {
 }  // namespace
 
 Snapshot::Snapshot(std::shared_ptr<const ChunkPlan> plan,
-                   std::vector<std::shared_ptr<const Plane>> planes, Version version,
-                   std::uint64_t optimizer_step, std::size_t copy_budget_bytes)
+                   std::vector<std::shared_ptr<const Plane>> planes,
+                   const std::vector<bool>& is_here, Version version, std::uint64_t optimizer_step,
+                   std::size_t copy_budget_bytes)
     : plan_(std::move(plan)),
       planes_(std::move(planes)),
       version_(version),
@@ -33,6 +34,7 @@ Snapshot::Snapshot(std::shared_ptr<const ChunkPlan> plan,
       pieces_(planes_.size() * plan_->chunks().size()) {
   for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
     for (const Chunk& chunk : plan_->chunks()) {
+      if (!is_here.empty() && !is_here[chunk.id.value]) continue;
       piece(plane, chunk.id).unread = chunk.elements;
       unread_elements_ += chunk.elements;
       uncopied_bytes_ += bytes_of(chunk);

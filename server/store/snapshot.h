@@ -36,7 +36,8 @@ class Snapshot {
   /// As PlaneReader (plane 0 the parameters, then the slots); any order, but sequential reading
   /// frees memory soonest. Each element may be read once.
   ///
-  /// fails  invalid_argument: no such plane or elements; failed_precondition: read before;
+  /// fails  invalid_argument: no such plane or elements; failed_precondition: read before, or not
+  ///        here (ParameterStore::place);
   ///        resource_exhausted: the budget did not hold the store's changes: begin another one
   Status read(std::size_t plane, std::uint64_t offset, std::span<float> into);
 
@@ -52,7 +53,8 @@ class Snapshot {
   };
 
   Snapshot(std::shared_ptr<const ChunkPlan> plan, std::vector<std::shared_ptr<const Plane>> planes,
-           Version version, std::uint64_t optimizer_step, std::size_t copy_budget_bytes);
+           const std::vector<bool>& is_here, Version version, std::uint64_t optimizer_step,
+           std::size_t copy_budget_bytes);
 
   /// Called by the store before it changes a chunk of this memory.
   void preserve(const Plane& memory, const Chunk& chunk);

@@ -59,6 +59,16 @@ class SampleControl final : public server::ControlPlane {
     co_await answer();
     co_return std::vector<server::WaitView>(1);
   }
+  Task<std::vector<server::ServerView>> servers() override {
+    co_await answer();
+    std::vector<server::ServerView> views(1);
+    views[0].name = "leader";
+    views[0].state = "leader";
+    co_return views;
+  }
+  Task<Status> drain_server(const std::string& name) override {
+    co_return co_await act("drain server " + name);
+  }
   Task<std::vector<server::CheckpointView>> checkpoints() override {
     co_await answer();
     co_return std::vector<server::CheckpointView>(1);

@@ -4,5 +4,7 @@ centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc com
   component/local_steps_test.cc component/ring_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/repeated_runs_test.cc
   DEPS centroid_test_cluster TIMEOUT 300)
+centroid_test(servers_test LABEL component SOURCES component/servers_test.cc
+  DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
 centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc
   DEPS centroid_test_cluster centroid::rows_client)

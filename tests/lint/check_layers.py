@@ -36,17 +36,18 @@ MAY = {
     "server/tokens": [BASE],
     "server/election": [BASE, ASYNC, CHECKPOINT],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
+    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, "transport", "server/aggregate", "server/store"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
     "server/api": [BASE, ASYNC, "transport", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
-    + ["server/config", "server/election", "server/events"]
+    + ["server/config", "server/election", "server/events", "server/shard"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
-    + ["server/events", "server/config", "server/election", "server/api/view"],
+    + ["server/events", "server/config", "server/election", "server/shard", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, CHECKPOINT],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
@@ -64,7 +65,7 @@ MAY["tests"] = list(MAY)
 HOMES = {
     r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
     r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
+    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"

@@ -11,6 +11,7 @@
 
 #include "common/base/random.h"
 #include "common/proto/rows.h"
+#include "common/proto/servers.h"
 
 namespace centroid::proto {
 namespace {
@@ -144,6 +145,52 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RowsPull>("rows-pull");
   expect_documented<RowsPush>("rows-push");
   expect_documented<RowsPushReply>("rows-push-reply");
+  expect_documented<ServerJoin>("server-join");
+  expect_documented<ServerTerms>("server-terms");
+  expect_documented<ServerModel>("server-model");
+  expect_documented<Route>("route");
+  expect_documented<ServerChunk>("server-chunk");
+  expect_documented<ServerState>("server-state");
+  expect_documented<WeighedContribution>("whole");
+  expect_documented<Merge>("merge");
+  expect_documented<MergeReply>("merge-reply");
+  expect_documented<Step>("step");
+  expect_documented<Forget>("forget");
+  expect_documented<Enter>("enter");
+}
+
+TEST(Messages, ServersAreAsTheContractSays) {
+  Route route;
+  route.version = 3;
+  route.servers = {{"leader", ""}, {"b", "10.0.0.2:7070"}};
+  route.owners = {0, 1, 0};
+  EXPECT_EQ(encode(route), documented("route"));
+  const auto told = decode<Route>(documented("route")).value();
+  EXPECT_EQ(told.servers, route.servers);
+  EXPECT_EQ(told.owners, route.owners);
+  route.owners = {2};
+  EXPECT_FALSE(decode<Route>(encode(route)).ok()) << "an owner that is no server";
+  route.servers.clear();
+  route.owners.clear();
+  EXPECT_FALSE(decode<Route>(encode(route)).ok()) << "no leader";
+  const auto merge = decode<Merge>(documented("merge")).value();
+  ASSERT_EQ(merge.parts.size(), 1u);
+  EXPECT_EQ(merge.parts[0].key.member, MemberId(4));
+  EXPECT_EQ(merge.parts[0].weight, 32.0);
+  EXPECT_EQ(merge.members, std::vector<MemberId>{MemberId(4)});
+  EXPECT_FALSE(merge.wants_norm);
+  Merge wrong = merge;
+  wrong.total_weight = 0;
+  EXPECT_FALSE(decode<Merge>(encode(wrong)).ok());
+  const auto enter = decode<Enter>(documented("enter")).value();
+  EXPECT_EQ(enter.route, 3u);
+}
+
+TEST(Messages, ACountBeyondTheHeadIsRefusedBeforeMemoryIsTaken) {
+  auto bytes = encode(MergeReply());
+  const std::uint32_t many = ~std::uint32_t{0};
+  std::memcpy(bytes.data(), &many, sizeof many);
+  EXPECT_FALSE(decode<MergeReply>(bytes).ok());
 }
 
 TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {

@@ -125,6 +125,24 @@ TEST(PlaneNorm, FewNumbersGiveTheBitsOfThePlaneWithZeros) {
   EXPECT_EQ(listed.value(), whole.value());
 }
 
+TEST(PlaneNorm, ChunksSummedElsewhereGiveTheSameBits) {
+  CounterRng rng(13, 1);
+  std::vector<float> plane(5003);
+  for (float& x : plane) x = static_cast<float>(rng.normal());
+  PlaneNorm whole, spread, uncut;
+  uncut.add(0, plane);
+  for (std::size_t at = 0; at < plane.size(); at += 1000) {
+    const auto chunk = std::span(plane).subspan(at, std::min<std::size_t>(1000, plane.size() - at));
+    whole.add(at, chunk);
+    whole.end_chunk();
+    PlaneNorm elsewhere;
+    elsewhere.add(at, chunk);
+    spread.add_chunk(elsewhere.end_chunk());
+  }
+  EXPECT_EQ(spread.value(), whole.value());
+  EXPECT_NEAR(spread.value(), uncut.value(), 1e-12 * uncut.value());
+}
+
 TEST(PlaneNorm, ClippingBringsTheNormToTheBoundAndLeavesTheRest) {
   EXPECT_EQ(clip_factor(10, 0), 1);
   EXPECT_EQ(clip_factor(10, 10), 1);

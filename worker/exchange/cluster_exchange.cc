@@ -208,7 +208,10 @@ class ClusterExchange final : public Exchange {
     };
     if (const double bound = optimizer_->config().clip_norm; bound > 0) {
       PlaneNorm norm;
-      for (const Range& run : runs) norm.add(run.begin, part(results, run));
+      for (const Chunk& chunk : fragment().chunks) {
+        norm.add(chunk.position, results.subspan(chunk.position, chunk.elements));
+        norm.end_chunk();
+      }
       const float factor = clip_factor(norm.value(), bound);
       if (factor != 1)
         for (const Range& run : runs)
@@ -284,11 +287,13 @@ class ClusterExchange final : public Exchange {
       CENTROID_ASSIGN(const auto sparse, link_.sparse_result(chunk));
       if (sparse) {
         norm.add(chunk.position, sparse->index, sparse->value);
+        norm.end_chunk();
         continue;
       }
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
       CENTROID_TRY(link_.decode_result(chunk, mean));
       norm.add(chunk.position, mean);
+      norm.end_chunk();
     }
     return clip_factor(norm.value(), optimizer_->config().clip_norm);
   }

@@ -15,8 +15,12 @@ namespace {
 
 class LocalExchange final : public Exchange {
  public:
-  LocalExchange(LocalOptions options, ExchangeMemory memory, std::unique_ptr<Optimizer> optimizer)
-      : options_(std::move(options)), memory_(std::move(memory)), optimizer_(std::move(optimizer)) {
+  LocalExchange(LocalOptions options, ChunkPlan plan, ExchangeMemory memory,
+                std::unique_ptr<Optimizer> optimizer)
+      : options_(std::move(options)),
+        plan_(std::move(plan)),
+        memory_(std::move(memory)),
+        optimizer_(std::move(optimizer)) {
     slots_.assign(optimizer_->slots(), std::vector<float>(memory_.params.size()));
     memory_.initialize(options_.seed);
   }
@@ -90,7 +94,11 @@ class LocalExchange final : public Exchange {
   std::span<const float> gradient() {
     PlaneNorm norm;
     const double bound = optimizer_->config().clip_norm;
-    if (bound > 0) norm.add(0, memory_.gradients);
+    if (bound > 0)
+      for (const Chunk& chunk : plan_.chunks()) {
+        norm.add(chunk.position, memory_.gradients.subspan(chunk.position, chunk.elements));
+        norm.end_chunk();
+      }
     const float factor = clip_factor(norm.value(), bound);
     if (factor == 1) return memory_.gradients;
     clipped_.assign(memory_.gradients.begin(), memory_.gradients.end());
@@ -133,6 +141,7 @@ class LocalExchange final : public Exchange {
   }
 
   LocalOptions options_;
+  ChunkPlan plan_;  ///< when the norm may be clipped
   ExchangeMemory memory_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<std::vector<float>> slots_;
@@ -151,8 +160,12 @@ Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, Exch
   if (options.epochs == 0 && options.rounds == 0)
     return Error(ErrorCode::kInvalidArgument, "exchange local needs a goal: --epochs or --rounds");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
-  return std::unique_ptr<Exchange>(
-      std::make_unique<LocalExchange>(std::move(options), std::move(memory), std::move(optimizer)));
+  ChunkPlan plan;
+  if (options.optimizer.clip_norm > 0) {
+    CENTROID_ASSIGN(plan, ChunkPlan::make(options.manifest, options.chunk_bytes));
+  }
+  return std::unique_ptr<Exchange>(std::make_unique<LocalExchange>(
+      std::move(options), std::move(plan), std::move(memory), std::move(optimizer)));
 }
 
 }  // namespace centroid::worker

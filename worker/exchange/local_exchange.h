@@ -19,7 +19,8 @@ struct LocalOptions {
   std::uint64_t epochs = 1, rounds = 0;  ///< 0: no limit; at least one of the two
   bool skip_nonfinite = false, propagate_nonfinite = false;
   Manifest manifest;
-  std::string checkpoint_dir;  ///< write the final state here; empty: nowhere
+  std::uint64_t chunk_bytes = 1u << 20;  ///< the server's, whose bits norm clipping is to have
+  std::string checkpoint_dir;            ///< write the final state here; empty: nowhere
   std::uint64_t checkpoint_keep = 3;
   std::string model;
 };

@@ -68,6 +68,7 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
       wake_(executor),
       loop_ready_(executor),
       joined_(executor),
+      arrived_(executor),
       servers_(options_.servers) {
   reconnects_ = registry.counter("centroid_worker_reconnects_total",
                                  "Times the worker lost the server and tried again.");
@@ -232,6 +233,8 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
   have_.assign(plan_.chunks().size(), false);
   held_ = Version();
   peers_.reset();
+  route_ = {};
+  shards_.clear();
   if (options_.peers) {
     ReduceTerms reduce;
     reduce.run_id = terms_.run_id;
@@ -313,6 +316,9 @@ Task<Error> ServerLink::serve(Session& session) {
   behind_.reset();
   wake_.notify_all();
   joined_.notify_all();
+  arrived_.notify_all();
+  for (const auto& shard : shards_)
+    if (shard && shard->session != nullptr) shard->session->close(cause);
   children.cancel();
   co_await children.join();
   tasks_ = nullptr;

@@ -12,6 +12,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
+#include "common/proto/servers.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "common/tensor/fragments.h"
@@ -49,7 +50,8 @@ class Mailbox {
 
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
 /// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
-/// peer_round.cc (rounds whose gradients are added among the workers).
+/// server_route.cc (a model on several servers), peer_round.cc (rounds whose gradients are added
+/// among the workers).
 class ServerLink final : public transport::FrameSink {
  public:
   ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
@@ -131,6 +133,21 @@ class ServerLink final : public transport::FrameSink {
   Task<Status> take_result(transport::Session& session, proto::ResultChunk head,
                            std::uint64_t bytes);
   Task<Status> take_state(transport::Session& session, proto::StateChunk head, std::uint64_t bytes);
+  class ShardSink;
+  friend class ShardSink;
+  struct ShardLink {
+    proto::RouteServer server;
+    transport::Session* session = nullptr;  // once it let us in
+    bool is_dropped = false;
+  };
+  transport::Session* session_for(ChunkId chunk, transport::Session& leader) const;
+  Task<Status> route_told(transport::Session& leader, proto::Route route);
+  Task<Status> enter_shard(transport::Session& session, std::shared_ptr<ShardLink> shard,
+                           std::uint64_t route);
+  Task<Error> run_shard(std::shared_ptr<ShardLink> shard, std::uint64_t route);
+  Task<void> serve_shard(transport::Session& leader, std::shared_ptr<ShardLink> shard,
+                         std::uint64_t route);
+  Task<Status> await_results(transport::Session& leader, proto::RoundClosed closed);
   Status round_opened(proto::RoundOpen open);
   Status round_closed(proto::RoundClosed closed);
   void deliver_closed();
@@ -148,6 +165,7 @@ class ServerLink final : public transport::FrameSink {
   Generation feedback_generation_;
   Event wake_;  // sender
   Event loop_ready_, joined_;
+  Event arrived_;  // a result, or a session with another server
   bool loop_waits() const { return waits_serial_ == serial_; }
   /// The loop has made the results of every committed round its parameters.
   bool has_applied() const { return waits_serial_.value_or(0) >= committed_serial_; }
@@ -167,6 +185,10 @@ class ServerLink final : public transport::FrameSink {
   std::span<float> params_, results_;
   std::vector<std::vector<float>> slots_;
   std::vector<std::byte> encoded_;
+
+  // several servers
+  proto::Route route_;                              // no owners: all chunks are the leader's
+  std::vector<std::shared_ptr<ShardLink>> shards_;  // by server of the route; the first is nullptr
 
   // the open round
   std::optional<proto::RoundOpen> open_;

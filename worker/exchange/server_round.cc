@@ -42,6 +42,10 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
   const std::uint64_t bytes = frame.header.payload_bytes;
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
   CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(), bytes));
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::ServersKind::kRoute)) {
+    CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));
+    co_return co_await route_told(session, std::move(route));
+  }
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kHeartbeat:
       co_return Status();
@@ -73,6 +77,7 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
     }
     case Kind::kRoundClosed: {
       CENTROID_CO_ASSIGN(auto closed, proto::decode<proto::RoundClosed>(frame.head));
+      CENTROID_CO_TRY(co_await await_results(session, closed));
       co_return round_closed(std::move(closed));
     }
     case Kind::kKeep: {
@@ -191,6 +196,8 @@ Task<Status> ServerLink::take_result(Session& session, proto::ResultChunk head,
   }
   CENTROID_CO_TRY(co_await session.read_payload(into));
   bytes_in_.add(static_cast<double>(bytes));
+  if (!open_ || head.round != open_->round || head.attempt != open_->attempt)
+    co_return Status();  // another server's; the leader has given the attempt up meanwhile
   {
     const std::lock_guard lock(traffic_mutex_);
     codecs_.raw_in += chunk.elements * sizeof(float);
@@ -317,7 +324,11 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
     const bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
     if (has_share && !waits_for_all && next < order_.size() && nonfinite_tensor_.empty()) {
       for (const Chunk& chunk : plan_.chunks_of(order_[next])) {
-        CENTROID_CO_TRY(co_await send_chunk(session, chunk, open));
+        Session* const owner = session_for(chunk.id, session);
+        while (owner == nullptr && !session.is_closed())  // its loss ends the leader's session too
+          co_await arrived_.wait(now() + std::chrono::milliseconds(100));
+        if (owner == nullptr) co_return Status();
+        CENTROID_CO_TRY(co_await send_chunk(*owner, chunk, open));
         if (!is_current(open) || !nonfinite_tensor_.empty()) break;
       }
       ++next;

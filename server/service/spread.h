@@ -1,0 +1,41 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/tensor/chunk_plan.h"
+#include "server/shard/shard_group.h"
+#include "server/store/snapshot.h"
+
+namespace centroid::server {
+
+/// How the model lies on several servers now. Without shard servers: all lists are empty, and all
+/// chunks are the leader's.
+struct Spread {
+  using Link = ShardGroup::Link;
+  proto::Route route;                        ///< version 0: there never were several
+  std::vector<std::shared_ptr<Link>> links;  ///< by server of the route; the first is nullptr
+  std::vector<std::uint16_t> target;         ///< owners when all moves are made
+  std::vector<std::vector<Chunk>> parts;     ///< by fragment: what lies on the leader
+  /// By fragment: servers, other than the leader, on which chunks of it lie.
+  std::vector<std::vector<const Link*>> holders;
+  /// Weights of contributions that are whole on a server.
+  std::map<std::pair<proto::ContributionKey, const Link*>, double> whole;
+
+  std::optional<TimePoint> lost_since;
+  std::string lost;        ///< name of a server that is gone with its chunks
+  bool were_here = false;  ///< as many servers as the setting asks for
+
+  std::uint64_t freezes = 0;  ///< checkpoints that want a version to be kept between two rounds
+  std::shared_ptr<Snapshot> frozen;
+
+  bool has_others() const { return links.size() > 1; }
+  std::vector<std::shared_ptr<Link>> others() const {
+    return {links.begin() + (links.empty() ? 0 : 1), links.end()};
+  }
+};
+
+}  // namespace centroid::server

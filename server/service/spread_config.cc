@@ -1,0 +1,46 @@
+#include "server/config.h"
+
+/// Settings of a model on several servers.
+namespace centroid::server {
+
+void register_servers(config::Schema& s, ServerConfig& c) {
+  s.field("join", &c.join,
+          {.text = "be a shard server: hold a part of the model of the leader that listens at "
+                   "HOST:PORT, and do what it says (docs/several-servers.md)"});
+  s.field("join_timeout", &c.join_timeout,
+          {.text = "shard server: leave when there was no leader for so long",
+           .unit = "ms",
+           .min = 100},
+          "join-timeout");
+  s.field("servers", &c.servers,
+          {.text = "servers to wait for before the first round, this leader and its shard servers",
+           .unit = "servers",
+           .min = 1,
+           .max = 256});
+  s.field("servers_wait", &c.servers_wait,
+          {.text = "how long to wait for a shard server that is gone with its chunks, before the "
+                   "others take them from the newest checkpoint",
+           .unit = "ms",
+           .min = 0},
+          "servers-wait");
+}
+
+std::string why_one_server(const ServerConfig& c) {
+  if (c.is_peer_to_peer())
+    return "with exchange " + c.exchange +
+           " no parameters lie on a server: take exchange star for several servers";
+  if (c.compresses_results())
+    return "codec_down " + c.codec_down +
+           " works with one server so far: leave codec_down f32 for several";
+  if (c.cadence_mode != "off")
+    return "cadence " + c.cadence_mode +
+           " works with one server so far: leave cadence off for several";
+  if (c.has_election())
+    return "a leader that etcd chooses works with one server so far: leave etcd away for several";
+  if (c.keeps_journal())
+    return "the journal works with one server so far: leave journal off and set "
+           "checkpoint.every_rounds for several";
+  return "";
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/tensor/chunk_plan.h"
+
+namespace centroid::server {
+
+/// Servers that one model may lie on.
+inline constexpr std::size_t kMaxServers = 256;
+/// Owner of a chunk that lies nowhere yet.
+inline constexpr std::uint16_t kNobody = 0xFFFF;
+/// Bytes of the fullest server over the mean, which `place` keeps where the chunks allow it.
+inline constexpr double kMaxImbalance = 1.02;
+
+/// Which server holds which chunk: by chunk the index of its server. Pure: the same arguments give
+/// the same answer everywhere.
+///
+/// new      the largest chunk first, each to the server with the fewest bytes (the first of
+///          equals)
+/// balance  max / mean of the bytes is at most kMaxImbalance, unless chunks are too few and too
+///          large for it: the fullest server exceeds the emptiest by one chunk at most when all
+///          chunks are new
+/// moves    `before` (one owner a chunk, kNobody: to be placed): chunks stay where they are but for
+///          what a fuller server gives up until it has the mean; so a server that comes takes its
+///          share and no other chunk moves, and of one that goes only its own chunks move
+/// limits   1 <= servers <= kMaxServers; before is empty (all are new) or has an owner a chunk
+/// source   Graham 1969, "Bounds on Multiprocessing Timing Anomalies" (longest processing time)
+std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
+                                 std::span<const std::uint16_t> before = {});
+
+/// Bytes of the fullest server over the mean; 1 for a model without elements.
+double imbalance(const ChunkPlan& plan, std::size_t servers, std::span<const std::uint16_t> owners);
+
+}  // namespace centroid::server

@@ -1,0 +1,393 @@
+#include "server/shard/shard.h"
+
+#include <algorithm>
+#include <random>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+using proto::ServersKind;
+using transport::InFrame;
+using transport::Session;
+
+namespace {
+
+constexpr std::chrono::seconds kHandshake{5}, kConnect{10};
+
+/// Errors that another try cannot mend.
+bool is_final(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnimplemented:
+    case ErrorCode::kInternal:
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <class M>
+Task<Status> answer(Session& session, transport::FrameHeader request, Result<M> reply) {
+  if (!reply.ok()) co_return co_await session.respond_error(request, reply.error());
+  const auto head = proto::encode(reply.value());
+  co_return co_await session.respond(request, head);
+}
+
+}  // namespace
+
+/// What the leader sends. Sums and steps are made beside the reading, so that heartbeats go on.
+class Shard::LeaderSink final : public transport::FrameSink {
+ public:
+  LeaderSink(Shard& shard, TaskGroup& tasks) : shard_(shard), tasks_(tasks) {}
+
+  Task<Status> on_frame(Session& session, InFrame frame) override {
+    const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+    CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),
+                                       frame.header.payload_bytes));
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
+      co_return Status();
+    switch (static_cast<ServersKind>(frame.header.kind)) {
+      case ServersKind::kModel: {
+        CENTROID_CO_ASSIGN(const auto model, proto::decode<proto::ServerModel>(frame.head));
+        const Status taken = shard_.take_model(model);
+        co_return co_await done(session, frame.header, taken);
+      }
+      case ServersKind::kPlace: {
+        CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));
+        const Status taken = shard_.take_place(std::move(route));
+        co_return co_await done(session, frame.header, taken);
+      }
+      case ServersKind::kLoad: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::ServerChunk>(frame.head));
+        Buffer buffer(frame.header.payload_bytes);
+        CENTROID_CO_TRY(
+            co_await session.read_payload(buffer.bytes().first(frame.header.payload_bytes)));
+        const Status taken =
+            shard_.take_chunk(head, buffer.bytes().first(frame.header.payload_bytes));
+        co_return co_await done(session, frame.header, taken);
+      }
+      case ServersKind::kBegin: {
+        CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
+        const Status begun = shard_.begin(state);
+        co_return co_await done(session, frame.header, begun);
+      }
+      case ServersKind::kFetch: {
+        CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::ServerChunk>(frame.head));
+        tasks_.spawn(send_chunk(session, frame.header, head));
+        co_return Status();
+      }
+      case ServersKind::kFreeze: {
+        CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
+        const Status frozen = shard_.freeze(state);
+        co_return co_await done(session, frame.header, frozen);
+      }
+      case ServersKind::kMerge: {
+        CENTROID_CO_ASSIGN(auto merge, proto::decode<proto::Merge>(frame.head));
+        tasks_.spawn(run_merge(session, frame.header, std::move(merge)));
+        co_return Status();
+      }
+      case ServersKind::kStep: {
+        CENTROID_CO_ASSIGN(const auto step, proto::decode<proto::Step>(frame.head));
+        tasks_.spawn(run_step(session, frame.header, step));
+        co_return Status();
+      }
+      case ServersKind::kCommit: {
+        CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
+        const Status committed = shard_.commit(state);
+        co_return co_await done(session, frame.header, committed);
+      }
+      case ServersKind::kForget: {
+        CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
+        shard_.forget(gone);
+        co_return Status();
+      }
+      default:
+        co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
+                                                         std::to_string(frame.header.kind) +
+                                                         " from the leader (docs/wire.md)");
+    }
+  }
+
+ private:
+  static Task<Status> done(Session& session, transport::FrameHeader request, Status status) {
+    if (!status.ok()) co_return co_await session.respond_error(request, status.error());
+    co_return co_await session.respond(request, Bytes());
+  }
+  Task<void> send_chunk(Session& session, transport::FrameHeader request, proto::ServerChunk head) {
+    const auto values = shard_.read_chunk(head);
+    if (!values.ok()) {
+      (void)co_await session.respond_error(request, values.error());
+      co_return;
+    }
+    (void)co_await session.respond(request, Bytes(), std::as_bytes(std::span(values.value())));
+  }
+  Task<void> run_merge(Session& session, transport::FrameHeader request, proto::Merge merge) {
+    auto reply = co_await shard_.merge(std::move(merge));
+    (void)co_await answer(session, request, std::move(reply));
+  }
+  Task<void> run_step(Session& session, transport::FrameHeader request, proto::Step step) {
+    const Status stepped = co_await shard_.step(step);
+    (void)co_await done(session, request, stepped);
+  }
+
+  Shard& shard_;
+  TaskGroup& tasks_;
+};
+
+Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions options,
+             const Clock& clock)
+    : executor_(executor),
+      transport_(transport),
+      options_(std::move(options)),
+      clock_(clock),
+      changed_(executor),
+      tasks_(executor) {}
+
+Shard::~Shard() = default;
+
+void Shard::request_stop(const std::string& why) {
+  if (!stopping_) log::info("server.stop_requested", {{"why", why}});
+  stopping_ = true;
+  stop_reason_ = why;
+  if (leader_ != nullptr) leader_->close(Error(ErrorCode::kCancelled, why));
+  changed_.notify_all();
+}
+
+Task<Status> Shard::run(transport::Listener& listener) {
+  tasks_.spawn(accept_loop(listener));
+  std::mt19937_64 jitter(std::random_device{}());
+  Status result;
+  TimePoint alone_since = clock_.now();
+  std::chrono::milliseconds backoff{100};
+  while (!stopping_) {
+    Error failure(ErrorCode::kInternal, "");
+    auto session = co_await connect();
+    if (session.ok()) {
+      failure = co_await serve_leader(*session.value());
+      if (std::exchange(is_joined_, false)) {
+        backoff = std::chrono::milliseconds(100);
+        alone_since = clock_.now();
+      }
+    } else {
+      failure = session.error();
+    }
+    forget_everything(failure);
+    if (stopping_) break;
+    if (failure.code() == ErrorCode::kCancelled) {  // the leader's goodbye
+      log::info("leader.dismissed", {{"why", failure.message()}});
+      break;
+    }
+    if (is_final(failure)) {
+      result = failure;
+      break;
+    }
+    if (clock_.now() + backoff >= alone_since + options_.join_timeout) {
+      result =
+          Error(ErrorCode::kUnavailable, "no leader at " + options_.leader.to_string() + " for " +
+                                             std::to_string(options_.join_timeout.count()) +
+                                             " ms (join_timeout): " + failure.message());
+      break;
+    }
+    const auto pause =
+        backoff / 2 +
+        std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
+    log::warn(
+        "leader.unreachable",
+        {{"leader", options_.leader.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
+    const TimePoint again = clock_.now() + pause;
+    while (!stopping_ && clock_.now() < again) co_await changed_.wait(again);
+    backoff = std::min(backoff * 2, std::chrono::milliseconds(2000));
+  }
+  stopping_ = true;
+  listener.close();
+  tasks_.cancel();
+  co_await tasks_.join();
+  co_return result;
+}
+
+Task<Result<std::unique_ptr<Session>>> Shard::connect() {
+  const TimePoint limit = clock_.now() + kConnect;
+  auto connection = co_await transport_.connect(options_.leader, limit);
+  if (!connection.ok()) co_return std::move(connection).error();
+  transport::Greeting greeting;
+  greeting.role = "server";
+  greeting.name = options_.name;
+  greeting.token = options_.token;
+  greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+  greeting.limits.max_payload_bytes = options_.max_payload_bytes;
+  co_return co_await Session::open(std::move(connection).value(), std::move(greeting), limit);
+}
+
+Task<Status> Shard::join_leader(Session& session) {
+  proto::ServerJoin join;
+  join.name = options_.name;
+  join.endpoint = options_.advertise;
+  join.run_id = terms_.run_id;
+  const auto head = proto::encode(join);
+  const auto kind = static_cast<std::uint16_t>(ServersKind::kServerJoin);
+  const TimePoint limit = clock_.now() + kConnect;
+  auto reply = co_await session.request(kind, head, Bytes(), limit);
+  if (!reply.ok()) co_return std::move(reply).error();
+  CENTROID_CO_ASSIGN(terms_, proto::decode<proto::ServerTerms>(reply->head));
+  is_joined_ = true;
+  log::info("leader.joined", {{"leader", options_.leader.to_string()}, {"run_id", terms_.run_id}});
+  co_return Status();
+}
+
+Task<Error> Shard::serve_leader(Session& session) {
+  leader_ = &session;
+  TaskGroup children(executor_);
+  leader_tasks_ = &children;
+  auto start = [](Shard* self, Session* s, TaskGroup* group) -> Task<void> {
+    const Status joined = co_await self->join_leader(*s);
+    if (!joined.ok()) {
+      s->close(joined.error());
+      co_return;
+    }
+    group->spawn(self->heartbeats(*s));
+  };
+  children.spawn(start(this, &session, &children));
+  LeaderSink sink(*this, children);
+  const Error cause = co_await session.run(sink);
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  session.close(cause);
+  leader_ = nullptr;
+  leader_tasks_ = nullptr;
+  children.cancel();
+  co_await children.join();
+  co_return cause;
+}
+
+Task<void> Shard::heartbeats(Session& session) {
+  const std::chrono::milliseconds lease(terms_.lease_ms);
+  const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
+  while (!session.is_closed()) {
+    if (!co_await sleep_until(clock_.now() + lease / 4)) co_return;
+    const auto silent = clock_.now() - session.connection().last_received();
+    if (silent > 3 * lease) {
+      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
+      session.close(Error(ErrorCode::kUnavailable,
+                          "the leader was silent for " + std::to_string(ms) + " ms, three leases"));
+      co_return;
+    }
+    (void)co_await session.send(kind, Bytes(), Bytes(), clock_.now() + lease);
+  }
+}
+
+/// What lies here belongs to a session with the leader that has ended.
+void Shard::forget_everything(const Error& why) {
+  const Error cause(ErrorCode::kUnavailable,
+                    "server '" + options_.name + "' lost its leader: " + why.message());
+  for (const auto& [id, worker] : workers_) worker->session->close(cause);
+  workers_.clear();
+  staged_.clear();
+  merging_.reset();
+  frozen_.reset();
+  store_.reset();
+  route_ = {};
+  parts_.clear();
+}
+
+Task<void> Shard::accept_loop(transport::Listener& listener) {
+  while (!stopping_) {
+    auto connection = co_await listener.accept();
+    if (!connection.ok()) {
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      log::warn("connection.accept_failed", {{"error", connection.error()}});
+      co_await sleep_until(clock_.now() + std::chrono::milliseconds(100));
+      continue;
+    }
+    if (tasks_.size() > options_.max_workers + 64) {
+      connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
+      continue;
+    }
+    tasks_.spawn(serve_worker(std::move(connection).value()));
+  }
+}
+
+/// Frames of one worker: Enter, then its contributions.
+class Shard::WorkerSink final : public transport::FrameSink {
+ public:
+  WorkerSink(Shard& shard, TaskGroup& tasks) : shard_(shard), tasks_(tasks) {}
+
+  Task<Status> on_frame(Session& session, InFrame frame) override {
+    const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+    CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),
+                                       frame.header.payload_bytes));
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
+      co_return Status();
+    if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kEnter) && !worker_)
+      co_return co_await enter(session, std::move(frame));
+    if (frame.header.kind != static_cast<std::uint16_t>(proto::Kind::kPush) || !worker_)
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "a shard server takes Enter (125) and then Push (22), not kind " +
+                          std::to_string(frame.header.kind) +
+                          ": workers join the leader (--server)");
+    CENTROID_CO_ASSIGN(const auto push, proto::decode<proto::Push>(frame.head));
+    co_return co_await shard_.take_push(session, worker_, push, frame.header.payload_bytes);
+  }
+
+  const std::shared_ptr<Worker>& worker() const { return worker_; }
+
+ private:
+  Task<Status> enter(Session& session, InFrame frame) {
+    CENTROID_CO_ASSIGN(auto message, proto::decode<proto::Enter>(frame.head));
+    auto entered = shard_.enter(session, std::move(message));
+    if (!entered.ok()) {
+      log::warn("worker.refused", {{"peer", session.peer().address}, {"why", entered.error()}});
+      CENTROID_CO_TRY(co_await session.respond_error(frame.header, entered.error()));
+      co_return std::move(entered).error();
+    }
+    worker_ = std::move(entered).value();
+    worker_->tasks = &tasks_;
+    tasks_.spawn(shard_.outbox(worker_));
+    co_return co_await session.respond(frame.header, Bytes());
+  }
+
+  Shard& shard_;
+  TaskGroup& tasks_;
+  std::shared_ptr<Worker> worker_;
+};
+
+Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection) {
+  const std::string peer = connection->peer();
+  if (!is_joined_) {
+    connection->close(Error(ErrorCode::kUnavailable,
+                            "server '" + options_.name + "' has no leader at the moment"));
+    co_return;
+  }
+  transport::Greeting greeting;
+  greeting.role = "server";
+  greeting.name = options_.name;
+  greeting.run_id = terms_.run_id;
+  greeting.token = options_.token;
+  greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+  greeting.limits.max_payload_bytes = options_.max_payload_bytes;
+  greeting.credit_bytes = terms_.credit_bytes;
+  auto accepted = co_await Session::accept(std::move(connection), std::move(greeting),
+                                           clock_.now() + kHandshake);
+  if (!accepted.ok()) {
+    log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    co_return;
+  }
+  const auto session = std::move(accepted).value();
+  TaskGroup children(executor_);
+  WorkerSink sink(*this, children);
+  const Error cause = co_await session->run(sink);
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  session->close(cause);
+  if (const auto& worker = sink.worker()) {
+    log::info("worker.left", {{"worker", worker->enter.name}, {"why", cause}});
+    const auto found = workers_.find(worker->enter.member);
+    if (found != workers_.end() && found->second == worker) workers_.erase(found);
+    worker->wake.notify_all();
+  }
+  children.cancel();
+  co_await children.join();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/codec/codec.h"
+#include "common/proto/servers.h"
+#include "common/tensor/fragments.h"
+#include "server/aggregate/contribution_stage.h"
+#include "server/store/parameter_store.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+struct ShardOptions {
+  std::string name;            ///< unique among the servers
+  transport::Endpoint leader;  ///< whom to join
+  std::string advertise;       ///< HOST:PORT where workers reach this server
+  std::string token;
+  std::uint64_t max_workers = 256;
+  std::uint64_t max_payload_bytes = 128u << 20;
+  std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
+  std::chrono::milliseconds stall_timeout{30'000};
+};
+
+/// A server that holds some chunks of a model and does what its leader says: it keeps the
+/// contributions that workers bring, sums those that the leader's decision names, makes the step
+/// and sends the results.
+///
+/// state   lives as long as the session with the leader: who lost it begins empty with the next. So
+///         nothing that an old leader, or a leader that has given this server up, still does can
+///         reach a job
+/// counts  a contribution is kept until a Merge names it, a newer one of its worker comes, or its
+///         worker is gone: what no Merge names leaves no trace
+/// thread  one executor
+class Shard {
+ public:
+  Shard(Executor executor, transport::Transport& transport, ShardOptions options,
+        const Clock& clock);
+  ~Shard();
+
+  /// Serve until the leader says that the job is over or this server drained, or `request_stop`.
+  /// fails unavailable (no leader within join_timeout), or as the leader refuses.
+  Task<Status> run(transport::Listener& listener);
+  void request_stop(const std::string& why);
+
+ private:
+  class LeaderSink;
+  class WorkerSink;
+
+  /// A result on its way to workers.
+  struct Piece {
+    proto::ResultChunk head;
+    std::shared_ptr<const std::vector<std::byte>> values;
+    std::uint32_t crc = 0;
+  };
+  struct Worker {
+    proto::Enter enter;
+    std::shared_ptr<const Codec> codec;
+    transport::Session* session = nullptr;
+    TaskGroup* tasks = nullptr;
+    std::deque<Piece> outgoing;
+    Event wake;
+    explicit Worker(Executor executor) : wake(executor) {}
+  };
+  struct Staged {
+    proto::ContributionKey key;
+    std::unique_ptr<StagedContribution> contribution;
+  };
+
+  // shard.cc: life
+  Task<void> accept_loop(transport::Listener& listener);
+  Task<void> serve_worker(std::unique_ptr<transport::Connection> connection);
+  Task<Error> serve_leader(transport::Session& session);
+  Task<Status> join_leader(transport::Session& session);
+  Task<void> heartbeats(transport::Session& session);
+  Task<Result<std::unique_ptr<transport::Session>>> connect();
+  void forget_everything(const Error& why);
+
+  // shard_state.cc: what the leader asks for
+  Status take_model(const proto::ServerModel& model);
+  Status take_place(proto::Route route);
+  Status take_chunk(const proto::ServerChunk& head, Bytes values);
+  Status begin(const proto::ServerState& state);
+  Result<std::vector<float>> read_chunk(const proto::ServerChunk& head);
+  Status freeze(const proto::ServerState& state);
+  Task<Result<proto::MergeReply>> merge(proto::Merge merge);
+  Task<Status> step(proto::Step step);
+  Status commit(const proto::ServerState& state);
+  void forget(const proto::Forget& gone);
+  const std::vector<Chunk>& part() const;
+  void emit(const Chunk& chunk);
+
+  // shard_worker.cc: what workers bring
+  Result<std::shared_ptr<Worker>> enter(transport::Session& session, proto::Enter enter);
+  Task<Status> take_push(transport::Session& session, std::shared_ptr<Worker> worker,
+                         proto::Push push, std::uint64_t bytes);
+  Status check_push(const Worker& worker, const proto::Push& push, std::uint64_t bytes) const;
+  StagedContribution* stage_for(const proto::ContributionKey& key,
+                                const std::shared_ptr<const Codec>& codec);
+  StagedContribution* staged(const proto::ContributionKey& key);
+  Task<void> outbox(std::shared_ptr<Worker> worker);
+  void tell_whole(const proto::ContributionKey& key, double weight);
+
+  Executor executor_;
+  transport::Transport& transport_;
+  const ShardOptions options_;
+  const Clock& clock_;
+  Event changed_;
+  bool stopping_ = false;
+  std::string stop_reason_;
+
+  transport::Session* leader_ = nullptr;
+  TaskGroup* leader_tasks_ = nullptr;
+  bool is_joined_ = false;
+  proto::ServerTerms terms_;
+  proto::ServerModel model_;
+  std::unique_ptr<ParameterStore> store_;
+  FragmentPlan fragments_;
+  proto::Route route_;
+  std::vector<std::vector<Chunk>> parts_;  ///< by fragment: what lies here
+  std::shared_ptr<Snapshot> frozen_;
+  std::optional<proto::Merge> merging_;  ///< merged, not committed
+
+  std::map<MemberId, std::shared_ptr<Worker>> workers_;
+  std::map<MemberId, std::deque<Staged>> staged_;
+  std::vector<float> scratch_;
+  TaskGroup tasks_;
+};
+
+}  // namespace centroid::server

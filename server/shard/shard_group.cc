@@ -1,0 +1,151 @@
+#include "server/shard/shard_group.h"
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+using proto::ServersKind;
+using transport::Reply;
+
+ShardGroup::ShardGroup(Executor executor, const Clock& clock,
+                       std::chrono::milliseconds reply_timeout, Hooks hooks)
+    : executor_(std::move(executor)),
+      clock_(clock),
+      reply_timeout_(reply_timeout),
+      hooks_(std::move(hooks)) {}
+
+Result<std::shared_ptr<ShardGroup::Link>> ShardGroup::join(transport::Session& session,
+                                                           TaskGroup& tasks,
+                                                           const proto::ServerJoin& join) {
+  if (join.name.empty() || join.endpoint.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "a server that joins needs a name (--name) and an endpoint for workers "
+                 "(--advertise)");
+  if (const auto old = find(join.name)) {
+    const std::string why = "superseded: another server '" + join.name + "' joined from " +
+                            session.peer().address + "; give each its own --name";
+    const Error superseded(ErrorCode::kFailedPrecondition, why);
+    dismiss(*old, superseded);
+    left(old, superseded);
+  }
+  auto link = std::make_shared<Link>();
+  link->name = join.name;
+  link->endpoint = join.endpoint;
+  link->address = session.peer().address;
+  link->session = &session;
+  link->tasks = &tasks;
+  link->joined_unix_seconds = clock_.unix_seconds();
+  present_[link->name] = link;
+  log::info("server.joined",
+            {{"server", link->name}, {"endpoint", link->endpoint}, {"address", link->address}});
+  hooks_.changed();
+  return link;
+}
+
+Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFrame frame,
+                                  std::shared_ptr<Link> link) {
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) {
+    const std::uint16_t answer = frame.header.kind;
+    co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
+  }
+  if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "unexpected message kind " + std::to_string(frame.header.kind) +
+                        " from server '" + link->name + "' (docs/wire.md)");
+  CENTROID_CO_ASSIGN(const auto whole, proto::decode<proto::WeighedContribution>(frame.head));
+  if (!link->is_gone()) hooks_.whole(*link, whole);
+  co_return Status();
+}
+
+void ShardGroup::left(const std::shared_ptr<Link>& link, const Error& why) {
+  if (link->is_gone()) return;
+  link->session = nullptr;
+  link->tasks = nullptr;
+  if (const auto found = present_.find(link->name);
+      found != present_.end() && found->second == link)
+    present_.erase(found);
+  if (why.code() == ErrorCode::kCancelled)
+    log::info("server.left", {{"server", link->name}, {"why", why}});
+  else
+    log::warn("server.lost", {{"server", link->name}, {"why", why}});
+  hooks_.changed();
+}
+
+void ShardGroup::expire(std::chrono::milliseconds lease) {
+  for (const auto& [name, link] : std::map(present_)) {
+    const auto silent = clock_.now() - link->session->connection().last_received();
+    if (silent <= lease) continue;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
+    link->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
+                                                            std::to_string(ms) + " ms (lease)"));
+  }
+}
+
+void ShardGroup::dismiss(Link& link, const Error& why) {
+  if (!link.is_gone()) link.tasks->spawn(link.session->goodbye(why));
+}
+
+Task<void> ShardGroup::dismiss_all(Error why) {
+  TaskGroup group(executor_);
+  for (const auto& [name, link] : present_) group.spawn(link->session->goodbye(why));
+  co_await group.join();
+}
+
+std::shared_ptr<ShardGroup::Link> ShardGroup::find(const std::string& name) const {
+  const auto found = present_.find(name);
+  return found == present_.end() ? nullptr : found->second;
+}
+
+Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind,
+                                    std::vector<std::byte> head, Bytes payload) {
+  const std::string where = "server '" + link->name + "'";
+  if (link->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
+  const TimePoint limit = clock_.now() + reply_timeout_;
+  auto reply =
+      co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, limit);
+  if (reply.ok()) co_return std::move(reply).value();
+  const Error why = reply.error().with_context(where);
+  const bool may_refuse = kind == ServersKind::kFetch || kind == ServersKind::kFreeze;
+  if (!link->is_gone() && (!may_refuse || why.code() == ErrorCode::kDeadlineExceeded)) {
+    transport::Session* const session = link->session;
+    left(link, why);
+    session->close(why);
+  }
+  co_return why;
+}
+
+Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr<Link>> links,
+                                                     ServersKind kind,
+                                                     std::vector<std::byte> head) {
+  std::vector<std::optional<Result<Reply>>> answers(links.size());
+  auto one = [](ShardGroup* self, std::shared_ptr<Link> link, ServersKind what,
+                std::vector<std::byte> text, std::optional<Result<Reply>>* out) -> Task<void> {
+    out->emplace(co_await self->ask(std::move(link), what, std::move(text)));
+  };
+  TaskGroup group(executor_);
+  for (std::size_t i = 0; i < links.size(); ++i)
+    group.spawn(one(this, links[i], kind, head, &answers[i]));
+  co_await group.join();
+  std::vector<Reply> replies;
+  for (auto& answer : answers) {
+    if (!answer) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (!answer->ok()) co_return answer->error();
+    replies.push_back(std::move(*answer).value());
+  }
+  co_return replies;
+}
+
+void ShardGroup::forget(MemberId member, const std::string& reason) {
+  proto::Forget gone;
+  gone.member = member;
+  gone.reason = reason;
+  auto send = [](transport::Session* session, proto::Forget what) -> Task<void> {
+    const auto head = proto::encode(what);
+    const auto kind = static_cast<std::uint16_t>(ServersKind::kForget);
+    (void)co_await session->send(kind, head, Bytes(), TimePoint::max());
+  };
+  for (const auto& [name, link] : present_)
+    if (link->has_model) link->tasks->spawn(send(link->session, gone));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/proto/servers.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// The shard servers as their leader sees them: who is here, and requests to one or to all that the
+/// route names.
+///
+/// thread  one executor
+class ShardGroup {
+ public:
+  /// One shard server, from its ServerJoin to the end of its session.
+  struct Link {
+    std::string name, endpoint, address;
+    transport::Session* session = nullptr;  ///< nullptr: it is gone
+    TaskGroup* tasks = nullptr;
+    bool has_model = false, is_draining = false;
+    double joined_unix_seconds = 0;
+    bool is_gone() const { return session == nullptr; }
+  };
+  struct Hooks {
+    std::function<void()> changed;  ///< a server came or went
+    /// All of a contribution's chunks that lie on this server have come.
+    std::function<void(const Link&, const proto::WeighedContribution&)> whole;
+  };
+  /// `reply_timeout`: a server that leaves a request unanswered for so long is given up.
+  ShardGroup(Executor executor, const Clock& clock, std::chrono::milliseconds reply_timeout,
+             Hooks hooks);
+
+  /// First message of a shard server's session. fails failed_precondition: the name is the
+  /// leader's; a server of this name that is here already is superseded.
+  Result<std::shared_ptr<Link>> join(transport::Session& session, TaskGroup& tasks,
+                                     const proto::ServerJoin& join);
+  /// Later messages.
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame,
+                        std::shared_ptr<Link> link);
+  /// The session has ended.
+  void left(const std::shared_ptr<Link>& link, const Error& why);
+  /// End the sessions of those who are silent for longer.
+  void expire(std::chrono::milliseconds lease);
+  /// End all sessions, so that the servers end too (kCancelled) or look for a leader (others).
+  Task<void> dismiss_all(Error why);
+  void dismiss(Link& link, const Error& why);
+
+  /// Who is here, in the order of names.
+  const std::map<std::string, std::shared_ptr<Link>>& present() const { return present_; }
+  std::shared_ptr<Link> find(const std::string& name) const;
+
+  /// Ask one server; its error names it. A server that does not answer in time, or refuses anything
+  /// but Fetch and Freeze, is given up: its state is not what its leader takes it to be.
+  Task<Result<transport::Reply>> ask(std::shared_ptr<Link> link, proto::ServersKind kind,
+                                     std::vector<std::byte> head, Bytes payload = {});
+  /// Ask all of them the same at once. The answers, in the order of `links`; the first error.
+  Task<Result<std::vector<transport::Reply>>> ask_all(std::vector<std::shared_ptr<Link>> links,
+                                                      proto::ServersKind kind,
+                                                      std::vector<std::byte> head);
+  /// A worker is gone.
+  void forget(MemberId member, const std::string& reason);
+
+ private:
+  Executor executor_;
+  const Clock& clock_;
+  const std::chrono::milliseconds reply_timeout_;
+  Hooks hooks_;
+  std::map<std::string, std::shared_ptr<Link>> present_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/crc32c.h"
+#include "common/base/log.h"
+#include "common/optim/norm.h"
+#include "server/shard/shard.h"
+
+/// What the leader asks a shard server for: model, chunks, and the two phases of a commit.
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kChunksPerTurn = 4;
+constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
+
+Error out_of_order(const std::string& what) {
+  return Error(ErrorCode::kFailedPrecondition, what +
+                                                   " (the leader sends Model, Place, Load and "
+                                                   "Begin, then Merge and Commit by turns)");
+}
+
+}  // namespace
+
+Status Shard::take_model(const proto::ServerModel& model) {
+  CENTROID_ASSIGN(auto plan, ChunkPlan::make(model.manifest, model.chunk_bytes));
+  if (plan.hash() != model.plan_hash)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the leader cuts the model into other chunks than this program: versions differ");
+  CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan, model.fragments));
+  OptimizerConfig config{.name = model.optimizer,
+                         .learning_rate = model.learning_rate,
+                         .momentum = model.momentum,
+                         .beta1 = model.beta1,
+                         .beta2 = model.beta2,
+                         .epsilon = model.epsilon,
+                         .weight_decay = model.weight_decay,
+                         .l1 = model.l1,
+                         .ftrl_beta = model.ftrl_beta,
+                         .schedule = model.schedule,
+                         .clip_norm = model.clip_norm};
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(config));
+  frozen_.reset();
+  merging_.reset();
+  staged_.clear();
+  route_ = {};
+  parts_.assign(fragments_.count(), {});
+  model_ = model;
+  try {
+    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted, "no address space for a model of " +
+                                                    std::to_string(model.manifest.size()) +
+                                                    " tensors and its optimizer slots");
+  }
+  store_->set_fragments(model.fragments);
+  scratch_.resize(store_->plan().max_chunk_elements());
+  return {};
+}
+
+Status Shard::take_place(proto::Route route) {
+  if (!store_) return out_of_order("Place came before Model");
+  if (route.owners.size() != store_->plan().chunks().size())
+    return Error(ErrorCode::kInvalidArgument,
+                 "Place names the owners of " + std::to_string(route.owners.size()) +
+                     " chunks, the model has " + std::to_string(store_->plan().chunks().size()));
+  const auto self = std::ranges::find(route.servers, options_.name, &proto::RouteServer::name);
+  const auto index = static_cast<std::size_t>(self - route.servers.begin());
+  std::vector<bool> is_here(route.owners.size());
+  for (std::size_t i = 0; i < is_here.size(); ++i) is_here[i] = route.owners[i] == index;
+  for (std::uint32_t number = 0; number < fragments_.count(); ++number) {
+    parts_[number].clear();
+    for (const Chunk& chunk : fragments_[number].chunks)
+      if (is_here[chunk.id.value]) parts_[number].push_back(chunk);
+  }
+  bool is_same = true;
+  for (std::size_t i = 0; i < is_here.size(); ++i)
+    is_same = is_same && is_here[i] == store_->is_here(ChunkId(static_cast<std::uint32_t>(i)));
+  if (!is_same) {  // what came was cut by another route
+    store_->place(std::move(is_here));
+    staged_.clear();
+  }
+  route_ = std::move(route);
+  log::debug("route.told", {{"route", route_.version}, {"servers", route_.servers.size()}});
+  return {};
+}
+
+Status Shard::take_chunk(const proto::ServerChunk& head, Bytes values) {
+  if (!store_) return out_of_order("Load came before Model");
+  if (head.chunk.value >= store_->plan().chunks().size())
+    return Error(ErrorCode::kInvalidArgument,
+                 "Load of chunk " + to_string(head.chunk) + ": there is no such chunk");
+  const Chunk& chunk = store_->plan().chunk(head.chunk);
+  if (values.size() != chunk.elements * sizeof(float))
+    return Error(ErrorCode::kInvalidArgument,
+                 "Load of chunk " + to_string(head.chunk) + ": " + std::to_string(values.size()) +
+                     " bytes, expected " + std::to_string(chunk.elements * sizeof(float)));
+  const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
+                                      chunk.elements);
+  return store_->load(head.plane, chunk.position, floats);
+}
+
+Status Shard::begin(const proto::ServerState& state) {
+  if (!store_ || route_.version == 0) return out_of_order("Begin came before Model and Place");
+  store_->restore(state.version, state.optimizer_step);
+  staged_.clear();
+  merging_.reset();
+  log::info("state.loaded", {{"version", state.version.value},
+                             {"route", route_.version},
+                             {"servers", route_.servers.size()}});
+  return {};
+}
+
+Result<std::vector<float>> Shard::read_chunk(const proto::ServerChunk& head) {
+  if (!store_) return out_of_order("Fetch came before Model");
+  const std::string what = "Fetch of chunk " + to_string(head.chunk);
+  if (head.chunk.value >= store_->plan().chunks().size() ||
+      head.plane > store_->optimizer().slots() || !store_->is_here(head.chunk))
+    return Error(ErrorCode::kInvalidArgument, what + ", plane " + std::to_string(head.plane) +
+                                                  ": it does not lie on server '" + options_.name +
+                                                  "'");
+  const Chunk& chunk = store_->plan().chunk(head.chunk);
+  if (head.frozen) {
+    if (!frozen_ || frozen_->version() != head.version)
+      return Error(ErrorCode::kAborted,
+                   what + ": version " + to_string(head.version) + " is not kept here");
+    std::vector<float> values(chunk.elements);
+    CENTROID_TRY(frozen_->read(head.plane, chunk.position, values));
+    return values;
+  }
+  if (head.version != store_->version() || merging_)
+    return Error(ErrorCode::kAborted,
+                 what + ": version " + to_string(head.version) + " is not the present one, " +
+                     to_string(store_->version()) + (merging_ ? ", or a round is merged" : ""));
+  const auto values =
+      head.plane == 0 ? store_->params(chunk) : store_->slot(head.plane - 1u, chunk);
+  return std::vector<float>(values.begin(), values.end());
+}
+
+/// Version 0: nothing is to be kept any more.
+Status Shard::freeze(const proto::ServerState& state) {
+  frozen_.reset();
+  if (state.version == Version()) return {};
+  if (!store_ || state.version != store_->version() || merging_)
+    return Error(ErrorCode::kAborted,
+                 "Freeze of version " + to_string(state.version) + ": it is not the present one");
+  frozen_ = store_->begin_snapshot(kSnapshotBudgetBytes);
+  if (!frozen_) return out_of_order("Freeze came in the middle of a round");
+  return {};
+}
+
+/// Of the round that is open.
+const std::vector<Chunk>& Shard::part() const {
+  return parts_[fragments_.turn(store_->optimizer_step())];
+}
+
+/// The result of a chunk, for everybody who waits for it. A copy, so that a slow reader keeps no
+/// round from this memory.
+void Shard::emit(const Chunk& chunk) {
+  const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
+  Piece piece;
+  piece.head.round = merging_->round;
+  piece.head.attempt = merging_->attempt;
+  piece.head.chunk = chunk.id;
+  piece.values = std::make_shared<const std::vector<std::byte>>(values.begin(), values.end());
+  piece.crc = crc32c(*piece.values);
+  for (const MemberId member : merging_->members) {
+    const auto found = workers_.find(member);
+    if (found == workers_.end()) continue;
+    found->second->outgoing.push_back(piece);
+    found->second->wake.notify_all();
+  }
+}
+
+Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
+  const std::string what = "Merge of round " + to_string(merge.round);
+  if (!store_ || merging_) co_return out_of_order(what + ": another round is merged");
+  if (merge.version != store_->version())
+    co_return Error(ErrorCode::kAborted, what + " is for version " + to_string(merge.version) +
+                                             ", server '" + options_.name + "' has " +
+                                             to_string(store_->version()));
+  std::vector<const StagedContribution*> parts;
+  for (const proto::WeighedContribution& one : merge.parts) {
+    const StagedContribution* const kept = part().empty() ? nullptr : staged(one.key);
+    if (!part().empty() && (kept == nullptr || !kept->is_whole()))
+      co_return Error(ErrorCode::kFailedPrecondition,
+                      what + ": the contribution of member " + to_string(one.key.member) +
+                          " is not whole on server '" + options_.name + "'");
+    parts.push_back(kept);
+  }
+  merging_ = std::move(merge);
+  // A checkpoint that is still being read keeps copies; past its budget the round waits for it.
+  while (store_ && store_->snapshot_is_full())
+    co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+  proto::MergeReply reply;
+  std::size_t turn = 0;
+  PlaneNorm norm;
+  for (const Chunk& chunk : part()) {
+    const std::span<float> sum = store_->spare(chunk);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      parts[i]->add_to(sum, chunk.id, merging_->parts[i].weight, i == 0);
+    store_->scale(chunk, merging_->total_weight);
+    if (merging_->wants_norm) {
+      norm.add(chunk.position, sum);
+      const double squares = norm.end_chunk();
+      reply.squares.push_back(std::isfinite(squares) ? squares : HUGE_VAL);  // NaN has no form
+    }
+    if (model_.apply_on_worker) emit(chunk);
+    if (++turn % kChunksPerTurn == 0) {
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    }
+  }
+  for (const proto::WeighedContribution& one : merging_->parts)
+    std::erase_if(staged_[one.key.member],
+                  [&](const Staged& staged) { return staged.key == one.key; });
+  if (!merging_->wants_norm) {
+    proto::Step all;
+    all.round = merging_->round;
+    all.attempt = merging_->attempt;
+    CENTROID_CO_TRY(co_await step(all));
+  }
+  co_return reply;
+}
+
+Task<Status> Shard::step(proto::Step step) {
+  if (!merging_ || merging_->round != step.round || merging_->attempt != step.attempt)
+    co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
+  store_->set_gradient_factor(static_cast<float>(step.factor));
+  std::size_t turn = 0;
+  for (const Chunk& chunk : part()) {
+    if (model_.apply_on_worker) {
+      store_->shadow_apply(chunk);
+    } else {
+      store_->apply(chunk);
+      emit(chunk);
+    }
+    if (++turn % kChunksPerTurn == 0) {
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+      if (!merging_) co_return Error(ErrorCode::kCancelled, "the leader was lost");
+    }
+  }
+  co_return Status();
+}
+
+Status Shard::commit(const proto::ServerState& state) {
+  if (!merging_ || state.version != store_->version().next())
+    return out_of_order("Commit of version " + to_string(state.version));
+  const std::vector<Chunk> chunks = part();
+  if (model_.apply_on_worker)
+    store_->commit_in_place(chunks);
+  else
+    store_->commit_swap(chunks);
+  merging_.reset();
+  return {};
+}
+
+void Shard::forget(const proto::Forget& gone) {
+  staged_.erase(gone.member);
+  const auto found = workers_.find(gone.member);
+  if (found == workers_.end()) return;
+  const Error fenced(ErrorCode::kAborted, "fenced: " + gone.reason + "; join again");
+  const auto worker = found->second;
+  workers_.erase(found);
+  worker->tasks->spawn(worker->session->goodbye(fenced));
+}
+
+}  // namespace centroid::server

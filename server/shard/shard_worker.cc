@@ -1,0 +1,142 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/shard/shard.h"
+
+/// What workers bring to a shard server, and the results that they get.
+namespace centroid::server {
+
+namespace {
+/// Contributions kept of one worker: the newest, and what of earlier ones still waits for a round.
+constexpr std::size_t kKept = 4;
+}  // namespace
+
+Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
+                                                    proto::Enter enter) {
+  const std::string who = "worker '" + enter.name + "' is refused by server '" + options_.name;
+  if (!store_ || route_.version == 0)
+    return Error(ErrorCode::kUnavailable, who + "': it has no chunks yet");
+  if (enter.route != route_.version)
+    return Error(ErrorCode::kAborted, who + "': it comes by route " + std::to_string(enter.route) +
+                                          ", the present one is " + std::to_string(route_.version) +
+                                          ": the leader tells it (join again)");
+  auto worker = std::make_shared<Worker>(executor_);
+  CENTROID_ASSIGN(worker->codec, make_codec(enter.codec));
+  worker->session = &session;
+  worker->enter = std::move(enter);
+  if (const auto old = workers_.find(worker->enter.member); old != workers_.end())
+    old->second->session->close(
+        Error(ErrorCode::kFailedPrecondition, "superseded: this worker entered again"));
+  workers_[worker->enter.member] = worker;
+  log::info("worker.entered",
+            {{"worker", worker->enter.name}, {"member", worker->enter.member.value}});
+  return worker;
+}
+
+StagedContribution* Shard::staged(const proto::ContributionKey& key) {
+  const auto found = staged_.find(key.member);
+  if (found == staged_.end()) return nullptr;
+  for (Staged& one : found->second)
+    if (one.key == key) return one.contribution.get();
+  return nullptr;
+}
+
+/// Where a chunk with this key belongs; nullptr: it is older than what its worker sent since.
+StagedContribution* Shard::stage_for(const proto::ContributionKey& key,
+                                     const std::shared_ptr<const Codec>& codec) {
+  std::deque<Staged>& kept = staged_[key.member];
+  if (!kept.empty() && kept.back().key == key) return kept.back().contribution.get();
+  if (!kept.empty() && key < kept.back().key) return nullptr;
+  std::erase_if(kept, [&](const Staged& one) {
+    return !one.contribution->is_whole() || one.key.round == key.round;
+  });
+  if (kept.size() == kKept) kept.pop_front();
+  Staged fresh;
+  fresh.key = key;
+  fresh.contribution = std::make_unique<StagedContribution>(store_->plan(), codec, part().size());
+  kept.push_back(std::move(fresh));
+  return kept.back().contribution.get();
+}
+
+/// Names what is wrong; a chunk that lies elsewhere leads its sender to the leader, who has the
+/// route.
+Status Shard::check_push(const Worker& worker, const proto::Push& push, std::uint64_t bytes) const {
+  const std::string where = "push of chunk " + to_string(push.chunk) + " by " + worker.enter.name +
+                            " in round " + to_string(push.round);
+  if (!store_ || push.chunk.value >= store_->plan().chunks().size())
+    return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
+  if (!store_->is_here(push.chunk))
+    return Error(ErrorCode::kAborted,
+                 where + ": by route " + std::to_string(route_.version) + " it lies on server '" +
+                     route_.servers[route_.owners[push.chunk.value]].name + "', not on '" +
+                     options_.name + "': the leader tells the route (join again)");
+  const Chunk& chunk = store_->plan().chunk(push.chunk);
+  if (fragments_.number_of(chunk.tensor) != fragments_.turn(store_->optimizer_step()))
+    return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
+  const std::size_t limit = worker.codec->max_bytes(chunk.elements);
+  if (bytes > limit)
+    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                  " bytes, at most " + std::to_string(limit) +
+                                                  " with codec " + worker.codec->spec());
+  return {};
+}
+
+Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worker> worker,
+                              proto::Push push, std::uint64_t bytes) {
+  proto::ContributionKey key;
+  key.member = worker->enter.member;
+  key.generation = push.generation;
+  key.round = push.round;
+  key.attempt = push.attempt;
+  CENTROID_CO_TRY(check_push(*worker, push, bytes));
+  if (stage_for(key, worker->codec) == nullptr) {
+    CENTROID_CO_TRY(co_await session.skip_payload());
+    co_return Status();
+  }
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  session.release_credit(bytes);
+  StagedContribution* const kept = staged(key);  // it may have gone while the bytes came in
+  if (kept == nullptr) co_return Status();
+  const Status put = kept->put(push.chunk, push.weight, std::move(buffer), bytes, scratch_);
+  if (!put.ok())
+    co_return put.error().with_context("push of chunk " + to_string(push.chunk) + " by " +
+                                       worker->enter.name);
+  if (kept->is_whole()) tell_whole(key, kept->weight());
+  co_return Status();
+}
+
+void Shard::tell_whole(const proto::ContributionKey& key, double weight) {
+  if (leader_ == nullptr) return;
+  proto::WeighedContribution whole;
+  whole.key = key;
+  whole.weight = weight;
+  auto send = [](transport::Session* leader, proto::WeighedContribution one) -> Task<void> {
+    const auto head = proto::encode(one);
+    const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kWhole);
+    (void)co_await leader->send(kind, head, Bytes(), TimePoint::max());
+  };
+  leader_tasks_->spawn(send(leader_, whole));
+}
+
+/// The results that wait for one worker, in order.
+Task<void> Shard::outbox(std::shared_ptr<Worker> worker) {
+  transport::Session& session = *worker->session;
+  const auto kind = static_cast<std::uint16_t>(proto::Kind::kResult);
+  while (!session.is_closed()) {
+    if (worker->outgoing.empty()) {
+      if (!co_await worker->wake.wait(TimePoint::max())) co_return;
+      continue;
+    }
+    const Piece piece = std::move(worker->outgoing.front());
+    worker->outgoing.pop_front();
+    const auto head = proto::encode(piece.head);
+    const Status sent = co_await session.send(kind, head, *piece.values,
+                                              clock_.now() + options_.stall_timeout, piece.crc);
+    if (sent.ok()) continue;
+    session.close(sent.error());
+    co_return;
+  }
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,163 @@
+"""A model on several servers: same bits, checkpoints, servers that are lost, come and go. servers_test.py BIN_DIR"""
+
+import json
+
+from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
+
+MODEL = "mlp:64-48-32-10"
+CHUNKS = ["--chunk-bytes", 1024]  # enough of them to place evenly
+
+
+class ServersTest(ClusterTest):
+    def shard(self, leader, name, *arguments, listen="127.0.0.1:0"):
+        """A shard server; `leader` a server or an endpoint."""
+        endpoint = leader if isinstance(leader, str) else leader.data
+        places = ["--join", endpoint, "--name", name, "--listen", listen]
+        return self._start(Process, "centroid-server", name, [*places, *arguments], None)
+
+    def leader(self, servers, *arguments, **places):
+        common = ["--servers", servers, "--min-workers", 3, "--optimizer", "adam", "--lr", "0.01", *CHUNKS]
+        return self.server(*common, *arguments, **places)
+
+    def workers(self, leader, tag=""):
+        return [self.worker(leader, f"w{i}{tag}", model=MODEL) for i in range(3)]
+
+    def train(self, servers, rounds, *arguments, run="run", tag=""):
+        """One whole job; ends with a checkpoint."""
+        tag = f"-{run}-{rounds}{tag}"
+        goal = ["--rounds", rounds, "--exit-when-finished"]
+        leader = self.leader(servers, *goal, *arguments, run=run, name=f"leader{tag}")
+        shards = [self.shard(leader, f"s{i}{tag}") for i in range(1, servers)]
+        workers = self.workers(leader, tag)
+        self.assert_exit(DONE, *workers, leader, *shards)
+        return leader
+
+    def model_bytes(self, run):
+        newest = self.checkpoints(run)[-1]
+        return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+
+
+class Bits(ServersTest):
+    def test_three_servers_end_with_the_bits_of_one(self):
+        self.train(1, 40, run="one")
+        self.train(3, 40, run="three")
+        self.assertEqual(self.model_bytes("three"), self.model_bytes("one"))
+
+    def test_a_checkpoint_restores_onto_any_number_of_servers(self):
+        self.train(1, 60, run="whole")
+        self.train(1, 20, run="parts")
+        self.train(3, 40, "--resume", run="parts")
+        self.train(2, 60, "--resume", run="parts")
+        self.assertEqual(self.model_bytes("parts"), self.model_bytes("whole"))
+
+
+class Loss(ServersTest):
+    GOAL = 600
+
+    def started(self, *arguments, run="run"):
+        goal = ["--rounds", self.GOAL, "--exit-when-finished", "--checkpoint-every", 20]
+        leader = self.leader(3, *goal, *arguments, run=run)
+        shards = [self.shard(leader, name, "--join-timeout", "20s") for name in ("b", "c")]
+        workers = self.workers(leader)
+        leader.wait_event("checkpoint.written")
+        leader.wait_more_rounds(5)
+        return leader, shards, workers
+
+    def test_killed_server_that_comes_back_costs_the_rounds_since_the_checkpoint(self):
+        self.train(1, self.GOAL, run="whole")
+        leader, (b, c), workers = self.started("--servers-wait", "30s")
+        b.kill()
+        lost = leader.wait_event("servers.chunks_lost")
+        self.assertEqual(lost["server"], "b")
+        wait_for(lambda: "server 'b' is gone" in json.dumps(leader.get("/v1/waits")), "the cause in /v1/waits")
+        again = self.shard(leader, "b")
+        self.assertGreater(leader.wait_event("servers.state_restored")["version"], 1)
+        self.assert_exit(DONE, *workers, leader, again, c)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+    def test_server_that_stays_away_is_replaced_by_the_others(self):
+        self.train(1, self.GOAL, run="whole")
+        leader, (b, c), workers = self.started("--servers-wait", "300ms")
+        b.kill()
+        self.assertEqual(leader.wait_event("servers.state_restored")["servers"], 2)
+        self.assert_exit(DONE, *workers, leader, c)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+    def test_killed_leader_takes_its_servers_and_workers_again(self):
+        self.train(1, self.GOAL, run="whole")
+        leader, shards, workers = self.started()
+        leader.kill()
+        again = self.leader(3, "--rounds", self.GOAL, "--exit-when-finished", "--resume", name="again",
+                            listen=leader.data, api=leader.api)
+        self.assert_exit(DONE, *workers, again, *shards)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+
+class Change(ServersTest):
+    def test_a_server_that_comes_takes_its_share_while_rounds_go_on(self):
+        self.train(1, 400, run="whole")
+        leader = self.leader(1, "--rounds", 400, "--exit-when-finished")
+        workers = self.workers(leader)
+        leader.wait_more_rounds(20)
+        b = self.shard(leader, "b")
+        moved = leader.wait_event("chunks.moved", left=0)
+        self.assertEqual(moved["servers"], 2)
+        self.assert_exit(DONE, *workers, leader, b)
+        for worker in workers:
+            self.assertEqual(len(worker.events("cluster.joined")), 1)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+
+    def test_a_drained_server_gives_its_chunks_to_the_others_and_ends(self):
+        self.train(1, 600, run="whole")
+        leader = self.leader(3, "--rounds", 600, "--exit-when-finished")
+        b, c = [self.shard(leader, name) for name in ("b", "c")]
+        workers = self.workers(leader)
+        leader.wait_more_rounds(20)
+        before = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
+        self.assertEqual(sorted(before), ["b", "c", "leader"])
+        self.assertLess(max(one["bytes"] for one in before.values()), 2 * min(one["bytes"] for one in before.values()))
+        self.assertEqual(leader.post("/v1/servers/nobody:drain")[0], 404)
+        self.assertEqual(leader.post("/v1/servers/leader:drain")[0], 409)
+        self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        self.assert_status(b, DONE, "drained")
+        after = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
+        self.assertEqual(sorted(after), ["c", "leader"])
+        self.assertEqual(sum(one["chunks"] for one in after.values()), leader.cluster()["chunks"])
+        self.assert_exit(DONE, *workers, leader, c)
+        for worker in workers:
+            self.assertEqual(len(worker.events("cluster.joined")), 1)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+
+class Refusals(ServersTest):
+    def test_settings_that_are_the_leaders(self):
+        shard = self.shard("127.0.0.1:1", "b", "--rounds", 3, "--optimizer", "adam")
+        self.assert_status(shard, USAGE, "rounds", "optimizer.name", "leader")
+        unnamed = self._start(Process, "centroid-server", "unnamed", ["--join", "127.0.0.1:1"], None)
+        self.assert_status(unnamed, USAGE, "--name")
+
+    def test_settings_that_need_one_server(self):
+        for flags, text in ((["--journal", "on"], "journal"),
+                            (["--codec-down", "topk:0.1"], "codec_down"), (["--exchange", "ring"], "exchange ring")):
+            server = self.launch_server("--servers", 2, *flags, name=f"refused-{flags[1][:3]}")
+            self.assert_status(server, USAGE, "servers 2", text)
+        leader = self.server("--journal", "on")
+        shard = self.shard(leader, "b")
+        self.assert_status(shard, USAGE, "journal")
+
+    def test_a_leader_that_is_not_there_is_waited_for_and_then_left(self):
+        shard = self.shard("127.0.0.1:1", "b", "--join-timeout", "300ms")
+        self.assert_status(shard, FAILED, "no leader at 127.0.0.1:1")
+
+    def test_a_worker_that_joins_a_shard_server_is_told_whom_to_join(self):
+        leader = self.leader(2, "--rounds", 1000)
+        b = self.shard(leader, "b")
+        b.wait_event("leader.joined")
+        endpoint = b.events("shard.started")[0]["data"]
+        worker = self.worker(endpoint, "w0", model=MODEL)
+        self.assert_status(worker, USAGE, "workers join the leader")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+#include "server/shard/placement.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+
+namespace centroid::server {
+namespace {
+
+using Shapes = std::vector<std::vector<std::uint64_t>>;
+
+ChunkPlan plan_of(const Shapes& shapes, std::uint64_t chunk_bytes = 1u << 20) {
+  Manifest manifest;
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    manifest.push_back({.name = std::to_string(i), .dtype = DType::kF32, .shape = shapes[i]});
+  return ChunkPlan::make(manifest, chunk_bytes).value();
+}
+
+/// GPT-2 small: embeddings, 12 blocks, the last norm.
+Shapes gpt2() {
+  Shapes out{{50257, 768}, {1024, 768}, {768}, {768}};
+  for (int block = 0; block < 12; ++block)
+    for (const auto& shape : Shapes{{768, 2304},
+                                    {2304},
+                                    {768, 768},
+                                    {768},
+                                    {768, 3072},
+                                    {3072},
+                                    {3072, 768},
+                                    {768},
+                                    {768},
+                                    {768},
+                                    {768},
+                                    {768}})
+      out.push_back(shape);
+  return out;
+}
+
+/// ResNet-50: convolutions, their norms, the classifier.
+Shapes resnet50() {
+  Shapes out{{64, 3, 7, 7}, {64}, {64}};
+  std::uint64_t in = 64;
+  const std::uint64_t blocks[] = {3, 4, 6, 3};
+  for (std::uint64_t stage = 0; stage < 4; ++stage) {
+    const std::uint64_t width = 64u << stage;
+    for (std::uint64_t block = 0; block < blocks[stage]; ++block) {
+      for (const auto& shape : Shapes{{width, in, 1, 1},
+                                      {width},
+                                      {width},
+                                      {width, width, 3, 3},
+                                      {width},
+                                      {width},
+                                      {4 * width, width, 1, 1},
+                                      {4 * width},
+                                      {4 * width}})
+        out.push_back(shape);
+      if (block == 0) out.push_back({4 * width, in, 1, 1});
+      in = 4 * width;
+    }
+  }
+  out.push_back({1000, 2048});
+  out.push_back({1000});
+  return out;
+}
+
+std::uint64_t moved(const ChunkPlan& plan, const std::vector<std::uint16_t>& before,
+                    const std::vector<std::uint16_t>& after) {
+  std::uint64_t elements = 0;
+  for (const Chunk& chunk : plan.chunks())
+    if (before[chunk.id.value] != after[chunk.id.value]) elements += chunk.elements;
+  return elements;
+}
+
+TEST(Placement, OneServerHasAll) {
+  const ChunkPlan plan = plan_of({{100}, {7}}, 64);
+  const auto owners = place(plan, 1);
+  EXPECT_EQ(owners.size(), plan.chunks().size());
+  EXPECT_EQ(std::ranges::count(owners, 0), static_cast<std::ptrdiff_t>(owners.size()));
+  EXPECT_EQ(imbalance(plan, 1, owners), 1.0);
+}
+
+TEST(Placement, TheLargestGoesFirstToTheLightest) {
+  // 40 | 30; 9 to 30; 1 to 39: 40 each.
+  EXPECT_EQ(place(plan_of({{9}, {40}, {1}, {30}}, 256), 2),
+            (std::vector<std::uint16_t>{1, 0, 1, 1}));
+}
+
+TEST(Placement, RealModelsAreWithinTwoPercent) {
+  for (const auto& shapes : {gpt2(), resnet50(), Shapes(12, {4096, 4096})})
+    for (std::size_t servers = 2; servers <= 8; ++servers) {
+      const ChunkPlan plan = plan_of(shapes);
+      EXPECT_LE(imbalance(plan, servers, place(plan, servers)), kMaxImbalance)
+          << servers << " servers, " << plan.total_elements() << " elements";
+    }
+}
+
+TEST(Placement, OneHugeChunkIsToldByTheImbalance) {
+  const ChunkPlan plan = plan_of({{100'000}, {10}, {10}}, 1u << 20);
+  EXPECT_GT(imbalance(plan, 2, place(plan, 2)), 1.9);
+  const ChunkPlan finer = plan_of({{100'000}, {10}, {10}}, 4096);  // what its warning advises
+  EXPECT_LE(imbalance(finer, 2, place(finer, 2)), kMaxImbalance);
+}
+
+TEST(Placement, RandomModelsAreEvenAndServersComeAndGoWithFewMoves) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) {
+    SCOPED_TRACE(std::string("seed ").append(std::to_string(seed)));
+    CounterRng rng(seed);
+    Shapes shapes(20 + rng.below(200));
+    for (auto& shape : shapes) shape = {1 + rng.below(rng.below(4) == 0 ? 200'000 : 3000)};
+    const ChunkPlan plan = plan_of(shapes, 4096);
+    const std::uint64_t largest = plan.max_chunk_elements();
+    std::size_t servers = 1 + rng.below(6);
+    auto owners = place(plan, servers);
+    for (int change = 0; change < 12; ++change) {
+      const bool grows = servers == 1 || (servers < 9 && rng.below(2) == 0);
+      const std::uint64_t total = plan.total_elements();
+      if (grows) {
+        ++servers;
+        const auto after = place(plan, servers, owners);
+        for (const Chunk& chunk : plan.chunks()) {
+          if (owners[chunk.id.value] != after[chunk.id.value]) {
+            EXPECT_EQ(after[chunk.id.value], servers - 1);  // only to the one that came
+          }
+        }
+        EXPECT_LE(moved(plan, owners, after), total / servers + largest);
+        owners = after;
+      } else {
+        const auto gone = static_cast<std::uint16_t>(rng.below(servers));
+        auto before = owners;  // the servers behind it move up
+        for (std::uint16_t& owner : before)
+          owner = owner == gone ? kNobody : static_cast<std::uint16_t>(owner - (owner > gone));
+        --servers;
+        const auto after = place(plan, servers, before);
+        for (const Chunk& chunk : plan.chunks()) {
+          if (before[chunk.id.value] != kNobody) {
+            EXPECT_EQ(after[chunk.id.value], before[chunk.id.value]);
+          }
+        }
+        owners = after;
+      }
+      EXPECT_EQ(place(plan, servers, owners), owners) << "a second time nothing moves";
+      if (total > 100 * servers * largest) {
+        EXPECT_LE(imbalance(plan, servers, owners), kMaxImbalance);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace centroid::server
