@@ -200,7 +200,7 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const emptied = app.get_subcommand("servers")->add_subcommand(
       "drain", "Move the chunks of a shard server to the others; then it ends.");
   const auto server = std::make_shared<std::string>();
-  emptied->add_option("NAME", *server, "its --name")->required();
+  emptied->add_option("NAME", *server, "what it is called")->required();
   emptied->callback([=, &status] {
     status = act(*session, "/v1/servers/" + *server + ":drain",
                  *server + " leaves when its chunks have moved");

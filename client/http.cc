@@ -14,6 +14,8 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
+#include "transport/tls/maybe_tls.h"
+
 namespace centroid::client {
 
 namespace {
@@ -38,6 +40,8 @@ Error failure(const std::string& where, const beast::error_code& ec) {
   return Error(ErrorCode::kUnavailable, where + ": " + ec.message());
 }
 
+using Stream = transport::MaybeTls<beast::tcp_stream>;
+
 asio::awaitable<beast::error_code> connect(beast::tcp_stream& stream, std::string host,
                                            std::string port) {
   Tcp::resolver resolver(stream.get_executor());
@@ -45,6 +49,26 @@ asio::awaitable<beast::error_code> connect(beast::tcp_stream& stream, std::strin
   if (lookup) co_return lookup;
   const auto [ec, at] = co_await stream.async_connect(found, kAwait);
   co_return ec;
+}
+
+/// Connected, and secure where that is wanted.
+asio::awaitable<std::optional<Error>> open(Stream& stream, const Remote& remote) {
+  stream.lower().expires_after(remote.timeout);
+  const beast::error_code connected = co_await connect(stream.lower(), remote.host, remote.port);
+  if (connected) co_return failure(remote.to_string(), connected);
+  if (!remote.is_https) co_return std::nullopt;
+  transport::TlsOptions options;
+  options.authority = remote.authority;
+  auto files = transport::TlsFiles::open(std::move(options));
+  if (!files.ok()) co_return std::move(files).error();
+  stream.secure(files->connecting_end(remote.host));
+  const auto [ec] = co_await stream.async_handshake(kAwait);
+  if (!ec) co_return std::nullopt;
+  const std::string verdict = stream.verdict();
+  if (verdict.empty()) co_return failure(remote.to_string(), ec);
+  co_return Error(
+      ErrorCode::kFailedPrecondition,
+      remote.to_string() + ": the certificate is not accepted: " + verdict + " (--authority FILE)");
 }
 
 http::request<http::string_body> make_request(const Remote& remote, const std::string& method,
@@ -67,10 +91,9 @@ http::request<http::string_body> make_request(const Remote& remote, const std::s
 
 asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, std::string method,
                                                         std::string path, std::string body) {
-  beast::tcp_stream stream(co_await asio::this_coro::executor);
-  stream.expires_after(remote.timeout);
-  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
-  if (connected) co_return failure(remote.to_string(), connected);
+  Stream stream(co_await asio::this_coro::executor, nullptr);
+  std::optional<Error> unopened = co_await open(stream, remote);
+  if (unopened) co_return std::move(*unopened);
   const auto request = make_request(remote, method, path, "application/json", body);
   const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
   if (write_failed) co_return failure(remote.to_string(), write_failed);
@@ -95,10 +118,9 @@ constexpr std::chrono::seconds kSilence{60};
 
 asio::awaitable<std::optional<Result<Answer>>> read_stream(
     const Remote& remote, std::string path, const std::function<bool(std::string_view)>& take) {
-  beast::tcp_stream stream(co_await asio::this_coro::executor);
-  stream.expires_after(remote.timeout);
-  const beast::error_code connected = co_await connect(stream, remote.host, remote.port);
-  if (connected) co_return failure(remote.to_string(), connected);
+  Stream stream(co_await asio::this_coro::executor, nullptr);
+  std::optional<Error> unopened = co_await open(stream, remote);
+  if (unopened) co_return std::move(*unopened);
   const auto request = make_request(remote, "GET", path, "text/event-stream", "");
   const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
   if (write_failed) co_return failure(remote.to_string(), write_failed);
@@ -110,7 +132,7 @@ asio::awaitable<std::optional<Result<Answer>>> read_stream(
   Answer answer;
   answer.status = parser.get().result_int();
   while (!parser.is_done()) {
-    stream.expires_after(kSilence);
+    stream.lower().expires_after(kSilence);
     const auto [failed, count] = co_await http::async_read_some(stream, buffer, parser, kAwait);
     if (failed && failed != http::error::end_of_stream)
       co_return failure(remote.to_string(), failed);
@@ -133,8 +155,12 @@ asio::awaitable<beast::error_code> try_connect(std::string host, std::string por
 }  // namespace
 
 Result<std::string> Remote::set_address(const std::string& text) {
-  constexpr std::string_view kScheme = "http://";
-  std::string rest = text.starts_with(kScheme) ? text.substr(kScheme.size()) : text;
+  constexpr std::string_view kPlain = "http://", kSecure = "https://";
+  is_https = text.starts_with(kSecure);
+  const std::size_t scheme = is_https                   ? kSecure.size()
+                             : text.starts_with(kPlain) ? kPlain.size()
+                                                        : 0;
+  std::string rest = text.substr(scheme);
   std::string path;
   if (const auto slash = rest.find('/'); slash != std::string::npos) {
     path = rest.substr(slash);
@@ -145,9 +171,10 @@ Result<std::string> Remote::set_address(const std::string& text) {
   if (name.size() > 2 && name.front() == '[' && name.back() == ']')
     name = name.substr(1, name.size() - 2);
   if (colon == std::string::npos || name.empty() || !is_port(rest.substr(colon + 1)))
-    return Error(
-        ErrorCode::kInvalidArgument,
-        "'" + text + "' is no address of a server: expected http://HOST:PORT or HOST:PORT");
+    return Error(ErrorCode::kInvalidArgument,
+                 "'" + text +
+                     "' is no address of a server: expected http://HOST:PORT, https://HOST:PORT or "
+                     "HOST:PORT");
   host = name;
   port = rest.substr(colon + 1);
   return path;
@@ -155,7 +182,7 @@ Result<std::string> Remote::set_address(const std::string& text) {
 
 std::string Remote::to_string() const {
   const bool is_v6 = host.find(':') != std::string::npos;
-  return "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + port;
+  return (is_https ? "https://" : "http://") + (is_v6 ? "[" + host + "]" : host) + ":" + port;
 }
 
 Result<Answer> listen(const Remote& remote, const std::string& path,

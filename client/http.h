@@ -14,10 +14,12 @@ namespace centroid::client {
 struct Remote {
   std::string host = "127.0.0.1", port = "8080";
   std::string token;
+  bool is_https = false;
+  std::string authority = "system";  ///< HTTPS: PEM file of who signs the server's certificate
   std::chrono::milliseconds timeout{15'000};  ///< of one whole request
 
-  /// Set host and port from "http://HOST:PORT", "HOST:PORT" or "[IPv6]:PORT"; what follows the port
-  /// comes back ("" or "/path").
+  /// Set host and port from "http://HOST:PORT", "https://...", "HOST:PORT" or "[IPv6]:PORT"; what
+  /// follows the port comes back ("" or "/path").
   ///
   /// fails   invalid_argument, with what was expected
   Result<std::string> set_address(const std::string& text);

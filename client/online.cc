@@ -21,6 +21,7 @@ Status Session::open() {
     while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   }
   remote.token = token;
+  remote.authority = authority;
   remote.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * timeout_seconds));
   style.is_json = output == "json";
   style.has_colour = !style.is_json && !without_colour && no_color.empty() && ::isatty(1) == 1;
@@ -108,11 +109,16 @@ Result<std::string> read_worker_token(const std::string& file) {
 
 std::shared_ptr<Session> add_session(CLI::App& app) {
   const auto session = std::make_shared<Session>();
-  app.add_option("--server", session->address, "REST interface of the server, http://HOST:PORT")
+  app.add_option("--server", session->address,
+                 "REST interface of the server, http://HOST:PORT or https://HOST:PORT")
       ->envname("CENTROIDCTL_SERVER")
       ->capture_default_str();
   app.add_option("--token-file", session->token_file, "file with the token of REST")
       ->envname("CENTROIDCTL_TOKEN_FILE");
+  app.add_option("--authority", session->authority,
+                 "https: PEM file of who signs the server's certificate, or system")
+      ->envname("CENTROIDCTL_AUTHORITY")
+      ->capture_default_str();
   app.add_option("--output", session->output, "form of answers")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();

@@ -25,6 +25,8 @@
 #include "server/election/candidacy.h"
 #include "server/service/cluster.h"
 #include "server/shard/shard.h"
+#include "transport/tls/tls.h"
+#include "transport/tls/tls_files.h"
 #include "transport/transport.h"
 
 namespace centroid::server {
@@ -96,6 +98,31 @@ Task<Status> serve(Cluster& cluster, transport::Listener& listener,
   co_return result;
 }
 
+transport::TlsOptions tls_options(const ServerConfig& config) {
+  transport::TlsOptions tls;
+  tls.certificate = config.tls_certificate;
+  tls.key = config.tls_key;
+  tls.authority = config.tls_authority;
+  tls.is_server = true;
+  return tls;
+}
+
+/// TLS of the data connections; nullptr where it is off.
+Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const ServerConfig& config) {
+  if (config.tls_certificate.empty() && config.tls_key.empty() && config.tls_authority.empty())
+    return std::shared_ptr<transport::StreamLayer>();
+  return transport::make_tls(tls_options(config));
+}
+
+/// HTTPS; nullptr where it is off. Its clients show no certificates: they have tokens.
+Result<std::shared_ptr<transport::TlsFiles>> api_tls(const ServerConfig& config) {
+  if (!config.api_tls) return std::shared_ptr<transport::TlsFiles>();
+  transport::TlsOptions tls = tls_options(config);
+  tls.authority.clear();
+  CENTROID_ASSIGN(auto files, transport::TlsFiles::open(std::move(tls)));
+  return std::make_shared<transport::TlsFiles>(std::move(files));
+}
+
 /// What was posted to the executor before has run.
 Task<void> turn_around() { co_return; }
 
@@ -163,6 +190,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   transport_options.limits.max_payload_bytes = 2 * config.chunk_bytes;
   transport_options.stall_timeout = config.stall_timeout;
   transport_options.congestion_control = config.congestion_control;
+  CENTROID_ASSIGN(transport_options.layer, tls_layer(config));
   const auto transport = transport::make_tcp(service.executor(), transport_options);
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
 
@@ -179,6 +207,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   api_options.max_connections = connections_for(config);
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
+  CENTROID_ASSIGN(api_options.tls, api_tls(config));
   api_options.viewer_token = config.api_viewer_token;
   api_options.state_dir = config.run_dir;
   api_options.blocking = files.executor();
@@ -191,10 +220,11 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
                              api->endpoint().to_string());
   if (result.ok()) {
-    log::info("server.started", {{"version", kVersion},
-                                 {"data", listener->endpoint().to_string()},
-                                 {"api", "http://" + api->endpoint().to_string()},
-                                 {"run_dir", config.run_dir}});
+    log::info("server.started",
+              {{"version", kVersion},
+               {"data", listener->endpoint().to_string()},
+               {"api", (config.api_tls ? "https://" : "http://") + api->endpoint().to_string()},
+               {"run_dir", config.run_dir}});
     std::unique_ptr<Candidacy> candidacy;
     if (config.has_election()) {
       auto options = candidacy_options(config, listener->endpoint(), api->endpoint());
@@ -259,6 +289,11 @@ Status run_shard(const ServerConfig& config) {
   transport_options.limits.max_payload_bytes = options.max_payload_bytes;
   transport_options.stall_timeout = config.stall_timeout;
   transport_options.congestion_control = config.congestion_control;
+  CENTROID_ASSIGN(transport_options.layer, tls_layer(config));
+  if (transport_options.layer && config.tls_authority.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "join " + config.join +
+                     " with TLS: set tls.authority, by which the leader's certificate is checked");
   const auto transport = transport::make_tcp(service.executor(), transport_options);
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
   CENTROID_ASSIGN(const auto listener, transport->listen(endpoint));
@@ -289,9 +324,10 @@ Status run_shard(const ServerConfig& config) {
 Status check_shard_settings(const ServerConfig& config, const std::string& effective_json) {
   if (config.join.empty()) return {};
   static const std::set<std::string> kOwn{
-      "join",        "name",           "advertise",         "join_timeout", "listen",
-      "token",       "endpoints_file", "log.level",         "log.format",   "stall_timeout",
-      "max_workers", "run_dir",        "congestion_control"};
+      "join",         "name",           "advertise",          "join_timeout",    "listen",
+      "token",        "endpoints_file", "log.level",          "log.format",      "stall_timeout",
+      "max_workers",  "run_dir",        "congestion_control", "tls.certificate", "tls.key",
+      "tls.authority"};
   std::string others;
   const auto settings = nlohmann::json::parse(effective_json);
   for (const auto& [key, field] : settings.items())

@@ -32,6 +32,8 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
   s.field("api.token", &c.api_token,
           {.text = "bearer token of REST; needed beyond loopback", .secret = true});
+  s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
+          "api-tls");
   s.field("api.viewer_token", &c.api_viewer_token,
           {.text = "another token of REST, which may only read: for Prometheus and for people who "
                    "look",
@@ -292,6 +294,16 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "or empty for the system's"});
 
   s.field(
+      "tls.certificate", &c.tls_certificate,
+      {.text = "PEM file with this server's certificate: data connections are TLS (docs/tls.md)"},
+      "tls-certificate");
+  s.field("tls.key", &c.tls_key, {.text = "PEM file with the certificate's private key"},
+          "tls-key");
+  s.field("tls.authority", &c.tls_authority,
+          {.text = "PEM file with who signs workers' certificates: they must show one"},
+          "tls-authority");
+
+  s.field(
       "checkpoint.every_rounds", &c.checkpoint_every_rounds,
       {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds", .live = true},
       "checkpoint-every");
@@ -397,10 +409,6 @@ Status check_codec_down(ServerConfig& c) {
     return refuse("f16 with feedback=on cannot send a mean beyond 65504: take bf16:feedback=on");
   return {};
 }
-
-}  // namespace
-
-namespace {
 
 /// Settings of rounds of local steps, and the optimizer that `outer` stands for.
 Status check_local_steps(ServerConfig& c) {

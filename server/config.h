@@ -18,6 +18,8 @@ struct ServerConfig {
   std::string api_listen = "127.0.0.1:7071";
   std::string token, api_token, api_viewer_token;
   std::uint64_t api_max_connections = 8192;
+  std::string tls_certificate, tls_key, tls_authority;  ///< of the data connections
+  bool api_tls = false;
   std::string endpoints_file;
   std::string join;  ///< a shard server: its leader
   std::uint64_t servers = 1;

@@ -10,6 +10,11 @@ namespace {
 
 constexpr std::size_t kCrcOffset = 44;
 
+/// A handshake record of TLS 1.0 to 1.3, or an alert.
+bool is_tls(std::uint32_t magic) {
+  return (magic & 0xffff) == 0x0316 || (magic & 0xffff) == 0x0315;
+}
+
 std::string hex(std::uint32_t value) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text = "0x";
@@ -59,7 +64,8 @@ Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits) {
   if (const auto magic = take<std::uint32_t>(at); magic != kFrameMagic) {
     return Error(ErrorCode::kDataLoss, "frame begins with " + hex(magic) + ", expected " +
                                            hex(kFrameMagic) +
-                                           ": not this protocol, or out of step");
+                                           (is_tls(magic) ? ": TLS, which this side does not speak"
+                                                          : ": not this protocol, or out of step"));
   }
   FrameHeader header;
   header.version = take<std::uint16_t>(at);

@@ -5,6 +5,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "transport/framed_connection.h"
+#include "transport/stream_layer.h"
 #include "transport/tcp_stream.h"
 
 namespace centroid::transport {
@@ -24,8 +25,13 @@ void set_buffers(auto& socket, const TransportOptions& options) {
   socket.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
 }
 
-std::unique_ptr<Connection> connection_on(tcp::socket socket, const TransportOptions& options) {
-  auto stream = std::make_unique<TcpStream>(std::move(socket), options);
+/// `to`: who was connected to; nullptr: who connected.
+std::unique_ptr<Connection> connection_on(tcp::socket socket, const TransportOptions& options,
+                                          const Endpoint* to) {
+  std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), options);
+  if (options.layer)
+    stream = to == nullptr ? options.layer->accepted(std::move(stream))
+                           : options.layer->connected(std::move(stream), *to);
   return std::make_unique<FramedConnection>(std::move(stream), options);
 }
 
@@ -51,7 +57,7 @@ class TcpListener final : public Listener {
         co_return Error(ErrorCode::kCancelled, "accept on " + endpoint_.to_string() + ": stopped");
       }
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      if (!error) co_return connection_on(std::move(socket), options_);
+      if (!error) co_return connection_on(std::move(socket), options_, nullptr);
       // The peer gave up before we took it, or we stop: the loop's head tells.
       if (error == asio::error::connection_aborted || error == asio::error::operation_aborted)
         continue;
@@ -138,7 +144,7 @@ class TcpTransport final : public Transport {
       co_return Error(ErrorCode::kCancelled, doing + " was cancelled");
     }
     if (error) co_return Error(ErrorCode::kUnavailable, doing + ": " + error.message());
-    co_return connection_on(std::move(attempt->socket), options_);
+    co_return connection_on(std::move(attempt->socket), options_, &endpoint);
   }
 
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) override {

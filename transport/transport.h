@@ -111,6 +111,8 @@ class Transport {
   virtual Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) = 0;
 };
 
+class StreamLayer;
+
 struct TransportOptions {
   FrameLimits limits;
   std::chrono::milliseconds stall_timeout{
@@ -119,6 +121,8 @@ struct TransportOptions {
                                    ///< cubic on loopback, else the system's
   std::size_t socket_buffer_bytes = 0;  ///< SO_SNDBUF/SO_RCVBUF; 0: the system's autotuning.
                                         ///< Shared memory: of each ring; 0: 1 MiB
+  std::shared_ptr<StreamLayer>
+      layer;  ///< TCP: between socket and frames (tls/tls.h); none: nothing
 };
 
 /// TCP on Asio sockets. Connections made or accepted live on `executor`.

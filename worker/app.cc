@@ -22,6 +22,7 @@
 #include "common/device/blas.h"
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
+#include "transport/tls/tls.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
@@ -53,6 +54,19 @@ Result<std::vector<transport::Endpoint>> parse_servers(const std::string& list) 
   return servers;
 }
 
+/// TLS towards the server, or among the workers; nullptr where it is off.
+Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& config,
+                                                          bool among_workers) {
+  if (config.tls_authority.empty()) return std::shared_ptr<transport::StreamLayer>();
+  transport::TlsOptions tls;
+  tls.certificate = config.tls_certificate;
+  tls.key = config.tls_key;
+  tls.authority = config.tls_authority;
+  tls.server_name = config.tls_server_name;
+  tls.is_server = tls.any_name = among_workers;
+  return transport::make_tls(std::move(tls));
+}
+
 /// The side of this worker that meets the other workers.
 Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
                                                 const Manifest& manifest,
@@ -68,6 +82,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
                                                   " is reachable from other machines: set `token`");
   transport::TransportOptions transport_options;
   transport_options.congestion_control = config.congestion_control;
+  CENTROID_ASSIGN(transport_options.layer, tls_layer(config, true));
   collective::MeshOptions mesh;
   mesh.token = config.token;
   mesh.manifest_hash = manifest_hash(manifest);
@@ -129,6 +144,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 256u << 20;
   transport_options.congestion_control = config.congestion_control;
+  CENTROID_ASSIGN(transport_options.layer, tls_layer(config, false));
   auto transport = transport::make_tcp(io.executor(), transport_options);
   return make_cluster_exchange(io.executor(), std::move(transport), std::move(options),
                                std::move(memory), registry);

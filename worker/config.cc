@@ -18,6 +18,20 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("name", &c.name,
           {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
   s.field("token", &c.token, {.text = "shared secret of the cluster", .secret = true});
+  s.field("tls.authority", &c.tls_authority,
+          {.text = "PEM file with the authority that signs the server's certificate, or \"system\" "
+                   "for those this machine trusts: connections are then TLS (docs/tls.md); "
+                   "empty: they are not"},
+          "tls-authority");
+  s.field("tls.certificate", &c.tls_certificate,
+          {.text = "PEM file with this worker's certificate, for a server that asks for one and "
+                   "for the other workers (exchange ring, hierarchical)"},
+          "tls-certificate");
+  s.field("tls.key", &c.tls_key, {.text = "PEM file with the certificate's private key"},
+          "tls-key");
+  s.field("tls.server_name", &c.tls_server_name,
+          {.text = "name that the server's certificate must be for; empty: the host of `server`"},
+          "tls-server-name");
   s.field(
       "peer.listen", &c.peer_listen,
       {.text = "exchange ring, hierarchical: where other workers connect, HOST:PORT; empty: the "
@@ -198,6 +212,16 @@ Status finish(WorkerConfig& c) {
   if (c.peer_node.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
                  "peer.node has " + std::to_string(c.peer_node.size()) + " bytes, at most 256");
+  if (c.tls_authority.empty() && (!c.tls_certificate.empty() || !c.tls_server_name.empty()))
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");
+  if (!c.tls_authority.empty() && c.tls_certificate.empty() && c.exchange != "star" &&
+      c.exchange != "local")
+    return Error(ErrorCode::kInvalidArgument,
+                 "exchange " + c.exchange +
+                     " with TLS: the other workers connect to this one, set tls.certificate and "
+                     "tls.key");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
   if (auto inner = make_optimizer(c.inner); !inner.ok())

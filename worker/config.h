@@ -16,6 +16,7 @@ struct WorkerConfig {
   std::string server = "127.0.0.1:7070";
   std::string name;
   std::string token;
+  std::string tls_certificate, tls_key, tls_authority, tls_server_name;
   std::string peer_listen, peer_advertise, peer_node;
   bool peer_shared_memory = true;
   std::chrono::milliseconds join_timeout{60'000};

@@ -39,7 +39,8 @@ constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed 
 enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
 
 struct Peer {
-  Peer(Tcp::socket socket, const HttpLimits& limits) : http(std::move(socket), limits) {}
+  Peer(Tcp::socket socket, const HttpLimits& limits, transport::SslPointer tls)
+      : http(std::move(socket), limits, std::move(tls)) {}
   void drop() {
     is_dropped = true;
     http.close();
@@ -194,12 +195,13 @@ void ApiServer::Impl::take(Tcp::socket socket) {
   if (is_stopping) return;
   if (peers.size() >= options.max_connections && !make_room()) {
     metrics.dropped_limit.add();
-    if (refusals >= kMaxRefusals) return;
+    if (refusals >= kMaxRefusals || options.tls) return;
     ++refusals;
-    group.spawn(refuse(std::make_unique<Peer>(std::move(socket), limits)));
+    group.spawn(refuse(std::make_unique<Peer>(std::move(socket), limits, nullptr)));
     return;
   }
-  const auto at = peers.emplace(peers.end(), std::move(socket), limits);
+  transport::SslPointer tls = options.tls ? options.tls->accepting_end() : nullptr;
+  const auto at = peers.emplace(peers.end(), std::move(socket), limits, std::move(tls));
   metrics.connections.add(1);
   group.spawn(serve(at));
 }
@@ -242,6 +244,7 @@ Task<void> ApiServer::Impl::serve(std::list<Peer>::iterator at) {
 
 Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
   HttpFraming framing;
+  if (!co_await peer.http.shake_hands()) co_return;
   do {
     peer.phase = Phase::kIdle;
     const bool has_begun = co_await peer.http.wait_for_request();

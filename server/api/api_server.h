@@ -11,6 +11,7 @@
 #include "common/base/result.h"
 #include "server/api/view.h"
 #include "server/tokens/token_store.h"
+#include "transport/tls/tls_files.h"
 #include "transport/transport.h"
 
 namespace centroid::server {
@@ -20,6 +21,8 @@ struct ApiOptions {
   transport::Endpoint endpoint;   ///< port 0 asks for a free one
   std::string token;              ///< bearer token; may be empty on loopback only
   std::string viewer_token = {};  ///< another one that may only read; needs `token`
+
+  std::shared_ptr<transport::TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
 
   std::string state_dir = {};  ///< holds tokens.json and audit.jsonl; empty: in memory only
   Executor blocking = {};      ///< where files may be waited for; empty: the server's own

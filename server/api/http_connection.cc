@@ -10,6 +10,7 @@
 #include <boost/beast/http.hpp>
 
 #include "server/api/problem.h"
+#include "transport/tls/maybe_tls.h"
 
 namespace centroid::server {
 
@@ -91,8 +92,11 @@ http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
 }  // namespace
 
 struct HttpConnection::Impl {
-  Impl(Tcp::socket socket, const HttpLimits& limits_)
-      : limits(limits_), stream(std::move(socket)), buffer(limits_.header_bytes + 2 * kReadBytes) {}
+  Impl(Tcp::socket socket, const HttpLimits& limits_, transport::SslPointer tls)
+      : limits(limits_),
+        stream(std::move(socket), std::move(tls)),
+        lower(stream.lower()),
+        buffer(limits_.header_bytes + 2 * kReadBytes) {}
 
   /// source  RFC 9112, section 2.2: empty lines before a request are skipped
   bool has_bytes() {
@@ -108,26 +112,35 @@ struct HttpConnection::Impl {
                                        std::chrono::milliseconds timeout);
 
   const HttpLimits limits;
-  beast::tcp_stream stream;
+  transport::MaybeTls<beast::tcp_stream> stream;
+  beast::tcp_stream& lower;  ///< has the deadlines
   beast::flat_buffer buffer;
   bool is_closed = false;
 };
 
-HttpConnection::HttpConnection(Tcp::socket socket, const HttpLimits& limits)
-    : impl_(std::make_unique<Impl>(std::move(socket), limits)) {}
+HttpConnection::HttpConnection(Tcp::socket socket, const HttpLimits& limits,
+                               transport::SslPointer tls)
+    : impl_(std::make_unique<Impl>(std::move(socket), limits, std::move(tls))) {}
 
 HttpConnection::~HttpConnection() = default;
 
 std::string HttpConnection::address() const {
   beast::error_code ec;
-  const auto peer = impl_->stream.socket().remote_endpoint(ec);
+  const auto peer = impl_->lower.socket().remote_endpoint(ec);
   if (ec) return "unknown";
   const std::string host = peer.address().to_string();
   return (peer.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(peer.port());
 }
 
+Task<bool> HttpConnection::shake_hands() {
+  if (!impl_->stream.is_secure()) co_return true;
+  impl_->lower.expires_after(impl_->limits.read_timeout);
+  const auto [ec] = co_await impl_->stream.async_handshake(kAwait);
+  co_return !ec && !impl_->is_closed;
+}
+
 Task<bool> HttpConnection::wait_for_request() {
-  impl_->stream.expires_after(impl_->limits.idle_timeout);
+  impl_->lower.expires_after(impl_->limits.idle_timeout);
   while (!impl_->has_bytes()) {
     const auto space = impl_->buffer.prepare(kReadBytes);
     const auto [ec, n] = co_await impl_->stream.async_read_some(space, kAwait);
@@ -156,7 +169,7 @@ Task<HttpConnection::Incoming> HttpConnection::read_request() {
   Parser parser;
   parser.header_limit(static_cast<std::uint32_t>(impl_->limits.header_bytes));
   parser.body_limit(impl_->limits.body_bytes);
-  impl_->stream.expires_after(impl_->limits.read_timeout);
+  impl_->lower.expires_after(impl_->limits.read_timeout);
   const beast::error_code ec = co_await impl_->read_message(parser);
   if (!ec) {
     incoming.keep_alive = parser.keep_alive();
@@ -172,7 +185,7 @@ Task<HttpConnection::Incoming> HttpConnection::read_request() {
 Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse response,
                                                              HttpFraming framing,
                                                              std::chrono::milliseconds timeout) {
-  impl_->stream.expires_after(timeout);
+  impl_->lower.expires_after(timeout);
   beast::error_code result;
   if (framing.is_head || response.status == 204 || response.status == 304) {
     const auto message = make_head<http::empty_body>(response, framing);
@@ -200,10 +213,10 @@ Task<beast::error_code> HttpConnection::Impl::write_stream(std::shared_ptr<BodyS
                                                            bool is_chunked,
                                                            std::chrono::milliseconds timeout) {
   for (;;) {
-    stream.expires_never();
+    lower.expires_never();
     auto piece = co_await body->next();
     if (!piece.ok() || is_closed) co_return asio::error::operation_aborted;
-    stream.expires_after(timeout);
+    lower.expires_after(timeout);
     if (piece->empty()) break;
     if (is_chunked) {
       const auto chunk = http::make_chunk(asio::buffer(*piece));
@@ -223,8 +236,8 @@ Task<beast::error_code> HttpConnection::Impl::write_stream(std::shared_ptr<BodyS
 
 Task<void> HttpConnection::linger() {
   beast::error_code ec;
-  impl_->stream.socket().shutdown(Tcp::socket::shutdown_send, ec);
-  impl_->stream.expires_after(kLingerTime);
+  impl_->lower.socket().shutdown(Tcp::socket::shutdown_send, ec);
+  impl_->lower.expires_after(kLingerTime);
   impl_->buffer.clear();
   for (std::size_t got = 0; !ec && !impl_->is_closed && got < kLingerBytes;) {
     const auto space = impl_->buffer.prepare(kReadBytes);
@@ -236,7 +249,7 @@ Task<void> HttpConnection::linger() {
 
 void HttpConnection::close() {
   impl_->is_closed = true;
-  impl_->stream.close();
+  impl_->lower.close();
 }
 
 }  // namespace centroid::server

@@ -9,6 +9,7 @@
 
 #include "common/async/task.h"
 #include "server/api/http.h"
+#include "transport/tls/tls_files.h"
 
 namespace centroid::server {
 
@@ -43,9 +44,13 @@ class HttpConnection {
     bool is_slow = false;
   };
 
-  HttpConnection(boost::asio::ip::tcp::socket socket, const HttpLimits& limits);
+  /// `tls`: HTTPS; nullptr: plain.
+  HttpConnection(boost::asio::ip::tcp::socket socket, const HttpLimits& limits,
+                 transport::SslPointer tls = nullptr);
   ~HttpConnection();
 
+  /// Before anything else, with HTTPS. False: the peer speaks no TLS, or not in time.
+  Task<bool> shake_hands();
   /// Wait for the first byte of a request. False: the peer left, stayed idle too long, or `close`
   /// was called.
   Task<bool> wait_for_request();

@@ -2,7 +2,7 @@ centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
   DEPS centroid::store centroid::optim centroid::tensor)
 centroid_bench(centroid-bench-devices SOURCES bench/devices_bench.cc DEPS centroid::node)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
-  DEPS centroid::transport)
+  DEPS centroid_test_certificates)
 if(TARGET centroid_test_cluster)
   centroid_bench(centroid-bench-overlap SOURCES bench/overlap_bench.cc DEPS centroid_test_cluster)
 endif()

@@ -36,6 +36,9 @@ class SleepingGroup final : public worker::ReplicaGroup {
   std::span<float> params() override { return current_; }
   void use_params(std::span<float> memory) override { current_ = memory; }
   std::span<float> gradients() override { return gradients_; }
+  void use_noise(std::uint64_t) override {}
+  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
+  }
   Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {
     const auto begin = Clock::now();
@@ -81,7 +84,7 @@ double round_seconds(const Options& options, double compute, Ready ready) {
     test::TestServer server(config, transports);
     auto model = std::make_shared<test::CustomModel>();
     for (std::uint64_t i = 0; i < options.tensors; ++i)
-      model->manifest.push_back({.name = "t" + std::to_string(i),
+      model->manifest.push_back({.name = std::string("t").append(std::to_string(i)),
                                  .dtype = DType::kF32,
                                  .shape = {options.parameters / options.tensors}});
     model->make_group = [&] { return std::make_unique<SleepingGroup>(options, compute, ready); };
@@ -100,7 +103,7 @@ double round_seconds(const Options& options, double compute, Ready ready) {
     for (std::uint64_t i = 0; i < options.workers; ++i)
       threads.emplace_back([&, i] {
         test::WorkerSpec spec;
-        spec.name = "worker-" + std::to_string(i);
+        spec.name = std::string("worker-").append(std::to_string(i));
         spec.custom = model;
         auto last = Clock::now();
         const auto observe = [&](const worker::Share&, const worker::StepStats&,

@@ -21,6 +21,8 @@
 #include <vector>
 
 #include "common/async/io_thread.h"
+#include "tests/support/certificates.h"
+#include "tests/unit/temporary_directory.h"
 #include "transport/transport.h"
 
 namespace centroid::transport {
@@ -256,15 +258,25 @@ Task<void> drop(std::unique_ptr<Connection> connection) {
 
 class Link {
  public:
-  explicit Link(bool is_tcp, const std::string& congestion_control) {
+  enum class Kind { kTcp, kTls, kInProcess };
+  explicit Link(Kind kind, const std::string& congestion_control = "") {
     TransportOptions options;
     options.congestion_control = congestion_control;
     const auto hub = make_inprocess_hub();
-    auto make = [&](IoThread& thread) {
-      return is_tcp ? make_tcp(thread.executor(), options)
-                    : make_inprocess(thread.executor(), hub, options);
+    TransportOptions near_options = options, far_options = options;
+    const TemporaryDirectory folder;
+    test::Authority authority(folder.path());
+    if (kind == Kind::kTls) {
+      TlsOptions tls = authority.issue("node");
+      near_options.layer = make_tls(tls).value();
+      tls.is_server = true;
+      far_options.layer = make_tls(tls).value();
+    }
+    auto make = [&](IoThread& thread, const TransportOptions& how) {
+      return kind == Kind::kInProcess ? make_inprocess(thread.executor(), hub, how)
+                                      : make_tcp(thread.executor(), how);
     };
-    const auto near = make(near_), far = make(far_);
+    const auto near = make(near_, near_options), far = make(far_, far_options);
     auto listener = far->listen(Endpoint());
     CENTROID_CHECK(listener.ok());
     auto accepted =
@@ -352,10 +364,11 @@ void print(std::vector<Row>& rows, bool is_json, int repetitions) {
     std::printf("{\"repetitions\": %d, \"rows\": [\n  %s]}\n", repetitions, json.c_str());
 }
 
-int run(bool is_json, int repetitions, int trips, int frames,
-        const std::string& congestion_control) {
+int run(bool is_json, int repetitions, int trips, int frames, const std::string& congestion_control,
+        const std::string& only) {
   const Sockets sockets(congestion_control.c_str());
-  Link tcp(true, congestion_control), inprocess(false, "");
+  Link tcp(Link::Kind::kTcp, congestion_control), tls(Link::Kind::kTls, congestion_control),
+      inprocess(Link::Kind::kInProcess);
   auto one = [](double value) { return Samples{value}; };
   std::vector<Row> rows;
   auto add = [&rows](std::string what, std::string against, std::function<Samples()> body) {
@@ -367,6 +380,7 @@ int run(bool is_json, int repetitions, int trips, int frames,
   };
   add("socket 64 B", "", [&] { return socket_round_trips(sockets, trips); });
   add("tcp 64 B", "socket 64 B", [&] { return tcp.round_trips(trips); });
+  add("tls 64 B", "tcp 64 B", [&] { return tls.round_trips(trips); });
   add("condition 64 B", "", [&] { return condition_round_trips(trips); });
   add("inprocess 64 B", "condition 64 B", [&] { return inprocess.round_trips(trips); });
   for (const bool is_duplex : {false, true}) {
@@ -374,8 +388,14 @@ int run(bool is_json, int repetitions, int trips, int frames,
     add("socket" + way, "",
         [&, is_duplex] { return one(socket_stream(sockets, frames, is_duplex)); });
     add("tcp" + way, "socket" + way, [&, is_duplex] { return one(tcp.stream(frames, is_duplex)); });
+    add("tls" + way, "tcp" + way, [&, is_duplex] { return one(tls.stream(frames, is_duplex)); });
     add("inprocess" + way, "socket" + way,
         [&, is_duplex] { return one(inprocess.stream(frames, is_duplex)); });
+  }
+  std::erase_if(rows, [&](const Row& row) { return row.what.find(only) == std::string::npos; });
+  for (Row& row : rows) {
+    const auto is_base = [&](const Row& other) { return other.what == row.against; };
+    if (std::none_of(rows.begin(), rows.end(), is_base)) row.against.clear();
   }
   for (Row& row : rows) row.run();  // warm up
   for (int i = 0; i < repetitions; ++i) {
@@ -395,7 +415,7 @@ int run(bool is_json, int repetitions, int trips, int frames,
 int main(int argc, char** argv) {
   bool is_json = false;
   int repetitions = 15, trips = 2000, frames = 200;
-  std::string congestion_control = "reno";
+  std::string congestion_control = "reno", only;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const std::string value = i + 1 < argc ? argv[i + 1] : "";
@@ -411,14 +431,16 @@ int main(int argc, char** argv) {
       frames = std::stoi(value);
     else if (flag == "--congestion-control")
       congestion_control = value;
+    else if (flag == "--only")
+      only = value;
     else {
       std::fprintf(stderr,
                    "usage: %s [--json] [--repetitions N] [--trips N] [--frames N] "
-                   "[--congestion-control NAME]\n",
+                   "[--congestion-control NAME] [--only TEXT]\n",
                    argv[0]);
       return 2;
     }
     ++i;
   }
-  return centroid::transport::run(is_json, repetitions, trips, frames, congestion_control);
+  return centroid::transport::run(is_json, repetitions, trips, frames, congestion_control, only);
 }

@@ -35,7 +35,7 @@ TEST(RepeatedRuns, MemoryStaysFlat) {
   double early = 0;
   for (int run = 1; run <= kRuns; ++run) {
     server::ServerConfig config;
-    config.run_dir = directory.path() / "run";
+    config.run_dir = directory.path() / std::to_string(run);
     config.min_workers = 2;
     config.rounds = 4;
     config.local_steps = 2;
@@ -56,7 +56,7 @@ TEST(RepeatedRuns, MemoryStaysFlat) {
   const double late = resident_mib();
   std::printf("resident after %d runs %.1f MiB, after %d runs %.1f MiB\n", kFirst, early, kRuns,
               late);
-  EXPECT_LT(late - early, 8);  // one plane lost in each run would be 48
+  EXPECT_LT(late - early, 16);  // one plane lost in each run would be 48
 }
 
 }  // namespace

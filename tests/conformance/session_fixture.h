@@ -13,6 +13,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
+#include "tests/support/certificates.h"
 #include "transport/session.h"
 
 namespace centroid::transport {
@@ -197,15 +198,15 @@ inline Task<void> stop(Node& node) {
 }
 
 struct World {
-  std::string transport;  ///< "inprocess" or "tcp"
+  std::string transport;  ///< "inprocess", "tcp" or "tls"
   bool has_two_threads = false;
 };
 
 inline std::vector<World> worlds() {
-  std::vector<World> out(4);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    out[i].transport = i < 2 ? "inprocess" : "tcp";
-    out[i].has_two_threads = i % 2 == 1;
+  std::vector<World> out;
+  for (const char* const transport : {"inprocess", "tcp", "tls"}) {
+    out.push_back({.transport = transport, .has_two_threads = false});
+    out.push_back({.transport = transport, .has_two_threads = true});
   }
   return out;
 }
@@ -256,7 +257,9 @@ class SessionWorld {
 
  private:
   std::unique_ptr<Transport> make(Node& node, const std::shared_ptr<InProcessHub>& hub) {
-    if (world_.transport == "tcp") return make_tcp(node.thread->executor());
+    TransportOptions options;
+    if (world_.transport == "tls") options.layer = test::mutual_tls();
+    if (world_.transport != "inprocess") return make_tcp(node.thread->executor(), options);
     return make_inprocess(node.thread->executor(), hub);
   }
 

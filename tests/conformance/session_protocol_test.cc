@@ -287,7 +287,7 @@ Task<boost::system::error_code> send_garbage(Endpoint endpoint, std::size_t& rec
 
 TEST_P(ProtocolTest, garbage_instead_of_hello_is_dropped_without_an_answer) {
   if (GetParam().transport != "tcp")
-    GTEST_SKIP() << "an in-process end cannot send other bytes than frames";
+    GTEST_SKIP() << "only a bare socket can send other bytes than frames";
   world.listen(SessionWorld::greeting("server", "server-0"));
   std::size_t received = 0;
   EXPECT_TRUE(on_client(send_garbage(world.endpoint, received)));

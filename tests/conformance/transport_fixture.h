@@ -20,6 +20,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/random.h"
+#include "tests/support/certificates.h"
 #include "transport/transport.h"
 
 #define CO_ASSERT(condition)                     \
@@ -104,12 +105,18 @@ struct Kind {
       make;
   bool is_tcp = false;
   bool is_plain = true;
+  bool shakes_hands = false;  ///< in the first write and read, not in connect and accept
 };
 inline void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 inline std::vector<Kind> kinds() {
   Kind tcp{"tcp", "127.0.0.1", {}, true, true};
   tcp.make = [](Executor e, std::shared_ptr<InProcessHub>, TransportOptions o) {
+    return make_tcp(e, o);
+  };
+  Kind tls{"tls", "127.0.0.1", {}, false, true, true};
+  tls.make = [](Executor e, std::shared_ptr<InProcessHub>, TransportOptions o) {
+    o.layer = test::mutual_tls();
     return make_tcp(e, o);
   };
   Kind inprocess{"inprocess", "server", {}, false, true};
@@ -120,8 +127,8 @@ inline std::vector<Kind> kinds() {
   shm.make = [](Executor e, std::shared_ptr<InProcessHub>, TransportOptions o) {
     return make_shm(e, o);
   };
-  std::vector<Kind> all{tcp, inprocess, shm};
-  for (const Kind& plain : {tcp, inprocess, shm}) {
+  std::vector<Kind> all{tcp, tls, inprocess, shm};
+  for (const Kind& plain : {tcp, tls, inprocess, shm}) {
     Kind faulty = plain;
     faulty.name += "_faulty";
     faulty.is_plain = false;
@@ -145,6 +152,15 @@ struct Pair {
 
 inline Task<Result<Side>> accept_on(Listener& listener) { co_return co_await listener.accept(); }
 
+inline Task<bool> say(Connection& connection) {
+  OutFrame frame;
+  frame.kind = 1;
+  co_return (co_await connection.write(frame)).ok();
+}
+inline Task<bool> hear(Connection& connection) {
+  co_return (co_await connection.read_header()).ok();
+}
+
 /// Connect both ends on one executor.
 inline Task<std::unique_ptr<Pair>> connect_pair(Kind kind, TransportOptions options = {}) {
   const Executor here = co_await boost::asio::this_coro::executor;
@@ -164,6 +180,11 @@ inline Task<std::unique_ptr<Pair>> connect_pair(Kind kind, TransportOptions opti
   EXPECT_TRUE(accepted->result->ok());
   pair->client = std::move(*client);
   pair->server = std::move(**accepted->result);
+  if (kind.shakes_hands) {
+    auto said = start(here, say(*pair->client));
+    EXPECT_TRUE(co_await hear(*pair->server));
+    EXPECT_TRUE(co_await ended(said));
+  }
   co_return pair;
 }
 

@@ -27,6 +27,7 @@ MAY = {
     PROTO: [BASE, TENSOR],
     CHECKPOINT: [BASE, TENSOR],
     "transport": [BASE, TENSOR, ASYNC],
+    "transport/tls": [BASE, ASYNC, "transport"],
     "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
@@ -39,14 +40,14 @@ MAY = {
     "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, "transport", "server/aggregate", "server/store"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
-    "server/api": [BASE, ASYNC, "transport", "server/events", "server/tokens", "server/api/view"],
+    "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
     + ["server/config", "server/election", "server/events", "server/shard"]
     + ["server/api/view"],
     "server": MEANING
-    + ["transport", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
+    + ["transport", "transport/tls", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/events", "server/config", "server/election", "server/shard", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, CHECKPOINT],
@@ -54,8 +55,8 @@ MAY = {
     "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING
-    + ["transport", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
-    "client": MEANING + ["client/network"],
+    + ["transport", "transport/tls", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
+    "client": MEANING + ["client/network", "transport", "transport/tls"],
     "client/network": [BASE, ASYNC, "transport"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport"],
 }
@@ -64,13 +65,13 @@ MAY["tests"] = list(MAY)
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
     r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp|tls)[^/]*|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|tls/[^/]*)|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
     r"|worker/model/adapters\.cc|client/.*",
-    r"openssl/": r"server/tokens/[^/]*\.cc",
+    r"openssl/": r"transport/tls/.*|tests/support/certificates\.cc|server/tokens/[^/]*\.cc",
     r"zlib\.h": r"worker/data/[^/]*\.cc",
     r"cblas": r"common/device/blas\.cc",
     r"nccl\.h": r"worker/node/nccl[^/]*\.cc",

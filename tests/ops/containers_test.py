@@ -65,6 +65,15 @@ def why_not(with_dockerfile):
     return None
 
 
+def why_not_build():
+    """Reason why podman can build nothing here, or None: storage in a container, no rights."""
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "Dockerfile").write_text("FROM scratch\nLABEL smallest=yes\n")
+        done = run("podman", "build", "-t", f"localhost/{MARK}-smallest", folder, check=False)
+        run("podman", "rmi", "-f", f"localhost/{MARK}-smallest", check=False)
+    return None if done.returncode == 0 else "podman cannot build an image: " + (done.stderr.strip().splitlines() or ["?"])[-1]
+
+
 def why_not_run():
     """Reason why podman cannot run the images, or None."""
     for settings in (os.environ.get("CONTAINERS_CONF"), str(pathlib.Path(__file__).with_name("containers.conf"))):
@@ -343,6 +352,9 @@ def main():
         print(f"skipped: {reason}")
         return SKIPPED
     os.environ.setdefault("CONTAINERS_CONF", str(pathlib.Path(__file__).with_name("containers.conf")))
+    if reason := why_not_build():
+        print(f"skipped: {reason}")
+        return SKIPPED
     try:
         if with_dockerfile:
             sys.argv[sys.argv.index("--dockerfile")] = "Image"

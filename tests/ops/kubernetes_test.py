@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,6 +22,19 @@ SKIPPED = 77
 def render(overlay):
     folder = ROOT / "deploy" / "kubernetes" / "overlays" / overlay
     return subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+
+
+def render_with(component):
+    """The overlay dev and one component."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = os.path.relpath(ROOT / "deploy" / "kubernetes", os.path.realpath(folder))
+        text = f"""apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{base}/overlays/dev]
+components: [{base}/components/{component}]
+"""
+        (pathlib.Path(folder) / "kustomization.yaml").write_text(text)
+        return subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
 
 
 def strict_check(text):
@@ -68,6 +82,14 @@ class Rendered(unittest.TestCase):
     def test_every_object_fits_its_type(self):
         for overlay, text in self.texts.items():
             with self.subTest(overlay):
+                done = strict_check(text)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_every_component_fits_alone(self):
+        for folder in sorted((ROOT / "deploy" / "kubernetes" / "components").iterdir()):
+            with self.subTest(folder.name):
+                text = render_with(folder.name)
+                self.assertNotEqual(text, self.texts["dev"])
                 done = strict_check(text)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 

@@ -210,6 +210,7 @@ class Codecs(ClusterTest):
         self.worker(server, f"w0-{run}", "--codec", "topk:1")
         shapes = [("layers.0.weight", (16, 64)), ("layers.0.bias", (16,)), ("layers.1.weight", (10, 16)), ("layers.1.bias", (10,))]
         beside = wire.Client(f"w1-{run}", shapes, 16, int(data["train_samples"]), int(data["data_fingerprint"]))
+        beside.model = "mlp:64-16-10,relu"
         beside.train(server.data, lambda _, chunk: bytes(4 * beside.elements(chunk)), bad_rounds)
         return {number: b"".join(chunks[i] for i in range(4)) for number, chunks in beside.results.items() if number not in bad_rounds}
 

@@ -262,7 +262,7 @@ class FullDisk(RecoveryTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker)
         self.assert_status(server, FAILED, "is in no checkpoint")
-        server.wait_event("checkpoint.failed", error=NO_SPACE, when="at the end")
+        server.wait_event("checkpoint.failed", why=NO_SPACE, when="at the end")
 
 
 class Ending(RecoveryTest):

@@ -66,6 +66,8 @@ PLAN = [
     ("delete_checkpoint", {"id": "{old}"}, None, [200]),
     ("restore_checkpoint", {"id": "{version}"}, {"delete_newer": True}, [200]),
     ("restore_checkpoint", {"id": 99999999}, None, [404]),
+    ("list_servers", {}, None, [200]),
+    ("drain_server", {"name": "nobody"}, None, [404]),
     ("drain_worker", {"id": 99999}, None, [404]),
     ("drain_worker", {"id": "{member}"}, None, [202, 409]),
     ("evict_worker", {"id": "{member}"}, {"seconds": 1000, "why": "of the test"}, [200]),

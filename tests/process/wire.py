@@ -116,6 +116,7 @@ class Client:
         """`tensors`: (name, shape) of each; every tensor must fit into one chunk."""
         self.name, self.tensors, self.batch = name, tensors, batch
         self.samples, self.fingerprint = train_samples, fingerprint
+        self.model = "by hand"  # all workers of a job say the same
         self.results = {}  # round: payload of each chunk
 
     def elements(self, chunk):
@@ -133,7 +134,7 @@ class Client:
 
     def join_head(self):
         head = text(self.name) + text("star") + text("f32")
-        head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text("by hand") + text("") + text("")
+        head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text(self.model) + text("") + text("")
         head += struct.pack("<I", len(self.tensors))
         for name, shape in self.tensors:
             head += text(name) + struct.pack(f"<BB{len(shape)}Q", 1, len(shape), *shape)

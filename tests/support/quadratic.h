@@ -18,6 +18,9 @@ class QuadraticGroup final : public worker::ReplicaGroup {
   std::span<float> params() override { return current_; }
   void use_params(std::span<float> memory) override { current_ = memory; }
   std::span<float> gradients() override { return gradients_; }
+  void use_noise(std::uint64_t) override {}
+  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
+  }
   Result<worker::GroupStep> step(const worker::Dataset& data,
                                  std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {

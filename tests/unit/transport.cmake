@@ -1,6 +1,8 @@
+add_library(centroid_test_certificates STATIC EXCLUDE_FROM_ALL support/certificates.cc)
+target_link_libraries(centroid_test_certificates PUBLIC centroid::tls)
 centroid_test(transport_test LABEL unit
   SOURCES unit/frame_test.cc
   DEPS centroid::transport)
 centroid_test(transport_conformance LABEL conformance
-  SOURCES conformance/transport_test.cc conformance/transport_faults_test.cc
-  DEPS centroid::transport)
+  SOURCES conformance/transport_test.cc conformance/transport_faults_test.cc conformance/tls_test.cc
+  DEPS centroid_test_certificates)

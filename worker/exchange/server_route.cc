@@ -149,6 +149,10 @@ Task<void> ServerLink::serve_shard(Session& leader, std::shared_ptr<ShardLink> s
                                    std::uint64_t route) {
   const Error cause = co_await run_shard(shard, route);
   arrived_.notify_all();
+  // A server that was drained may end before its leader's new route has come.
+  const TimePoint limit = now() + std::chrono::seconds(1);
+  while (!shard->is_dropped && !leader.is_closed() && now() < limit)
+    co_await arrived_.wait(std::min(limit, now() + std::chrono::milliseconds(20)));
   if (shard->is_dropped || leader.is_closed()) co_return;
   leader.close(Error(ErrorCode::kUnavailable, "server '" + shard->server.name + "' at " +
                                                   shard->server.endpoint + ": " + cause.message()));

@@ -1,0 +1,190 @@
+#include <atomic>
+#include <future>
+
+#include <boost/asio/use_future.hpp>
+#include <gmock/gmock.h>
+
+#include "common/async/io_thread.h"
+#include "common/proto/messages.h"
+#include "transport/session.h"
+#include "worker/exchange/cluster_exchange.h"
+
+namespace centroid::test {
+namespace {
+
+using proto::Kind;
+using testing::Each;
+using transport::InFrame;
+using transport::Session;
+
+/// A server written from docs/wire.md that has one worker and says what the test tells it to say.
+class Server final : public transport::FrameSink {
+ public:
+  Server() : listener_(transport_->listen({"127.0.0.1", 0}).value()) {
+    serving_ = spawn(serve(this));
+  }
+  ~Server() override {
+    spawn(stop(this)).get();
+    serving_.get();
+    thread_.context().stop();
+  }
+  transport::Endpoint endpoint() const { return listener_->endpoint(); }
+
+  /// The only chunk of the state, filled with `value`.
+  Status send_state(Version version, float value) {
+    proto::StateChunk chunk;
+    chunk.version = version;
+    const std::vector<float> values(4, value);
+    const Bytes bytes = std::as_bytes(std::span(values));
+    return spawn(send_frame(this, Kind::kStateChunk, proto::encode(chunk),
+                            std::vector<std::byte>(bytes.begin(), bytes.end())))
+        .get();
+  }
+  template <class M>
+  Status send(Kind kind, const M& message) {
+    return spawn(send_frame(this, kind, proto::encode(message), {})).get();
+  }
+
+ private:
+  template <class T>
+  std::future<T> spawn(Task<T> task) {
+    return boost::asio::co_spawn(thread_.context(), std::move(task), boost::asio::use_future);
+  }
+  static Task<void> serve(Server* self) {
+    auto connection = co_await self->listener_->accept();
+    transport::Greeting greeting;
+    greeting.role = greeting.name = "server";
+    greeting.run_id = "run";
+    auto session = co_await Session::accept(std::move(connection).value(), greeting, self->limit());
+    self->session_ = std::move(session).value();
+    (void)co_await self->session_->run(*self);
+  }
+  static Task<void> stop(Server* self) {
+    if (self->session_) self->session_->close(Error(ErrorCode::kCancelled, "the test ends"));
+    self->listener_->close();
+    co_return;
+  }
+  static Task<Status> send_frame(Server* self, Kind kind, std::vector<std::byte> head,
+                                 std::vector<std::byte> payload) {
+    const TimePoint deadline = self->limit();
+    while (!self->is_joined_) {
+      if (co_await self->joined_.wait(deadline)) continue;
+      co_return Error(ErrorCode::kDeadlineExceeded, "nobody joined");
+    }
+    co_return co_await self->session_->send(static_cast<std::uint16_t>(kind), head, payload,
+                                            self->limit());
+  }
+  Task<Status> on_frame(Session& session, InFrame frame) override {
+    const auto kind = static_cast<Kind>(frame.header.kind);
+    if (kind == Kind::kLeave) co_return co_await session.respond(frame.header, Bytes());
+    if (kind != Kind::kJoin) co_return Status();
+    CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::Join>(frame.head));
+    const auto head = proto::encode(terms(join));
+    CENTROID_CO_TRY(co_await session.respond(frame.header, head));
+    is_joined_ = true;
+    joined_.notify_all();
+    co_return Status();
+  }
+  static proto::JoinReply terms(const proto::Join& join) {
+    proto::JoinReply reply;
+    reply.member = MemberId(1);
+    reply.run_id = "run";
+    reply.chunk_bytes = 1 << 20;
+    reply.plan_hash = ChunkPlan::make(join.manifest, reply.chunk_bytes).value().hash();
+    reply.lease_ms = 60'000;
+    reply.optimizer = "sgd";
+    return reply;
+  }
+  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+  IoThread thread_{"test-server"};
+  std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
+  std::unique_ptr<transport::Listener> listener_;
+  std::unique_ptr<Session> session_;
+  Event joined_{thread_.executor()};
+  bool is_joined_ = false;
+  std::future<void> serving_;
+};
+
+/// Numbers that two threads may look at while the exchange has no business with them.
+struct WorkerContractTest : testing::Test {
+  WorkerContractTest() {
+    worker::ClusterOptions options;
+    options.servers = {server.endpoint()};
+    options.join.name = "w0";
+    options.join.exchange = "star";
+    options.join.codec = "f32";
+    options.join.batch = 4;
+    options.join.train_samples = 8;
+    options.join.data_fingerprint = 1;
+    options.join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {4}}};
+    worker::ExchangeMemory memory;
+    memory.params = params;
+    memory.gradients = gradients;
+    memory.initialize = [](std::uint64_t) {};
+    exchange = worker::make_cluster_exchange(io.executor(), transport::make_tcp(io.executor()),
+                                             std::move(options), std::move(memory), registry);
+  }
+  ~WorkerContractTest() override { exchange.reset(); }
+
+  void open(std::uint64_t round, Version version) {
+    proto::RoundOpen message;
+    message.generation = Generation(1);
+    message.round = Round(round);
+    message.world = 1;
+    message.version = version;
+    message.end = 4;
+    ASSERT_TRUE(server.send(Kind::kRoundOpen, message).ok());
+  }
+  void close_late(std::uint64_t round) {
+    proto::RoundClosed message;
+    message.round = Round(round);
+    message.outcome = proto::Outcome::kLate;
+    message.version = Version(round + 1);
+    ASSERT_TRUE(server.send(Kind::kRoundClosed, message).ok());
+  }
+  worker::Share next() {
+    const auto next = exchange->next();
+    EXPECT_TRUE(next.ok()) << next.error().to_string();
+    return std::get<worker::Share>(next.value());
+  }
+
+  Server server;
+  std::vector<float> params = std::vector<float>(4, 0.0f);
+  std::vector<float> gradients = std::vector<float>(4, 0.5f);
+  metrics::Registry registry;
+  IoThread io{"io"};
+  std::unique_ptr<worker::Exchange> exchange;
+};
+
+// A round may close without this worker, whose loop still computes with the parameters of the
+// round's beginning; the newer ones may be on their way already.
+TEST_F(WorkerContractTest, NewerStateWaitsForTheLoop) {
+  auto first = std::async(std::launch::async, [this] { return next(); });  // which connects
+  const Status sent = server.send_state(Version(1), 1.0f);
+  ASSERT_TRUE(sent.ok()) << sent.error().to_string();
+  open(1, Version(1));
+  const worker::Share share = first.get();
+  EXPECT_EQ(share.version, Version(1));
+  EXPECT_THAT(params, Each(1.0f));
+
+  close_late(1);
+  ASSERT_TRUE(server.send_state(Version(2), 7.0f).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // lint-ok: nothing may happen
+  EXPECT_THAT(params, Each(1.0f)) << "the state of version 2 came while the loop computed";
+  exchange->begin(share);
+  exchange->ready(TensorId(0));
+  const auto report = exchange->finish({.samples = 4});
+  ASSERT_TRUE(report.ok()) << report.error().to_string();
+  EXPECT_EQ(report->outcome, worker::RoundReport::Outcome::kLate);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // lint-ok: as above
+  EXPECT_THAT(params, Each(1.0f)) << "the state of version 2 came before `next`";
+
+  auto second = std::async(std::launch::async, [this] { return next(); });
+  open(2, Version(2));
+  EXPECT_EQ(second.get().version, Version(2));
+  EXPECT_THAT(params, Each(7.0f));
+}
+
+}  // namespace
+}  // namespace centroid::test

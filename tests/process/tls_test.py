@@ -1,0 +1,189 @@
+"""Encrypted data connections with the real programs: every exchange, certificates, refusals, renewal. tls_test.py BIN_DIR"""
+
+import contextlib
+import functools
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+
+from cluster import DONE, FAILED, USAGE, ClusterTest, main
+
+GOAL = ["--min-workers", "2", "--rounds", "60", "--exit-when-finished"]
+
+
+def openssl(*words, folder):
+    subprocess.run(["openssl", *map(str, words)], cwd=folder, check=True, capture_output=True)
+
+
+class TlsTest(ClusterTest):
+    @functools.cached_property
+    def certificates(self):
+        """A folder with ca.crt and, by `issue`, other certificates of that authority."""
+        folder = self.folder / "tls"
+        folder.mkdir()
+        self.authority(folder, "ca")
+        return folder
+
+    def authority(self, folder, name):
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
+        openssl("req", "-x509", *key, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}", folder=folder)
+
+    def issue(self, name, names="IP:127.0.0.1", by="ca"):
+        folder = self.certificates
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
+        openssl("req", *key, "-out", f"{name}.csr", "-subj", f"/CN={name}", folder=folder)
+        (folder / "names").write_text(f"subjectAltName={names}\n")
+        signed = ["-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed, folder=folder)
+        return ["--tls-certificate", folder / f"{name}.crt", "--tls-key", folder / f"{name}.key"]
+
+    @property
+    def trust(self):
+        return ["--tls-authority", self.certificates / "ca.crt"]
+
+
+class Training(TlsTest):
+    def test_same_bits_as_without(self):
+        prints = {}
+        for way in ("plain", "server", "both"):
+            for exchange in ("star", "ring"):
+                with self.subTest(way=way, exchange=exchange):
+                    server_tls = [] if way == "plain" else self.issue("server")
+                    worker_tls = [] if way == "plain" else self.trust
+                    if way == "both":
+                        server_tls = [*server_tls, *self.trust]
+                    run = f"{way}-{exchange}"
+                    server = self.server(*server_tls, *GOAL, "--exchange", exchange, run=run, name=f"server-{run}")
+                    workers = []
+                    for i in range(2):
+                        name = f"w{i}-{run}"
+                        shown = self.issue(name) if way == "both" or (way == "server" and exchange == "ring") else []
+                        # TCP among the workers, not shared memory
+                        peers = ["--exchange", exchange, "--peer-shared-memory=false"]
+                        workers.append(self.worker(server, name, *worker_tls, *shown, *peers))
+                    self.assert_exit(DONE, *workers, server)
+                    self.assertEqual(self.summary(f"w0-{run}")["rounds"], 60)
+                    prints.setdefault(exchange, set()).add(self.summary(f"w0-{run}")["fingerprint"])
+        self.assertEqual({len(found) for found in prints.values()}, {1}, prints)
+
+    def test_nothing_readable_on_the_wire(self):
+        """The token and the manifest's names travel in every join: not in clear."""
+        server = self.server(*self.issue("server"), "--token", "a-secret-of-this-test", "--min-workers", "1")
+        with Tap(server.data) as tap:
+            worker = self.worker(tap.endpoint, "w0", *self.trust, "--token", "a-secret-of-this-test")
+            server.wait_round(5)
+            worker.send(signal.SIGTERM)
+            worker.exit_status()
+        self.assertGreater(len(tap.seen), 10_000)
+        self.assertNotIn(b"a-secret-of-this-test", tap.seen)
+        self.assertNotIn(b"weight", tap.seen)
+
+    def test_renewed_certificate_while_it_trains(self):
+        files = self.issue("server")
+        server = self.server(*files, "--min-workers", "1")
+        first = self.worker(server, "w0", *self.trust)
+        server.wait_round(5)
+        self.issue("server")
+        self.worker(server, "w1", *self.trust)
+        server.wait_event("tls.renewed")
+        server.wait_worker("w1", "active")
+        self.assertTrue(first.is_running())
+        server.wait_more_rounds()
+
+
+class Tap:
+    """Passes a TCP connection on and keeps what it sees."""
+
+    def __init__(self, there):
+        host, port = there.rsplit(":", 1)
+        self.seen = bytearray()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.sockets = []
+
+        def pump(source, target):
+            while data := source.recv(65536):
+                self.seen += data
+                target.sendall(data)
+            with contextlib.suppress(OSError):  # the other side has gone
+                target.shutdown(socket.SHUT_WR)
+
+        def serve():
+            near, _ = self.listener.accept()
+            far = socket.create_connection((host, int(port)))
+            self.sockets += [near, far]
+            self.threads = [threading.Thread(target=pump, args=pair) for pair in ((near, far), (far, near))]
+            for thread in self.threads:
+                thread.start()
+
+        self.server = threading.Thread(target=serve)
+        self.server.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.join()
+        for thread in self.threads:
+            thread.join()
+        for one in [self.listener, *self.sockets]:
+            one.close()
+
+
+class Refusals(TlsTest):
+    def test_server_of_another_authority(self):
+        server = self.server(*self.issue("server"))
+        self.authority(self.certificates, "other")
+        worker = self.worker(
+            server, "w0", "--tls-authority", self.certificates / "other.crt", "--join-timeout", "1000"
+        )
+        self.assert_status(worker, FAILED, "the certificate is not accepted", "join-timeout")
+
+    def test_server_of_another_name(self):
+        server = self.server(*self.issue("server", "DNS:elsewhere.example"))
+        worker = self.worker(server, "w0", *self.trust, "--join-timeout", "1000")
+        self.assert_status(worker, FAILED, "IP address mismatch")
+        worker = self.worker(server, "w1", *self.trust, "--tls-server-name", "elsewhere.example")
+        server.wait_worker("w1", "active")
+
+    def test_worker_without_certificate(self):
+        server = self.server(*self.issue("server"), *self.trust)
+        worker = self.worker(server, "w0", *self.trust, "--join-timeout", "1000")
+        self.assert_status(worker, FAILED, "certificate required", "tls.certificate and tls.key")
+        self.assertEqual(server.workers(), [])
+
+    def test_plain_worker_and_plain_server(self):
+        server = self.server(*self.issue("server"))
+        worker = self.worker(server, "w0", "--join-timeout", "1000")
+        self.assert_status(worker, FAILED, "closed the connection")
+        self.assertIn("does not speak TLS", server.text())
+        plain = self.server(run="plain", name="plain")
+        worker = self.worker(plain, "w1", *self.trust, "--join-timeout", "1000")
+        self.assert_status(worker, FAILED)
+        self.assertIn("TLS, which this side does not speak", plain.text())
+
+    def test_wrong_files(self):
+        right = self.issue("server")
+        for flags, text in (
+            (right[:2], "tls.certificate and tls.key belong together"),
+            (self.trust, "needs tls.certificate"),
+            ([*right[:2], "--tls-key", "/nowhere"], "there is no file /nowhere"),
+            ([*right[:2], "--tls-key", self.issue("w0")[3]], "does not belong to the certificate"),
+        ):
+            with self.subTest(text=text):
+                self.assert_status(self.launch_server(*flags, name=f"server{len(self.processes)}"), USAGE, text)
+        for flags, text in (
+            (right, "which tls.authority switches on"),
+            ([*self.trust, "--exchange", "ring"], "set tls.certificate and tls.key"),
+        ):
+            with self.subTest(text=text):
+                self.assert_status(self.worker("127.0.0.1:1", f"w{len(self.processes)}", *flags), USAGE, text)
+
+
+if __name__ == "__main__":
+    if shutil.which("openssl") is None:
+        print("skipped: no openssl program to make certificates with")
+    else:
+        main()

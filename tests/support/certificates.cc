@@ -1,0 +1,114 @@
+#include "tests/support/certificates.h"
+
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
+
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+
+namespace {
+
+template <auto F>
+struct FreeWith {
+  template <class T>
+  void operator()(T* value) const {
+    F(value);
+  }
+};
+using Key = std::unique_ptr<EVP_PKEY, FreeWith<::EVP_PKEY_free>>;
+using Certificate = std::unique_ptr<X509, FreeWith<::X509_free>>;
+using Extension = std::unique_ptr<X509_EXTENSION, FreeWith<::X509_EXTENSION_free>>;
+
+void need(bool is_fine, const char* what) {
+  if (!is_fine) throw std::runtime_error(std::string("test certificates: ") + what);
+}
+
+Certificate make_certificate(const std::string& name, EVP_PKEY* key, long serial, int days) {
+  Certificate certificate(::X509_new());
+  ::X509_set_version(certificate.get(), 2);
+  ::ASN1_INTEGER_set(::X509_get_serialNumber(certificate.get()), serial);
+  const long day = 24 * 3600;
+  ::X509_gmtime_adj(::X509_getm_notBefore(certificate.get()), -3 * day);
+  ::X509_gmtime_adj(::X509_getm_notAfter(certificate.get()), days * day);
+  ::X509_set_pubkey(certificate.get(), key);
+  ::X509_NAME_add_entry_by_txt(::X509_get_subject_name(certificate.get()), "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0);
+  return certificate;
+}
+
+void add_extension(X509* certificate, X509* issuer, int id, const std::string& value) {
+  X509V3_CTX context;
+  X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
+  const Extension extension(::X509V3_EXT_conf_nid(nullptr, &context, id, value.c_str()));
+  need(extension && ::X509_add_ext(certificate, extension.get(), -1) == 1, value.c_str());
+}
+
+template <class Write>
+void write_file(const std::filesystem::path& path, const Write& write) {
+  std::FILE* const file = std::fopen(path.c_str(), "w");
+  need(file != nullptr, path.c_str());
+  need(write(file) == 1, path.c_str());
+  std::fclose(file);
+}
+
+}  // namespace
+
+struct Authority::State {
+  Key key{EVP_EC_gen("P-256")};
+  Certificate certificate;
+  long serial = 1;
+};
+
+Authority::Authority(std::filesystem::path folder, const std::string& name)
+    : folder_(std::move(folder)), name_(name), state_(std::make_unique<State>()) {
+  state_->certificate = make_certificate("Test authority " + name, state_->key.get(), 1, 2);
+  X509* const own = state_->certificate.get();
+  ::X509_set_issuer_name(own, ::X509_get_subject_name(own));
+  add_extension(own, own, NID_basic_constraints, "critical,CA:TRUE");
+  add_extension(own, own, NID_key_usage, "critical,keyCertSign");
+  need(::X509_sign(own, state_->key.get(), ::EVP_sha256()) > 0, "sign");
+  write_file(file(), [own](std::FILE* out) { return ::PEM_write_X509(out, own); });
+}
+
+Authority::~Authority() = default;
+
+std::string Authority::file() const { return folder_ / (name_ + ".crt"); }
+
+transport::TlsOptions Authority::issue(const std::string& name, const std::string& names,
+                                       int days) {
+  const Key key(EVP_EC_gen("P-256"));
+  const Certificate made = make_certificate(name, key.get(), ++state_->serial, days);
+  X509* const issuer = state_->certificate.get();
+  ::X509_set_issuer_name(made.get(), ::X509_get_subject_name(issuer));
+  add_extension(made.get(), issuer, NID_subject_alt_name, names);
+  need(::X509_sign(made.get(), state_->key.get(), ::EVP_sha256()) > 0, "sign");
+  transport::TlsOptions options;
+  options.certificate = folder_ / (name + ".crt");
+  options.key = folder_ / (name + ".key");
+  options.authority = file();
+  write_file(options.certificate,
+             [&](std::FILE* out) { return ::PEM_write_X509(out, made.get()); });
+  write_file(options.key, [&](std::FILE* out) {
+    return ::PEM_write_PrivateKey(out, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
+  });
+  return options;
+}
+
+std::shared_ptr<transport::StreamLayer> mutual_tls() {
+  static const TemporaryDirectory folder;
+  static Authority authority(folder.path());
+  static const auto layer = [] {
+    transport::TlsOptions options = authority.issue("node");
+    options.is_server = true;
+    return transport::make_tls(std::move(options)).value();
+  }();
+  return layer;
+}
+
+}  // namespace centroid::test

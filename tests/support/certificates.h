@@ -1,0 +1,33 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "transport/tls/tls.h"
+
+namespace centroid::test {
+
+/// A certificate authority of its own, for one test: writes PEM files below a folder.
+class Authority {
+ public:
+  explicit Authority(std::filesystem::path folder, const std::string& name = "ca");
+  ~Authority();
+  /// Files NAME.crt and NAME.key, signed by this authority, for these subject alternative names
+  /// ("DNS:host", "IP:127.0.0.1", comma between them). `days` < 0: it has expired.
+  transport::TlsOptions issue(const std::string& name,
+                              const std::string& names = "DNS:localhost,IP:127.0.0.1",
+                              int days = 1);
+  std::string file() const;  ///< its own certificate
+
+ private:
+  struct State;
+  std::filesystem::path folder_;
+  std::string name_;
+  std::unique_ptr<State> state_;
+};
+
+/// TLS between two ends that both have a certificate of one authority; the same one in all tests.
+std::shared_ptr<transport::StreamLayer> mutual_tls();
+
+}  // namespace centroid::test

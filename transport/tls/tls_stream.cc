@@ -1,0 +1,298 @@
+#include "transport/tls/tls_stream.h"
+
+#include <openssl/err.h>
+#include <openssl/x509_vfy.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <boost/asio/error.hpp>
+
+namespace centroid::transport {
+
+namespace {
+
+namespace errors = boost::asio::error;
+
+// Records hold at most 16 KiB; so many bytes are sealed before they are handed to the system, and
+// read from it at once.
+constexpr std::size_t kBatch = 256 << 10;
+constexpr std::size_t kGather = 16 << 10;  // parts below this go into one record
+
+/// What OpenSSL says, as text: its own codes, and the verdict on a certificate above `kVerdict`.
+class Category final : public boost::system::error_category {
+ public:
+  static constexpr int kVerdict = 1 << 30;
+  const char* name() const noexcept override { return "tls"; }
+  std::string message(int value) const override {
+    if ((value & kVerdict) != 0)
+      return std::string("TLS: the certificate is not accepted: ") +
+             ::X509_verify_cert_error_string(value & ~kVerdict);
+    const char* const reason = ::ERR_reason_error_string(static_cast<unsigned long>(value));
+    std::string text = std::string("TLS: ") + (reason == nullptr ? "failed" : reason);
+    const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
+    if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
+      text += " (the other side does not speak TLS)";
+    if (code == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
+        code == SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED)
+      text += " (tls.certificate and tls.key of the connecting side)";
+    return text;
+  }
+};
+
+Moved stopped(boost::system::error_code error) {
+  Moved moved;
+  moved.error = error;
+  return moved;
+}
+
+}  // namespace
+
+/// The wire as OpenSSL sees it: our memory, without a copy on the way out.
+const BIO_METHOD* TlsStream::method() {
+  static BIO_METHOD* const made = [] {
+    BIO_METHOD* const m = ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "frames");
+    ::BIO_meth_set_create(m, [](BIO* bio) {
+      ::BIO_set_init(bio, 1);
+      return 1;
+    });
+    ::BIO_meth_set_write(m, [](BIO* bio, const char* data, int size) {
+      auto& sealed = static_cast<TlsStream*>(::BIO_get_data(bio))->sealed_;
+      const auto* const begin = reinterpret_cast<const std::byte*>(data);
+      sealed.insert(sealed.end(), begin, begin + size);
+      return size;
+    });
+    ::BIO_meth_set_read(m, [](BIO* bio, char* data, int size) {
+      const std::span into(reinterpret_cast<std::byte*>(data), static_cast<std::size_t>(size));
+      const int got = static_cast<TlsStream*>(::BIO_get_data(bio))->give(into);
+      ::BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
+      if (got == 0) BIO_set_retry_read(bio);
+      return got == 0 ? -1 : got;
+    });
+    ::BIO_meth_set_ctrl(m, [](BIO*, int command, long, void*) -> long {
+      return command == BIO_CTRL_FLUSH ? 1 : 0;
+    });
+    return m;
+  }();
+  return made;
+}
+
+TlsStream::TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl)
+    : inner_(std::move(inner)),
+      ssl_(std::move(ssl)),
+      received_(kBatch),
+      shaken_(inner_->executor()) {
+  BIO* const wire = ::BIO_new(method());
+  ::BIO_set_data(wire, this);
+  ::SSL_set_bio(ssl_.get(), wire, wire);  // which owns it
+}
+
+int TlsStream::give(std::span<std::byte> into) {
+  const std::size_t size = std::min(into.size(), received_end_ - taken_);
+  if (size != 0) std::memcpy(into.data(), received_.data() + taken_, size);
+  taken_ += size;
+  return static_cast<int>(size);
+}
+
+/// Why OpenSSL did not go on: would_block when it wants to read.
+Moved TlsStream::failed(int result) {
+  static const Category category;
+  switch (::SSL_get_error(ssl_.get(), result)) {
+    case SSL_ERROR_WANT_READ:
+      return stopped(errors::would_block);
+    case SSL_ERROR_ZERO_RETURN:
+      return stopped(errors::eof);
+    default:
+      break;
+  }
+  const long verdict = ::SSL_get_verify_result(ssl_.get());
+  if (!is_ready_ && verdict != X509_V_OK)
+    return stopped({static_cast<int>(verdict) | Category::kVerdict, category});
+  const auto why = static_cast<int>(::ERR_peek_error());
+  if (why == 0) return stopped(errors::connection_reset);
+  return stopped({why, category});
+}
+
+/// What came into `received_` is OpenSSL's, which has taken all that was there before.
+Moved TlsStream::take_in(Moved moved) {
+  if (moved.error) return moved;
+  taken_ = 0;
+  received_end_ = moved.bytes;
+  return moved;
+}
+
+/// Only by who has the handshake, or when nobody has it.
+Moved TlsStream::step_handshake() {
+  while (!broken_.error) {
+    ::ERR_clear_error();
+    const int result = ::SSL_do_handshake(ssl_.get());
+    if (result == 1) {
+      is_ready_ = true;
+      shaken_.notify_all();
+      return try_flush();
+    }
+    Moved why = failed(result);
+    const Moved flushed = try_flush();  // an answer, or the alert that tells the other side why
+    if (!why.is_blocked()) return broken_ = why;
+    if (flushed.error) return flushed;
+    why = take_in(inner_->try_read(received_));
+    if (why.error) return why;
+  }
+  return broken_;
+}
+
+/// Reader and writer may both come here; one of them moves the bytes.
+Task<Moved> TlsStream::shake_hands() {
+  while (!is_ready_ && !is_closed_ && !broken_.error) {
+    if (is_shaking_) {
+      if (!co_await shaken_.wait(TimePoint::max())) co_return stopped(errors::operation_aborted);
+      continue;
+    }
+    is_shaking_ = true;
+    Moved moved = step_handshake();
+    if (moved.is_blocked()) {
+      moved = Moved();
+      while (!unsent().empty() && !moved.error) {
+        const std::array<Bytes, 1> parts = {unsent()};
+        moved = co_await inner_->write_some(parts);
+        sent_ += moved.bytes;
+      }
+      if (!moved.error && !is_ready_) {
+        moved = co_await inner_->read_some(received_);
+        moved = take_in(moved);
+      }
+    }
+    is_shaking_ = false;
+    shaken_.notify_all();
+    if (moved.error && !moved.is_blocked()) co_return moved;
+  }
+  co_return is_closed_ ? stopped(errors::operation_aborted) : broken_;
+}
+
+/// What is still to be sent of what is sealed. Valid until all of it is.
+Bytes TlsStream::unsent() {
+  if (sent_ == outgoing_.size()) {
+    outgoing_.clear();
+    std::swap(outgoing_, sealed_);
+    sent_ = 0;
+  }
+  return Bytes(outgoing_).subspan(sent_);
+}
+
+/// Nothing, when all that is sealed has left; else why not.
+Moved TlsStream::try_flush() {
+  while (!unsent().empty()) {
+    const std::array<Bytes, 1> parts = {unsent()};
+    const Moved moved = inner_->try_write(parts);
+    if (moved.error) return moved;
+    sent_ += moved.bytes;
+  }
+  return {};
+}
+
+/// Seal the beginning of `parts`: small ones together, large ones from where they lie.
+Moved TlsStream::seal(std::span<const Bytes> parts) {
+  const auto put = [this](Bytes bytes) {
+    std::size_t written = 0;
+    ::ERR_clear_error();
+    if (bytes.empty()) return Moved();
+    const int result = ::SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written);
+    if (result != 1) return failed(result);
+    sealed_plain_ += written;
+    return Moved();
+  };
+  gathered_.clear();
+  for (const Bytes part : parts) {
+    const std::size_t used = sealed_plain_ + gathered_.size();
+    if (used >= kBatch) break;
+    const Bytes piece = part.first(std::min(part.size(), kBatch - used));
+    if (gathered_.size() + piece.size() <= kGather) {
+      gathered_.insert(gathered_.end(), piece.begin(), piece.end());
+      continue;
+    }
+    if (const Moved moved = put(gathered_); moved.error) return moved;
+    gathered_.clear();
+    if (const Moved moved = put(piece); moved.error) return moved;
+    if (piece.size() < part.size()) break;
+  }
+  return put(gathered_);
+}
+
+Moved TlsStream::try_read(MutableBytes into) {
+  if (!is_ready_ && is_shaking_) return stopped(errors::would_block);
+  if (!is_ready_) {
+    const Moved moved = step_handshake();
+    if (!is_ready_) return moved.error ? moved : stopped(errors::would_block);
+  }
+  Moved got;
+  while (got.bytes < into.size()) {
+    std::size_t bytes = 0;
+    ::ERR_clear_error();
+    const int result =
+        ::SSL_read_ex(ssl_.get(), into.data() + got.bytes, into.size() - got.bytes, &bytes);
+    got.bytes += bytes;
+    if (result == 1) continue;
+    Moved why = failed(result);
+    if (why.is_blocked()) why = take_in(inner_->try_read(received_));
+    if (!why.error) continue;
+    if (got.bytes == 0) return why;  // else it is met again
+    break;
+  }
+  return got;
+}
+
+Moved TlsStream::try_write(std::span<const Bytes> parts) {
+  if (!is_ready_ && is_shaking_) return stopped(errors::would_block);
+  if (!is_ready_) {
+    const Moved moved = step_handshake();
+    if (!is_ready_) return moved.error ? moved : stopped(errors::would_block);
+  }
+  if (sealed_plain_ == 0)
+    if (const Moved moved = seal(parts); moved.error) return moved;
+  Moved flushed = try_flush();
+  if (!flushed.error) flushed.bytes = std::exchange(sealed_plain_, 0);
+  return flushed;
+}
+
+Task<Moved> TlsStream::read_some(MutableBytes into) {
+  while (true) {
+    if (!is_ready_) {
+      const Moved shaken = co_await shake_hands();
+      if (shaken.error) co_return shaken;
+    }
+    const Moved moved = try_read(into);
+    if (!moved.is_blocked()) co_return moved;
+    Moved came = co_await inner_->read_some(received_);
+    came = take_in(came);
+    if (came.error) co_return came;
+  }
+}
+
+Task<Moved> TlsStream::write_some(std::span<const Bytes> parts) {
+  while (true) {
+    if (!is_ready_) {
+      const Moved shaken = co_await shake_hands();
+      if (shaken.error) co_return shaken;
+    }
+    const Moved moved = try_write(parts);
+    if (!moved.is_blocked()) co_return moved;
+    const std::array<Bytes, 1> rest = {unsent()};
+    const Moved sent = co_await inner_->write_some(rest);
+    if (sent.error) co_return sent;
+    sent_ += sent.bytes;
+  }
+}
+
+void TlsStream::close() noexcept {
+  if (std::exchange(is_closed_, true)) return;
+  if (is_ready_ && sealed_plain_ == 0) {  // in the middle of a record there is nothing to add
+    ::ERR_clear_error();
+    (void)::SSL_shutdown(ssl_.get());
+    (void)try_flush();
+  }
+  inner_->close();
+  shaken_.notify_all();
+}
+
+}  // namespace centroid::transport

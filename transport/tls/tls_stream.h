@@ -1,0 +1,55 @@
+#pragma once
+
+#include <openssl/ssl.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "transport/byte_stream.h"
+#include "transport/tls/tls_files.h"
+
+namespace centroid::transport {
+
+/// One end of a TLS connection over another stream. OpenSSL sees memory only: all waiting is the
+/// inner stream's.
+class TlsStream final : public ByteStream {
+ public:
+  /// `ssl` knows whether it connects or accepts, and has no BIO yet.
+  TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl);
+
+  Moved try_read(MutableBytes into) override;
+  Moved try_write(std::span<const Bytes> parts) override;
+  Task<Moved> read_some(MutableBytes into) override;
+  Task<Moved> write_some(std::span<const Bytes> parts) override;
+  void close() noexcept override;
+  std::string peer() const override { return inner_->peer(); }
+  Executor executor() const override { return inner_->executor(); }
+
+ private:
+  static const BIO_METHOD* method();
+  int give(std::span<std::byte> into);
+  Moved failed(int result);
+  Moved take_in(Moved moved);
+  Moved step_handshake();
+  Task<Moved> shake_hands();
+  Bytes unsent();
+  Moved try_flush();
+  Moved seal(std::span<const Bytes> parts);
+
+  std::unique_ptr<ByteStream> inner_;
+  SslPointer ssl_;
+  std::vector<std::byte> received_;           ///< sealed bytes that came; the last read's
+  std::size_t taken_ = 0, received_end_ = 0;  ///< of `received_`
+  std::vector<std::byte> gathered_;
+  std::vector<std::byte> sealed_;    ///< what OpenSSL wrote since
+  std::vector<std::byte> outgoing_;  ///< is being sent; nothing is added to it
+  std::size_t sent_ = 0;             ///< of `outgoing_`
+  std::size_t sealed_plain_ = 0;     ///< bytes of the caller's that are sealed and not all sent
+  bool is_ready_ = false, is_shaking_ = false, is_closed_ = false;
+  Moved broken_;  ///< why the handshake failed
+  Event shaken_;
+};
+
+}  // namespace centroid::transport
