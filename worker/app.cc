@@ -150,6 +150,11 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
                                std::move(memory), registry);
 }
 
+/// -1: this worker did not evaluate, as its accuracy says too.
+double perplexity(const TrainingSummary& s) {
+  return s.test_accuracy < 0 ? -1 : std::exp(s.test_loss);
+}
+
 double ratio(std::uint64_t raw, std::uint64_t encoded) {
   return encoded == 0 ? 1 : static_cast<double>(raw) / static_cast<double>(encoded);
 }
@@ -197,7 +202,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"loss", s.last_loss},
       {"test_accuracy", s.test_accuracy},
       {"test_loss", s.test_loss},
-      {"test_perplexity", std::exp(s.test_loss)},
+      {"test_perplexity", perplexity(s)},
       {"version", s.version.value},
       {"fingerprint", std::to_string(fingerprint(params))},
       {"end", s.end},
@@ -336,7 +341,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                               {"version", report.version.value},
                               {"loss", now.last_loss},
                               {"test_accuracy", now.test_accuracy},
-                              {"test_perplexity", std::exp(now.test_loss)}});
+                              {"test_perplexity", perplexity(now)}});
   };
   const Status result = train(*group, data, *exchange, summary, observe, local.get());
   exchange->leave(result.ok() ? summary.end : result.error().message());

@@ -88,6 +88,8 @@ class Repeating(ClusterTest):
         self.assertGreater(evaluated[-1]["accuracy"], 0.95)
         self.assertEqual(self.summary("w0")["test_accuracy"], evaluated[-1]["accuracy"])
         self.assertEqual(self.summary("w0")["samples"] + self.summary("w1")["samples"], 5 * 1600)
+        for summary in (self.summary("w0"), self.summary("w1")):  # one of them evaluates; the other has nothing to say
+            self.assertEqual(summary["test_perplexity"] == -1, summary["test_accuracy"] == -1, summary)
 
     def read_json(self, name):
         return json.loads((self.folder / name).read_text())
