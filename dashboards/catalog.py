@@ -366,7 +366,7 @@ ALERTS = (
           "etcd.failed in the server's log has the reason of each endpoint. The leader trains on until its lease would have run out, then it waits."),
     Alert("CentroidStranger", "sum by (job, instance) (rate(centroid_server_handshakes_refused_total[5m]))", "> 0.1", "5m",
           "warning", "Connections to {{ $labels.instance }} fail the handshake again and again.",
-          "handshake.refused in the log names the address: a worker with a wrong token or version, or a scanner."),
+          "connection.refused in the log names the address: a worker with a wrong token or version, or a scanner."),
     Alert("CentroidStraggler",
           'max by (job) (rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m]) / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0))'
           ' / (quantile by (job) (0.5, rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m])'

@@ -304,6 +304,7 @@ Status run_shard(const ServerConfig& config) {
   options.max_workers = config.max_workers;
   options.join_timeout = config.join_timeout;
   options.stall_timeout = config.stall_timeout;
+  options.drain_timeout = config.drain_timeout;
   Shard shard(service.executor(), *transport, options, clock);
   if (!config.endpoints_file.empty())
     CENTROID_TRY(write_endpoints(config.endpoints_file, listener->endpoint().to_string(), ""));
@@ -324,10 +325,10 @@ Status run_shard(const ServerConfig& config) {
 Status check_shard_settings(const ServerConfig& config, const std::string& effective_json) {
   if (config.join.empty()) return {};
   static const std::set<std::string> kOwn{
-      "join",         "name",           "advertise",          "join_timeout",    "listen",
-      "token",        "endpoints_file", "log.level",          "log.format",      "stall_timeout",
-      "max_workers",  "run_dir",        "congestion_control", "tls.certificate", "tls.key",
-      "tls.authority"};
+      "join",          "name",           "advertise",          "join_timeout",    "listen",
+      "token",         "endpoints_file", "log.level",          "log.format",      "stall_timeout",
+      "max_workers",   "run_dir",        "congestion_control", "tls.certificate", "tls.key",
+      "tls.authority", "drain_timeout",  "api.listen"};  // not used; images set it for every server
   std::string others;
   const auto settings = nlohmann::json::parse(effective_json);
   for (const auto& [key, field] : settings.items())

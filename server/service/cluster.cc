@@ -50,7 +50,8 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                .whole =
                    [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
                      whole_elsewhere(server, whole);
-                   }}),
+                   },
+               .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
       journal_(executor, probe_),
       tasks_(executor) {}
 

@@ -375,6 +375,7 @@ class Cluster final : public ControlPlane {
   Task<Status> add_server(std::shared_ptr<ShardGroup::Link> link);
   Task<Status> drop_server(std::size_t index);
   void plan_moves();
+  void let_go(ShardGroup::Link& server);
   Task<Status> move_chunk(Chunk chunk, std::size_t from, std::size_t to);
   Task<bool> may_move();
   Task<Status> move_some();

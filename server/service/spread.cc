@@ -102,7 +102,7 @@ Task<Result<bool>> Cluster::settle_servers() {
       continue;
     const auto drained = spread_.links[i];
     CENTROID_CO_TRY(co_await drop_server(i));
-    shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained by an operator"));
+    shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
     co_return false;
   }
   co_return true;
@@ -217,6 +217,17 @@ void Cluster::plan_moves() {
                {"max_over_mean", uneven},
                {"why", "the model has few chunks: a smaller chunk_bytes spreads it better"}});
   for (std::uint16_t& owner : spread_.target) owner = index[owner];
+}
+
+/// A shard server is to go: when its chunks have moved (`settle_servers`), or now if it has none.
+void Cluster::let_go(ShardGroup::Link& server) {
+  log::info("server.draining", {{"server", server.name}});
+  server.is_draining = true;
+  const auto is_it = [&](const auto& link) { return link.get() == &server; };
+  if (std::ranges::none_of(spread_.links, is_it))
+    return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));
+  if (spread_.has_others()) plan_moves();
+  changed_.notify_all();
 }
 
 /// Copy one chunk, all planes, to the server that is to own it.

@@ -364,10 +364,7 @@ Task<Status> Cluster::drain_server(const std::string& name) {
                    "server '" + name + "' is the leader: the job ends with it (job stop)");
     const auto link = shards_.find(name);
     if (!link) return Error(ErrorCode::kNotFound, "there is no server '" + name + "'");
-    link->is_draining = true;
-    if (spread_.has_others()) plan_moves();
-    log::info("server.draining", {{"server", name}});
-    changed_.notify_all();
+    let_go(*link);
     return {};
   };
   co_return co_await run_on(executor_, std::move(act));

@@ -150,9 +150,14 @@ Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions op
 Shard::~Shard() = default;
 
 void Shard::request_stop(const std::string& why) {
-  if (!stopping_) log::info("server.stop_requested", {{"why", why}});
-  stopping_ = true;
+  if (!stopping_ && !leaving_) log::info("server.stop_requested", {{"why", why}});
   stop_reason_ = why;
+  if (is_joined_ && leader_ != nullptr && !leaving_) {
+    leaving_ = true;
+    leader_tasks_->spawn(leave(*leader_));
+    return;
+  }
+  stopping_ = true;
   if (leader_ != nullptr) leader_->close(Error(ErrorCode::kCancelled, why));
   changed_.notify_all();
 }
@@ -181,6 +186,7 @@ Task<Status> Shard::run(transport::Listener& listener) {
       log::info("leader.dismissed", {{"why", failure.message()}});
       break;
     }
+    if (leaving_) break;  // the leader went first
     if (is_final(failure)) {
       result = failure;
       break;
@@ -278,6 +284,25 @@ Task<void> Shard::heartbeats(Session& session) {
   }
 }
 
+/// The others take its chunks, then the leader says goodbye.
+Task<void> Shard::leave(Session& session) {
+  const TimePoint limit = clock_.now() + options_.drain_timeout;
+  proto::Leave leave;
+  leave.reason = stop_reason_;
+  const auto head = proto::encode(leave);
+  const auto kind = static_cast<std::uint16_t>(proto::Kind::kLeave);
+  const auto reply = co_await session.request(kind, head, Bytes(), limit);
+  if (reply.ok()) {
+    const bool is_late = co_await sleep_until(limit);
+    if (!is_late) co_return;
+  }
+  if (session.is_closed()) co_return;
+  log::warn("server.not_drained",
+            {{"why", reply.ok() ? "its chunks were not moved within drain_timeout" : "no answer"},
+             {"drain_timeout_ms", options_.drain_timeout.count()}});
+  session.close(Error(ErrorCode::kCancelled, stop_reason_ + ", not drained"));
+}
+
 /// What lies here belongs to a session with the leader that has ended.
 void Shard::forget_everything(const Error& why) {
   const Error cause(ErrorCode::kUnavailable,
@@ -371,7 +396,10 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   auto accepted = co_await Session::accept(std::move(connection), std::move(greeting),
                                            clock_.now() + kHandshake);
   if (!accepted.ok()) {
-    log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    if (accepted.error().code() == ErrorCode::kUnavailable)  // who only connects probes the port
+      log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    else
+      log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
     co_return;
   }
   const auto session = std::move(accepted).value();

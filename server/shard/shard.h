@@ -27,6 +27,8 @@ struct ShardOptions {
   std::uint64_t max_payload_bytes = 128u << 20;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
   std::chrono::milliseconds stall_timeout{30'000};
+  std::chrono::milliseconds drain_timeout{
+      30'000};  ///< how long a stop waits for its chunks to move
 };
 
 /// A server that holds some chunks of a model and does what its leader says: it keeps the
@@ -45,9 +47,10 @@ class Shard {
         const Clock& clock);
   ~Shard();
 
-  /// Serve until the leader says that the job is over or this server drained, or `request_stop`.
+  /// Serve until the leader says that the job is over or this server drained.
   /// fails unavailable (no leader within join_timeout), or as the leader refuses.
   Task<Status> run(transport::Listener& listener);
+  /// Give its chunks to the other servers, at most `drain_timeout` long, then end.
   void request_stop(const std::string& why);
 
  private:
@@ -80,6 +83,7 @@ class Shard {
   Task<Error> serve_leader(transport::Session& session);
   Task<Status> join_leader(transport::Session& session);
   Task<void> heartbeats(transport::Session& session);
+  Task<void> leave(transport::Session& session);
   Task<Result<std::unique_ptr<transport::Session>>> connect();
   void forget_everything(const Error& why);
 
@@ -114,6 +118,7 @@ class Shard {
   const Clock& clock_;
   Event changed_;
   bool stopping_ = false;
+  bool leaving_ = false;  ///< asked to stop; its chunks move to other servers
   std::string stop_reason_;
 
   transport::Session* leader_ = nullptr;

@@ -48,6 +48,11 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
     const std::uint16_t answer = frame.header.kind;
     co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
   }
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kLeave)) {
+    (void)co_await session.respond(frame.header, Bytes());
+    if (!link->is_gone()) hooks_.leaving(*link);
+    co_return Status();
+  }
   if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +

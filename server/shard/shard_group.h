@@ -33,6 +33,7 @@ class ShardGroup {
     std::function<void()> changed;  ///< a server came or went
     /// All of a contribution's chunks that lie on this server have come.
     std::function<void(const Link&, const proto::WeighedContribution&)> whole;
+    std::function<void(Link&)> leaving;  ///< a server wants to go (Leave)
   };
   /// `reply_timeout`: a server that leaves a request unanswered for so long is given up.
   ShardGroup(Executor executor, const Clock& clock, std::chrono::milliseconds reply_timeout,

@@ -1,8 +1,9 @@
-"""Every object that the overlays of deploy/kubernetes render: strict types, and what the programs rely on.
+"""Every object that the overlays of deploy/kubernetes render, with every set of components: strict types, and what the programs rely on.
 
 kubernetes_test.py BIN_DIR     needs kubectl, node, and in the folder OPS_NODE_PACKAGES the packages of tests/ops/package.json
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -14,27 +15,55 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("dev", "prod", "jobset", "ha")
+# What may be added to an overlay, in this order: what it has not, and what fits. Of the second tuple at most one: they exclude each other.
+FITTING = {
+    "dev": (("monitoring", "networkpolicy", "gpu", "tls"), ("etcd", "shards")),
+    "prod": (("gpu", "tls"), ("etcd", "shards")),
+    "jobset": (("monitoring", "networkpolicy", "gpu", "tls"), ()),
+    "ha": (("gpu", "tls"), ()),
+}
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 
 
-def render(overlay):
-    folder = ROOT / "deploy" / "kubernetes" / "overlays" / overlay
+def kustomize(folder):
     return subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
 
 
-def render_with(component):
-    """The overlay dev and one component."""
+def render(overlay):
+    return kustomize(KUBERNETES / "overlays" / overlay)
+
+
+def render_with(*components, overlay="dev"):
+    """An overlay and components."""
     with tempfile.TemporaryDirectory() as folder:
-        base = os.path.relpath(ROOT / "deploy" / "kubernetes", os.path.realpath(folder))
+        base = os.path.relpath(KUBERNETES, os.path.realpath(folder))
         text = f"""apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-resources: [{base}/overlays/dev]
-components: [{base}/components/{component}]
+resources: [{base}/overlays/{overlay}]
+components: [{", ".join(f"{base}/components/{component}" for component in components)}]
 """
         (pathlib.Path(folder) / "kustomization.yaml").write_text(text)
-        return subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+        return kustomize(folder)
+
+
+def combinations():
+    """Every (overlay, components) that docs/deployment.md allows."""
+    for overlay, (free, exclusive) in FITTING.items():
+        for one in [(), *((name,) for name in exclusive)]:
+            for count in range(len(free) + 1):
+                for some in itertools.combinations(free, count):
+                    yield overlay, tuple(sorted((*some, *one), key=lambda name: name == "tls"))  # tls patches what the others bring
+
+
+# ENV of the images; the rest of them is where files are.
+IMAGE_SETTINGS = {
+    name: dict(re.findall(r"(CENTROID_(?!DATA_CACHE)[A-Z_]+)=(\S+)", stage))
+    for name, stage in re.findall(r"^FROM scratch AS (\S+)\n((?:.+\n)+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    for name in [f"centroid-{name}"]
+}
 
 
 def strict_check(text):
@@ -70,36 +99,63 @@ def pod_specs(object_):
 class Rendered(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.texts = {overlay: render(overlay) for overlay in OVERLAYS}
-        cls.objects = {overlay: objects(text) for overlay, text in cls.texts.items()}
+        cls.texts = {chosen: render_with(*chosen[1], overlay=chosen[0]) if chosen[1] else render(chosen[0]) for chosen in combinations()}
+        separator = "\n---\n"
+        joined = separator.join(cls.texts.values())
+        cls.objects, rest = {}, iter(objects(joined))
+        for chosen, text in cls.texts.items():
+            cls.objects[chosen] = list(itertools.islice(rest, len(re.split(r"^---$", text, flags=re.MULTILINE))))
 
     def specs(self):
-        for overlay, all_objects in self.objects.items():
+        for chosen, all_objects in self.objects.items():
             for one in all_objects:
                 for spec in pod_specs(one):
-                    yield f"{overlay}: {one['kind']}/{one['metadata']['name']}", spec
+                    yield f"{chosen}: {one['kind']}/{one['metadata']['name']}", spec
 
-    def test_every_object_fits_its_type(self):
-        for overlay, text in self.texts.items():
-            with self.subTest(overlay):
-                done = strict_check(text)
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    def test_every_object_of_every_combination_fits_its_type(self):
+        distinct = {json.dumps(one, sort_keys=True) for all_objects in self.objects.values() for one in all_objects}
+        done = strict_check("\n---\n".join(sorted(distinct)))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        print(f"{len(self.objects)} combinations, {len(distinct)} distinct objects", file=sys.stderr)
 
-    def test_every_component_fits_alone(self):
-        for folder in sorted((ROOT / "deploy" / "kubernetes" / "components").iterdir()):
-            with self.subTest(folder.name):
-                text = render_with(folder.name)
-                self.assertNotEqual(text, self.texts["dev"])
-                done = strict_check(text)
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    def test_every_component_changes_what_it_is_added_to(self):
+        components = {folder.name for folder in (KUBERNETES / "components").iterdir()}
+        self.assertEqual(components, {name for free, exclusive in FITTING.values() for name in (*free, *exclusive)})
+        for (overlay, chosen), found in self.objects.items():
+            for name in chosen:
+                without = self.objects[overlay, tuple(one for one in chosen if one != name)]
+                self.assertNotEqual(found, without, f"{overlay} with {chosen}: {name} changes nothing")
+
+    def test_probes_and_monitors_speak_what_rest_speaks(self):
+        for chosen, all_objects in self.objects.items():
+            for spec in [spec for one in all_objects for spec in pod_specs(one)]:
+                (container,) = spec["containers"]
+                has_tls = {"name": "CENTROID_API_TLS", "value": "true"} in container.get("env", [])
+                self.assertEqual(has_tls, container["name"] == "server" and "tls" in chosen[1], chosen)
+                probes = [container[kind]["httpGet"] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if "httpGet" in container.get(kind, {})]
+                self.assertEqual({probe.get("scheme", "HTTP") for probe in probes} or {"HTTP"}, {"HTTPS"} if has_tls else {"HTTP"}, chosen)
+                self.assertTrue(container["livenessProbe"])
+            for monitor in [one for one in all_objects if one["kind"] == "ServiceMonitor"]:
+                self.assertEqual(monitor["spec"]["endpoints"][0].get("scheme", "http"), "https" if "tls" in chosen[1] else "http", chosen)
+
+    def test_pods_have_time_to_end_in_order(self):
+        for name, spec in self.specs():
+            if spec["containers"][0]["name"] in ("server", "shard", "worker"):
+                self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], 120, name)
+        for all_objects in self.objects.values():
+            for one in all_objects:
+                if one["kind"] == "ConfigMap" and "CENTROID_DRAIN_TIMEOUT" in one["data"]:
+                    self.assertLess(int(one["data"]["CENTROID_DRAIN_TIMEOUT"].removesuffix("s")), 180 - 20)
 
     def test_the_check_finds_what_is_wrong(self):
+        prod = self.texts["prod", ()]
         faults = [("enableServiceLinks", "enableServiceLink"), ("completionMode: Indexed", "completionMode: Indexd"), ("maxUnavailable: 1", "maxUnavailble: 1")]
         for right, wrong in faults:
-            self.assertIn(right, self.texts["prod"])
-            self.assertNotEqual(strict_check(self.texts["prod"].replace(right, wrong)).returncode, 0, wrong)
+            self.assertIn(right, prod)
+            self.assertNotEqual(strict_check(prod.replace(right, wrong)).returncode, 0, wrong)
         for right, wrong in (("podMetricsEndpoints", "podMetricEndpoints"), ("port: metrics", "prot: metrics")):
-            self.assertNotEqual(strict_check(self.texts["prod"].replace(right, wrong)).returncode, 0, wrong)
+            self.assertIn(right, prod)
+            self.assertNotEqual(strict_check(prod.replace(right, wrong)).returncode, 0, wrong)
 
     def test_pods_obey_the_restricted_profile(self):
         count = 0
@@ -115,7 +171,7 @@ class Rendered(unittest.TestCase):
                     self.assertFalse(context["allowPrivilegeEscalation"])
                     self.assertTrue(context["readOnlyRootFilesystem"])
                     self.assertIn("memory", container["resources"]["limits"])
-        self.assertEqual(count, 9)
+        self.assertGreater(count, 2 * len(self.objects) - 1)
 
     def test_pods_get_no_variables_of_services(self):
         for name, spec in self.specs():  # they would begin with CENTROID_ and be refused as unknown settings
@@ -123,27 +179,33 @@ class Rendered(unittest.TestCase):
 
     def test_every_setting_is_known_to_its_program(self):
         """Start each program with the settings of its container: it must not call any of them unknown or wrong."""
-        for overlay, all_objects in self.objects.items():
+        seen = set()
+        for chosen, all_objects in self.objects.items():
             maps = {one["metadata"]["name"]: one["data"] for one in all_objects if one["kind"] == "ConfigMap"}
             for spec in [spec for one in all_objects for spec in pod_specs(one)]:
                 container = spec["containers"][0]
                 if container["name"] == "etcd":
                     continue
-                settings = {}
+                settings = dict(IMAGE_SETTINGS[container["image"].split("/")[-1].split(":")[0]])
                 for source in container["envFrom"]:
                     settings |= maps[source["configMapRef"]["name"]]
-                settings |= {one["name"]: one["value"] for one in container.get("env", []) if "value" in one and not one["name"].endswith("TOKEN_FILE")}
+                settings |= {one["name"]: one["value"] for one in container.get("env", []) if "value" in one and not one["name"].endswith("_FILE")}
                 settings = {name: value.replace("$(POD_NAME)", "centroid-server-0") for name, value in settings.items()}
-                self.assertIn("CENTROID_" + ("SERVER" if container["name"] == "worker" else "EPOCHS"), settings)
-                program = self.programs / f"centroid-{container['name']}"
+                if (key := (container["name"], *sorted(settings.items()))) in seen:
+                    continue
+                seen.add(key)
+                self.assertIn("CENTROID_" + {"worker": "SERVER", "server": "EPOCHS", "shard": "JOIN"}[container["name"]], settings)
+                program = self.programs / ("centroid-worker" if container["name"] == "worker" else "centroid-server")
                 done = subprocess.run([program, "--print-config"], env=settings, capture_output=True, text=True, timeout=30, check=False)
-                self.assertEqual(done.returncode, 0, f"{overlay}: {done.stderr}")
+                self.assertEqual(done.returncode, 0, f"{chosen}: {done.stderr}")
 
     def test_names_that_objects_refer_to_exist(self):
-        for overlay, all_objects in self.objects.items():
+        for chosen, all_objects in self.objects.items():
             names = {(one["kind"], one["metadata"]["name"]) for one in all_objects}
             for spec in [spec for one in all_objects for spec in pod_specs(one)]:
-                self.assertIn(("ServiceAccount", spec["serviceAccountName"]), names, overlay)
+                self.assertIn(("ServiceAccount", spec["serviceAccountName"]), names, chosen)
+                for source in spec["containers"][0].get("envFrom", []):
+                    self.assertIn(("ConfigMap", source["configMapRef"]["name"]), names, chosen)
                 for volume in spec.get("volumes", []):
                     if "persistentVolumeClaim" in volume:
                         self.assertIn(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]), names)
@@ -155,8 +217,10 @@ class Rendered(unittest.TestCase):
         header = (ROOT / "worker" / "app.h").read_text() + (ROOT / "server" / "app.h").read_text()
         no_retry = {int(number) for name, number in re.findall(r"k(ExitUsage|ExitHalted) = (\d+)", header)}
         self.assertEqual(no_retry, {2, 3})
-        for overlay in OVERLAYS:
-            for values in re.findall(r"values:\n((?: +- \d+\n)+)", self.texts[overlay]):
+        for chosen, text in self.texts.items():
+            found = re.findall(r"values:\n((?: +- \d+\n)+)", text)
+            self.assertGreater(len(found), 0, chosen)
+            for values in found:
                 self.assertEqual({int(number) for number in re.findall(r"\d+", values)}, no_retry)
 
 

@@ -1,6 +1,8 @@
 """A model on several servers: same bits, checkpoints, servers that are lost, come and go. servers_test.py BIN_DIR"""
 
 import json
+import signal
+import time
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
 
@@ -128,6 +130,31 @@ class Change(ServersTest):
         for worker in workers:
             self.assertEqual(len(worker.events("cluster.joined")), 1)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+
+    def test_a_server_that_is_told_to_stop_gives_its_chunks_first(self):
+        self.train(1, 600, run="whole")
+        leader = self.leader(3, "--rounds", 600, "--exit-when-finished")
+        b, c = [self.shard(leader, name) for name in ("b", "c")]
+        workers = self.workers(leader)
+        leader.wait_more_rounds(20)
+        b.send(signal.SIGTERM)
+        self.assert_status(b, DONE, "its chunks have moved")
+        self.assertEqual(sorted(one["name"] for one in leader.get("/v1/servers")["servers"]), ["c", "leader"])
+        self.assert_exit(DONE, *workers, leader, c)
+        self.assertEqual(leader.events("servers.chunks_lost"), [])
+        for worker in workers:
+            self.assertEqual(len(worker.events("cluster.joined")), 1)
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+    def test_a_server_that_holds_nothing_stops_at_once(self):
+        leader = self.leader(1, "--rounds", 600)  # no worker has brought a model
+        b = self.shard(leader, "b", "--drain-timeout", "60s")
+        b.wait_event("leader.joined")
+        begin = time.monotonic()
+        b.send(signal.SIGTERM)
+        self.assert_status(b, DONE, "no chunk lay here")
+        self.assertLess(time.monotonic() - begin, 30)
 
 
 class Refusals(ServersTest):

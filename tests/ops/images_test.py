@@ -1,0 +1,145 @@
+"""What the images hold, and how soon a server in one is ready.
+
+images_test.py BIN_DIR                 images of the programs in BIN_DIR, laid out as deploy/Dockerfile does
+images_test.py BIN_DIR --dockerfile    images as deploy/Dockerfile builds them, from the sources
+Needs podman and root.
+"""
+
+import contextlib
+import datetime
+import json
+import pathlib
+import re
+import sys
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops")]
+import images  # noqa: E402
+from cluster import wait_for  # noqa: E402
+from images import IMAGES, MARK, USER, podman, run  # noqa: E402
+
+SKIPPED = 77
+MAX_IMAGE_BYTES = 120e6
+READY_BAR_SECONDS = 1
+TOKEN = "for-development-only"
+
+
+def fetch(url):
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as reply:
+        return reply.read().decode()
+
+
+def seconds(stamp):
+    """Unix time of a time stamp of podman, which has nanoseconds."""
+    whole, fraction, zone = re.fullmatch(r"([^.]*)\.?(\d*)(Z|[+-]\d\d:\d\d)", stamp).groups()
+    return datetime.datetime.fromisoformat(whole + zone.replace("Z", "+00:00")).timestamp() + float(f"0.{fraction or 0}")
+
+
+class Image(unittest.TestCase):
+    def test_images_are_small_and_bare(self):
+        for kind in images.KINDS:
+            with self.subTest(kind):
+                if not images.exists(kind):
+                    self.skipTest(REASONS.get(kind, f"no image {kind}"))
+                about = json.loads(podman("image", "inspect", IMAGES[kind]))[0]
+                print(f"image {kind}: {about['Size'] / 1e6:.1f} MB", file=sys.stderr)
+                self.assertLess(about["Size"], MAX_IMAGE_BYTES)
+                self.assertEqual(about["Config"]["User"], f"{USER}:{USER}")
+                program = "etcd" if kind == "etcd" else "centroid-" + kind.removesuffix("-cuda")
+                self.assertEqual(about["Config"]["Entrypoint"], ["/usr/bin/tini", "--", f"/usr/bin/{program}"])
+                for label in ("title", "description", "licenses"):
+                    self.assertIn(f"org.opencontainers.image.{label}", about["Config"]["Labels"])
+                if kind != "etcd":
+                    self.assertEqual(about["Healthcheck"]["Test"][1:3], ["/usr/bin/centroidctl", "probe"])
+                shell = run("podman", "run", "--rm", "--entrypoint", "/bin/sh", IMAGES[kind], "-c", "true", check=False)
+                self.assertNotEqual(shell.returncode, 0)
+
+    def test_programs_start_with_nothing_writable(self):
+        hardened = ["--rm", "--network", "none", "--read-only", "--read-only-tmpfs=false", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        for kind in filter(images.exists, images.KINDS):
+            text = podman("run", *hardened, IMAGES[kind], "--version")
+            self.assertIn("etcd" if kind == "etcd" else "centroid-" + kind.removesuffix("-cuda"), text)
+
+    def test_stages_of_the_worker_with_cuda_are_those_of_the_worker(self):
+        """Where its base image cannot be had nobody builds it, so at least it must not drift from what is built."""
+        text = images.DOCKERFILE.read_text()
+        plain, cuda = (re.search(rf"^FROM \S+ AS {name}\n((?:.+\n)+)", text, re.MULTILINE)[1] for name in ("build", "build-cuda"))
+        comments = re.compile(r"^#.*\n", re.MULTILINE)
+        plain = comments.sub("", plain).replace("deploy/image-root server build/release/bin /root-server \\\n && ", "")
+        self.assertEqual(comments.sub("", cuda), plain)
+        stages = [images.last_stage(kind)[0] for kind in ("worker", "worker-cuda")]
+        for line in ("USER 10001:10001", "EXPOSE 9091", "STOPSIGNAL SIGTERM", 'ENTRYPOINT ["/usr/bin/tini", "--", "/usr/bin/centroid-worker"]'):
+            for stage in stages:
+                self.assertIn(line + "\n", stage)
+
+    def test_server_is_ready_soon(self):
+        """A server that finds a checkpoint of the digits task: from `podman run`, and from the start of the container, until /readyz says so."""
+        podman("network", "create", MARK)
+        self.addCleanup(podman, "network", "rm", "-f", MARK, check=False)
+        self.addCleanup(podman, "volume", "rm", "-f", f"{MARK}-run", check=False)
+        self.addCleanup(podman, "rm", "-f", "-t", "0", "-i", f"{MARK}-first", f"{MARK}-worker", f"{MARK}-server")
+        hardened = ["-d", "--network", MARK, "--read-only", "--cap-drop", "ALL", "-e", f"CENTROID_TOKEN={TOKEN}"]
+        serving = [*hardened, "-e", f"CENTROID_API_TOKEN={TOKEN}", "-v", f"{MARK}-run:/var/lib/centroid"]
+        podman("run", *serving, "--name", f"{MARK}-first", IMAGES["server"], "--epochs", "2", "--exit-when-finished")
+        podman("run", *hardened, "--name", f"{MARK}-worker", IMAGES["worker"], "--server", f"{MARK}-first:7070")
+        self.assertEqual(podman("wait", f"{MARK}-first", f"{MARK}-worker").split(), ["0", "0"])
+
+        begin = time.time()
+        podman("run", *serving, "--name", f"{MARK}-server", IMAGES["server"], "--epochs", "1000", "--resume")
+        address = images.inspect(f"{MARK}-server")["NetworkSettings"]["Networks"][MARK]["IPAddress"]
+        url = f"http://{address}:8080"
+
+        def is_ready():
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                return fetch(f"{url}/readyz")
+            return None
+
+        wait_for(is_ready, "a server that is ready", 60)
+        ready = time.time()
+        started = seconds(images.inspect(f"{MARK}-server")["State"]["StartedAt"])
+        logged = podman("logs", f"{MARK}-server", timeout=20) + run("podman", "logs", f"{MARK}-server").stderr
+        self.assertIn("checkpoint.loaded", logged)
+        print(f"server ready {ready - started:.2f} s after its container started, {ready - begin:.2f} s after `podman run` (bar {READY_BAR_SECONDS} s)",
+              file=sys.stderr)  # fmt: skip
+        self.assertLess(ready - started, 10 * READY_BAR_SECONDS)  # a busy machine is slower; the figure is printed
+        self.assertEqual(podman("healthcheck", "run", f"{MARK}-server"), "")
+
+
+REASONS = {}  # kind -> why there is no image of it
+
+
+def main(modules):
+    """Build the images, run the tests of `modules`."""
+    programs = pathlib.Path(sys.argv.pop(1)).resolve()
+    with_dockerfile = "--dockerfile" in sys.argv
+    if reason := images.why_not(with_dockerfile) or images.why_not_build():
+        print(f"skipped: {reason}")
+        return SKIPPED
+    try:
+        if with_dockerfile:
+            sys.argv.remove("--dockerfile")
+            begin = time.monotonic()
+            if reason := images.why_not_cuda():
+                REASONS["worker-cuda"] = f"not built by the Dockerfile: {reason}"
+                print(f"skipped: target worker-cuda: {reason}", file=sys.stderr)
+            images.build_by_dockerfile(kind for kind in images.KINDS if kind not in REASONS)
+            print(f"images built by deploy/Dockerfile in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        else:
+            if images.etcd_folder() is None:
+                REASONS["etcd"] = "no etcd here; ./centroid test --ops fetches it"
+            images.build_of_programs(programs)
+        if reason := images.why_not_run():
+            print(f"skipped: {reason}")
+            return SKIPPED
+        return 0 if unittest.main(module=modules, verbosity=2, exit=False).result.wasSuccessful() else 1
+    finally:
+        images.remove_images()
+
+
+if __name__ == "__main__":
+    sys.exit(main("__main__"))
