@@ -264,14 +264,23 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                                  transformer->base_hash(), adapters));
     }
   }
-  const GroupMemory need = memory_of(*model, count_devices(config.devices), config.batch, data);
+  const bool on_gpus = config.devices.find("cpu") == std::string::npos;
+  const GroupMemory need =
+      memory_of(*model, count_devices(config.devices), config.batch, data, on_gpus);
   CENTROID_TRY(check_memory(need, memory_limit(config.memory_limit)));
   const std::uint64_t ahead = load_depth({.free_bytes = available_memory(),
                                           .peak_bytes = need.total() - need.data,
                                           .batch_bytes = need.batch,
                                           .most = config.load_ahead});
-  CENTROID_ASSIGN(const auto group,
-                  make_replica_group(*model, config.devices, ahead, config.slowdown));
+  GroupOptions group_options;
+  group_options.devices = config.devices;
+  group_options.load_ahead = ahead;
+  group_options.batch = config.batch;
+  group_options.slowdown = config.slowdown;
+  group_options.nccl = config.nccl;
+  group_options.nccl_timeout = config.nccl_timeout;
+  CENTROID_ASSIGN(group_options.matmul, parse_matmul(config.matmul));
+  CENTROID_ASSIGN(const auto group, make_replica_group(*model, std::move(group_options)));
   const std::string cuda = cuda_release();
   log::info("worker.started", {{"version", kVersion},
                                {"cuda", cuda.empty() ? "not built in" : cuda},

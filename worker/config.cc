@@ -89,7 +89,22 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
            .unit = "samples",
            .min = 1});
   s.field("devices", &c.devices,
-          {.text = "devices of this worker, e.g. cpu:0,cpu:1: one thread and one replica each"});
+          {.text = "devices of this worker, e.g. cpu:0,cpu:1 or cuda:0,cuda:1: one thread and one "
+                   "replica each (docs/gpu.md)"});
+  s.field("matmul", &c.matmul,
+          {.text = "devices cuda:N: how exactly matrices are multiplied; tf32 and bf16 are faster, "
+                   "with 10 and 7 bits behind the point",
+           .choices = {"f32", "tf32", "bf16"}});
+  s.field(
+      "nccl.library", &c.nccl,
+      {.text = "NCCL, through which two GPUs or more of this worker add their gradients; empty: "
+               "they add on the host"},
+      "nccl-library");
+  s.field("nccl.timeout", &c.nccl_timeout,
+          {.text = "end the worker when an addition among its GPUs takes so long",
+           .unit = "ms",
+           .min = 1},
+          "nccl-timeout");
   s.field("blas_threads", &c.blas_threads,
           {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024},
           "blas-threads");

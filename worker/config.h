@@ -27,7 +27,9 @@ struct WorkerConfig {
   std::string model = "mlp:64-512-512-10";
   std::string base_weights, adapter_load, adapter_save;
   std::uint64_t batch = 32;
-  std::string devices = "cpu:0";
+  std::string devices = "cpu:0", matmul = "f32";
+  std::string nccl = "libnccl.so.2";
+  std::chrono::milliseconds nccl_timeout{600'000};
   std::uint64_t blas_threads = 1;
   std::uint64_t load_ahead = 512, memory_limit = 0;
   double slowdown = 1;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/memory_limit.h"
 #if defined(CENTROID_HAS_CUDA)
 #include "common/device/cuda/cuda_device.h"
 #endif
@@ -46,6 +47,15 @@ class CpuStream final : public Stream {
   void* native() const override { return nullptr; }
 };
 
+/// All is done when it is recorded.
+class CpuEvent final : public StreamEvent {
+ public:
+  Status record(Stream&) override { return {}; }
+  Status hold(Stream&) override { return {}; }
+  Result<bool> done() override { return true; }
+  Status wait() override { return {}; }
+};
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(unsigned number) : name_("cpu:" + std::to_string(number)) {}
@@ -70,6 +80,12 @@ class CpuDevice final : public Device {
 
   Result<std::unique_ptr<Stream>> make_stream() override {
     return std::unique_ptr<Stream>(new CpuStream);
+  }
+  Result<std::unique_ptr<StreamEvent>> make_event() override {
+    return std::unique_ptr<StreamEvent>(new CpuEvent);
+  }
+  Result<DeviceRoom> room() const override {
+    return DeviceRoom{available_memory(), memory_limit(0).bytes};
   }
 
  private:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -35,6 +36,27 @@ class Stream {
   virtual void* native() const = 0;
 };
 
+/// A point in a stream's queue. thread: one at a time.
+class StreamEvent {
+ public:
+  virtual ~StreamEvent() = default;
+  /// The point is the stream's end now.
+  virtual Status record(Stream& stream) = 0;
+  /// What `stream` gets from now on waits for the point that was recorded last; this thread does
+  /// not. Of a device of the same kind.
+  virtual Status hold(Stream& stream) = 0;
+  /// Whether all before the point is done. Never blocks.
+  virtual Result<bool> done() = 0;
+  /// Block this thread until then.
+  virtual Status wait() = 0;
+};
+
+/// Memory of a device, in bytes.
+struct DeviceRoom {
+  std::uint64_t free = 0;  ///< for this process, and for others
+  std::uint64_t total = 0;
+};
+
 /// One GPU or the CPU. "cpu:0" and "cpu:1" are two replicas on one machine, each driven by its own
 /// thread.
 class Device {
@@ -49,6 +71,8 @@ class Device {
   /// write at the same address. Dear to make: keep it (PinnedPool).
   virtual Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
+  virtual Result<std::unique_ptr<StreamEvent>> make_event() = 0;
+  virtual Result<DeviceRoom> room() const = 0;
 };
 
 /// "cpu", "cpu:N", "cuda", "cuda:N".

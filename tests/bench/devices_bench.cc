@@ -40,7 +40,7 @@ Dataset random_data(const Model& model, std::uint64_t samples) {
 double time_of(const Model& model, std::size_t devices) {
   std::string names = "cpu:0";
   for (std::size_t d = 1; d < devices; ++d) names += ",cpu:" + std::to_string(d);
-  auto group = make_replica_group(model, names).value();
+  auto group = make_replica_group(model, {.devices = names}).value();
   model.initialize(1, group->params());
   const Dataset data = random_data(model, kPerDevice * devices);
   std::vector<std::uint64_t> samples(data.samples);

@@ -115,9 +115,10 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                          const worker::RoundObserver& observer) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec.model).value();
-  const auto group =
-      spec.custom ? spec.custom->make_group()
-                  : worker::make_replica_group(*model, spec.devices, 0, spec.slowdown).value();
+  const auto group = spec.custom ? spec.custom->make_group()
+                                 : worker::make_replica_group(
+                                       *model, {.devices = spec.devices, .slowdown = spec.slowdown})
+                                       .value();
   metrics::Registry registry;
   IoThread io("test-worker");
   worker::ClusterOptions options;
@@ -185,7 +186,7 @@ WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data,
                         const server::ServerConfig& config, std::uint64_t batch) {
   WorkerOutcome outcome;
   const auto model = worker::make_model(spec).value();
-  const auto group = worker::make_replica_group(*model, "cpu:0").value();
+  const auto group = worker::make_replica_group(*model, {.devices = "cpu:0"}).value();
   worker::LocalOptions options;
   options.optimizer = config.optimizer;
   options.seed = config.seed;

@@ -1,6 +1,7 @@
 // A shared library with NCCL's entry points for machines without GPUs: the ranks of one process add
-// in host memory, each rank's operations in order on a thread that stands for its stream. What a
-// test wants to see or to break goes through the stand_in_ functions.
+// in host memory, each rank's operations in order on a thread that stands for its stream, or on the
+// streams of tests/support/late_device.h. What a test wants to see or to break goes through the
+// stand_in_ functions.
 
 #include <condition_variable>
 #include <cstddef>
@@ -26,6 +27,7 @@ struct Operation {
   std::size_t count;
   float factor;
   int root;
+  void* stream = nullptr;
 };
 
 struct Team;
@@ -50,6 +52,8 @@ int fail_init = kSuccess;
 int fail_call_of = -1;  // device
 std::string calls;      // "start all_reduce*3 end ..." of device 0
 std::vector<std::unique_ptr<Communicator>> all;
+/// Queue poll(of) on a stream: it is tried again until it says that it is done. Null: threads.
+void (*push_to_stream)(void* stream, bool (*poll)(void*), void* of) = nullptr;
 
 struct Team {
   std::vector<Communicator*> members;
@@ -78,6 +82,49 @@ void compute(Team& team) {
   }
 }
 
+void take_result(const Communicator& self, const Operation& operation) {
+  const Team& team = *self.team;
+  const bool scatters = operation.kind == Kind::kReduceScatter;
+  const std::size_t offset = scatters ? operation.count * static_cast<std::size_t>(self.rank) : 0;
+  const std::size_t size = scatters ? operation.count : team.result.size();
+  std::memcpy(operation.into, team.result.data() + offset, size * sizeof(float));
+}
+
+/// An operation on a stream that is not ours.
+struct Streamed {
+  Communicator* self;
+  Operation operation;
+  bool has_arrived = false;
+  std::size_t turn = 0;
+};
+
+bool poll_streamed(void* of) {
+  auto* const one = static_cast<Streamed*>(of);
+  const std::lock_guard lock(mutex);
+  Team& team = *one->self->team;
+  const std::size_t n = team.members.size();
+  if (!team.is_broken && !one->has_arrived) {
+    if (team.left > 0) return false;  // the last round must have been left by all
+    team.here.resize(n);
+    team.here[static_cast<std::size_t>(one->self->rank)] = &one->operation;
+    one->turn = team.turn;
+    one->has_arrived = true;
+    if (++team.arrived == n) {
+      compute(team);
+      team.arrived = 0;
+      team.left = n;
+      ++team.turn;
+    }
+  }
+  if (!team.is_broken) {
+    if (team.turn == one->turn) return false;
+    take_result(*one->self, one->operation);
+    --team.left;
+  }
+  delete one;
+  return true;
+}
+
 void run_stream(Communicator* self) {
   Team& team = *self->team;
   const std::size_t n = team.members.size();
@@ -101,12 +148,7 @@ void run_stream(Communicator* self) {
     }
     changed.wait(lock, [&] { return team.is_broken || self->is_stopping || team.turn != turn; });
     if (team.is_broken || self->is_stopping) return;
-    const std::size_t offset = operation.kind == Kind::kReduceScatter
-                                   ? operation.count * static_cast<std::size_t>(self->rank)
-                                   : 0;
-    const std::size_t size =
-        operation.kind == Kind::kReduceScatter ? operation.count : team.result.size();
-    std::memcpy(operation.into, team.result.data() + offset, size * sizeof(float));
+    take_result(*self, operation);
     self->queue.pop_front();
     ++self->done;
     --team.left;
@@ -190,14 +232,25 @@ ENTRY int ncclGroupStart() {
 ENTRY int ncclGroupEnd() {
   if (depth == 0) return kInvalidUsage;
   if (--depth > 0) return kSuccess;
-  const std::lock_guard lock(mutex);
-  for (auto& [comm, operation] : grouped) {
-    comm->queue.push_back(operation);
-    ++comm->queued;
+  std::vector<std::unique_ptr<Streamed>> streamed;
+  {
+    const std::lock_guard lock(mutex);
+    for (auto& [comm, operation] : grouped) {
+      if (push_to_stream != nullptr) {
+        streamed.push_back(std::make_unique<Streamed>(Streamed{comm, operation, false, 0}));
+        continue;
+      }
+      comm->queue.push_back(operation);
+      ++comm->queued;
+    }
+    if (!grouped.empty()) note(*grouped.front().first, "|");
+    grouped.clear();
   }
-  if (!grouped.empty()) note(*grouped.front().first, "|");
-  grouped.clear();
   changed.notify_all();
+  for (auto& one : streamed) {  // outside: streams poll us under a lock of theirs
+    void* const stream = one->operation.stream;
+    push_to_stream(stream, poll_streamed, one.release());
+  }
   return kSuccess;
 }
 ENTRY int ncclRedOpCreatePreMulSum(int* op, void* scalar, int, int, void* handle) {
@@ -212,32 +265,33 @@ ENTRY int ncclRedOpDestroy(int op, void* handle) {
   return static_cast<Communicator*>(handle)->ops.erase(op) == 1 ? kSuccess : kInvalidUsage;
 }
 ENTRY int ncclAllReduce(const void* from, void* into, std::size_t count, int, int op, void* handle,
-                        void*) {
+                        void* stream) {
   auto* const comm = static_cast<Communicator*>(handle);
   return submit(comm,
                 {Kind::kAllReduce, static_cast<const float*>(from), static_cast<float*>(into),
-                 count, comm->ops.at(op), 0},
+                 count, comm->ops.at(op), 0, stream},
                 "all_reduce");
 }
 ENTRY int ncclReduceScatter(const void* from, void* into, std::size_t count, int, int op,
-                            void* handle, void*) {
+                            void* handle, void* stream) {
   auto* const comm = static_cast<Communicator*>(handle);
   return submit(comm,
                 {Kind::kReduceScatter, static_cast<const float*>(from), static_cast<float*>(into),
-                 count, comm->ops.at(op), 0},
+                 count, comm->ops.at(op), 0, stream},
                 "reduce_scatter");
 }
-ENTRY int ncclAllGather(const void* from, void* into, std::size_t count, int, void* handle, void*) {
-  return submit(
-      static_cast<Communicator*>(handle),
-      {Kind::kAllGather, static_cast<const float*>(from), static_cast<float*>(into), count, 1, 0},
-      "all_gather");
+ENTRY int ncclAllGather(const void* from, void* into, std::size_t count, int, void* handle,
+                        void* stream) {
+  return submit(static_cast<Communicator*>(handle),
+                {Kind::kAllGather, static_cast<const float*>(from), static_cast<float*>(into),
+                 count, 1, 0, stream},
+                "all_gather");
 }
 ENTRY int ncclBroadcast(const void* from, void* into, std::size_t count, int, int root,
-                        void* handle, void*) {
+                        void* handle, void* stream) {
   return submit(static_cast<Communicator*>(handle),
                 {Kind::kBroadcast, static_cast<const float*>(from), static_cast<float*>(into),
-                 count, 1, root},
+                 count, 1, root, stream},
                 "broadcast");
 }
 
@@ -249,6 +303,11 @@ ENTRY void stand_in_reset() {
   fail_call_of = -1;
   calls.clear();
   all.clear();
+  push_to_stream = nullptr;
+}
+ENTRY void stand_in_use_streams(void (*push)(void*, bool (*)(void*), void*)) {
+  const std::lock_guard lock(mutex);
+  push_to_stream = push;
 }
 ENTRY void stand_in_set(const char* what, int value, int device) {
   const std::lock_guard lock(mutex);

@@ -205,6 +205,14 @@ void launch(unsigned blocks, unsigned threads, const std::function<void()>& kern
   }
 }
 
+void launch_on(void* stream, unsigned blocks, unsigned threads, std::function<void()> kernel) {
+  if (stream == nullptr) return launch(blocks, threads, kernel);
+  static_cast<Queue*>(stream)->push([blocks, threads, of = std::move(kernel)] {
+    launch(blocks, threads, of);
+    return true;
+  });
+}
+
 void sync_threads() {
   Machine& m = machine();
   if (++m.barrier_arrived == m.threads) {

@@ -46,6 +46,17 @@ struct Place {
 
 /// Run `kernel` once per thread of a grid. thread: one at a time.
 void launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+/// What a stream's native() is, where work is queued (tests/support/late_device.h).
+class Queue {
+ public:
+  /// `task` is tried again until it says that it is done; what is queued behind it waits.
+  virtual void push(std::function<bool()> task) = 0;
+
+ protected:
+  ~Queue() = default;
+};
+/// The same on a stream; on none, at once.
+void launch_on(void* stream, unsigned blocks, unsigned threads, std::function<void()> kernel);
 /// Threads take turns in another order.
 void use_seed(std::uint64_t seed);
 /// Kernels launched so far.

@@ -109,7 +109,7 @@ TEST(Adapters, AreWrittenAsPeftNamesThemAndReadBack) {
   ASSERT_TRUE(reader.ok());
   std::vector<std::string> names;
   for (const auto& tensor : reader->manifest())
-    names.push_back(tensor.name + to_string(tensor.shape));
+    names.push_back(tensor.name + centroid::to_string(tensor.shape));
   EXPECT_THAT(names, testing::UnorderedElementsAre(
                          "base_model.model.blocks.0.attention.q_proj.lora_A.weight[2, 8]",
                          "base_model.model.blocks.0.attention.q_proj.lora_B.weight[8, 2]",

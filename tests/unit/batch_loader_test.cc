@@ -113,6 +113,40 @@ TEST(BatchLoader, AnythingElseIsLoadedWhenItComes) {
   }
 }
 
+/// Notes what it is given.
+class NotedStage final : public BatchStage {
+ public:
+  bool put(const Dataset& data, LoadedBatch& batch) override {
+    expect_is(batch, data, batch.index);
+    return ++calls_ % 2 == 1;
+  }
+  std::uint64_t calls_ = 0;
+};
+
+TEST(BatchLoader, SaysOfEachBatchWhetherDevicesHaveIt) {
+  const Dataset data = dense_data(40);
+  const std::vector<std::uint64_t> all = [] {
+    std::vector<std::uint64_t> index(40);
+    std::iota(index.begin(), index.end(), 0);
+    return index;
+  }();
+  std::vector<std::span<const std::uint64_t>> batches;
+  for (std::size_t at = 0; at < 40; at += 4) batches.push_back(std::span(all).subspan(at, 4));
+  NotedStage stage;
+  BatchLoader loader(20, &stage);
+  loader.expect(data, batches);
+  for (const auto batch : batches) EXPECT_FALSE(loader.take(data, batch).is_on_devices);
+  EXPECT_EQ(stage.calls_, 0U);
+  loader.stage_at_most(1);
+  loader.expect(data, batches);
+  std::uint64_t staged = 0;
+  for (const auto batch : batches) staged += loader.take(data, batch).is_on_devices ? 1 : 0;
+  EXPECT_GE(staged, 1U);
+  EXPECT_LE(staged, (stage.calls_ + 1) / 2);
+  // Loaded on demand: never.
+  EXPECT_FALSE(loader.take(data, std::vector<std::uint64_t>{7, 3}).is_on_devices);
+}
+
 TEST(BatchLoader, MayGoWhileItLoads) {
   const Dataset data = dense_data(5000);
   const auto order = permutation(5000, 1, 1);

@@ -252,7 +252,8 @@ TEST(SoftmaxCrossEntropy, HugeLogitsDoNotOverflow) {
   const std::vector<float> bias = {0, 0, 0};
   std::vector<float> logits = {1e4F, -1e4F, 0, 1e4F, -1e4F, 0};
   const std::vector<std::uint32_t> labels = {0, 1};
-  const StepResult result = softmax_cross_entropy(labels, 3, bias.data(), logits.data(), true);
+  const StepResult result = softmax_cross_entropy(
+      labels, 3, bias.data(), 1.0F / static_cast<float>(labels.size()), logits.data(), true);
   EXPECT_NEAR(result.loss_sum, 2e4, 1e-2);
   EXPECT_EQ(result.correct, 1U);
   EXPECT_THAT(logits, ElementsAre(0, 0, 0, 0.5F, -0.5F, 0));
@@ -262,7 +263,8 @@ TEST(SoftmaxCrossEntropy, OfEqualLogitsTheFirstCounts) {
   const std::vector<float> bias = {1, 1};
   std::vector<float> logits = {2, 2, 2, 2};
   const std::vector<std::uint32_t> labels = {0, 1};
-  const StepResult result = softmax_cross_entropy(labels, 2, bias.data(), logits.data(), false);
+  const StepResult result =
+      softmax_cross_entropy(labels, 2, bias.data(), 1.0F, logits.data(), false);
   EXPECT_NEAR(result.loss_sum, 2 * std::log(2.0), 1e-6);
   EXPECT_EQ(result.correct, 1U);
 }

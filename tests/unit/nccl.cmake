@@ -6,4 +6,13 @@ if(CENTROID_TESTS)
   target_compile_definitions(nccl_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
   target_link_libraries(nccl_test PRIVATE ${CMAKE_DL_LIBS})
   add_dependencies(nccl_test nccl_stand_in)
+  if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
+    set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu)  # as in unit/worker.cmake
+    centroid_test(gpu_group_test LABEL unit TIMEOUT 300
+      SOURCES unit/gpu_group_test.cc support/late_device.cc support/simt.cc ${model_kernels}
+      DEPS centroid::node)
+    target_compile_definitions(gpu_group_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
+    target_link_libraries(gpu_group_test PRIVATE ${CMAKE_DL_LIBS})
+    add_dependencies(gpu_group_test nccl_stand_in)
+  endif()
 endif()

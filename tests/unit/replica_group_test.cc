@@ -60,7 +60,7 @@ std::string cpus(std::size_t count) {
 }
 
 std::unique_ptr<ReplicaGroup> group_of(const Model& model, std::size_t count) {
-  auto group = make_replica_group(model, cpus(count));
+  auto group = make_replica_group(model, {.devices = cpus(count)});
   CENTROID_CHECK(group.ok());
   model.initialize(7, (*group)->params());
   return std::move(group).value();
@@ -214,7 +214,7 @@ TEST(ReplicaGroup, RefusesWhatDoesNotFit) {
 TEST(MakeReplicaGroup, NamesWhatIsWrongWithTheDevices) {
   const auto model = small_model();
   const auto error_of = [&](const std::string& devices) {
-    const auto group = make_replica_group(*model, devices);
+    const auto group = make_replica_group(*model, {.devices = devices});
     return group.ok() ? std::string("ok") : group.error().to_string();
   };
   EXPECT_EQ(error_of("cpu"), "ok");
@@ -246,17 +246,19 @@ class FailingModel final : public Model {
   void initialize(std::uint64_t seed, std::span<float> params) const override {
     inner_->initialize(seed, params);
   }
-  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+  void queue_step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready) override {
     if (number_ == 1 && *is_on_) throw std::runtime_error("no power");
-    return inner_->step(batch, params, gradients, on_ready);
+    inner_->queue_step(batch, params, gradients, on_ready);
   }
-  StepResult evaluate(const Batch& batch, std::span<const float> params) override {
+  void queue_evaluate(const Batch& batch, std::span<const float> params) override {
     if (number_ == 1 && *is_on_) throw std::bad_alloc();
-    return inner_->evaluate(batch, params);
+    inner_->queue_evaluate(batch, params);
   }
-  std::unique_ptr<Model> clone() const override {
-    return std::make_unique<FailingModel>(inner_->clone(), clones_, is_on_, (*clones_)++);
+  Backend& backend() override { return inner_->backend(); }
+  std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override {
+    return std::make_unique<FailingModel>(inner_->clone_on(std::move(backend)), clones_, is_on_,
+                                          (*clones_)++);
   }
 
  private:
@@ -376,7 +378,8 @@ TEST(ReplicaGroup, LoadingAheadChangesNoBit) {
     steps.push_back(std::span(order).subspan(at, std::min<std::size_t>(7, 50 - at)));
   std::vector<std::vector<float>> gradients;
   for (const std::uint64_t ahead : {0, 3}) {
-    const auto group = make_replica_group(*model, cpus(2), ahead).value();
+    const auto group =
+        make_replica_group(*model, {.devices = cpus(2), .load_ahead = ahead}).value();
     model->initialize(7, group->params());
     group->expect(data, steps);
     std::size_t number = 0;

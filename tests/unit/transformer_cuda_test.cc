@@ -176,13 +176,13 @@ TEST_P(TransformerCuda, CausalSoftmaxAndItsWayBack) {
       auto fp = array(scores), fagain = array(scores), fds = array(dp);
       auto flse = array(std::vector<float>(2 * rows)), right_lse = array(lse),
            fdelta = array(delta);
-      ASSERT_TRUE(
-          ran(cuda::causal_softmax(rows, begin, width, 0.4F, fp.data(), flse.data(), 2, queue_)));
+      ASSERT_TRUE(ran(cuda::causal_softmax(1, rows, begin, width, 0.4F, fp.data(), flse.data(),
+                                           {1, 0, 2}, queue_)));
       expect_near(fp.values(), p);
       expect_near(flse.values(), lse);
-      ASSERT_TRUE(
-          ran(cuda::causal_softmax_back(rows, begin, width, 0.4F, right_lse.data(), fdelta.data(),
-                                        2, fagain.data(), fds.data(), queue_)));
+      ASSERT_TRUE(ran(cuda::causal_softmax_back(1, rows, begin, width, 0.4F, right_lse.data(),
+                                                fdelta.data(), {1, 0, 2}, fagain.data(), fds.data(),
+                                                queue_)));
       EXPECT_EQ(fagain.values(), again);  // elementwise: the same bits
       EXPECT_EQ(fds.values(), ds);
     }
@@ -202,8 +202,8 @@ TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
     auto on_device = array(labels);
     auto losses = array(std::vector<float>(kRows));
     auto correct = array(std::vector<std::uint32_t>(kRows));
-    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, 0.1F, true, got.data(),
-                                        losses.data(), correct.data(), queue_)));
+    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, nullptr, 0.1F, true,
+                                        got.data(), losses.data(), correct.data(), queue_)));
     for (std::size_t r = 0; r < kRows; ++r) {
       std::vector<float> row(logits.begin() + static_cast<std::ptrdiff_t>(r * classes),
                              logits.begin() + static_cast<std::ptrdiff_t>((r + 1) * classes));
@@ -218,8 +218,8 @@ TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
     }
     logits[0] = std::numeric_limits<float>::quiet_NaN();
     got = array(logits);
-    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, 0.1F, true, got.data(),
-                                        losses.data(), correct.data(), queue_)));
+    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, nullptr, 0.1F, true,
+                                        got.data(), losses.data(), correct.data(), queue_)));
     EXPECT_TRUE(std::isnan(losses.values()[0]));
     EXPECT_EQ(correct.values()[0], 0U);
     EXPECT_FALSE(std::isnan(losses.values()[1]));

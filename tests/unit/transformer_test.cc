@@ -303,7 +303,7 @@ TEST(TransformerConfig, RefusesWhatIsWrongAndSaysWhat) {
 TEST(TransformerConfig, NamesItsTensors) {
   std::vector<std::string> names;
   for (const auto& tensor : config_of("transformer:layers=1,norm=layer,mlp=swiglu").whole())
-    names.push_back(tensor.name + to_string(tensor.shape));
+    names.push_back(tensor.name + centroid::to_string(tensor.shape));
   EXPECT_THAT(
       names,
       testing::ElementsAre(
@@ -317,7 +317,7 @@ TEST(TransformerConfig, NamesItsTensors) {
           "head.weight[256, 64]"));
   names.clear();
   for (const auto& tensor : config_of("transformer:layers=1,lora=4,lora_targets=up_proj").trained())
-    names.push_back(tensor.name + to_string(tensor.shape));
+    names.push_back(tensor.name + centroid::to_string(tensor.shape));
   EXPECT_THAT(names, testing::ElementsAre("blocks.0.mlp.up_proj.lora_A.weight[4, 64]",
                                           "blocks.0.mlp.up_proj.lora_B.weight[256, 4]",
                                           "head.weight[256, 64]"));

@@ -17,6 +17,10 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")
     COMPILE_OPTIONS "-include;${PROJECT_SOURCE_DIR}/tests/support/simt.h")
   centroid_test(transformer_cuda_test LABEL unit SOURCES unit/transformer_cuda_test.cc support/simt.cc ${model_kernels}
     DEPS centroid::model centroid::device)
+  # Models and groups of GPUs, on devices whose streams run late.
+  centroid_test(models_cuda_test LABEL unit TIMEOUT 300
+    SOURCES unit/models_cuda_test.cc support/late_device.cc support/simt.cc ${model_kernels}
+    DEPS centroid::node)
 endif()
 
 if(CENTROID_FUZZ)

@@ -9,6 +9,7 @@ namespace centroid::worker {
 
 void LoadedBatch::load(const Dataset& data, std::span<const std::uint64_t> samples) {
   const std::size_t n = samples.size();
+  is_on_devices = false;
   if (index.data() != samples.data()) index.assign(samples.begin(), samples.end());
   y.resize(n * data.targets());
   if (data.vocabulary > 0) {
@@ -35,7 +36,7 @@ std::uint64_t load_depth(const LoaderRoom& room) {
   return std::min({fit, room.most, LoaderRoom::kMaxLoadDepth});
 }
 
-BatchLoader::BatchLoader(std::uint64_t depth) : depth_(depth) {
+BatchLoader::BatchLoader(std::uint64_t depth, BatchStage* stage) : depth_(depth), stage_(stage) {
   if (depth > 0) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
@@ -52,6 +53,11 @@ void BatchLoader::expect(const Dataset& data,
   data_ = &data;
   for (const auto& samples : batches) expected_.emplace_back(samples.begin(), samples.end());
   work_.notify_one();
+}
+
+void BatchLoader::stage_at_most(std::uint64_t batches) {
+  const std::lock_guard lock(mutex_);
+  most_staged_ = batches;
 }
 
 const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::uint64_t> samples) {
@@ -94,10 +100,14 @@ void BatchLoader::run(const std::stop_token& stop) {
     expected_.pop_front();
     is_loading_ = true;
     is_forgotten_ = false;
+    const auto staged =
+        static_cast<std::uint64_t>(std::ranges::count(ready_, true, &LoadedBatch::is_on_devices));
+    const bool is_to_stage = stage_ != nullptr && staged < most_staged_;
     lock.unlock();
     bool is_loaded = false;
     try {
       batch.load(data, batch.index);
+      if (is_to_stage) batch.is_on_devices = stage_->put(data, batch);
       is_loaded = true;
     } catch (const std::bad_alloc&) {
       // `take` loads it, and fails where somebody hears it.

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <stop_token>
@@ -13,12 +14,20 @@
 
 namespace centroid::worker {
 
+/// What devices have of a loaded batch.
+class OnDevices {
+ public:
+  virtual ~OnDevices() = default;
+};
+
 /// Samples as a model takes them.
 struct LoadedBatch {
   std::vector<std::uint64_t> index;  ///< numbers in the data set
   std::vector<float> x;              ///< [samples, features]; empty with tokens
   std::vector<std::uint32_t> tokens, lengths;
-  std::vector<std::uint32_t> y;  ///< [samples, targets]
+  std::vector<std::uint32_t> y;           ///< [samples, targets]
+  std::unique_ptr<OnDevices> on_devices;  ///< memory for it, used again and again
+  bool is_on_devices = false;             ///< and it holds this batch
 
   void load(const Dataset& data, std::span<const std::uint64_t> samples);
 };
@@ -39,14 +48,22 @@ struct LoaderRoom {
 /// and 512. 0: load when it is asked for.
 std::uint64_t load_depth(const LoaderRoom& room);
 
+/// Brings loaded batches to devices ahead of time. thread: the loader's.
+class BatchStage {
+ public:
+  virtual ~BatchStage() = default;
+  /// True: batch.on_devices holds it. False: it has to be brought when its turn comes.
+  virtual bool put(const Dataset& data, LoadedBatch& batch) = 0;
+};
+
 /// Gathers batches on a thread of its own while others are trained on.
 ///
 /// thread  `expect` and `take` from one thread
 /// owns    depth + 1 batches
 class BatchLoader {
  public:
-  /// Depth 0: no thread, `take` loads.
-  explicit BatchLoader(std::uint64_t depth);
+  /// Depth 0: no thread, `take` loads. `stage` outlives it.
+  explicit BatchLoader(std::uint64_t depth, BatchStage* stage = nullptr);
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
@@ -59,6 +76,8 @@ class BatchLoader {
   /// is on the way; else loaded now, and what was expected is forgotten. Valid until the next
   /// `take`.
   const LoadedBatch& take(const Dataset& data, std::span<const std::uint64_t> samples);
+  /// Let at most so many of the batches that wait be on devices; 0, as in the beginning: none.
+  void stage_at_most(std::uint64_t batches);
   std::uint64_t hits() const { return hits_; }      ///< taken as expected
   std::uint64_t misses() const { return misses_; }  ///< loaded on demand
 
@@ -66,11 +85,13 @@ class BatchLoader {
   void run(const std::stop_token& stop);
 
   const std::uint64_t depth_;
+  BatchStage* const stage_;
   LoadedBatch present_;  // the one that was taken last
   std::uint64_t hits_ = 0, misses_ = 0;
   std::mutex mutex_;
   std::condition_variable_any work_, loaded_;
   // Under mutex_:
+  std::uint64_t most_staged_ = 0;
   const Dataset* data_ = nullptr;
   std::deque<std::vector<std::uint64_t>> expected_;  // not begun
   std::deque<LoadedBatch> ready_;                    // in order

@@ -57,8 +57,8 @@ Status read_tensor(const SafetensorsReader& reader, const fs::path& file, const 
   const TensorInfo* const found = find(reader.manifest(), name);
   if (found == nullptr) return bad(file, "tensor " + name + " is missing");
   if (found->shape != wanted.shape)
-    return bad(file, "tensor " + name + " has shape " + to_string(found->shape) +
-                         ", the model's has " + to_string(wanted.shape));
+    return bad(file, "tensor " + name + " has shape " + centroid::to_string(found->shape) +
+                         ", the model's has " + centroid::to_string(wanted.shape));
   if (found->dtype != DType::kF32 && found->dtype != DType::kBF16 && found->dtype != DType::kF16)
     return bad(file, "tensor " + name + " is " + std::string(to_string(found->dtype)) +
                          ", expected f32, bf16 or f16");

@@ -5,10 +5,10 @@
 namespace centroid::worker {
 
 StepResult softmax_cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes,
-                                 const float* bias, float* logits, bool want_gradient) {
+                                 const float* bias, float share, float* logits,
+                                 bool want_gradient) {
   StepResult result;
   result.targets = labels.size();
-  const float share = labels.empty() ? 0.0F : 1.0F / static_cast<float>(labels.size());
   float* row = logits;
   for (const std::uint32_t label : labels) {
     CENTROID_CHECK(label < classes);

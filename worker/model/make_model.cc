@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "worker/model/adapters.h"
+#include "worker/model/backend.h"
 #include "worker/model/mlp.h"
 #include "worker/model/model.h"
 #include "worker/model/transformer.h"
@@ -83,5 +84,18 @@ Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::st
   CENTROID_ASSIGN(auto widths, parse_widths(rest, spec));
   return std::unique_ptr<Model>(new Mlp(std::move(widths), *activation));
 }
+
+StepResult Model::step(const Batch& batch, std::span<const float> params,
+                       std::span<float> gradients, const std::function<void(TensorId)>& on_ready) {
+  queue_step(batch, params, gradients, on_ready);
+  return backend().result();
+}
+
+StepResult Model::evaluate(const Batch& batch, std::span<const float> params) {
+  queue_evaluate(batch, params);
+  return backend().result();
+}
+
+std::unique_ptr<Model> Model::clone() const { return clone_on(make_cpu_backend()); }
 
 }  // namespace centroid::worker

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "worker/model/activation.h"
+#include "worker/model/backend.h"
 #include "worker/model/model.h"
 
 namespace centroid::worker {
@@ -21,7 +22,8 @@ namespace centroid::worker {
 class Mlp final : public Model {
  public:
   /// `widths` from input to classes: at least two, each at least 1 (make_model checks).
-  Mlp(std::vector<std::uint64_t> widths, Activation activation);
+  Mlp(std::vector<std::uint64_t> widths, Activation activation,
+      std::unique_ptr<Backend> backend = make_cpu_backend());
 
   const Manifest& manifest() const override { return manifest_; }
   std::uint64_t features() const override { return widths_.front(); }
@@ -30,10 +32,11 @@ class Mlp final : public Model {
   std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
   /// He for ReLU and GELU layers, Glorot for the last, zeros for biases.
   void initialize(std::uint64_t seed, std::span<float> params) const override;
-  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+  void queue_step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready) override;
-  StepResult evaluate(const Batch& batch, std::span<const float> params) override;
-  std::unique_ptr<Model> clone() const override;
+  void queue_evaluate(const Batch& batch, std::span<const float> params) override;
+  Backend& backend() override { return *backend_; }
+  std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override;
 
  private:
   std::size_t layers() const { return widths_.size() - 1; }
@@ -41,23 +44,24 @@ class Mlp final : public Model {
   std::size_t bias_at(std::size_t layer) const { return positions_[2 * layer + 1]; }
   bool needs_slope() const { return activation_ == Activation::kGelu; }
   void check_sizes(const Batch& batch, std::size_t params) const;
-  void reserve(std::size_t samples, bool with_gradient);
+  std::size_t lay_out(std::size_t samples, bool with_gradient, float* memory);
   /// Input of a layer: the batch, or the output of the layer before.
-  const float* input_of(std::size_t layer, const Batch& batch) const;
-  StepResult forward(const Batch& batch, std::span<const float> params, bool with_gradient);
-  void backward_layer(std::size_t layer, const Batch& batch, std::span<const float> params,
+  const float* input_of(std::size_t layer) const;
+  void forward(const Batch& batch, std::span<const float> params, bool with_gradient);
+  void backward_layer(std::size_t layer, std::size_t rows, std::span<const float> params,
                       std::span<float> gradients, const std::function<void(TensorId)>& on_ready);
 
   std::vector<std::uint64_t> widths_;
   Activation activation_;
   Manifest manifest_;
   std::vector<std::size_t> positions_;  // first element of each tensor, plus the end
-  // Work space, grown to the largest batch seen. output_[last] turns from logits into their
-  // gradient.
-  std::vector<std::vector<float>> output_;
-  std::vector<std::vector<float>> slope_;
-  std::vector<float> gradient_;       // of the present layer's output
-  std::vector<float> next_gradient_;  // of the layer's before it
+  std::unique_ptr<Backend> backend_;
+  Inputs in_;
+  // Work space. output_[last] turns from logits into their gradient.
+  std::vector<float*> output_;
+  std::vector<float*> slope_;
+  float* gradient_ = nullptr;       // of the present layer's output
+  float* next_gradient_ = nullptr;  // of the layer's before it
 };
 
 }  // namespace centroid::worker

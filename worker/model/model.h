@@ -17,6 +17,15 @@ namespace centroid::worker {
 /// A label that is not judged: behind the end of a short sequence.
 constexpr std::uint32_t kNoTarget = std::numeric_limits<std::uint32_t>::max();
 
+/// Where a device has numbers of a batch.
+struct Inputs {
+  const float* x = nullptr;               ///< [samples, features]
+  const std::uint32_t* y = nullptr;       ///< [samples, targets]
+  const std::uint32_t* tokens = nullptr;  ///< [samples, context]
+  const std::uint64_t* keys = nullptr;    ///< [samples]: of dropout
+  const std::uint32_t* last = nullptr;    ///< [samples]: the row of each sample's last token
+};
+
 struct Batch {
   std::span<const float> x;          ///< [samples, features]; empty when the model takes tokens
   std::span<const std::uint32_t> y;  ///< [samples, targets]
@@ -27,6 +36,8 @@ struct Batch {
   /// Without ids sample i is i.
   std::span<const std::uint64_t> ids{};
   std::uint64_t noise = 0;
+  /// x, y and tokens are on the backend's device already, too.
+  const Inputs* resident = nullptr;
 };
 
 struct StepResult {
@@ -35,8 +46,11 @@ struct StepResult {
   std::uint64_t targets = 0;  ///< judged: samples, or the tokens of a language model
 };
 
-/// One replica's computation. Parameters and gradients live in flat float32 memory laid out as the
-/// manifest, end to end. Not thread-safe: one replica, one thread.
+class Backend;
+
+/// One replica's computation, on the device of its backend. Parameters and gradients live in flat
+/// float32 memory of that device, laid out as the manifest, end to end; batches in host memory. Not
+/// thread-safe: one replica, one thread.
 class Model {
  public:
   virtual ~Model() = default;
@@ -52,22 +66,29 @@ class Model {
   /// Memory of what is not trained, shared by all clones.
   virtual std::uint64_t frozen_bytes() const { return 0; }
 
-  /// Deterministic initialisation from the seed.
+  /// Deterministic initialisation from the seed, of host memory.
   virtual void initialize(std::uint64_t seed, std::span<float> params) const = 0;
 
   /// Forward and backward over one batch: gradients of the *mean* loss over the batch's samples go
   /// to `gradients` (overwritten); of a sample with several targets the mean over them counts, one
   /// that is not judged as 0. `on_ready(tensor)` is called once per tensor as soon as its gradient
-  /// is final, last layer first. An empty batch gives zero gradients and still calls on_ready for
-  /// every tensor.
-  virtual StepResult step(const Batch& batch, std::span<const float> params,
+  /// is final, the last of the manifest first; on a GPU as soon as all that it needs is queued. An
+  /// empty batch gives zero gradients and still calls on_ready for every tensor.
+  virtual void queue_step(const Batch& batch, std::span<const float> params,
                           std::span<float> gradients,
                           const std::function<void(TensorId)>& on_ready) = 0;
-
   /// Forward only, without dropout.
-  virtual StepResult evaluate(const Batch& batch, std::span<const float> params) = 0;
+  virtual void queue_evaluate(const Batch& batch, std::span<const float> params) = 0;
+  virtual Backend& backend() = 0;
 
-  virtual std::unique_ptr<Model> clone() const = 0;  ///< another replica with its own work space
+  /// The same, done when it returns.
+  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+                  const std::function<void(TensorId)>& on_ready);
+  StepResult evaluate(const Batch& batch, std::span<const float> params);
+
+  /// Another replica with its own work space, on the backend's device; on the CPU.
+  virtual std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const = 0;
+  std::unique_ptr<Model> clone() const;
 };
 
 /// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu", or "transformer:FIELD=VALUE,..."

@@ -11,8 +11,6 @@ namespace centroid::worker {
 
 namespace {
 
-/// Rows whose logits are in memory at a time.
-constexpr std::size_t kHeadRows = 256;
 /// Places where dropout draws: four per block, then the embedding.
 constexpr std::uint64_t kSites = 8;
 enum Site : std::uint64_t { kAttention, kMlp, kOfQkv, kOfO, kOfUp, kOfDown };
@@ -33,8 +31,11 @@ void fill_uniform(std::uint64_t seed, std::uint64_t stream, double deviation,
 
 }  // namespace
 
-Transformer::Transformer(TransformerConfig config, Base base)
-    : config_(std::move(config)), base_(std::move(base)), manifest_(config_.trained()) {
+Transformer::Transformer(TransformerConfig config, Base base, std::unique_ptr<Backend> backend)
+    : config_(std::move(config)),
+      base_(std::move(base)),
+      manifest_(config_.trained()),
+      backend_(std::move(backend)) {
   const Manifest whole = config_.whole();
   CENTROID_CHECK(base_ || config_.lora.rank == 0);
   CENTROID_CHECK(!base_ || base_->values.size() == elements_of(whole));
@@ -75,8 +76,8 @@ Transformer::Transformer(TransformerConfig config, Base base)
   CENTROID_CHECK(id == manifest_.size() && parameters_ == elements_of(manifest_));
 }
 
-std::unique_ptr<Model> Transformer::clone() const {
-  return std::make_unique<Transformer>(config_, base_);
+std::unique_ptr<Model> Transformer::clone_on(std::unique_ptr<Backend> backend) const {
+  return std::make_unique<Transformer>(config_, base_, std::move(backend));
 }
 
 std::uint64_t Transformer::frozen_bytes() const {
@@ -89,7 +90,7 @@ std::string Transformer::spec() const {
 
 const float* Transformer::weight(std::size_t tensor) const {
   const Tensor& t = tensors_[tensor];
-  return t.trained != kNone ? params_ + t.trained : base_->values.data() + t.begin;
+  return t.trained != kNone ? params_ + t.trained : frozen_ + t.begin;
 }
 
 float* Transformer::gradient(std::size_t tensor) const {
@@ -109,7 +110,7 @@ kernels::Norm Transformer::norm(std::size_t tensor) const {
 kernels::Dropout Transformer::dropout(double probability, std::uint64_t site) const {
   if (!is_training_ || probability == 0) return {};
   auto out = kernels::Dropout::of(probability);
-  out.keys = keys_;
+  out.keys = {in_.keys, batch_.samples};
   out.context = config_.context;
   out.site = site;
   return out;
@@ -207,9 +208,9 @@ std::size_t Transformer::lay_out(std::uint64_t samples, bool with_gradient, floa
   space.picked = take(config_.is_language() ? 0 : out_rows * d);
   space.stats = take(2 * out_rows);
   space.normed = take(out_rows * d);
-  space.logits = take(std::min(out_rows, kHeadRows) * config_.outputs());
+  space.logits = take(std::min(out_rows, backend_->head_rows()) * config_.outputs());
   space.branch = take(rows * d);
-  space.scratch = take(attention_scratch(config_.context));
+  space.scratch = take(backend_->attention_scratch(samples, config_.context, config_.heads));
   space.dropped = take(config_.lora.dropout > 0 ? rows * std::max(d, h) : 0);
   if (!with_gradient) return used;
   space.residual = take(rows * d);
@@ -245,18 +246,16 @@ void Transformer::begin(const Batch& batch, std::span<const float> params, bool 
   rows_ = batch.samples * config_.context;
   params_ = params.data();
   is_training_ = with_gradient;
+  if (base_ && config_.lora.rank > 0 && frozen_ == nullptr) frozen_ = backend_->keep(base_->values);
   const std::size_t needed = lay_out(batch.samples, with_gradient, nullptr, space_);
-  if (memory_.size() < needed) memory_.resize(needed);
-  lay_out(batch.samples, with_gradient, memory_.data(), space_);
-  keys_.resize(batch.samples);
-  for (std::size_t s = 0; s < keys_.size(); ++s)
-    keys_[s] = mix64(batch.noise, batch.ids.empty() ? s : batch.ids[s]);
+  lay_out(batch.samples, with_gradient, backend_->work_space(needed), space_);
+  in_ = backend_->bring(batch, config_.context);
 }
 
 /// out = in W^T + scale * dropout(in) A^T B^T
 void Transformer::project(const Projection& p, const float* in, float* low, float* out) {
-  blas::gemm(false, true, rows_, p.out, p.in, 1.0F, in, p.in, weight(p.first), p.in, 0.0F, out,
-             p.out);
+  backend_->gemm(false, true, rows_, p.out, p.in, 1.0F, in, p.in, weight(p.first), p.in, 0.0F, out,
+                 p.out);
   const std::size_t rank = config_.lora.rank;
   const float* seen = nullptr;
   std::size_t column = 0;
@@ -269,14 +268,14 @@ void Transformer::project(const Projection& p, const float* in, float* low, floa
     if (seen == nullptr) {
       seen = in;
       if (const auto drops = dropout(config_.lora.dropout, p.site)) {
-        kernels::drop(drops, rows_, p.in, in, space_.dropped);
+        backend_->drop(drops, rows_, p.in, in, space_.dropped);
         seen = space_.dropped;
       }
     }
-    blas::gemm(false, true, rows_, rank, p.in, 1.0F, seen, p.in, params_ + adapter.a, p.in, 0.0F,
-               low, rank);
-    blas::gemm(false, true, rows_, adapter.out, rank, static_cast<float>(config_.lora.scale()), low,
-               rank, params_ + adapter.b, rank, 1.0F, out + column, p.out);
+    backend_->gemm(false, true, rows_, rank, p.in, 1.0F, seen, p.in, params_ + adapter.a, p.in,
+                   0.0F, low, rank);
+    backend_->gemm(false, true, rows_, adapter.out, rank, static_cast<float>(config_.lora.scale()),
+                   low, rank, params_ + adapter.b, rank, 1.0F, out + column, p.out);
     low += rows_ * rank;
     column += adapter.out;
   }
@@ -285,10 +284,10 @@ void Transformer::project(const Projection& p, const float* in, float* low, floa
 /// din = d loss / d in; gradients of the matrices and adapters, the last one first.
 void Transformer::project_back(const Projection& p, const float* in, const float* low,
                                const float* dout, float* din) {
-  blas::gemm(false, false, rows_, p.in, p.out, 1.0F, dout, p.out, weight(p.first), p.in, 0.0F, din,
-             p.in);
+  backend_->gemm(false, false, rows_, p.in, p.out, 1.0F, dout, p.out, weight(p.first), p.in, 0.0F,
+                 din, p.in);
   if (float* const own = gradient(p.first); own != nullptr) {
-    blas::gemm(true, false, p.out, p.in, rows_, 1.0F, dout, p.out, in, p.in, 0.0F, own, p.in);
+    backend_->gemm(true, false, p.out, p.in, rows_, 1.0F, dout, p.out, in, p.in, 0.0F, own, p.in);
     for (std::size_t t = p.first + p.count; t > p.first; --t) ready(t - 1);
     return;
   }
@@ -305,27 +304,32 @@ void Transformer::project_back(const Projection& p, const float* in, const float
     if (tensor.adapter == kNone) continue;
     const Adapter& adapter = adapters_[tensor.adapter];
     const float* const mine = low + --slot * rows_ * rank;
-    blas::gemm(true, false, adapter.out, rank, rows_, scale, dout + column, p.out, mine, rank, 0.0F,
-               gradients_ + adapter.b, rank);
+    backend_->gemm(true, false, adapter.out, rank, rows_, scale, dout + column, p.out, mine, rank,
+                   0.0F, gradients_ + adapter.b, rank);
     (*on_ready_)(TensorId(adapter.id + 1));
-    blas::gemm(false, false, rows_, rank, adapter.out, scale, dout + column, p.out,
-               params_ + adapter.b, rank, 0.0F, space_.low, rank);
+    backend_->gemm(false, false, rows_, rank, adapter.out, scale, dout + column, p.out,
+                   params_ + adapter.b, rank, 0.0F, space_.low, rank);
     if (drops) {
-      kernels::drop(drops, rows_, p.in, in, space_.dropped);
+      backend_->drop(drops, rows_, p.in, in, space_.dropped);
       seen = space_.dropped;
     }
-    blas::gemm(true, false, rank, p.in, rows_, 1.0F, space_.low, rank, seen, p.in, 0.0F,
-               gradients_ + adapter.a, p.in);
+    backend_->gemm(true, false, rank, p.in, rows_, 1.0F, space_.low, rank, seen, p.in, 0.0F,
+                   gradients_ + adapter.a, p.in);
     (*on_ready_)(TensorId(adapter.id));
     if (drops) {
-      blas::gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a, p.in,
-                 0.0F, space_.dropped, p.in);
-      kernels::add(drops, rows_, p.in, space_.dropped, din);
+      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a,
+                     p.in, 0.0F, space_.dropped, p.in);
+      backend_->add(drops, rows_, p.in, space_.dropped, din);
     } else {
-      blas::gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a, p.in,
-                 1.0F, din, p.in);
+      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a,
+                     p.in, 1.0F, din, p.in);
     }
   }
+}
+
+Attention Transformer::attention(const BlockSpace& block) const {
+  return {batch_.samples, config_.context, config_.heads, config_.head_width(),
+          block.qkv,      block.lse,       space_.scratch};
 }
 
 /// From the block's x (and, but for the first, what the block before adds to it) to `branch`.
@@ -338,33 +342,31 @@ void Transformer::forward_block(std::size_t b) {
       if (tensors_[t].adapter != kNone) low += rows_ * config_.lora.rank;
   };
   if (b == 0)
-    kernels::add_norm(norm(blocks_[b].norm1), {}, rows_, d, s.x, nullptr, s.x, s.n1, s.stats1);
+    backend_->add_norm(norm(blocks_[b].norm1), {}, rows_, d, s.x, nullptr, s.x, s.n1, s.stats1);
   else
-    kernels::add_norm(norm(blocks_[b].norm1), dropout(config_.dropout, (b - 1) * kSites + kMlp),
-                      rows_, d, space_.blocks[b - 1].middle, space_.branch, s.x, s.n1, s.stats1);
+    backend_->add_norm(norm(blocks_[b].norm1), dropout(config_.dropout, (b - 1) * kSites + kMlp),
+                       rows_, d, space_.blocks[b - 1].middle, space_.branch, s.x, s.n1, s.stats1);
   project(qkv(b), s.n1, low, s.qkv);
   advance(qkv(b));
-  const Attention attention{batch_.samples, config_.context, config_.heads, config_.head_width(),
-                            s.qkv,          s.lse,           space_.scratch};
-  attention.forward(s.attended);
+  backend_->attend(attention(s), s.attended);
   project(o(b), s.attended, low, space_.branch);
   advance(o(b));
-  kernels::add_norm(norm(blocks_[b].norm2), dropout(config_.dropout, b * kSites + kAttention),
-                    rows_, d, s.x, space_.branch, s.middle, s.n2, s.stats2);
+  backend_->add_norm(norm(blocks_[b].norm2), dropout(config_.dropout, b * kSites + kAttention),
+                     rows_, d, s.x, space_.branch, s.middle, s.n2, s.stats2);
   project(up(b), s.n2, low, s.up);
   advance(up(b));
   if (config_.mlp == TransformerConfig::Mlp::kSwiGlu)
-    kernels::swiglu(rows_, config_.hidden, s.up, s.active);
+    backend_->swiglu(rows_, config_.hidden, s.up, s.active);
   else
-    kernels::gelu(rows_ * config_.hidden, s.up, s.active);
+    backend_->gelu(rows_ * config_.hidden, s.up, s.active);
   project(down(b), s.active, low, space_.branch);
 }
 
 void Transformer::norm_back(std::size_t tensor, std::size_t rows, const float* x,
                             const float* stats, const float* dy, float* into) {
   const kernels::Norm n = norm(tensor);
-  kernels::norm_back(n, rows, config_.width, x, stats, dy, into, gradient(tensor),
-                     n.is_layer ? gradient(tensor + 1) : nullptr);
+  backend_->norm_back(n, rows, config_.width, x, stats, dy, into, gradient(tensor),
+                      n.is_layer ? gradient(tensor + 1) : nullptr);
   if (n.is_layer) ready(tensor + 1);
   ready(tensor);
 }
@@ -383,133 +385,117 @@ void Transformer::backward_block(std::size_t b) {
   const auto to_branch = [&](std::uint64_t site) -> const float* {
     const auto drops = dropout(config_.dropout, b * kSites + site);
     if (!drops) return space_.residual;
-    kernels::drop(drops, rows_, d, space_.residual, space_.narrow);
+    backend_->drop(drops, rows_, d, space_.residual, space_.narrow);
     return space_.narrow;
   };
   project_back(down(b), s.active, low_of(down(b)), to_branch(kMlp), space_.active);
   const float* dup = space_.active;
   if (config_.mlp == TransformerConfig::Mlp::kSwiGlu) {
-    kernels::swiglu_back(rows_, config_.hidden, space_.active, s.up);
+    backend_->swiglu_back(rows_, config_.hidden, space_.active, s.up);
     dup = s.up;
   } else {
-    kernels::gelu_back(rows_ * config_.hidden, s.up, space_.active);
+    backend_->gelu_back(rows_ * config_.hidden, s.up, space_.active);
   }
   project_back(up(b), s.n2, low_of(up(b)), dup, space_.branch);
   norm_back(blocks_[b].norm2, rows_, s.middle, s.stats2, space_.branch, space_.residual);
 
   project_back(o(b), s.attended, low_of(o(b)), to_branch(kAttention), space_.branch);
-  const Attention attention{batch_.samples, config_.context, config_.heads, config_.head_width(),
-                            s.qkv,          s.lse,           space_.scratch};
-  attention.backward(s.attended, space_.branch, space_.delta, space_.wide);
+  backend_->attend_back(attention(s), s.attended, space_.branch, space_.delta, space_.wide);
   project_back(qkv(b), s.n1, low_of(qkv(b)), space_.wide, space_.branch);
   norm_back(blocks_[b].norm1, rows_, s.x, s.stats1, space_.branch, space_.residual);
 }
 
 /// Logits of `rows` rows, their loss and, into dnormed, its gradient; some rows at a time.
-StepResult Transformer::head(std::size_t rows, const float* normed, float* dnormed,
-                             bool with_gradient) {
-  const std::size_t d = config_.width, outputs = config_.outputs();
+void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient) {
+  const std::size_t d = config_.width, outputs = config_.outputs(), most = backend_->head_rows();
   const float share = 1.0F / static_cast<float>(batch_.samples * targets());
   float* const own = with_gradient ? gradient(head_) : nullptr;
-  StepResult result;
-  for (std::size_t begin = 0; begin < rows; begin += kHeadRows) {
-    const std::size_t count = std::min(kHeadRows, rows - begin);
+  for (std::size_t begin = 0; begin < rows; begin += most) {
+    const std::size_t count = std::min(most, rows - begin);
     const float* in = normed + begin * d;
-    blas::gemm(false, true, count, outputs, d, 1.0F, in, d, weight(head_), d, 0.0F, space_.logits,
-               outputs);
-    const StepResult part = kernels::cross_entropy(batch_.y.subspan(begin, count), outputs, share,
-                                                   with_gradient, space_.logits);
-    result.loss_sum += part.loss_sum;
-    result.correct += part.correct;
-    result.targets += part.targets;
+    backend_->gemm(false, true, count, outputs, d, 1.0F, in, d, weight(head_), d, 0.0F,
+                   space_.logits, outputs);
+    backend_->cross_entropy(count, outputs, in_.y + begin, nullptr, share, with_gradient,
+                            space_.logits);
     if (!with_gradient) continue;
     if (own != nullptr)
-      blas::gemm(true, false, outputs, d, count, 1.0F, space_.logits, outputs, in, d,
-                 begin == 0 ? 0.0F : 1.0F, own, d);
-    blas::gemm(false, false, count, d, outputs, 1.0F, space_.logits, outputs, weight(head_), d,
-               0.0F, dnormed + begin * d, d);
+      backend_->gemm(true, false, outputs, d, count, 1.0F, space_.logits, outputs, in, d,
+                     begin == 0 ? 0.0F : 1.0F, own, d);
+    backend_->gemm(false, false, count, d, outputs, 1.0F, space_.logits, outputs, weight(head_), d,
+                   0.0F, dnormed + begin * d, d);
   }
   if (own != nullptr && !config_.tied) ready(head_);
-  return result;
 }
 
 /// Behind the last block: normalisation, head and loss, and the gradient of the residual path.
-StepResult Transformer::finish(bool with_gradient) {
-  const std::size_t d = config_.width, t = config_.context;
+void Transformer::finish(bool with_gradient) {
+  const std::size_t d = config_.width;
   const auto drops = dropout(config_.dropout, (config_.layers - 1) * kSites + kMlp);
   // The sum is made in space_.x; a classifier looks at the last token of each sample only.
-  const float* x = space_.x;
-  std::copy_n(space_.blocks.back().middle, rows_ * d, space_.x);
-  kernels::add(drops, rows_, d, space_.branch, space_.x);
+  float* x = space_.x;
+  backend_->copy(rows_ * d, space_.blocks.back().middle, space_.x);
+  backend_->add(drops, rows_, d, space_.branch, space_.x);
   std::size_t rows = rows_;
-  const auto row_of = [&](std::size_t sample) {
-    return sample * t + (batch_.lengths.empty() ? t : batch_.lengths[sample]) - 1;
-  };
   if (!config_.is_language()) {
     rows = batch_.samples;
-    for (std::size_t s = 0; s < rows; ++s)
-      std::copy_n(space_.x + row_of(s) * d, d, space_.picked + s * d);
+    backend_->pick_rows(rows, d, in_.last, space_.x, space_.picked);
     x = space_.picked;
   }
-  kernels::add_norm(norm(last_norm_), {}, rows, d, x, nullptr, const_cast<float*>(x), space_.normed,
-                    space_.stats);
-  const StepResult result = head(rows, space_.normed, space_.branch, with_gradient);
-  if (!with_gradient) return result;
-  std::fill_n(space_.residual, rows_ * d, 0.0F);
+  backend_->add_norm(norm(last_norm_), {}, rows, d, x, nullptr, x, space_.normed, space_.stats);
+  head(rows, space_.normed, space_.branch, with_gradient);
+  if (!with_gradient) return;
+  backend_->zero(rows_ * d, space_.residual);
   if (config_.is_language()) {
     norm_back(last_norm_, rows, x, space_.stats, space_.branch, space_.residual);
   } else {
-    std::fill_n(space_.narrow, rows * d, 0.0F);
+    backend_->zero(rows * d, space_.narrow);
     norm_back(last_norm_, rows, x, space_.stats, space_.branch, space_.narrow);
-    for (std::size_t s = 0; s < rows; ++s)
-      std::copy_n(space_.narrow + s * d, d, space_.residual + row_of(s) * d);
+    backend_->place_rows(rows, d, in_.last, space_.narrow, space_.residual);
   }
-  return result;
 }
 
 void Transformer::embed_back() {
   const std::size_t d = config_.width;
   if (const auto drops = dropout(config_.dropout, config_.layers * kSites))
-    kernels::drop(drops, rows_, d, space_.residual, space_.residual);
+    backend_->drop(drops, rows_, d, space_.residual, space_.residual);
   if (float* const positions = gradient(1); positions != nullptr)
-    kernels::sum_samples(batch_.samples, config_.context * d, space_.residual, positions);
+    backend_->sum_rows(batch_.samples, config_.context * d, space_.residual, positions);
   ready(1);
   if (float* const table = gradient(0); table != nullptr) {
-    if (!config_.tied) std::fill_n(table, tensors_[0].elements, 0.0F);
-    kernels::embed_back(batch_.tokens, d, space_.residual, table);
+    if (!config_.tied) backend_->zero(tensors_[0].elements, table);
+    backend_->embed_back(rows_, in_.tokens, d, space_.residual, table);
   }
   ready(0);
 }
 
-StepResult Transformer::step(const Batch& batch, std::span<const float> params,
+void Transformer::queue_step(const Batch& batch, std::span<const float> params,
                              std::span<float> gradients,
                              const std::function<void(TensorId)>& on_ready) {
   CENTROID_CHECK(gradients.size() == parameters_);
   if (batch.samples == 0) {
-    std::ranges::fill(gradients, 0.0F);
+    backend_->zero(gradients.size(), gradients.data());
     for (std::size_t t = manifest_.size(); t > 0; --t)
       on_ready(TensorId(static_cast<std::uint32_t>(t - 1)));
-    return {};
+    return;
   }
   begin(batch, params, true);
   gradients_ = gradients.data();
   on_ready_ = &on_ready;
-  kernels::embed(dropout(config_.dropout, config_.layers * kSites), batch.tokens, config_.context,
-                 config_.width, weight(0), weight(1), space_.blocks.front().x);
+  backend_->embed(dropout(config_.dropout, config_.layers * kSites), rows_, in_.tokens,
+                  config_.context, config_.width, weight(0), weight(1), space_.blocks.front().x);
   for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
-  const StepResult result = finish(true);
+  finish(true);
   for (std::size_t b = blocks_.size(); b > 0; --b) backward_block(b - 1);
   embed_back();
-  return result;
 }
 
-StepResult Transformer::evaluate(const Batch& batch, std::span<const float> params) {
-  if (batch.samples == 0) return {};
+void Transformer::queue_evaluate(const Batch& batch, std::span<const float> params) {
+  if (batch.samples == 0) return;
   begin(batch, params, false);
-  kernels::embed({}, batch.tokens, config_.context, config_.width, weight(0), weight(1),
-                 space_.blocks.front().x);
+  backend_->embed({}, rows_, in_.tokens, config_.context, config_.width, weight(0), weight(1),
+                  space_.blocks.front().x);
   for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
-  return finish(false);
+  finish(false);
 }
 
 std::vector<float> Transformer::merged(std::span<const float> params) const {

@@ -10,6 +10,7 @@
 
 #include "common/tensor/fingerprint.h"
 #include "worker/model/attention.h"
+#include "worker/model/backend.h"
 #include "worker/model/kernels.h"
 #include "worker/model/model.h"
 #include "worker/model/transformer_config.h"
@@ -37,7 +38,8 @@ using Base = std::shared_ptr<const BaseWeights>;
 class Transformer final : public Model {
  public:
   /// `base` is needed with adapters (config.lora), else `initialize` gives it where it is there.
-  explicit Transformer(TransformerConfig config, Base base = nullptr);
+  explicit Transformer(TransformerConfig config, Base base = nullptr,
+                       std::unique_ptr<Backend> backend = make_cpu_backend());
 
   const Manifest& manifest() const override { return manifest_; }
   std::uint64_t features() const override { return config_.context; }
@@ -50,10 +52,11 @@ class Transformer final : public Model {
   std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
   std::uint64_t frozen_bytes() const override;
   void initialize(std::uint64_t seed, std::span<float> params) const override;
-  StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
+  void queue_step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready) override;
-  StepResult evaluate(const Batch& batch, std::span<const float> params) override;
-  std::unique_ptr<Model> clone() const override;
+  void queue_evaluate(const Batch& batch, std::span<const float> params) override;
+  Backend& backend() override { return *backend_; }
+  std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override;
 
   const TransformerConfig& config() const { return config_; }
   std::uint64_t base_hash() const { return base_ ? base_->hash : 0; }
@@ -121,8 +124,9 @@ class Transformer final : public Model {
   void backward_block(std::size_t block);
   void norm_back(std::size_t tensor, std::size_t rows, const float* x, const float* stats,
                  const float* dy, float* into);
-  StepResult finish(bool with_gradient);
-  StepResult head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient);
+  Attention attention(const BlockSpace& block) const;
+  void finish(bool with_gradient);
+  void head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient);
   void embed_back();
 
   TransformerConfig config_;
@@ -134,10 +138,11 @@ class Transformer final : public Model {
   std::size_t last_norm_ = 0, head_ = 0;  // head_ is 0, the token embedding, when tied
   std::size_t parameters_ = 0;
 
-  std::vector<float> memory_;
+  std::unique_ptr<Backend> backend_;
+  const float* frozen_ = nullptr;  // the base weights, where the backend has them
   Space space_;
-  std::vector<std::uint64_t> keys_;  // of dropout, per sample
   // Of the present step:
+  Inputs in_;
   Batch batch_;
   std::size_t rows_ = 0;
   bool is_training_ = false;

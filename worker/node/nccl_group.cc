@@ -9,6 +9,9 @@ namespace centroid::worker {
 
 using nccl::Comm;
 
+/// How often who waits looks whether it is over: a fraction of what one bucket takes.
+constexpr std::chrono::microseconds kLook{50};
+
 Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::Library> library,
                                                    const std::vector<int>& devices,
                                                    Options options) {
@@ -192,7 +195,7 @@ Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is
       ranks_[rank].begun.reset();
       return {};
     }
-    changed_.wait_for(lock, std::min<Clock::duration>(options_.poll, std::chrono::milliseconds(1)));
+    changed_.wait_for(lock, std::min<Clock::duration>(options_.poll, kLook));
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "common/base/result.h"
 #include "worker/data/data_source.h"
 #include "worker/model/model.h"
+#include "worker/node/replica.h"
 
 namespace centroid::worker {
 
@@ -30,6 +32,10 @@ struct GroupStep {
 /// n) * g_d. With one device the gradient is used in place. `on_ready(tensor)` is called exactly
 /// once per tensor and step, from some device's thread, as soon as the tensor is reduced; calls are
 /// serialised.
+///
+/// GPUs have parameters of their own, which come from the host's before every step; their gradients
+/// are copied back bucket by bucket while backward goes on. Two or more add through NCCL, and the
+/// first one's copy is the worker's; without NCCL all are copied and added on the host.
 class ReplicaGroup {
  public:
   virtual ~ReplicaGroup() = default;
@@ -49,6 +55,8 @@ class ReplicaGroup {
   /// (load_ahead). What comes otherwise is loaded when it comes.
   virtual void expect(const Dataset& data,
                       const std::vector<std::span<const std::uint64_t>>& steps) = 0;
+  /// Steps so far whose batch was on the GPUs before its turn.
+  virtual std::uint64_t staged() const { return 0; }
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
   /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
@@ -71,17 +79,31 @@ struct GroupMemory {
   std::uint64_t devices = 1;
   std::uint64_t total() const { return shared + data + batch + devices * per_device; }
 };
+/// `on_gpus`: work space and gradients are there, and not counted.
 GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,
-                      const DataSplit& data);
+                      const DataSplit& data, bool on_gpus = false);
 /// fails  failed_precondition: with both numbers, what they are made of, and what to change
 Status check_memory(const GroupMemory& need, const MemoryLimit& limit);
 
-/// Devices as given: "cpu:0,cpu:1". `load_ahead`: batches that may be loaded before they are asked
-/// for. `slowdown`: a training step takes so many times as long, the rest of it asleep (tests of
-/// unequal machines). fails as make_device; invalid_argument for a device named twice.
-Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model,
-                                                         const std::string& devices,
-                                                         std::uint64_t load_ahead = 0,
-                                                         double slowdown = 1);
+struct GroupOptions {
+  std::string devices = "cpu:0";  ///< "cpu:0,cpu:1", "cuda:0,cuda:1"
+  std::uint64_t load_ahead = 0;   ///< batches that may be loaded before they are asked for
+  /// Samples of a step, of all devices; GPUs that have not the memory for it are refused. 0: not
+  /// known.
+  std::uint64_t batch = 0;
+  /// A training step takes so many times as long, the rest of it asleep (tests of unequal
+  /// machines).
+  double slowdown = 1;
+  Matmul matmul = Matmul::kF32;
+  /// NCCL's library, through which two GPUs or more add; empty: they add on the host, as devices of
+  /// other kinds do, and as GPUs do where it cannot be used (which is logged).
+  std::string nccl = "libnccl.so.2";
+  std::chrono::milliseconds nccl_timeout{600'000};  ///< of one step's additions
+  std::size_t bucket_bytes = 4u << 20;              ///< ReplicaOptions
+  std::function<Result<Compute>(const std::string& spec, Matmul matmul)> open = open_compute;
+};
+/// fails  as make_device; invalid_argument for a device named twice; failed_precondition: a step
+///        does not fit into a GPU (both numbers, and what to change)
+Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model, GroupOptions options);
 
 }  // namespace centroid::worker

@@ -95,6 +95,42 @@ class CudaStream final : public Stream {
   cudaStream_t stream_;
 };
 
+class CudaEvent final : public StreamEvent {
+ public:
+  CudaEvent(std::shared_ptr<Context> context, cudaEvent_t event)
+      : context_(std::move(context)), event_(event) {}
+  ~CudaEvent() override {
+    cudaSetDevice(context_->number);
+    cudaEventDestroy(event_);
+  }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  Status record(Stream& stream) override {
+    CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
+    CENTROID_CUDA_TRY(cudaEventRecord, event_, static_cast<cudaStream_t>(stream.native()));
+    return {};
+  }
+  Status hold(Stream& stream) override {
+    CENTROID_CUDA_TRY(cudaStreamWaitEvent, static_cast<cudaStream_t>(stream.native()), event_, 0);
+    return {};
+  }
+  Result<bool> done() override {
+    const cudaError_t state = cudaEventQuery(event_);
+    if (state == cudaErrorNotReady) return false;
+    CENTROID_TRY(status_of(state, "cudaEventQuery"));
+    return true;
+  }
+  Status wait() override {
+    CENTROID_CUDA_TRY(cudaEventSynchronize, event_);
+    return {};
+  }
+
+ private:
+  std::shared_ptr<Context> context_;
+  cudaEvent_t event_;
+};
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(std::shared_ptr<Context> context)
@@ -120,6 +156,27 @@ class CudaDevice final : public Device {
     CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
     CENTROID_CUDA_TRY(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
     return std::unique_ptr<Stream>(new CudaStream(context_, stream));
+  }
+
+  Result<std::unique_ptr<StreamEvent>> make_event() override {
+    cudaEvent_t event = nullptr;
+    CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
+    CENTROID_CUDA_TRY(cudaEventCreateWithFlags, &event,
+                      cudaEventDisableTiming | cudaEventBlockingSync);
+    return std::unique_ptr<StreamEvent>(new CudaEvent(context_, event));
+  }
+
+  Result<DeviceRoom> room() const override {
+    std::size_t free = 0, total = 0;
+    CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
+    CENTROID_CUDA_TRY(cudaMemGetInfo, &free, &total);
+    // What the pool holds and nobody uses is free too.
+    std::uint64_t held = 0, used = 0;
+    CENTROID_CUDA_TRY(cudaMemPoolGetAttribute, context_->pool, cudaMemPoolAttrReservedMemCurrent,
+                      &held);
+    CENTROID_CUDA_TRY(cudaMemPoolGetAttribute, context_->pool, cudaMemPoolAttrUsedMemCurrent,
+                      &used);
+    return DeviceRoom{free + (held - std::min(held, used)), total};
   }
 
  private:

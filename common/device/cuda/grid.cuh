@@ -10,8 +10,7 @@
   kernel<<<(blocks), (threads), 0, (stream)>>>(__VA_ARGS__)
 #elif defined(CENTROID_SIMT)
 #define CENTROID_LAUNCH(kernel, blocks, threads, stream, ...) \
-  (static_cast<void>(stream),                                 \
-   ::centroid::simt::launch((blocks), (threads), [=] { kernel(__VA_ARGS__); }))
+  ::centroid::simt::launch_on((stream), (blocks), (threads), [=] { kernel(__VA_ARGS__); })
 #else
 #error "kernels are compiled by nvcc, or by tests that include tests/support/simt.h before"
 #endif

@@ -2,6 +2,7 @@
 
 #include "worker/model/cuda/kernels.cuh"
 #include "worker/model/cuda/kernels.h"
+#include "worker/model/cuda/rows.cuh"
 #if !defined(CENTROID_SIMT)
 #include "common/device/cuda/cuda_device.h"
 #endif
@@ -127,29 +128,149 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
   return launched("kernels of norm_back");
 }
 
-Status causal_softmax(std::uint64_t rows, std::uint64_t begin, std::uint64_t width, float scale,
-                      float* scores, float* lse, std::uint64_t lse_step, const Queue& queue) {
-  if (rows == 0) return {};
-  CENTROID_LAUNCH(causal_softmax_kernel, row_blocks(rows, queue), kThreads, stream_of(queue), rows,
-                  begin, width, scale, scores, lse, lse_step);
+Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                      std::uint64_t width, float scale, float* scores, float* lse,
+                      const RowNumbers& at, const Queue& queue) {
+  if (count * rows == 0) return {};
+  CENTROID_LAUNCH(causal_softmax_kernel, row_blocks(count * rows, queue), kThreads,
+                  stream_of(queue), count, rows, begin, width, scale, scores, lse, at);
   return launched("kernel of causal_softmax");
 }
-Status causal_softmax_back(std::uint64_t rows, std::uint64_t begin, std::uint64_t width,
-                           float scale, const float* lse, const float* delta, std::uint64_t step,
-                           float* scores, float* dscores, const Queue& queue) {
-  if (rows == 0) return {};
-  CENTROID_LAUNCH(causal_softmax_back_kernel, row_blocks(rows, queue), kThreads, stream_of(queue),
-                  rows, begin, width, scale, lse, delta, step, scores, dscores);
+Status causal_softmax_back(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                           std::uint64_t width, float scale, const float* lse, const float* delta,
+                           const RowNumbers& at, float* scores, float* dscores,
+                           const Queue& queue) {
+  if (count * rows == 0) return {};
+  CENTROID_LAUNCH(causal_softmax_back_kernel, row_blocks(count * rows, queue), kThreads,
+                  stream_of(queue), count, rows, begin, width, scale, lse, delta, at, scores,
+                  dscores);
   return launched("kernel of causal_softmax_back");
+}
+Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, const float* b,
+                 float* out, const Queue& queue) {
+  if (groups == 0) return {};
+  CENTROID_LAUNCH(head_dots_kernel, row_blocks(groups, queue), kThreads, stream_of(queue), groups,
+                  width, a, b, out);
+  return launched("kernel of head_dots");
 }
 
 Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                     float share, bool want_gradient, float* logits, float* losses,
-                     std::uint32_t* correct, const Queue& queue) {
+                     const float* bias, float share, bool want_gradient, float* logits,
+                     float* losses, std::uint32_t* correct, const Queue& queue) {
   if (rows == 0) return {};
   CENTROID_LAUNCH(cross_entropy_kernel, row_blocks(rows, queue), kThreads, stream_of(queue), labels,
-                  rows, classes, share, want_gradient, logits, losses, correct);
+                  rows, classes, bias, share, want_gradient, logits, losses, correct);
   return launched("kernel of cross_entropy");
+}
+Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* losses,
+              const std::uint32_t* correct, Totals* totals, const Queue& queue) {
+  if (rows == 0) return {};
+  CENTROID_LAUNCH(totals_kernel, 1, kThreads, stream_of(queue), labels, rows, losses, correct,
+                  totals);
+  return launched("kernel of add_up");
+}
+
+Status zero(std::uint64_t elements, float* out, const Queue& queue) {
+  if (elements == 0) return {};
+  CENTROID_LAUNCH(zero_kernel, blocks_for(elements, queue.processors), kThreads, stream_of(queue),
+                  elements, out);
+  return launched("kernel of zero");
+}
+Status add(std::uint64_t elements, const float* in, float* out, const Queue& queue) {
+  const std::uint64_t wide = is_wide(0, in, out) ? elements / 4 * 4 : 0, rest = elements - wide;
+  if (wide > 0) {
+    const auto kernel = add_kernel<true>;
+    CENTROID_LAUNCH(kernel, blocks_for(wide / 4, queue.processors), kThreads, stream_of(queue),
+                    wide, in, out);
+  }
+  if (rest > 0) {
+    const auto kernel = add_kernel<false>;
+    CENTROID_LAUNCH(kernel, blocks_for(rest, queue.processors), kThreads, stream_of(queue), rest,
+                    in + wide, out + wide);
+  }
+  return launched("kernels of add");
+}
+Status move_rows(bool place, std::uint64_t rows, std::uint64_t width, const std::uint32_t* index,
+                 const float* in, float* out, const Queue& queue) {
+  if (rows * width == 0) return {};
+  const auto kernel = place ? move_rows_kernel<true> : move_rows_kernel<false>;
+  CENTROID_LAUNCH(kernel, blocks_for(rows * width, queue.processors), kThreads, stream_of(queue),
+                  rows, width, index, in, out);
+  return launched("kernel of move_rows");
+}
+
+std::uint64_t sum_rows_scratch(std::uint64_t rows, std::uint64_t width) {
+  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
+  return parts > 1 ? parts * width : 0;
+}
+Status sum_rows(std::uint64_t rows, std::uint64_t width, const float* values, float* sums,
+                float* scratch, const Queue& queue) {
+  if (width == 0) return {};
+  if (rows == 0) return zero(width, sums, queue);
+  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
+  float* const into = parts > 1 ? scratch : sums;
+  CENTROID_LAUNCH(column_parts_kernel, blocks_for(parts * width, queue.processors), kThreads,
+                  stream_of(queue), rows, width, values, into);
+  if (parts > 1) {
+    CENTROID_LAUNCH(column_sums_kernel, blocks_for(width, queue.processors), kThreads,
+                    stream_of(queue), parts, width, scratch, sums);
+  }
+  return launched("kernels of sum_rows");
+}
+
+Status bias_activate(bool is_gelu, std::uint64_t rows, std::uint64_t width, const float* bias,
+                     float* z, float* slope, const Queue& queue) {
+  if (rows * width == 0) return {};
+  const bool wide = is_wide(width, bias, z, slope);
+  const auto kernel =
+      is_gelu ? (wide ? bias_activate_kernel<true, true> : bias_activate_kernel<true, false>)
+              : (wide ? bias_activate_kernel<false, true> : bias_activate_kernel<false, false>);
+  CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), rows, width, bias, z,
+                  slope);
+  return launched("kernel of bias_activate");
+}
+Status scale_by_slope(bool is_gelu, std::uint64_t elements, const float* of, float* gradient,
+                      const Queue& queue) {
+  const std::uint64_t wide = is_wide(0, of, gradient) ? elements / 4 * 4 : 0;
+  const std::uint64_t rest = elements - wide;
+  if (wide > 0) {
+    const auto kernel = is_gelu ? slope_kernel<true, true> : slope_kernel<false, true>;
+    CENTROID_LAUNCH(kernel, blocks_for(wide / 4, queue.processors), kThreads, stream_of(queue),
+                    wide, of, gradient);
+  }
+  if (rest > 0) {
+    const auto kernel = is_gelu ? slope_kernel<true, false> : slope_kernel<false, false>;
+    CENTROID_LAUNCH(kernel, blocks_for(rest, queue.processors), kThreads, stream_of(queue), rest,
+                    of + wide, gradient + wide);
+  }
+  return launched("kernels of scale_by_slope");
+}
+
+Status embed(const Dropout& dropout, std::uint64_t rows, const std::uint32_t* tokens,
+             std::uint64_t context, std::uint64_t width, const float* table, const float* positions,
+             float* out, const Queue& queue) {
+  if (rows * width == 0) return {};
+  CENTROID_LAUNCH(embed_kernel, blocks_for(rows * ((width + 3) / 4), queue.processors), kThreads,
+                  stream_of(queue), dropout, rows, tokens, context, width, table, positions, out);
+  return launched("kernel of embed");
+}
+Status embed_back(std::uint64_t rows, const std::uint32_t* tokens, std::uint64_t width,
+                  const float* gradient, float* table, const Queue& queue) {
+  if (rows * width == 0) return {};
+  const bool wide = is_wide(width, gradient, table);
+  const std::uint64_t step = wide ? kColumnStep<true> : kColumnStep<false>;
+  const auto kernel = wide ? embed_back_kernel<true> : embed_back_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(rows * ((width + step - 1) / step), queue), kThreads,
+                  stream_of(queue), rows, tokens, width, gradient, table);
+  return launched("kernel of embed_back");
+}
+
+Status point(std::uint64_t samples, std::uint64_t heads, const Many& a, const Many& b,
+             const Many& c, const float** out, const Queue& queue) {
+  if (samples * heads == 0) return {};
+  CENTROID_LAUNCH(point_kernel, blocks_for(3 * samples * heads, queue.processors), kThreads,
+                  stream_of(queue), samples, heads, a, b, c, out);
+  return launched("kernel of point");
 }
 
 }  // namespace centroid::worker::cuda

@@ -4,6 +4,7 @@
 // numbers then, and stand on 16-byte boundaries.
 
 #include "common/device/cuda/grid.cuh"
+#include "worker/model/cuda/kernels.h"
 #include "worker/model/elements.h"
 
 namespace centroid::worker::cuda {
@@ -245,13 +246,19 @@ __device__ __forceinline__ float row_max(const float* row, std::uint64_t count, 
   return warp_max(top);
 }
 
+__device__ __forceinline__ std::uint64_t number_of(const RowNumbers& at, std::uint64_t matrix,
+                                                   std::uint64_t row) {
+  return matrix / at.heads * at.of_sample + matrix % at.heads + row * at.of_row;
+}
+
 __global__ void __launch_bounds__(kThreads)
-    causal_softmax_kernel(std::uint64_t rows, std::uint64_t begin, std::uint64_t width, float scale,
-                          float* scores, float* lse, std::uint64_t lse_step) {
+    causal_softmax_kernel(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                          std::uint64_t width, float scale, float* scores, float* lse,
+                          RowNumbers at) {
   const unsigned lane = threadIdx.x % kLanes;
-  for (std::uint64_t r = first_row(); r < rows; r += row_step()) {
+  for (std::uint64_t r = first_row(); r < count * rows; r += row_step()) {
     float* row = scores + r * width;
-    const std::uint64_t seen = begin + r + 1;
+    const std::uint64_t seen = begin + r % rows + 1;
     const float top = row_max(row, seen, lane) * scale;
     float sum = 0;
     for (std::uint64_t j = lane; j < seen; j += kLanes) {
@@ -261,32 +268,38 @@ __global__ void __launch_bounds__(kThreads)
     sum = warp_sum(sum);
     for (std::uint64_t j = lane; j < width; j += kLanes)
       row[j] = j < seen ? row[j] * (1.0f / sum) : 0.0f;
-    if (lane == 0) lse[r * lse_step] = top + std::log(sum);
+    if (lane == 0) lse[number_of(at, r / rows, r % rows)] = top + std::log(sum);
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    causal_softmax_back_kernel(std::uint64_t rows, std::uint64_t begin, std::uint64_t width,
-                               float scale, const float* lse, const float* delta,
-                               std::uint64_t step, float* scores, float* dscores) {
+    causal_softmax_back_kernel(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                               std::uint64_t width, float scale, const float* lse,
+                               const float* delta, RowNumbers numbers, float* scores,
+                               float* dscores) {
   const unsigned lane = threadIdx.x % kLanes;
-  for (std::uint64_t r = first_row(); r < rows; r += row_step())
+  for (std::uint64_t r = first_row(); r < count * rows; r += row_step()) {
+    const std::uint64_t number = number_of(numbers, r / rows, r % rows);
     for (std::uint64_t j = lane; j < width; j += kLanes) {
       const std::uint64_t at = r * width + j;
-      const bool is_seen = j <= begin + r;
-      const float p = is_seen ? exp_of(scores[at] * scale - lse[r * step]) : 0.0f;
+      const bool is_seen = j <= begin + r % rows;
+      const float p = is_seen ? exp_of(scores[at] * scale - lse[number]) : 0.0f;
       scores[at] = p;
-      dscores[at] = is_seen ? p * (dscores[at] - delta[r * step]) * scale : 0.0f;
+      dscores[at] = is_seen ? p * (dscores[at] - delta[number]) * scale : 0.0f;
     }
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                         float share, bool want_gradient, float* logits, float* losses,
-                         std::uint32_t* correct) {
+                         const float* bias, float share, bool want_gradient, float* logits,
+                         float* losses, std::uint32_t* correct) {
   const unsigned lane = threadIdx.x % kLanes;
   for (std::uint64_t r = first_row(); r < rows; r += row_step()) {
     float* row = logits + r * classes;
+    const auto logit = [row, bias](std::uint64_t j) {
+      return bias == nullptr ? row[j] : row[j] + bias[j];
+    };
     const std::uint32_t label = labels[r];
     if (label == kNotJudged) {
       for (std::uint64_t j = lane; j < classes; j += kLanes) row[j] = 0.0f;
@@ -296,13 +309,15 @@ __global__ void __launch_bounds__(kThreads)
       }
       continue;
     }
-    const float top = row_max(row, classes, lane);
-    const float of_label = row[label] - top;
+    float top = logit(0);  // so that a NaN anywhere in the row reaches the sum
+    for (std::uint64_t j = lane; j < classes; j += kLanes) top = logit(j) > top ? logit(j) : top;
+    top = warp_max(top);
+    const float of_label = logit(label) - top;
     bool is_before = false;  // another largest one stands before the label's
     float sum = 0;
     for (std::uint64_t j = lane; j < classes; j += kLanes) {
-      is_before = is_before || (j < label && row[j] == top);
-      sum += exp_of(row[j] - top);
+      is_before = is_before || (j < label && logit(j) == top);
+      sum += exp_of(logit(j) - top);
     }
     sum = warp_sum(sum);
     const bool is_later = __ballot_sync(kAllLanes, is_before) != 0;  // and all have read `row`
@@ -313,7 +328,7 @@ __global__ void __launch_bounds__(kThreads)
     if (!want_gradient) continue;
     const float factor = share / sum;
     for (std::uint64_t j = lane; j < classes; j += kLanes)
-      row[j] = exp_of(row[j] - top) * factor - (j == label ? share : 0.0f);
+      row[j] = exp_of(logit(j) - top) * factor - (j == label ? share : 0.0f);
   }
 }
 

@@ -53,17 +53,68 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
                  const float* stats, const float* dy, float* gradient, float* weight_gradient,
                  float* bias_gradient, float* scratch, const Queue& queue);
 
-Status causal_softmax(std::uint64_t rows, std::uint64_t begin, std::uint64_t width, float scale,
-                      float* scores, float* lse, std::uint64_t lse_step, const Queue& queue);
-Status causal_softmax_back(std::uint64_t rows, std::uint64_t begin, std::uint64_t width,
-                           float scale, const float* lse, const float* delta, std::uint64_t step,
-                           float* scores, float* dscores, const Queue& queue);
+/// Where a number of each row of many matrices stands: of row r of matrix m at m / heads *
+/// of_sample + m % heads + r * of_row.
+struct RowNumbers {
+  std::uint64_t heads = 1, of_sample = 0, of_row = 1;
+};
+/// kernels::causal_softmax of `count` matrices [rows, width], one behind the other.
+Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                      std::uint64_t width, float scale, float* scores, float* lse,
+                      const RowNumbers& at, const Queue& queue);
+Status causal_softmax_back(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
+                           std::uint64_t width, float scale, const float* lse, const float* delta,
+                           const RowNumbers& at, float* scores, float* dscores, const Queue& queue);
+/// out[g] = sum over j of a[g, j] * b[g, j].
+Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, const float* b,
+                 float* out, const Queue& queue);
 
 /// Of each row the loss and whether the label's logit is the largest (kNoTarget: 0 and 0); logits
-/// become the gradient of share * (sum of losses) when `want_gradient`. Labels are checked by who
-/// copies them to the device.
+/// (+ bias, null: none) become the gradient of share * (sum of losses) when `want_gradient`. Labels
+/// are checked by who copies them to the device.
 Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                     float share, bool want_gradient, float* logits, float* losses,
-                     std::uint32_t* correct, const Queue& queue);
+                     const float* bias, float share, bool want_gradient, float* logits,
+                     float* losses, std::uint32_t* correct, const Queue& queue);
+/// Sums of them.
+struct Totals {
+  double loss = 0;
+  unsigned long long correct = 0, targets = 0;
+};
+/// totals += the rows'; 0 to begin with.
+Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* losses,
+              const std::uint32_t* correct, Totals* totals, const Queue& queue);
+
+Status zero(std::uint64_t elements, float* out, const Queue& queue);
+Status add(std::uint64_t elements, const float* in, float* out, const Queue& queue);
+/// out[r] = in[index[r]]; place: out[index[r]] = in[r].
+Status move_rows(bool place, std::uint64_t rows, std::uint64_t width, const std::uint32_t* index,
+                 const float* in, float* out, const Queue& queue);
+/// Floats of scratch that sum_rows takes.
+std::uint64_t sum_rows_scratch(std::uint64_t rows, std::uint64_t width);
+/// sums[j] = sum over rows of values[r, j].
+Status sum_rows(std::uint64_t rows, std::uint64_t width, const float* values, float* sums,
+                float* scratch, const Queue& queue);
+
+/// activation.h; `is_gelu` or ReLU.
+Status bias_activate(bool is_gelu, std::uint64_t rows, std::uint64_t width, const float* bias,
+                     float* z, float* slope, const Queue& queue);
+Status scale_by_slope(bool is_gelu, std::uint64_t elements, const float* of, float* gradient,
+                      const Queue& queue);
+
+/// kernels::embed and its way back, in the order of rows: the CPU's bits.
+Status embed(const Dropout& dropout, std::uint64_t rows, const std::uint32_t* tokens,
+             std::uint64_t context, std::uint64_t width, const float* table, const float* positions,
+             float* out, const Queue& queue);
+Status embed_back(std::uint64_t rows, const std::uint32_t* tokens, std::uint64_t width,
+                  const float* gradient, float* table, const Queue& queue);
+
+/// Matrices that stand at first + sample * of_sample + head * of_head.
+struct Many {
+  const float* first = nullptr;
+  std::uint64_t of_sample = 0, of_head = 0;
+};
+/// out [3, samples * heads] = the addresses of three matrices for each head of each sample.
+Status point(std::uint64_t samples, std::uint64_t heads, const Many& a, const Many& b,
+             const Many& c, const float** out, const Queue& queue);
 
 }  // namespace centroid::worker::cuda

@@ -1,0 +1,61 @@
+// Several GPUs in one worker, through the real NCCL. With one GPU there is nobody to add with.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "tests/gpu/gpu.h"
+#include "worker/node/replica_group.h"
+
+namespace centroid::worker {
+namespace {
+
+Dataset random_data(std::uint64_t samples) {
+  CounterRng rng(1);
+  Dataset data;
+  data.name = "random";
+  data.samples = samples;
+  data.features = 64;
+  data.classes = 10;
+  for (std::uint64_t i = 0; i < samples * data.features; ++i)
+    data.x.push_back(static_cast<float>(rng.normal()));
+  for (std::uint64_t i = 0; i < samples; ++i)
+    data.y.push_back(static_cast<std::uint32_t>(rng.below(10)));
+  return data;
+}
+
+TEST(GpuGroup, AddsAsTheCpuDoes) {
+  SKIP_WITHOUT_GPU();
+  const unsigned gpus = cuda::device_count().value();
+  const auto model = make_model("mlp:64-512-512-10").value();
+  const Dataset data = random_data(256);
+  std::vector<std::uint64_t> samples(256);
+  std::iota(samples.begin(), samples.end(), 0);
+  std::string devices = "cuda:0";
+  for (unsigned i = 1; i < gpus; ++i) devices += ",cuda:" + std::to_string(i);
+  const auto step = [&](const std::string& on, const std::string& nccl) {
+    GroupOptions options;
+    options.devices = on;
+    options.nccl = nccl;
+    const auto group = make_replica_group(*model, options).value();
+    model->initialize(7, group->params());
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(group->step(data, samples, {}).ok());
+    return std::vector<float>(group->gradients().begin(), group->gradients().end());
+  };
+  const auto right = step("cpu:0", "");
+  float largest = 0;
+  for (const float x : right) largest = std::max(largest, std::abs(x));
+  for (const char* const nccl : {"libnccl.so.2", ""}) {
+    const auto got = step(devices, nccl);
+    for (std::size_t i = 0; i < right.size(); ++i)
+      ASSERT_NEAR(got[i], right[i], 1e-4F * largest) << i << " of " << devices;
+  }
+}
+
+}  // namespace
+}  // namespace centroid::worker

@@ -1,0 +1,271 @@
+#include "worker/node/replica.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace centroid::worker {
+
+namespace {
+
+std::span<float> floats(const DeviceMemory& memory) {
+  return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
+}
+
+/// On the CPU: parameters and gradient are where everybody has them.
+class HostReplica final : public Replica {
+ public:
+  HostReplica(const Model& model, Compute compute, std::span<float> gradient)
+      : name_(compute.device->name()),
+        device_(std::move(compute.device)),
+        model_(model.clone_on(std::move(compute.backend))),
+        gradient_(gradient) {}
+  const std::string& name() const override { return name_; }
+  Status use(std::span<const float> params) override {
+    params_ = params;
+    return {};
+  }
+  Result<StepResult> train(const Batch& batch, std::uint64_t,
+                           const std::function<void(TensorId)>& deliver) override {
+    return model_->step(batch, params_, gradient_, deliver);
+  }
+  Result<StepResult> evaluate(const Batch& batch) override {
+    return model_->evaluate(batch, params_);
+  }
+  Result<bool> stage(const Batch&, StagedBatch&) override { return false; }
+  std::uint64_t step_bytes(std::uint64_t samples) const override {
+    return model_->work_bytes(samples, true);
+  }
+  std::optional<DeviceRoom> room() const override { return std::nullopt; }
+
+ private:
+  std::string name_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Model> model_;
+  std::span<const float> params_;
+  std::span<float> gradient_;
+};
+
+/// Neighbouring tensors that travel together.
+struct Bucket {
+  std::size_t begin = 0, end = 0;      // floats
+  std::uint32_t first = 0, last = 0;   // tensors
+  std::unique_ptr<StreamEvent> ready;  // computed
+  std::unique_ptr<StreamEvent> there;  // added, and in host memory
+};
+
+/// On a GPU: one stream computes, another moves and adds. Events hold each for the other: a bucket
+/// leaves when it is computed, computing begins when the parameters are there. The thread queues
+/// the step, hands out what has arrived between two tensors, and then waits for one bucket after
+/// the other.
+class DeviceReplica final : public Replica {
+ public:
+  DeviceReplica(Compute compute, ReplicaOptions options)
+      : name_(compute.device->name()),
+        device_(std::move(compute.device)),
+        compute_(std::move(compute.stream)),
+        options_(options) {}
+  ~DeviceReplica() override {
+    if (transfer_) (void)transfer_->wait();
+    (void)compute_->wait();
+  }
+  DeviceReplica(const DeviceReplica&) = delete;
+  DeviceReplica& operator=(const DeviceReplica&) = delete;
+
+  Status start(const Model& model, std::unique_ptr<Backend> backend) {
+    model_ = model.clone_on(std::move(backend));
+    std::size_t bytes = 0;
+    for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
+    CENTROID_ASSIGN(params_, device_->allocate(bytes));
+    CENTROID_ASSIGN(gradient_, device_->allocate(bytes));
+    CENTROID_ASSIGN(transfer_, device_->make_stream());
+    CENTROID_ASSIGN(loaded_, device_->make_event());
+    return cut(model.manifest());
+  }
+
+  const std::string& name() const override { return name_; }
+
+  Status use(std::span<const float> params) override {
+    CENTROID_CHECK(params.size() * sizeof(float) == params_->size());
+    const NcclSeat& seat = options_.seat;
+    if (seat.rank == 0)
+      CENTROID_TRY(transfer_->copy(
+          params_->data(), reinterpret_cast<const std::byte*>(params.data()), params_->size()));
+    if (seat.group != nullptr) {
+      const std::array<std::span<float>, 1> all{floats(*params_)};
+      CENTROID_TRY(seat.group->broadcast(seat.rank, all, 0, transfer_->native()));
+    }
+    CENTROID_TRY(loaded_->record(*transfer_));
+    CENTROID_TRY(loaded_->hold(*compute_));
+    return wait_for(*loaded_);  // the host's memory is free, and the watch sees the end
+  }
+
+  Result<StepResult> train(const Batch& batch, std::uint64_t total,
+                           const std::function<void(TensorId)>& deliver) override {
+    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+    shipped_ = delivered_ = 0;
+    failed_.reset();
+    model_->queue_step(batch, floats(*params_), floats(*gradient_), [&](TensorId tensor) {
+      CENTROID_CHECK(shipped_ < buckets_.size());
+      if (tensor.value != buckets_[shipped_].first) return;
+      note(ship(buckets_[shipped_], batch.samples, total));
+      ++shipped_;
+      note(hand_out(deliver));
+    });
+    while (!failed_ && delivered_ < shipped_) {
+      note(wait_for(*buckets_[delivered_].there));
+      note(hand_out(deliver));
+    }
+    const StepResult result = model_->backend().result();
+    CENTROID_TRY(model_->backend().status());
+    if (failed_) return *failed_;
+    CENTROID_CHECK(delivered_ == buckets_.size());
+    return result;
+  }
+
+  Result<StepResult> evaluate(const Batch& batch) override {
+    const StepResult result = model_->evaluate(batch, floats(*params_));
+    CENTROID_TRY(model_->backend().status());
+    return result;
+  }
+
+  Result<bool> stage(const Batch& batch, StagedBatch& into) override {
+    constexpr std::size_t kLine = 64;
+    const auto lines = [](std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
+    const std::size_t y = lines(batch.x.size_bytes()), tokens = y + lines(batch.y.size_bytes());
+    const std::size_t bytes = tokens + batch.tokens.size_bytes();
+    if (!loading_) {
+      CENTROID_ASSIGN(loading_, device_->make_stream());
+    }
+    if (!staging_ || staging_->size() < bytes) {
+      CENTROID_ASSIGN(staging_, device_->allocate_pinned(bytes));
+    }
+    if (!into.memory || into.memory->size() < bytes) {
+      into.memory.reset();
+      CENTROID_ASSIGN(into.memory, device_->allocate(bytes));
+    }
+    std::byte* const from = staging_->data();
+    const auto put = [from](std::size_t at, const auto& values) {
+      if (!values.empty()) std::memcpy(from + at, values.data(), values.size_bytes());
+    };
+    put(0, batch.x);
+    put(y, batch.y);
+    put(tokens, batch.tokens);
+    CENTROID_TRY(loading_->copy(into.memory->data(), from, bytes));
+    CENTROID_TRY(loading_->wait());
+    const std::byte* const at = into.memory->data();
+    into.inputs.x = reinterpret_cast<const float*>(at);
+    into.inputs.y = reinterpret_cast<const std::uint32_t*>(at + y);
+    into.inputs.tokens = reinterpret_cast<const std::uint32_t*>(at + tokens);
+    return true;
+  }
+  std::uint64_t step_bytes(std::uint64_t samples) const override {
+    return model_->work_bytes(samples, true) + model_->frozen_bytes();
+  }
+  std::optional<DeviceRoom> room() const override {
+    const auto room = device_->room();
+    return room.ok() ? std::optional(*room) : std::nullopt;
+  }
+
+ private:
+  /// Make the buckets, from the last tensor to the first.
+  Status cut(const Manifest& manifest) {
+    std::size_t end = params_->size() / sizeof(float);
+    for (std::size_t t = manifest.size(); t > 0; --t) {
+      const std::size_t begin = end - manifest[t - 1].elements();
+      const bool is_full =
+          buckets_.empty() || (buckets_.back().end - begin) * sizeof(float) > options_.bucket_bytes;
+      if (is_full) {
+        Bucket bucket;
+        bucket.end = end;
+        bucket.last = static_cast<std::uint32_t>(t - 1);
+        CENTROID_ASSIGN(bucket.ready, device_->make_event());
+        CENTROID_ASSIGN(bucket.there, device_->make_event());
+        buckets_.push_back(std::move(bucket));
+      }
+      buckets_.back().begin = end = begin;
+      buckets_.back().first = static_cast<std::uint32_t>(t - 1);
+    }
+    return {};
+  }
+
+  Status ship(Bucket& bucket, std::uint64_t samples, std::uint64_t total) {
+    const auto own = floats(*gradient_).subspan(bucket.begin, bucket.end - bucket.begin);
+    CENTROID_TRY(bucket.ready->record(*compute_));
+    CENTROID_TRY(bucket.ready->hold(*transfer_));
+    const NcclSeat& seat = options_.seat;
+    if (seat.group != nullptr && total > 0) {
+      const std::array<std::span<float>, 1> all{own};
+      CENTROID_TRY(seat.group->all_reduce(seat.rank, all, static_cast<double>(samples),
+                                          static_cast<double>(total), transfer_->native()));
+    }
+    if (!options_.gradient.empty())
+      CENTROID_TRY(
+          transfer_->copy(reinterpret_cast<std::byte*>(options_.gradient.data() + bucket.begin),
+                          reinterpret_cast<const std::byte*>(own.data()), own.size_bytes()));
+    return bucket.there->record(*transfer_);
+  }
+
+  /// Deliver what is there by now.
+  Status hand_out(const std::function<void(TensorId)>& deliver) {
+    while (!failed_ && delivered_ < shipped_) {
+      const Bucket& bucket = buckets_[delivered_];
+      CENTROID_ASSIGN(const bool is_there, bucket.there->done());
+      if (!is_there) return {};
+      ++delivered_;
+      if (options_.gradient.empty()) continue;
+      for (std::uint32_t t = bucket.last + 1; t > bucket.first; --t) deliver(TensorId(t - 1));
+    }
+    return {};
+  }
+
+  Status wait_for(StreamEvent& event) {
+    const NcclSeat& seat = options_.seat;
+    if (seat.group == nullptr) return event.wait();
+    return seat.group->wait(seat.rank, [&event] { return event.done(); });
+  }
+
+  void note(Status status) {
+    if (!status.ok() && !failed_) failed_ = std::move(status).error();
+  }
+
+  std::string name_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> compute_;
+  ReplicaOptions options_;
+  std::unique_ptr<DeviceMemory> params_, gradient_;
+  std::unique_ptr<Stream> transfer_;
+  std::unique_ptr<StreamEvent> loaded_;
+  std::vector<Bucket> buckets_;
+  std::unique_ptr<Model> model_;
+  // Of `stage`:
+  std::unique_ptr<DeviceMemory> staging_;  // pinned
+  std::unique_ptr<Stream> loading_;
+  // Of the present step:
+  std::size_t shipped_ = 0, delivered_ = 0;  // buckets
+  std::optional<Error> failed_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Replica>> make_replica(const Model& model, Compute compute,
+                                              ReplicaOptions options) {
+  if (compute.device->is_host())
+    return std::unique_ptr<Replica>(new HostReplica(model, std::move(compute), options.gradient));
+  const Device& device = *compute.device;
+  auto backend = std::move(compute.backend);
+  auto replica = std::make_unique<DeviceReplica>(std::move(compute), options);
+  if (Status started = replica->start(model, std::move(backend)); !started.ok()) {
+    std::string has = device.name();
+    if (const auto room = device.room(); room.ok())
+      has += ", of whose " + std::to_string(room->total) + " bytes " + std::to_string(room->free) +
+             " are free";
+    return std::move(started).error().with_context(has);
+  }
+  return std::unique_ptr<Replica>(std::move(replica));
+}
+
+}  // namespace centroid::worker

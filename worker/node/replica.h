@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/device/device.h"
+#include "worker/model/backend.h"
+#include "worker/model/model.h"
+#include "worker/node/nccl_group.h"
+
+namespace centroid::worker {
+
+/// A device, the stream it computes on, and what computes there; the later stand on the earlier.
+struct Compute {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Backend> backend;
+};
+/// "cpu:0", "cuda:1". fails as make_device and make_cuda_backend
+Result<Compute> open_compute(const std::string& spec, Matmul matmul);
+
+/// The place of a GPU among those that add through NCCL; no group: it adds with nobody.
+struct NcclSeat {
+  NcclGroup* group = nullptr;
+  std::size_t rank = 0;
+};
+
+/// x, y and tokens of a batch in a device's memory, which is used again and again.
+struct StagedBatch {
+  std::unique_ptr<DeviceMemory> memory;
+  Inputs inputs;
+};
+
+/// One device of a worker: a model with its memory. thread: one at a time, but for `name`.
+class Replica {
+ public:
+  virtual ~Replica() = default;
+  virtual const std::string& name() const = 0;
+  /// The steps to come read these parameters (host memory, which stays as it is meanwhile).
+  virtual Status use(std::span<const float> params) = 0;
+  /// Forward and backward. `deliver(tensor)`, from this thread, from the last of the manifest to
+  /// the first: its gradient is in the host memory that was given to make_replica. With a seat that
+  /// is the mean over the group, where each rank counts by its share of `total` samples, and only
+  /// rank 0 delivers.
+  virtual Result<StepResult> train(const Batch& batch, std::uint64_t total,
+                                   const std::function<void(TensorId)>& deliver) = 0;
+  virtual Result<StepResult> evaluate(const Batch& batch) = 0;
+  /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the
+  /// replica's. False: batches stay on the host.
+  virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;
+  /// What a training step of so many samples takes of the device's memory, besides parameters and
+  /// gradients.
+  virtual std::uint64_t step_bytes(std::uint64_t samples) const = 0;
+  /// Memory of the device; nothing for the CPU, whose everything is the host's.
+  virtual std::optional<DeviceRoom> room() const = 0;
+};
+
+struct ReplicaOptions {
+  std::span<float> gradient;  ///< host memory, pinned for a GPU; empty: rank > 0 of a group
+  NcclSeat seat;
+  /// Gradients of a GPU travel in pieces of about so many bytes, while it computes the others.
+  std::size_t bucket_bytes = 4u << 20;
+};
+/// fails  resource_exhausted: the device has not the memory (says how much was free)
+Result<std::unique_ptr<Replica>> make_replica(const Model& model, Compute compute,
+                                              ReplicaOptions options);
+
+}  // namespace centroid::worker
