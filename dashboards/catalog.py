@@ -54,6 +54,11 @@ def rate(metric, by="", more=""):
     return f"sum{labels} (rate({metric}{{SELECT{more}}}[RATE]))"
 
 
+def leading(metric):
+    """Of the server that leads, or is alone: a standby has numbers of its own, and those of the time when it led."""
+    return f"{metric}{{SELECT}} and on (job, instance) (centroid_server_is_leader{{SELECT}} == 1)"
+
+
 SERVER_STAGES = "rate(centroid_server_stage_seconds_sum{SELECT}[RATE])"
 WORKER_STAGES = "rate(centroid_worker_stage_seconds_sum{SELECT}[RATE])"
 
@@ -81,14 +86,14 @@ TRAINING = Dashboard(
             "Learning",
             (
                 Panel("Training loss", "Mean loss of the last committed round. Rising or NaN: lower the learning rate.", "none",
-                      (("centroid_server_train_loss_nats{SELECT}", "all workers"),
+                      ((leading("centroid_server_train_loss_nats"), "all workers"),
                        ("centroid_worker_train_loss_nats{SELECT}", "{{instance}}")), width=12),
                 Panel("Held-out loss", "Loss on held-out data at the last evaluation. Rises while training loss falls: overfitting.", "none",
-                      (("centroid_server_test_loss_nats{SELECT}", "held-out loss"),), width=6),
+                      ((leading("centroid_server_test_loss_nats"), "held-out loss"),), width=6),
                 Panel("Held-out accuracy", "Accuracy on held-out data at the last evaluation.", "percentunit",
-                      (("centroid_server_test_accuracy_ratio{SELECT}", "accuracy"),), width=6),
+                      ((leading("centroid_server_test_accuracy_ratio"), "accuracy"),), width=6),
                 Panel("Gradient norm", "Norm of the last mean gradient before clipping (only with optimizer.clip_norm).", "none",
-                      (("centroid_server_gradient_norm{SELECT}", "norm"),)),
+                      ((leading("centroid_server_gradient_norm"), "norm"),)),
                 Panel("Rounds clipped", "Share of rounds whose mean gradient was over optimizer.clip_norm.", "percentunit",
                       ((rate("centroid_server_rounds_clipped_total") + " / "
                         + rate("centroid_server_rounds_total", more=',outcome="committed"'), "clipped"),)),
@@ -128,17 +133,18 @@ TRAINING = Dashboard(
                       ((rate("centroid_server_contributions_late_total", "fate"), "{{fate}}"),), width=12),
                 Panel("Staleness", "Rounds between the parameters a contribution was computed on and those it changed. 0 with policy bsp.", "none",
                       ((quantile(0.5, "centroid_server_staleness_rounds"), "median"),
-                       (quantile(0.99, "centroid_server_staleness_rounds"), "99 %"))),
+                       (quantile(0.99, "centroid_server_staleness_rounds"), "99 %")), width=12),
                 Panel("Waits by cause", "How many wait, and for what; /v1/waits names who for whom.", "none",
                       (("sum by (cause) (centroid_server_waits{SELECT})", "{{cause}}"),)),
                 Panel("Idle, by worker", "Part of its last round in which a worker did not compute. With cadence speed or tuned all are low.", "percentunit",
                       (("centroid_worker_idle_ratio{SELECT}", "{{instance}}"),)),
                 Panel("Local steps and cost of an average", "Steps of the slowest worker between two averages; an average's time as a part of them.", "short",
-                      (("centroid_server_cadence_steps{SELECT}", "steps"), ("centroid_server_exchange_overhead_ratio{SELECT}", "overhead"))),
+                      ((leading("centroid_server_cadence_steps"), "steps"), (leading("centroid_server_exchange_overhead_ratio"), "overhead"))),
                 Panel("Divergence", "How far workers are from their mean at an average (local steps). Rising: average more often.", "percentunit",
-                      (("centroid_server_divergence_ratio{SELECT}", "largest"), ("centroid_worker_divergence_ratio{SELECT}", "{{instance}}"))),
+                      ((leading("centroid_server_divergence_ratio"), "largest"),
+                       ("clamp_min(centroid_worker_divergence_ratio{SELECT}, 0)", "{{instance}}")), width=12),
                 Panel("Age of the open round", "Grows while a round waits; /v1/waits names for whom.", "s",
-                      (("centroid_server_round_open_seconds{SELECT}", "open since"),)),
+                      ((leading("centroid_server_round_open_seconds"), "open since"),), width=12),
             ),
         ),
         (
@@ -176,9 +182,9 @@ CLUSTER = Dashboard(
                       (("max(centroid_server_generation_number{SELECT})", "generation"),), width=6),
                 Panel("Coming and going", "Workers admitted and ended, per second.", "ops",
                       ((rate("centroid_server_members_joined_total"), "joined"),
-                       (rate("centroid_server_members_ended_total", "cause"), "{{cause}}")), width=6),
+                       (rate("centroid_server_members_ended_total", "cause"), "{{cause}}")), width=12),
                 Panel("Connections between workers", "Opened per second (exchange ring and hierarchical); in a steady generation none.", "ops",
-                      ((rate("centroid_worker_peer_connections_total"), "opened"),), width=6),
+                      ((rate("centroid_worker_peer_connections_total"), "opened"),), width=12),
             ),
         ),
         (
@@ -276,9 +282,9 @@ CLUSTER = Dashboard(
                 Panel("REST requests", "Requests per second by class of status.", "ops",
                       ((rate("centroid_api_requests_total", "code"), "{{code}}"),)),
                 Panel("REST latency", "Time to answer a request.", "s",
-                      ((quantile(0.99, "centroid_api_request_seconds", "route"), "{{route}}, 99 %"),)),
+                      ((quantile(0.99, "centroid_api_request_seconds", "route"), "{{route}}, 99 %"),), width=12),
                 Panel("REST connections", "Open connections, of 256 at most.", "short",
-                      (("sum(centroid_api_connections{SELECT})", "open"),)),
+                      (("sum(centroid_api_connections{SELECT})", "open"),), width=12),
             ),
         ),
     ),

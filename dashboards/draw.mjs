@@ -76,7 +76,7 @@ function draw({ title, panels, times }) {
       for (const line of panel.lines) {
         const value = box.appendChild(document.createElement('p'))
         const last = line.values.filter((one) => one !== null).at(-1)
-        value.textContent = panel.named ? (last === 1 && panel.unit === 'none' ? line.name : `${line.name}: ${format(last)}`) : format(last)
+        value.textContent = { name: line.name, value: format(last) }[panel.names] ?? `${line.name}: ${format(last)}`
       }
       continue
     }
@@ -119,7 +119,7 @@ try {
     const dashboard = JSON.parse(readFileSync(path.join(here, 'grafana', file), 'utf8'))
     const panels = []
     for (const { type, title, gridPos, fieldConfig, options, ...panel } of dashboard.panels) {
-      panels.push({ type, title, gridPos, unit: fieldConfig?.defaults.unit, named: options?.textMode === 'value_and_name',
+      panels.push({ type, title, gridPos, unit: fieldConfig?.defaults.unit, names: options?.textMode ?? 'value',
         stacked: fieldConfig?.defaults.custom?.stacking?.mode === 'normal', lines: type === 'row' ? [] : await lines(panel) })
     }
     for (const colorScheme of ['dark', 'light']) {

@@ -40,13 +40,17 @@ def field_config(panel):
 def options(panel):
     if panel.kind == catalog.STAT:
         reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-        names = "value_and_name" if "{{" in panel.queries[0][1] else "value"
+        query, legend = panel.queries[0]
+        names = ("name" if query.endswith("== 1") else "value_and_name") if "{{" in legend else "value"
         return {"reduceOptions": reduce, "textMode": names, "colorMode": "value", "graphMode": "area"}
     return {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}, "tooltip": {"mode": "multi", "sort": "desc"}}
 
 
-def panel_json(number, panel, x, y):
-    height = STAT_HEIGHT if panel.kind == catalog.STAT else SERIES_HEIGHT
+def height_of(panel):
+    return STAT_HEIGHT if panel.kind == catalog.STAT else SERIES_HEIGHT
+
+
+def panel_json(number, panel, x, y, height):
     return {
         "id": number,
         "type": "stat" if panel.kind == catalog.STAT else "timeseries",
@@ -67,16 +71,26 @@ def laid_out(dashboard):
         number += 1
         result.append({"id": number, "type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": y, "w": GRID_WIDTH, "h": 1}})
         y += 1
-        x = height = 0
-        for panel in panels:
-            if x + panel.width > GRID_WIDTH:
-                x, y, height = 0, y + height, 0
-            number += 1
-            made = panel_json(number, panel, x, y)
-            x, height = x + panel.width, max(height, made["gridPos"]["h"])
-            result.append(made)
-        y += height
+        for line in lines_of(panels):
+            x, height = 0, max(map(height_of, line))
+            for panel in line:
+                number += 1
+                result.append(panel_json(number, panel, x, y, height))
+                x += panel.width
+            y += height
     return result
+
+
+def lines_of(panels):
+    """Panels side by side, as many as fit."""
+    lines, width = [[]], 0
+    for panel in panels:
+        if width + panel.width > GRID_WIDTH:
+            lines.append([])
+            width = 0
+        lines[-1].append(panel)
+        width += panel.width
+    return lines
 
 
 def query_variable(name, label, query):

@@ -165,6 +165,7 @@ def server_settings(options, folder):
         "epochs": options.epochs,
         "seed": options.seed,
         "policy": options.policy,
+        "cadence": {"mode": options.cadence},
         "exchange": options.exchange,
         "apply": options.apply,
         "codec_down": options.codec_down,
@@ -435,6 +436,7 @@ def parse_arguments(arguments):
     add("--fragments", type=positive, default=1, metavar="F", help="local steps: sets of tensors that travel in turn")
     add("--overlap", type=int, default=0, metavar="T", help="local steps made while a contribution travels")
     add("--outer", choices=("nesterov", "average"), default="nesterov", help="local steps: what the server does with their mean")
+    add("--cadence", choices=("off", "speed", "tuned"), default="off", help="data by measured speed, local steps tuned (docs/coordinator.md)")
     add("--seed", type=int, default=1, metavar="N", help="of initial parameters, data split and data order")
     add("--devices", default="cpu:0", metavar="LIST", help="devices of each worker")
     add("--keep", action="store_true", help="leave the cluster up when trained, until Ctrl-C")

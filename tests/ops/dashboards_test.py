@@ -70,6 +70,9 @@ class Files(unittest.TestCase):
             made = generate.dashboard_json(dashboard)
             panels = [panel for panel in made["panels"] if panel["type"] != "row"]
             self.assertEqual(len({panel["id"] for panel in made["panels"]}), len(made["panels"]))
+            for _, row in dashboard.rows:
+                for line in generate.lines_of(row):
+                    self.assertEqual(sum(panel.width for panel in line), generate.GRID_WIDTH, f"a hole beside {line[-1].title}")
             self.assertEqual([v["name"] for v in made["templating"]["list"]], ["datasource", "run", "job", "instance"])
             for panel in panels:
                 with self.subTest(dashboard=dashboard.title, panel=panel["title"]):
@@ -181,7 +184,7 @@ class Scraped(ClusterTest):
             print(f"no pictures of the panels: {reason}", file=sys.stderr)
             return
         pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
-        command = ["node", ROOT / "dashboards" / "draw.mjs", PACKAGES, shutil.which("chromium"), f"http://{self.prometheus}", pictures, "30", "5s"]
+        command = ["node", ROOT / "dashboards" / "draw.mjs", PACKAGES, shutil.which("chromium"), f"http://{self.prometheus}", pictures, int(time.monotonic() - self.begun), "5s"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         seen = json.loads(done.stdout)

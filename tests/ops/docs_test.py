@@ -1,0 +1,242 @@
+"""What the docs tell an operator to type is right: command lines, flags, files, REST paths; those for one machine are run.
+
+docs_test.py BIN_DIR     bash; openssl for docs/tls.md; kubectl for the overlays
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "process")]
+from cluster import ClusterTest, main  # noqa: E402
+
+SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "deploy/compose/make-secrets", "etcd", "openssl")
+QUIET = ("etcd", "openssl", "cp", "mkdir", "man", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+GUIDES = ("docs/operations.md", "docs/deployment.md", "docs/several-servers.md", "docs/high-availability.md", "docs/tls.md", "docs/security.md")
+
+
+def text_of(page):
+    return (ROOT / page).read_text()
+
+
+def blocks(page):
+    """Shell blocks of a page: those of which a line begins with a command that operators type."""
+    found = re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+    return [block for block in found if any(line.startswith(SHELL) for line in block.splitlines())]
+
+
+class Words(ClusterTest):
+    maxDiff = None
+
+    def stand_ins(self):
+        """A folder with a stand-in for every command."""
+        folder = self.folder / "stand-ins"
+        folder.mkdir()
+        for name in ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "centroid", *QUIET):
+            (folder / name).symlink_to(ROOT / "tests" / "ops" / "doc_command.py")
+        (folder / "python3").symlink_to(sys.executable)  # which runs the others
+        return folder
+
+    def faults(self, block, stand_ins):
+        """What is wrong with a block of commands."""
+        log, work = self.folder / "faults", self.folder / "work"
+        log.write_text("")
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "deploy" / "compose").mkdir(parents=True)
+        (work / "centroid").symlink_to(ROOT / "tests" / "ops" / "doc_command.py")
+        (work / "deploy" / "compose" / "make-secrets").symlink_to(ROOT / "tests" / "ops" / "doc_command.py")
+        (work / "base").mkdir()
+        settings = {"PATH": str(stand_ins), "OPS_DOC_PATH": os.environ["PATH"], "OPS_DOC_FAULTS": str(log), "OPS_DOC_BIN": str(self.programs),
+                    "OPS_DOC_ROOT": str(ROOT), "TOKEN": "t", "PORT": "1", "HOME": str(work)}  # fmt: skip
+        unknown = f'command_not_found_handle() {{ echo "$*: no such command" >>"{log}"; }}\n'
+        done = subprocess.run(["/bin/bash", "-c", unknown + block + "\nwait\n"], cwd=work, env=settings, capture_output=True, text=True, timeout=120, check=False)
+        said = [line for line in done.stderr.splitlines() if "no job control" not in line and ": kill: " not in line and " Killed " not in line]
+        return log.read_text() + "\n".join(said)
+
+    def test_every_block_of_commands(self):
+        stand_ins = self.stand_ins()
+        count = 0
+        for page in PAGES:
+            for block in blocks(page):
+                if "kubectl" in block and not shutil.which("kubectl"):
+                    continue
+                count += 1
+                with self.subTest(page=page, block=block):
+                    self.assertEqual(self.faults(block, stand_ins), "")
+        self.assertGreater(count, 15)
+        wrong = {"centroid-server --no-such-flag 1": "no-such-flag", "centroidctl checkpoint make": "checkpoint", "curl x:1/v1/clusters": "/v1/clusters",
+                 "docker build -f deploy/Dockerfile --target nix .": "nix", "./centroid test --opps": "--opps", "centroid-boss": "no such command"}  # fmt: skip
+        for block, said in wrong.items():
+            self.assertIn(said, self.faults(block, stand_ins))
+
+    def test_flags_and_paths_in_the_text(self):
+        helps = [[self.programs / "centroid-server", "--help"], [self.programs / "centroid-worker", "--help"], [self.programs / "centroidctl", "man"],
+                 [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
+        known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps).replace("\\-", "-")
+        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir"}  # of docker, kubectl, etcd
+        settings = set(re.findall(r"CENTROID_[A-Z_]+", "".join(text_of(page) for page in GUIDES)))
+        spec = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
+        routes = [(re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))), {method.upper() for method in one}) for path, one in spec.items()]
+        server_settings = self.settings("centroid-server") | self.settings("centroid-worker")
+        for page in GUIDES:
+            spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL))
+            for span in spans:
+                with self.subTest(page=page, span=span):
+                    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9._-]*", span):
+                        self.assertTrue(flag in flags or flag.rstrip("-") in flags, f"no program knows {flag}")
+                    if match := re.match(r"(GET|POST|PATCH|DELETE) (/[^ ?]*)", span):
+                        self.assertTrue(any(pattern.fullmatch(match[2]) and match[1] in methods for pattern, methods in routes), span)
+                    if re.fullmatch(r"deploy/[\w./-]+|dashboards/[\w./-]+|tests/[\w./-]+", span):
+                        self.assertTrue((ROOT / span).exists(), span)
+        self.assertEqual({name for name in settings if name not in server_settings and not name.endswith("_FILE")}, set())
+
+    def test_what_the_table_of_symptoms_names_exists(self):
+        table = text_of("docs/operations.md").split("## You see")[1].split("\n## ")[0]
+        sources = "\n".join(path.read_text() for part in ("server", "worker", "transport") for path in (ROOT / part).rglob("*.cc"))
+        alerts = (ROOT / "dashboards" / "prometheus" / "alerts.yaml").read_text()
+        events = re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+        self.assertGreater(len(events), 15)
+        for name in events:
+            self.assertTrue(f'"{name}"' in sources, f"{name} is no event")
+        for name in re.findall(r"\bCentroid[A-Z]\w+", table):
+            self.assertIn(f"alert: {name}\n", alerts)
+        runbooks = "\n".join(re.findall(r"^\s+runbook: (.*)$", alerts, re.MULTILINE))
+        for name in re.findall(r"\b[a-z]+\.[a-z_]+\b(?!/|\.md)", runbooks.replace("policies.md", "")):
+            self.assertTrue(f'"{name}"' in sources, f"{name} is neither an event nor a setting")
+
+    def settings(self, program):
+        """The variables of a program."""
+        printed = subprocess.run([self.programs / program, "--print-config"], capture_output=True, text=True, check=True).stdout
+        names = json.loads(printed) if printed.startswith("{") else re.findall(r"^([a-z_.]+)", printed, re.MULTILINE)
+        return {"CENTROID_" + name.upper().replace(".", "_") for name in names}
+
+
+# Every command of the table in docs/operations.md, as documented -> the command lines to run, in this order. `None`: not on one machine in a
+# test; the reason stands beside it.
+RUN = {
+    "status [--watch [SECONDS]]": ["status"],
+    "top [--every SECONDS]": ["top --every 1 --count 2"],
+    "workers [--all]": ["workers", "workers --all"],
+    "events [--follow] [--type T,...] [--since ID] [-n N]": ["events", "events --type member --since 0 -n 5"],
+    "scale": ["scale"],
+    "parameters": ["parameters"],
+    "servers": ["servers"],
+    "rounds [-n N]": ["rounds", "rounds -n 3"],
+    "waits": ["waits"],
+    "config get [PREFIX]": ["config get", "config get checkpoint."],
+    "config set NAME=VALUE ...": ["config set checkpoint.keep=4 lease=15s"],
+    "checkpoints make": ["checkpoints make"],
+    "list DIR": ["checkpoints list {run}/checkpoints"],
+    "verify DIR": ["checkpoints verify {run}/checkpoints"],
+    "export": ["checkpoints export {run}/checkpoints --to {folder}/model.safetensors"],
+    "tokens create NAME --role R [--hours H]": ["tokens create looker --role viewer", "tokens create node-7 --role worker --hours 1"],
+    "tokens list": ["tokens list"],
+    "tokens revoke NAME": ["tokens revoke looker"],
+    "audit": ["audit"],
+    "job pause": ["job pause"],
+    "job resume": ["job resume"],
+    "doctor": ["doctor"],
+    "bench [HOST:PORT]": ["bench {data}"],
+    "trace [WORKER:PORT ...]": ["trace", "trace {metrics}", "trace --out {folder}/all.json"],
+    "tables": ["tables"],
+    "probe URL": ["probe http://{api}/healthz"],
+    "completion bash": ["completion bash"],
+    "man": ["man"],
+    "workers drain WORKER": ["workers drain w2"],
+    "workers evict WORKER [--seconds S] [--why TEXT]": ["workers evict w1 --seconds 60 --why because"],
+    "workers allow NAME": ["workers allow w1"],
+    "checkpoints restore VERSION [--delete-newer]": ["checkpoints make", "checkpoints restore {version} --delete-newer"],
+    "checkpoints delete VERSION": ["checkpoints make", "checkpoints make", "checkpoints delete {version}"],
+    "job stop": ["job stop"],
+    "servers drain NAME": None,  # needs a second server: tests/process/servers_test.py
+}
+
+
+class Table(ClusterTest):
+    def documented(self):
+        """Commands in the first column of the table of centroidctl."""
+        table = text_of("docs/operations.md").split("## centroidctl")[1].split("\n## ")[0]
+        found = []
+        for row in re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE):
+            found += [span.replace("\\", "") for span in re.findall(r"`([^`]+)`", row)]
+        return found
+
+    def test_every_command_of_the_table_runs(self):
+        found = {word.removeprefix("centroidctl ") for word in self.documented()}
+        self.assertEqual(found - set(RUN), set(), "in docs/operations.md, not here")
+        self.assertEqual(set(RUN) - found - {"list DIR", "verify DIR", "export", "man"}, set(), "here, not in docs/operations.md")
+        server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
+        workers = [self.worker(server, f"w{k}", "--metrics-listen", "127.0.0.1:0") for k in range(3)]
+        places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
+        places["metrics"] = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_cluster("three workers", lambda view: view["world"] == 3 and view["round"] > 5)
+        for name, lines in RUN.items():
+            for line in lines or []:
+                with self.subTest(documented=name, line=line):
+                    if self.checkpoints():
+                        places["newest"] = self.checkpoints()[-1]
+                        places["version"] = int(self.checkpoints()[0].name.split("-")[1])
+                    words = line.format(**places).split()
+                    done = subprocess.run([self.programs / "centroidctl", "--server", f"http://{server.api}", *words], capture_output=True, text=True, timeout=60, check=False)
+                    self.assertIn(done.returncode, (0, 1) if words[0] == "doctor" else (0,), f"{line}: {done.stdout}{done.stderr}")
+                    self.assertEqual(done.stderr if words[0] != "bench" else "", "", line)
+
+    def test_backup_and_restore_as_written(self):
+        (block,) = [block for block in blocks("docs/operations.md") if "/backup" in block]
+        server = self.server("--epochs", "1000000", "--min-workers", "1")
+        self.worker(server, "w0")
+        server.wait_round(20)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        newest = self.checkpoints()[-1].name
+        backup = self.folder / "backup"
+        backup.mkdir()
+        *lines, last = block.strip().splitlines()
+        self.assertEqual(last, "centroid-server --run-dir new --resume ...")
+        script = "set -euo pipefail\n" + "\n".join(lines).replace("checkpoint-000000000241", newest).replace("/backup", str(backup))
+        settings = {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", "CENTROIDCTL_SERVER": f"http://{server.api}"}
+        done = subprocess.run(["/bin/bash", "-c", script], cwd=self.folder, env=settings, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        again = self.server("--resume", name="again", run="new")
+        self.assertIn(newest, again.wait_event("checkpoint.loaded")["path"])
+
+    @unittest.skipIf(shutil.which("openssl") is None, "no openssl here")
+    def test_certificates_as_written_train(self):
+        (block,) = [block for block in blocks("docs/tls.md") if "openssl req" in block]
+        *making, server_line, worker_line = block.strip().splitlines()
+        done = subprocess.run(["/bin/bash", "-euc", "\n".join(making)], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        files = [word if not word.endswith((".crt", ".key")) else str(self.folder / word) for word in server_line.split()[5:]]
+        server = self.server(*files, "--epochs", "1", "--exit-when-finished")
+        files = [word if not word.endswith((".crt", ".key")) else str(self.folder / word) for word in worker_line.split()[5:]]
+        worker = self.worker(server, "w0", *files)
+        self.assert_exit(0, worker, server)
+
+
+class Signals(ClusterTest):
+    def test_an_upgrade_as_the_guide_says(self):
+        """SIGTERM with --leave-workers, exit 0, start with --resume and the same listen and run_dir: no round is lost."""
+        server = self.server("--epochs", "1000000", "--leave-workers")
+        worker = self.worker(server, "w0", "--join-timeout", "60s")
+        server.wait_round(20)
+        server.send(signal.SIGTERM)
+        self.assertEqual(server.exit_status(), 0)
+        left = server.events("checkpoint.written")[-1]["version"]
+        again = self.server("--epochs", "1000000", "--resume", name="again", listen=server.data, api=server.api)
+        self.assertEqual(again.wait_event("checkpoint.loaded")["version"], left)
+        with contextlib.suppress(AssertionError):
+            again.wait_more_rounds(5)
+        self.assertGreater(again.cluster()["version"], left)
+        self.assertTrue(worker.is_running())
+
+
+if __name__ == "__main__":
+    main()
