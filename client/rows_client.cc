@@ -51,7 +51,7 @@ struct RowsClient::Impl final : transport::FrameSink {
   // Run by whoever calls: a thread of its own would cost each call two wake-ups.
   boost::asio::io_context context{1};
   std::mutex turn;  ///< who runs the context
-  std::unique_ptr<transport::Transport> transport = transport::make_tcp(context.get_executor());
+  std::unique_ptr<transport::Transport> transport;
   TaskGroup tasks{context.get_executor()};
   std::unique_ptr<Session> session;
 
@@ -234,6 +234,11 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   impl->table = std::move(table);
+  transport::TransportOptions how;
+  if (impl->options.tls) {
+    CENTROID_ASSIGN(how.layer, transport::make_tls(*impl->options.tls));
+  }
+  impl->transport = transport::make_tcp(impl->context.get_executor(), how);
   const TimePoint deadline = in(impl->options.timeout);
   std::unique_ptr<RowsClient> client(new RowsClient(std::move(impl)));
   Impl& self = *client->impl_;

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "common/base/result.h"
+#include "transport/tls/tls.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
@@ -15,6 +17,9 @@ struct RowsClientOptions {
   transport::Endpoint server;
   std::string token;
   std::string name = "rows-client";  ///< for the server's log
+  /// TLS, as a worker's settings `tls.*` have it (docs/tls.md): `authority`, and where the server
+  /// asks for them `certificate` and `key`. None: no TLS.
+  std::optional<transport::TlsOptions> tls;
   /// Of one call, reconnects included; below 10 minutes: the server knows for so long what a client
   /// without a connection has pushed.
   std::chrono::milliseconds timeout{30'000};
@@ -25,11 +30,12 @@ struct RowsClientOptions {
 /// thread   one call at a time, from any thread; several clients for several at once
 /// pushes   are applied at most once: one that had no answer is sent again under its number
 /// fails    deadline_exceeded (`timeout`; a push may have been applied), aborted (once, when the
-///          server has begun anew from a checkpoint that lacks pushes of this client: the message
+///          server has begun anew without pushes of this client, for it has no journal: the message
 ///          names them, lost() counts them, and nothing was done), and as the server says:
 ///          not_found (table), invalid_argument (gradient), failed_precondition, resource_exhausted
 class RowsClient {
  public:
+  /// fails as the server's first answer, or as make_tls
   static Result<std::unique_ptr<RowsClient>> open(RowsClientOptions options, std::string table);
   ~RowsClient();
 

@@ -58,7 +58,7 @@ MAY = {
     + ["transport", "transport/tls", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING + ["client/network", "transport", "transport/tls"],
     "client/network": [BASE, ASYNC, "transport"],
-    "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport"],
+    "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
 }
 MAY["tests"] = list(MAY)
 
