@@ -230,6 +230,7 @@ class Cluster final : public ControlPlane {
   Status init_done(Link& link);
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
+  Status check_numbers(const Link& link, Bytes payload) const;
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);

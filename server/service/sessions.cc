@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cmath>
 
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/tensor/finite.h"
 #include "server/service/cluster.h"
 #include "transport/echo.h"
 
@@ -423,6 +425,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
   probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
+  const Status is_sound = check_numbers(*link, buffer->bytes().first(bytes));
+  if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   if (is_elastic) {
     session.release_credit(bytes);
     StagedContribution* const staged = stage_for(*link, key);
@@ -451,6 +455,22 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
   co_return Status();
+}
+
+/// A worker looks at its gradients itself, and says so in PushEnd; one that does not may not spoil
+/// the parameters of all. The other codecs refuse what is not finite when they read it.
+Status Cluster::check_numbers(const Link& link, Bytes payload) const {
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate ||
+      link.codec_kind != CodecSpec::Kind::kF32 || payload.size() % sizeof(float) != 0)
+    return {};
+  const std::span numbers(reinterpret_cast<const float*>(payload.data()),
+                          payload.size() / sizeof(float));
+  if (is_finite(numbers)) return {};
+  const auto bad = std::ranges::find_if(numbers, [](float x) { return !std::isfinite(x); });
+  return Error(ErrorCode::kInvalidArgument,
+               "number " + std::to_string(bad - numbers.begin()) + " is " + std::to_string(*bad) +
+                   ", which is not finite: PushEnd.nonfinite says so (docs/wire.md), and the "
+                   "chunk stays away");
 }
 
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.

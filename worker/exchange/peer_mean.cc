@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "common/base/random.h"
+#include "common/tensor/finite.h"
 #include "transport/collective/collectives.h"
-#include "worker/exchange/finite.h"
 
 namespace centroid::worker {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "common/base/log.h"
+#include "common/tensor/finite.h"
 #include "transport/collective/ring_order.h"
 #include "transport/collective/schedule.h"
-#include "worker/exchange/finite.h"
 
 namespace centroid::worker {
 

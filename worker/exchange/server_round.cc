@@ -4,7 +4,7 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
-#include "worker/exchange/finite.h"
+#include "common/tensor/finite.h"
 #include "worker/exchange/server_link.h"
 
 /// The round's traffic of the star exchange: contributions out, state and results in.

@@ -7,7 +7,7 @@
 
 #include "common/tensor/multiversion.h"
 
-namespace centroid::worker {
+namespace centroid {
 
 struct HasNonFinite {
   CENTROID_KERNEL void run(const float* values, std::size_t n, bool* found) {
@@ -27,4 +27,4 @@ inline bool is_finite(std::span<const float> values) {
   return !has_bad;
 }
 
-}  // namespace centroid::worker
+}  // namespace centroid

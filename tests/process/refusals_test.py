@@ -1,0 +1,183 @@
+"""What a worker must not send: each is refused by name, and the state keeps every bit. refusals_test.py BIN_DIR"""
+
+import struct
+
+from cluster import DONE, ClusterTest, main, wait_for
+from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, Client, connect, header, hello, read_error, read_exactly, read_frame
+
+TENSORS = [("a", (8,)), ("b", (2, 3)), ("empty", (0, 4)), ("scalar", ())]
+CHUNKS = 3  # a tensor without elements has none
+NAN, INFINITY = float("nan"), float("inf")
+
+
+class Peer(Client):
+    """A worker whose every frame the test sends; it knows the state it was given and the round that is open."""
+
+    STATE_CHUNK = 20
+
+    def __init__(self, endpoint, name, tensors=TENSORS):
+        super().__init__(name, tensors)
+        self.connection = connect(endpoint)
+        self.peer = self.connection.__enter__()
+        self.peer.sendall(hello(name=name))
+        read_frame(self.peer)
+        self.state, self.opened = {}, None
+
+    def join(self):
+        self.send(self.JOIN, self.join_head(), flags=REQUEST, identity=1)
+        return self
+
+    def next(self):
+        """Kind, flags, head and payload of the next frame."""
+        fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))
+        head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+        if payload:
+            self.send(self.CREDIT, struct.pack("<Q", len(payload)))
+        return fields[2], fields[3], head, payload
+
+    def until_round(self):
+        """Read up to RoundOpen; gives the first values where it is asked for them."""
+        while True:
+            kind, flags, head, payload = self.next()
+            if flags & ERROR or kind == GOODBYE:
+                raise AssertionError(read_error(head))
+            if kind == self.INIT_REQUEST:
+                for chunk, count in enumerate((8, 6, 1)):
+                    self.send(self.INIT_CHUNK, struct.pack("<I", chunk), struct.pack(f"<{count}f", *range(count)))
+                self.send(self.INIT_DONE)
+            elif kind == self.STATE_CHUNK:
+                self.state[head] = payload
+            elif kind == self.ROUND_OPEN:
+                fields = struct.unpack_from("<QQIIIQQQQQ", head)
+                self.place = struct.pack("<QQI", *fields[:3])
+                self.weight = fields[9] - fields[8]
+                return self
+
+    def refusal(self):
+        """What the server says when it ends the session, and nothing else but heartbeats and results before."""
+        while True:
+            try:
+                kind, flags, head, _ = self.next()
+            except (EOFError, ConnectionError):
+                return "closed without a word"
+            if kind == GOODBYE or flags & ERROR:
+                return read_error(head)[1]
+
+    def push(self, chunk, values, place=None, weight=None):
+        weight = self.weight if weight is None else weight
+        self.send(self.PUSH, (place or self.place) + struct.pack("<Id", chunk, weight), struct.pack(f"<{len(values)}f", *values))
+
+    def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0):
+        weight = self.weight if weight is None else weight
+        told = struct.pack("<dQQdddB", weight, self.weight, correct, loss, 0, 0, 0) + struct.pack("<I", 0)
+        self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdd", 0, 0, residual, 0, 0, 0, 0, 0, divergence))
+
+    def whole(self, **end):
+        for chunk, count in enumerate((8, 6, 1)):
+            self.push(chunk, [1.0] * count)
+        self.end(**end)
+
+    def close(self):
+        self.connection.__exit__(None, None, None)
+
+
+class Refusals(ClusterTest):
+    def server_with_state(self, *arguments):
+        """A job with one committed round, so that parameters and slots hold something."""
+        flags = ["--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
+        server = self.launch_server(*flags, *arguments).wait_ready()
+        first = Peer(server.data, "first").join().until_round()
+        first.whole()
+        first.until_round()
+        first.close()
+        wait_for(lambda: server.cluster()["version"] == 2, "version 2")
+        return server
+
+    def state(self, server):
+        looker = Peer(server.data, "looker").join().until_round()
+        looker.close()
+        self.assertEqual(len(looker.state), 2 * CHUNKS, "parameters and momentum")
+        return looker.state
+
+    def assert_refused(self, server, before, name, act, *texts):
+        with self.subTest(name):
+            liar = Peer(server.data, "liar").join().until_round()
+            act(liar)
+            said = liar.refusal()
+            for text in texts:
+                self.assertIn(text, said)
+            liar.close()
+            self.assertEqual(self.state(server), before, "the state has changed")
+            self.assertEqual(server.cluster()["version"], 2)
+
+    def test_every_lie_is_named_and_changes_nothing(self):
+        server = self.server_with_state()
+        before = self.state(server)
+        cases = {
+            "unknown chunk": (lambda p: p.push(3, [1.0]), "push of chunk 3 by liar", "there is no such chunk"),
+            "too many numbers": (lambda p: p.push(0, [1.0] * 9), "push of chunk 0 by liar", "36 bytes, at most 32"),
+            "too few numbers": (lambda p: p.push(0, [1.0] * 7), "push of chunk 0 by liar"),
+            "a chunk twice": (lambda p: (p.push(0, [1.0] * 8), p.push(0, [1.0] * 8)), "push of chunk 0 by liar"),
+            "NaN": (lambda p: p.push(1, [1.0, NAN, 1.0, 1.0, 1.0, 1.0]), "push of chunk 1 by liar", "not finite"),
+            "infinity in a whole contribution": (lambda p: (p.push(0, [1.0] * 8), p.push(2, [-INFINITY]), p.push(1, [1.0] * 6), p.end()), "not finite"),
+            "weight of NaN": (lambda p: p.push(0, [1.0] * 8, weight=NAN), "Push.weight is"),
+            "weight below 0": (lambda p: p.push(0, [1.0] * 8, weight=-1.0), "Push.weight is -1"),
+            "another weight at the end": (lambda p: p.whole(weight=99.0), "gives weight 99", "its chunks gave"),
+            "an end without its chunks": (lambda p: (p.push(0, [1.0] * 8), p.end()), "1 of 3 chunks came"),
+            "a norm of NaN": (lambda p: p.whole(residual=NAN), "PushEnd.residual_norm is"),
+            "a norm below 0": (lambda p: p.whole(residual=-2.0), "PushEnd.residual_norm is -2"),
+            "an infinite divergence": (lambda p: p.whole(divergence=INFINITY), "PushEnd.divergence is inf"),
+            "a loss of NaN": (lambda p: p.whole(loss=NAN), "PushEnd.loss_sum is"),
+            "more right than there are": (lambda p: p.whole(correct=1 << 40), "PushEnd.correct is"),
+            "a cut head": (lambda p: p.send(p.PUSH, p.place), "malformed Push"),
+            "an unknown message": (lambda p: p.send(15), "kind 15"),
+        }
+        for name, (act, *texts) in cases.items():
+            self.assert_refused(server, before, name, act, *texts)
+        # Of whoever lies about lengths nothing more is read, and nothing is told to them.
+        for field, length in (("payload_bytes", 1 << 40), ("head_bytes", 1 << 30)):
+            self.assert_refused(server, before, field, lambda p, far={field: length}: p.put(header(p.PUSH, **far)), "closed")
+            server.wait_event("member.lost", worker="liar", why=f"{length} bytes is over the limit of")
+        good = Peer(server.data, "good").join().until_round()
+        self.assertEqual(good.state, before)
+        good.whole()
+        wait_for(lambda: server.cluster()["version"] == 3, "the next version")
+        good.close()
+        server.post("/v1/job:stop")
+        self.assert_status(server, DONE)
+
+    def test_what_belongs_to_another_round_is_dropped_and_counted(self):
+        server = self.server_with_state()
+        before = self.state(server)
+        peer = Peer(server.data, "late").join().until_round()
+        generation, number, attempt = struct.unpack("<QQI", peer.place)
+        others = [(generation - 1, number, attempt), (generation + 1, number, attempt), (generation, number - 1, attempt), (generation, number, attempt + 1)]
+        was = server.metric("centroid_server_frames_stale_total")
+        for other in others:
+            peer.push(0, [1e9] * 8, place=struct.pack("<QQI", *other))
+        wait_for(lambda: server.metric("centroid_server_frames_stale_total") == was + len(others), "the stale frames to be counted")
+        peer.close()
+        self.assertEqual(self.state(server), before)
+        self.assertEqual(server.cluster()["version"], 2)
+
+    def test_another_model_is_refused_with_both_shapes(self):
+        server = self.server_with_state()
+        before = self.state(server)
+        cases = {
+            "a wrong shape": ([("a", (9,)), *TENSORS[1:]], "[8]", "[9]"),
+            "an unknown tensor": ([*TENSORS[:3], ("other", ())], "other", "scalar"),
+            "a tensor more": ([*TENSORS, ("more", (2,))], "more"),
+            "a tensor less": (TENSORS[:3], "scalar"),
+        }
+        for name, (tensors, *texts) in cases.items():
+            with self.subTest(name):
+                peer = Peer(server.data, "liar", tensors).join()
+                said = peer.refusal()
+                for text in ("worker 'liar' is refused", *texts):
+                    self.assertIn(text, said)
+                peer.close()
+                self.assertEqual(self.state(server), before)
+
+
+if __name__ == "__main__":
+    main()
