@@ -8,6 +8,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
 #include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/rows_journal.h"
 
 namespace centroid::client {
 namespace {
@@ -47,10 +48,30 @@ int list(const std::string& folder, bool verify) {
   return status;
 }
 
+/// Of tables of sparse rows.
+int check_rows_journal(const std::string& folder) {
+  if (rows_journal::segments_of(folder).empty()) return kExitDone;
+  const auto report = rows_journal::verify(folder);
+  if (!report.ok()) {
+    std::printf("journal of tables  DAMAGED  %s\n", report.error().message().c_str());
+    return kExitFailed;
+  }
+  std::printf("journal of tables  %zu segments  %llu bytes  %llu pushes in %llu batches  sound\n",
+              report->segments, static_cast<unsigned long long>(report->bytes),
+              static_cast<unsigned long long>(report->pushes),
+              static_cast<unsigned long long>(report->batches));
+  if (!report->torn.empty())
+    std::printf("journal of tables  torn tail, which a resume cuts off: %s\n",
+                report->torn.c_str());
+  return kExitDone;
+}
+
 /// The journal that belongs to a folder of checkpoints: beside it, unless named.
 int check_journal(const std::string& checkpoints, std::string folder) {
   if (folder.empty())
     folder = (std::filesystem::absolute(checkpoints) / "..").lexically_normal() / "journal";
+  const int rows = check_rows_journal(folder);
+  if (rows != kExitDone) return rows;
   if (journal::segments_of(folder).empty()) return kExitDone;
   const auto report = journal::verify(folder);
   if (!report.ok()) {

@@ -72,6 +72,7 @@ struct ServerConfig {
   std::string checkpoint_dir;
   std::string journal = "off", journal_dir, journal_full = "wait";
   std::chrono::milliseconds journal_sync{1000};
+  std::uint64_t journal_rows_bytes = 4ull << 30;
   bool resume = false;
 
   // several servers (docs/high-availability.md)
@@ -97,6 +98,8 @@ struct ServerConfig {
 
 /// The part of `register_fields` for a model on several servers.
 void register_servers(config::Schema& schema, ServerConfig& config);
+/// The part of `register_fields` for checkpoints and the journal.
+void register_durability(config::Schema& schema, ServerConfig& config);
 /// Why a model may not lie on several servers with these settings; empty: it may.
 std::string why_one_server(const ServerConfig& config);
 

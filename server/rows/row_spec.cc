@@ -143,6 +143,12 @@ Status RowSpec::check() const {
   return {};
 }
 
+bool describes_same_rows(const RowSpec& one, const RowSpec& other) {
+  return one.name == other.name && one.dim == other.dim && one.rule == other.rule &&
+         one.initializer.kind == other.initializer.kind &&
+         one.initializer.scale == other.initializer.scale && one.seed == other.seed;
+}
+
 std::string to_string(const RowSpec& spec) {
   const RowSpec plain;
   std::string out = spec.name + ":dim=" + std::to_string(spec.dim) +

@@ -46,6 +46,9 @@ struct RowSpec {
   Status check() const;
 };
 
+/// Rows of the one are rows of the other; rates and bounds may differ.
+bool describes_same_rows(const RowSpec& one, const RowSpec& other);
+
 /// Tables as in the server's setting `tables`, separated by ';':
 /// "NAME:dim=16,optimizer=adagrad,lr=0.05,epsilon=1e-8,l1=0,l2=0,beta=1,init=uniform:0.05,seed=1,
 /// admit_after=1,max_bytes=1073741824,max_age=0"; all but dim may be left out. What it returns has

@@ -39,6 +39,11 @@ void in_blocks(const RecordMap& map, std::span<const std::uint64_t> keys, Each e
 RowTable::RowTable(RowSpec spec)
     : spec_(std::move(spec)), rows_(spec_.dim + spec_.slot_floats()), candidates_(0) {}
 
+void RowTable::change(RowSpec spec) {
+  CENTROID_CHECK(describes_same_rows(spec, spec_));
+  spec_ = std::move(spec);
+}
+
 std::uint64_t RowTable::payload_bytes() const {
   return rows_.size() * sizeof(float) * (spec_.dim + spec_.slot_floats());
 }

@@ -34,6 +34,9 @@ class RowTable {
   explicit RowTable(RowSpec spec);
 
   const RowSpec& spec() const { return spec_; }
+  /// From now on; what the rows themselves depend on (name, dim, rule, initializer, seed) must be
+  /// as it was.
+  void change(RowSpec spec);
   const RowCounters& counters() const { return counters_; }
   /// Stored rows (expired ones until they are swept) and keys that wait for admission.
   std::size_t rows() const { return rows_.size(); }

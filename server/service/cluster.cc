@@ -175,6 +175,7 @@ void Cluster::request_stop(const std::string& why, bool leave_workers) {
   stop_requested_ = true;
   stop_reason_ = why;
   journal_.give_up();
+  rows_.give_up();
   changed_.notify_all();
 }
 
@@ -222,7 +223,7 @@ Task<void> Cluster::watch_leases() {
     }
     rows_.tick();
     shards_.expire(config_.lease);
-    journal_.refresh_metrics();
+    journal_.refresh_metrics(rows_.journal());
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());

@@ -340,6 +340,7 @@ class Cluster final : public ControlPlane {
   MemoryQuestion memory_question() const;
   Status check_tables_room();
   Status load_rows();
+  Status start_rows_journal();
   bool needs_checkpoint() const;
   bool is_checkpoint_due() const;
   Task<Result<CheckpointView>> write_checkpoint(bool may_announce);

@@ -1,5 +1,7 @@
 #include "server/service/journal.h"
 
+#include <algorithm>
+
 #include <boost/asio/post.hpp>
 
 namespace centroid::server {
@@ -85,8 +87,18 @@ JournalWriter::State Journal::state() const {
   return writer_ ? writer_->state() : JournalWriter::State();
 }
 
-void Journal::refresh_metrics() const {
-  if (writer_) probe_.journal(writer_->state());
+void Journal::refresh_metrics(const std::optional<RowsJournalWriter::State>& rows) const {
+  if (!writer_ && !rows) return;
+  JournalWriter::State both = state();
+  const auto waits = [](const auto& one) { return !one.is_broken && !one.trouble.empty(); };
+  if (rows) {
+    both.bytes += rows->bytes;
+    both.written += rows->written;
+    both.unsynced_seconds = std::max(both.unsynced_seconds, rows->unsynced_seconds);
+    if (!both.is_broken && (rows->is_broken || waits(*rows))) both.trouble = rows->trouble;
+    both.is_broken = both.is_broken || rows->is_broken;
+  }
+  probe_.journal(both);
 }
 
 }  // namespace centroid::server

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "common/async/task_group.h"
 #include "server/service/probe.h"
 #include "server/store/journal_writer.h"
+#include "server/store/rows_journal_writer.h"
 
 namespace centroid::server {
 
@@ -38,7 +40,8 @@ class Journal {
   /// True once after it broke: a checkpoint is needed.
   bool wants_checkpoint();
   JournalWriter::State state() const;
-  void refresh_metrics() const;
+  /// `rows`: the journal of tables of sparse rows, if there is one; the metrics are of both.
+  void refresh_metrics(const std::optional<RowsJournalWriter::State>& rows) const;
 
  private:
   const Executor executor_;

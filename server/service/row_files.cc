@@ -227,12 +227,12 @@ Manifest tensors_of_pushes(std::uint64_t clients) {
 }
 }  // namespace
 
-Result<FileRecord> write_pushes(const fs::path& path,
-                                const std::vector<PushWindows::Entry>& clients) {
+Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) {
   CENTROID_ASSIGN(
       StripedWriter writer,
-      StripedWriter::create(path, tensors_of_pushes(clients.size()), {{"format", kFormat}}));
-  for (const PushWindows::Entry& entry : clients) {
+      StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()),
+                            {{"format", kFormat}, {"journal", std::to_string(pushed.journal)}}));
+  for (const PushWindows::Entry& entry : pushed.clients) {
     std::array<std::byte, kWindowBytes> applied{};
     for (std::size_t i = 0; i < PushWindows::kWindow; ++i)
       if (entry.applied[i]) applied[i / 8] |= std::byte{1} << (i % 8);
@@ -244,8 +244,12 @@ Result<FileRecord> write_pushes(const fs::path& path,
   return record_of(written);
 }
 
-Result<std::vector<PushWindows::Entry>> read_pushes(const fs::path& path) {
+Result<PushedRows> read_pushes(const fs::path& path) {
   CENTROID_ASSIGN(const SafetensorsReader file, SafetensorsReader::open(path));
+  PushedRows out;
+  Numbers numbers(path, file.metadata());
+  if (file.metadata().contains("journal")) out.journal = numbers.get("journal");
+  CENTROID_TRY(numbers.status);
   std::uint64_t clients = 0;
   for (const TensorInfo& info : file.manifest())
     if (info.name == "clients" && !info.shape.empty()) clients = info.shape[0];
@@ -260,14 +264,15 @@ Result<std::vector<PushWindows::Entry>> read_pushes(const fs::path& path) {
   CENTROID_TRY(read_part(file, "clients", 0, 1, ids, n));
   CENTROID_TRY(read_part(file, "newest", 0, 1, newest, n));
   CENTROID_TRY(read_part(file, "applied", 0, kWindowBytes, applied, n));
-  std::vector<PushWindows::Entry> entries(n);
+  std::vector<PushWindows::Entry>& entries = out.clients;
+  entries.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
     entries[i].client = ids[i];
     entries[i].newest = newest[i];
     for (std::size_t bit = 0; bit < PushWindows::kWindow; ++bit)
       entries[i].applied[bit] = (applied[i * kWindowBytes + bit / 8] >> (bit % 8) & 1) != 0;
   }
-  return entries;
+  return out;
 }
 
 }  // namespace centroid::server

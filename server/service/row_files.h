@@ -25,9 +25,12 @@ Result<FileRecord> write_rows(const std::filesystem::path& path, const RowSpec& 
 /// Returns the state as it was.
 Result<RowTable::State> read_rows(const std::filesystem::path& path, RowTable& table);
 
-/// What every client has pushed, who pushed last first.
-Result<FileRecord> write_pushes(const std::filesystem::path& path,
-                                const std::vector<PushWindows::Entry>& clients);
-Result<std::vector<PushWindows::Entry>> read_pushes(const std::filesystem::path& path);
+/// What the rows of a checkpoint hold.
+struct PushedRows {
+  std::vector<PushWindows::Entry> clients;  ///< who pushed last first
+  std::uint64_t journal = 0;                ///< the first segment of the journal behind them
+};
+Result<FileRecord> write_pushes(const std::filesystem::path& path, const PushedRows& pushed);
+Result<PushedRows> read_pushes(const std::filesystem::path& path);
 
 }  // namespace centroid::server

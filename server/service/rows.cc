@@ -4,7 +4,6 @@
 #include <random>
 
 #include "common/base/log.h"
-#include "server/service/row_files.h"
 
 namespace centroid::server {
 
@@ -19,6 +18,7 @@ constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
 /// What a request waits for.
 constexpr const char* kForPayload = "the rest of its message";
 constexpr const char* kForDisk = "a checkpoint of the tables, which the disk has not taken yet";
+constexpr const char* kForJournal = "the journal of the tables, which the disk has not taken yet";
 constexpr const char* kForReading = "that it reads its answer";
 
 std::uint64_t draw() {
@@ -34,9 +34,8 @@ std::span<const std::uint64_t> keys_in(Bytes payload, std::uint32_t rows) {
 
 }  // namespace
 
-RowsSnapshot::RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now,
-                           std::vector<PushWindows::Entry> clients)
-    : tables_(std::move(tables)), clients_(std::move(clients)) {
+RowsSnapshot::RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now, PushedRows pushed)
+    : tables_(std::move(tables)), pushed_(std::move(pushed)) {
   const std::lock_guard lock(tables_->mutex);
   for (RowTable& table : tables_->tables) states_.push_back(table.freeze(now));
 }
@@ -53,7 +52,7 @@ std::vector<CheckpointPart> RowsSnapshot::parts() {
     parts.push_back({rows_file_name(tables_->tables[i].spec().name),
                      [this, i](const std::filesystem::path& path) { return write(i, path); }});
   parts.push_back({kPushesFile, [this](const std::filesystem::path& path) {
-                     return write_pushes(path, clients_);
+                     return write_pushes(path, pushed_);
                    }});
   return parts;
 }
@@ -152,7 +151,10 @@ std::uint64_t RowsService::now() const {
 
 std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot() {
   if (!has_tables()) return nullptr;
-  return std::make_shared<RowsSnapshot>(tables_, now(), windows_.entries());
+  PushedRows pushed;
+  pushed.clients = windows_.entries();
+  pushed.journal = journal_ ? journal_->rotate() : next_position_.segment;
+  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed));
 }
 
 Status RowsService::restore(const std::filesystem::path& checkpoint,
@@ -160,9 +162,10 @@ Status RowsService::restore(const std::filesystem::path& checkpoint,
   const std::lock_guard lock(tables_->mutex);
   for (const std::string& file : files) {
     if (file == kPushesFile) {
-      CENTROID_ASSIGN(const auto clients, read_pushes(checkpoint / file));
-      windows_.restore(clients);
-      for (const PushWindows::Entry& entry : clients) gone_[entry.client] = clock_.now();
+      CENTROID_ASSIGN(const PushedRows pushed, read_pushes(checkpoint / file));
+      windows_.restore(pushed.clients);
+      for (const PushWindows::Entry& entry : pushed.clients) gone_[entry.client] = clock_.now();
+      first_segment_ = next_position_.segment = std::max<std::uint64_t>(pushed.journal, 1);
       continue;
     }
     const std::string name = table_of_rows_file(file).value_or(file);
@@ -250,10 +253,16 @@ void RowsService::waits(std::vector<WaitView>& views) const {
     if (seconds < kLong) continue;
     const transport::Peer& peer = client->session_.peer();
     const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
-    const bool is_its_own = client->waits_for != kForDisk;
+    const bool is_for_checkpoint = client->waits_for == kForDisk;
+    const bool is_its_own = !is_for_checkpoint && client->waits_for != kForJournal;
+    std::string what = client->waits_for;
+    if (client->waits_for == kForJournal)
+      if (const auto trouble = journal_->state().trouble; !trouble.empty()) what += ": " + trouble;
     views.push_back({.who = is_its_own ? "a request for rows" : name,
-                     .for_whom = is_its_own ? name : "checkpoint",
-                     .what = client->waits_for,
+                     .for_whom = is_its_own          ? name
+                                 : is_for_checkpoint ? "checkpoint"
+                                                     : "journal",
+                     .what = std::move(what),
                      .seconds = seconds});
   }
 }
@@ -277,6 +286,7 @@ void RowsService::tick() {
   std::erase_if(gone_, [&](const auto& gone) {
     if (now - gone.second <= proto::kRowsClientKept) return false;
     windows_.forget(gone.first);
+    journal_forget(gone.first);
     return true;
   });
 }
@@ -289,14 +299,16 @@ bool RowsService::is_held_up(std::uint32_t table, std::size_t pushed_keys) const
          (tables_->frozen_bytes > kCopyBudgetBytes || rows.may_evict(pushed_keys));
 }
 
-Task<Status> RowsService::checkpoint_room(std::uint32_t table, std::size_t pushed_keys) {
+/// Wait until this request may change the tables.
+Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, Client& client) {
   for (;;) {
     bool is_held = false;
     {
       const std::lock_guard lock(tables_->mutex);
       is_held = is_held_up(table, pushed_keys);
     }
-    if (!is_held) co_return Status();
+    client.waits_for = is_held ? kForDisk : kForJournal;
+    if (!is_held && (!journal_ || journal_->has_room())) co_return Status();
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
@@ -398,8 +410,7 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
   Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  client.waits_for = kForDisk;
-  CENTROID_CO_TRY(co_await checkpoint_room(head.table, 0));
+  CENTROID_CO_TRY(co_await room(head.table, 0, client));
   {
     const std::lock_guard lock(tables_->mutex);
     RowTable& table = tables_->tables[head.table];
@@ -410,6 +421,7 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
                std::span(reinterpret_cast<float*>(client.out.data()), floats), now());
     tables_->frozen_bytes += table.frozen_bytes() - copied;
     probes_[head.table].tell(table);
+    if (journals_pulls(table)) journal_pull(head, client);
   }
   client.waits_for = kForReading;
   co_return co_await session.respond(frame.header, Bytes(), client.out);
@@ -425,9 +437,11 @@ Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& c
   Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  client.waits_for = kForDisk;
-  CENTROID_CO_TRY(co_await checkpoint_room(head.table, head.rows));
+  CENTROID_CO_TRY(co_await room(head.table, head.rows, client));
   const auto applied = apply(head, client);
+  client.waits_for = kForJournal;
+  // Also of one that came again: the first may not be written yet.
+  if (applied.ok() && journal_) CENTROID_CO_TRY(co_await journalled());
   client.waits_for = kForReading;
   if (!applied.ok()) {
     refused_.add();
@@ -455,6 +469,7 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, con
   if (pushed.ok()) {
     windows_.mark(client.id, head.sequence);
     ++changes_;
+    if (journal_) journal_push(head, client);
     // Twice as many places as rows: the whole index is gone through in less than its growth.
     table.sweep(2 * keys.size(), now());
   }

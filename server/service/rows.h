@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
 #include "common/checkpoint/checkpoint.h"
@@ -16,6 +17,8 @@
 #include "server/api/view.h"
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
+#include "server/service/row_files.h"
+#include "server/store/rows_journal_writer.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -30,23 +33,26 @@ struct RowTables {
 /// One state of all tables and of what clients have pushed, while they go on.
 class RowsSnapshot {
  public:
-  RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now,
-               std::vector<PushWindows::Entry> clients);
+  RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now, PushedRows pushed);
   ~RowsSnapshot();
   /// Files for a checkpoint, once; any thread. The snapshot must live until they are written.
   std::vector<CheckpointPart> parts();
+  /// The first segment of the journal that a checkpoint with these files needs.
+  std::uint64_t journal() const { return pushed_.journal; }
 
  private:
   Result<FileRecord> write(std::size_t table, const std::filesystem::path& path);
 
   std::shared_ptr<RowTables> tables_;
   std::vector<RowTable::State> states_;
-  std::vector<PushWindows::Entry> clients_;
+  PushedRows pushed_;
 };
 
 /// The server's tables of sparse rows and the requests of their clients. A session that begins with
 /// RowsOpen is a client's: no member of the cluster. A client that is silent for a lease is closed;
 /// it connects again when it wants something.
+///
+/// With a journal a push is answered when it is written there; a pull may show it before.
 ///
 /// A request that cannot be served is answered with an error that names table and reason, and
 /// changes nothing; the session goes on.
@@ -98,6 +104,22 @@ class RowsService {
   /// failed_precondition: a table that the settings do not have, or have otherwise.
   Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
 
+  // rows_durability.cc: the journal
+  /// What stands in the journal's folder behind the checkpoint that was restored. `run_id`: of this
+  /// run, and where it is empty that of the journal. fails failed_precondition: of another run, or
+  /// of tables that the settings do not have, or have otherwise; data_loss
+  Status replay(const std::filesystem::path& folder, std::string& run_id);
+  /// Pushes are written before they are answered, from now on. Not set in `options`: tables,
+  /// on_progress. `executor`: the service's
+  Status start_journal(const Executor& executor, RowsJournalWriter::Options options);
+  /// A checkpoint of a snapshot is on the disk.
+  void checkpoint_written(std::uint64_t journal);
+  /// Its segments have more than so many bytes, or it is broken: only a checkpoint helps.
+  bool journal_wants_checkpoint(std::uint64_t bytes) const;
+  /// The server stops: what cannot be written is not waited for any more.
+  void give_up();
+  std::optional<RowsJournalWriter::State> journal() const;
+
   std::vector<TableView> views() const;
   /// Requests of clients that are held up, longer than two seconds.
   void waits(std::vector<WaitView>& views) const;
@@ -119,9 +141,16 @@ class RowsService {
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
   Result<proto::RowsPushReply> apply(const proto::RowsPush& head, const Client& client);
-  Task<Status> checkpoint_room(std::uint32_t table, std::size_t pushed_keys);
+  Task<Status> room(std::uint32_t table, std::size_t pushed_keys, Client& client);
   bool is_held_up(std::uint32_t table, std::size_t pushed_keys) const;
   Status check_room(const RowTable& table, std::size_t keys) const;
+  bool journals_pulls(const RowTable& table) const;
+  void journal_push(const proto::RowsPush& head, const Client& client);
+  void journal_pull(const proto::RowsPull& head, const Client& client);
+  void journal_forget(std::uint64_t client);
+  Task<Status> journalled();
+  Result<std::vector<std::size_t>> adopt(const std::vector<std::string>& tables);
+  Status replay(const rows_journal::Entry& entry, const std::vector<std::size_t>& tables);
   std::uint64_t now() const;  ///< seconds since the tables were begun, while there was a server
 
   const Clock& clock_;
@@ -140,6 +169,11 @@ class RowsService {
   std::unordered_map<std::uint64_t, TimePoint> gone_;  ///< by client: when its last session ended
   metrics::Counter repeated_, refused_, silent_;
   metrics::Gauge sessions_;
+
+  std::uint64_t first_segment_ = 1;            ///< behind the restored checkpoint
+  RowsJournalWriter::Position next_position_;  ///< where a journal begins, or would
+  std::shared_ptr<Event> journal_moved_;
+  std::unique_ptr<RowsJournalWriter> journal_;  ///< none: pushes are in no journal
 };
 
 }  // namespace centroid::server

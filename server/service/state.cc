@@ -1,5 +1,6 @@
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
 #include "server/service/cluster.h"
 #include "server/service/memory_need.h"
@@ -14,6 +15,8 @@ constexpr const char* kResidualSlot = "codec_down_residual";
 /// Fields of a checkpoint: by worker the last round in which its contribution counted.
 constexpr const char* kCountedPrefix = "counted/";
 constexpr std::uint64_t kCountedRounds = 16;
+/// Between two checkpoints that the tables' journal calls for.
+constexpr std::chrono::seconds kAgain{10};
 }  // namespace
 
 Task<Status> Cluster::prepare() {
@@ -36,7 +39,8 @@ Task<Status> Cluster::prepare() {
     CENTROID_CO_TRY(load_checkpoint());
     CENTROID_CO_TRY(load_rows());
     CENTROID_CO_TRY(co_await replay_journal());
-  } else if (!journal::segments_of(config_.journal_dir).empty()) {
+  } else if (!journal::segments_of(config_.journal_dir).empty() ||
+             !rows_journal::segments_of(config_.journal_dir).empty()) {
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there is a journal of an earlier run in " + config_.journal_dir +
                         ": go on from it with `resume`, or choose another `run_dir`");
@@ -52,8 +56,21 @@ Task<Status> Cluster::prepare() {
     CENTROID_CO_TRY(finish(fresh));
     run_id_ = fresh.run_id;
   }
+  CENTROID_CO_TRY(start_rows_journal());
   if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
   co_return Status();
+}
+
+Status Cluster::start_rows_journal() {
+  if (!config_.keeps_journal()) return {};
+  RowsJournalWriter::Options options;
+  options.folder = config_.journal_dir;
+  options.run_id = run_id_;
+  options.sync_every = config_.journal_sync;
+  options.waits = config_.journal_full == "wait";
+  options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
+  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+  return rows_.start_journal(executor_, std::move(options));
 }
 
 /// Without a model.
@@ -61,6 +78,8 @@ MemoryQuestion Cluster::memory_question() const {
   MemoryQuestion question;
   question.snapshot_bytes = kSnapshotBudgetBytes;
   if (rows_.has_tables()) question.tables_bytes = rows_.reserved_bytes() + kSnapshotBudgetBytes;
+  if (rows_.has_tables() && config_.keeps_journal())
+    question.tables_bytes += RowsJournalWriter::kQueueBytes;
   return question;
 }
 
@@ -255,9 +274,11 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
 
 /// After `load_checkpoint`.
 Status Cluster::load_rows() {
-  if (!resumed_from_) return {};
-  CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
-  CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+  if (resumed_from_) {
+    CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
+    CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+  }
+  CENTROID_TRY(rows_.replay(config_.journal_dir, run_id_));
   if (!rows_.has_tables()) return {};
   return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
 }
@@ -376,8 +397,12 @@ bool Cluster::needs_checkpoint() const {
 }
 
 bool Cluster::is_checkpoint_due() const {
+  const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
+  if (rows_.journal_wants_checkpoint(config_.journal_rows_bytes) && !checkpointing_ &&
+      since >= kAgain)
+    return true;
   return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
-         clock_.now() - std::max(checkpoint_begun_, started_) >= config_.checkpoint_interval;
+         since >= config_.checkpoint_interval;
 }
 
 Task<void> Cluster::checkpoint_in_background() {
@@ -453,6 +478,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // Rows, what was pushed, and the model, at one moment.
   const std::uint64_t rows_changes = rows_.changes();
   std::shared_ptr<RowsSnapshot> rows = rows_.begin_snapshot();
+  const std::uint64_t rows_journal = rows ? rows->journal() : 0;
   journal_.checkpoint_begins(info.round);
   Manifest manifest;
   if (has_model) manifest = store_->plan().manifest();
@@ -472,6 +498,9 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     if (written->ok() && !keeps_journal)  // of a time when there was one
       for (const journal::Segment& old : journal::segments_of(journal_dir))
         std::filesystem::remove(old.path, ignored);
+    if (written->ok() && !keeps_journal)
+      for (const rows_journal::Segment& old : rows_journal::segments_of(journal_dir))
+        std::filesystem::remove(old.path, ignored);
     return written;
   };
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
@@ -487,6 +516,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   checkpointed_ = info.version;
   rows_checkpointed_ = rows_changes;
   journal_.checkpoint_written(info.round);
+  rows_.checkpoint_written(rows_journal);
   const TimePoint end = clock_.now();
   const double elapsed = std::chrono::duration<double>(end - begin).count();
   trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, begin, end, info.round.value);

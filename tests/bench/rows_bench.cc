@@ -52,21 +52,32 @@ Rate measure(const Options& options, const Child& server,
   return {rows / wall, rows / (server.cpu_seconds() - cpu)};
 }
 
-int run(const Options& options) {
-  const Folder folder;
-  const std::string tables = "bench:dim=" + std::to_string(options.dim) +
-                             ",optimizer=" + options.optimizer + ",init=uniform:0.05";
-  const ServerProcess started =
-      start_server(folder.path(), {"--log-level", "warn", "--tables", tables});
-  const Child& server = started.child;
-  client::RowsClientOptions to;
-  to.server = started.data;
+/// A server and its clients.
+struct Setup {
+  Folder folder;
+  ServerProcess started;
   std::vector<std::unique_ptr<RowsClient>> clients;
-  for (std::uint64_t c = 0; c < options.clients; ++c) {
-    auto client = RowsClient::open(to, "bench");
-    if (!client.ok()) fail(client.error().to_string());
-    clients.push_back(std::move(*client));
+
+  Setup(const Options& options, const std::vector<std::string>& journal) {
+    std::vector<std::string> flags = {"--log-level", "warn", "--tables",
+                                      "bench:dim=" + std::to_string(options.dim) +
+                                          ",optimizer=" + options.optimizer + ",init=uniform:0.05"};
+    flags.insert(flags.end(), journal.begin(), journal.end());
+    started = start_server(folder.path(), flags);
+    client::RowsClientOptions to;
+    to.server = started.data;
+    for (std::uint64_t c = 0; c < options.clients; ++c) {
+      auto client = RowsClient::open(to, "bench");
+      if (!client.ok()) fail(client.error().to_string());
+      clients.push_back(std::move(*client));
+    }
   }
+};
+
+int run(const Options& options) {
+  auto plain = std::make_unique<Setup>(options, std::vector<std::string>());
+  const Child& server = plain->started.child;
+  std::vector<std::unique_ptr<RowsClient>>& clients = plain->clients;
   const std::size_t floats = options.batch * options.dim;
   std::vector<float> gradients(floats);
   CounterRng rng(1);
@@ -97,6 +108,15 @@ int run(const Options& options) {
     check(client.pull(random_keys(batch), out));
   };
   const Rate pulled = measure(options, server, clients, read, options.batches);
+  plain.reset();
+
+  const auto with_journal = [&](const std::string& sync) {
+    Setup setup(options, {"--journal", "on", "--journal-sync", sync});
+    measure(options, setup.started.child, setup.clients, first_use, filling);
+    return measure(options, setup.started.child, setup.clients, update, options.batches);
+  };
+  const Rate grouped = with_journal("1s");
+  const Rate synced = with_journal("0");
 
   const double values = static_cast<double>(options.rows * options.dim * sizeof(float));
   const double ratio = static_cast<double>(memory) / values;
@@ -108,6 +128,7 @@ int run(const Options& options) {
                                    {"batch", options.batch},         {"clients", options.clients},
                                    {"optimizer", options.optimizer}, {"created", entry(created)},
                                    {"updated", entry(pushed)},       {"pulled", entry(pulled)},
+                                   {"journal_1s", entry(grouped)},   {"journal_0", entry(synced)},
                                    {"memory_per_payload", ratio}};
     std::printf("%s\n", result.dump(2).c_str());
     return 0;
@@ -122,6 +143,12 @@ int run(const Options& options) {
   std::printf("%-28s %12.2f %22.2f   bar %.2f: %s\n", "pushed, rows updated", pushed.wall / 1e6,
               pushed.cpu / 1e6, kUpdatesBar / 1e6, pushed.cpu >= kUpdatesBar ? "met" : "missed");
   std::printf("%-28s %12.2f %22.2f\n", "pulled", pulled.wall / 1e6, pulled.cpu / 1e6);
+  const auto journalled = [](const char* what, const Rate& rate) {
+    std::printf("%-28s %12.2f %22.2f   bar %.2f: %s\n", what, rate.wall / 1e6, rate.cpu / 1e6,
+                kUpdatesBar / 1e6, rate.cpu >= kUpdatesBar ? "met" : "missed");
+  };
+  journalled("updated, --journal-sync 1s", grouped);
+  journalled("updated, --journal-sync 0", synced);
   std::printf("server's memory / values      %.3f   bar %.1f: %s\n", ratio, kMemoryBar,
               ratio <= kMemoryBar ? "met" : "missed");
   return 0;

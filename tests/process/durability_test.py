@@ -79,14 +79,14 @@ class Kill(DurabilityTest):
         for folder in ("common/checkpoint", "server"):
             for path in (SOURCES / folder).rglob("*.cc"):
                 found.update(re.findall(r'fault::point\("([a-z_.]+)"\)', path.read_text()))
-        return found
+        return {name for name in found if not name.startswith("rows_journal.")}  # rows_test.py reaches those
 
     def test_every_write_point(self):
         reached = self.folder / "points"
         environment = {"CENTROID_TEST_FAULT_LOG": str(reached)}
         arguments = [*JOURNAL, "--checkpoint-shard-bytes", 2048, "--tables", "emb:dim=4"]
         expected = self.whole("whole", *arguments, environment=environment)
-        names = reached.read_text().split()
+        names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
         # What a first run does not reach, a second does.
         self.assertEqual(self.points() - set(names), {"journal.replayed"})
         for number, name in enumerate(names):

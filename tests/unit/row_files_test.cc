@@ -179,10 +179,11 @@ TEST_F(RowFiles, WhatClientsPushedComesBack) {
   }
   windows.forget(7);
   EXPECT_EQ(windows.newest(7), 0u);
-  ASSERT_TRUE(write_pushes(path, windows.entries()).ok());
+  ASSERT_TRUE(write_pushes(path, {windows.entries(), 12}).ok());
   const auto read = read_pushes(path);
   ASSERT_TRUE(read.ok()) << read.error().to_string();
-  again.restore(*read);
+  EXPECT_EQ(read->journal, 12u);
+  again.restore(read->clients);
   EXPECT_EQ(again.clients(), windows.clients());
   for (std::uint64_t client = 1; client <= 40; ++client) {
     EXPECT_EQ(again.newest(client), windows.newest(client));

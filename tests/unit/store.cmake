@@ -6,6 +6,7 @@ centroid_test(shards_test LABEL unit SOURCES unit/shards_test.cc DEPS centroid::
 centroid_test(rows_test LABEL unit
   SOURCES unit/rows_test.cc unit/record_map_test.cc unit/push_windows_test.cc
   DEPS centroid::rows)
+centroid_test(rows_journal_test LABEL unit SOURCES unit/rows_journal_test.cc DEPS centroid::store centroid::checkpoint)
 centroid_test(row_files_test LABEL unit SOURCES unit/row_files_test.cc DEPS centroid::service)
 centroid_test(large_models_test LABEL conformance SOURCES unit/large_models_test.cc DEPS centroid::store centroid::checkpoint)
 if(TARGET large_models_test)

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/result.h"
+#include "common/checkpoint/file.h"
+
+/// Bytes of the journal of tables of sparse rows, the table of which stands in docs/durability.md,
+/// and how to read it. A segment is a file of records: a base, then batches of entries. A batch is
+/// what one write brought to the disk: all of it counts, or none.
+namespace centroid::rows_journal {
+
+constexpr std::size_t kHeadBytes = 40;
+constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{256} << 20;
+
+enum class Kind : std::uint8_t {
+  kBase = 1,   ///< first of a segment
+  kBatch = 2,  ///< entries, one behind the other
+};
+
+struct Head {
+  Kind kind = Kind::kBase;
+  std::uint64_t payload_bytes = 0;
+  /// Base: of the segment. Batch: of the batch, from 1, counted over all segments.
+  std::uint64_t number = 0;
+  /// Of the segment, when this was written: bytes known to be on the disk. Damage before them is
+  /// damage, behind them it may be a write that power loss cut short.
+  std::uint64_t durable_bytes = 0;
+  std::uint32_t payload_crc = 0;
+};
+
+struct Base {
+  std::string run_id;
+  std::uint64_t batches = 0;        ///< of the segments before
+  bool follows_gap = false;         ///< entries before it are in no segment: the journal had failed
+  std::vector<std::string> tables;  ///< as the setting has them; entries give a table's place here
+};
+
+/// What a table or a client did.
+struct Entry {
+  enum class Kind : std::uint8_t {
+    kPush = 1,    ///< data: keys (u64), then gradients (f32)
+    kPull = 2,    ///< data: keys; it counts as a use of their rows
+    kForget = 3,  ///< nobody of this name comes again
+  } kind = Kind::kPush;
+  std::uint16_t table = 0;
+  std::uint32_t rows = 0;
+  std::uint64_t now = 0;                   ///< of the tables' clock, seconds
+  std::uint64_t client = 0, sequence = 0;  ///< of a push; client: of a forget
+  Bytes data;
+};
+
+std::vector<std::byte> encode(const Head& head);
+/// fails data_loss: no head of ours, or altered; unimplemented: of a later format.
+Result<Head> decode_head(Bytes bytes);
+std::vector<std::byte> encode(const Base& base);
+Result<Base> decode_base(Bytes payload);
+
+/// Bytes of an entry in a batch.
+std::size_t size_of(const Entry& entry);
+void append(const Entry& entry, std::vector<std::byte>& batch);
+/// fails data_loss: not entries of ours.
+Result<std::vector<Entry>> decode_batch(Bytes payload);
+
+/// "rows-000000000042.log".
+std::string segment_name(std::uint64_t number);
+
+struct Segment {
+  std::filesystem::path path;
+  std::uint64_t number = 0, bytes = 0;
+};
+/// The segments of a folder, oldest first; none when there is no such folder.
+std::vector<Segment> segments_of(const std::filesystem::path& folder);
+
+/// Reads record by record through the segments of a folder from number `from` on. Blocking I/O; one
+/// thread.
+class Reader {
+ public:
+  Reader(const std::filesystem::path& folder, std::uint64_t from);
+
+  /// What `next` came to; the others' contents are below, until the next call.
+  enum class Found : std::uint8_t { kEnd, kBase, kBatch };
+  /// A tail that no completed write left is the end too (`torn` says so).
+  /// fails data_loss: damage before what was known to be on the disk, with path and offset, or
+  /// batches are missing between two segments
+  Result<Found> next();
+  const Base& base() const { return base_; }
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// Of the segment that is being read.
+  std::uint64_t segment() const { return segments_[index_].number; }
+  /// Batches so far, of earlier segments too.
+  std::uint64_t batches() const { return batches_; }
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  /// Why the last segment is read no further; empty when nothing was left over.
+  const std::string& torn() const { return torn_; }
+  /// Cut what `torn` speaks of off the last segment.
+  Status cut_tail() const;
+
+ private:
+  Status open_segment();
+  Result<Found> damaged(const std::string& why);
+  bool is_known_durable(std::uint64_t offset) const;
+  std::optional<std::uint64_t> batches_before_next() const;
+
+  std::vector<Segment> segments_;
+  std::size_t index_ = 0;
+  bool is_open_ = false;
+  file::Descriptor file_;
+  std::uint64_t position_ = 0;
+  std::optional<std::uint64_t>
+      limit_;  ///< batches up to the end of this segment, if there is another
+  std::uint64_t batches_ = 0;
+  Base base_;
+  std::vector<Entry> entries_;
+  std::vector<std::byte> payload_;
+  std::string torn_;
+};
+
+/// What `verify` finds: everything read, every checksum compared.
+struct Report {
+  std::size_t segments = 0;
+  std::uint64_t bytes = 0, batches = 0, pushes = 0;
+  std::string torn;  ///< as Reader::torn
+};
+Result<Report> verify(const std::filesystem::path& folder);
+
+}  // namespace centroid::rows_journal

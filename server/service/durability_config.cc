@@ -1,0 +1,64 @@
+#include "server/config.h"
+
+/// Settings of checkpoints and of the journal.
+namespace centroid::server {
+
+void register_durability(config::Schema& s, ServerConfig& c) {
+  s.field(
+      "checkpoint.every_rounds", &c.checkpoint_every_rounds,
+      {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds", .live = true},
+      "checkpoint-every");
+  s.field("checkpoint.interval", &c.checkpoint_interval,
+          {.text = "time between checkpoints, while something changes; 0: none by time",
+           .unit = "ms",
+           .min = 0},
+          "checkpoint-interval");
+  s.field("checkpoint.keep", &c.checkpoint_keep,
+          {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1, .live = true},
+          "checkpoint-keep");
+  s.field("checkpoint.keep_every", &c.checkpoint_keep_every,
+          {.text = "checkpoints whose round is a multiple of this are kept for ever; 0: none",
+           .unit = "rounds",
+           .live = true},
+          "checkpoint-keep-every");
+  s.field("checkpoint.shard_bytes", &c.checkpoint_shard_bytes,
+          {.text = "largest file of a checkpoint: a larger model becomes several and an index; 0: "
+                   "always one",
+           .unit = "bytes"},
+          "checkpoint-shard-bytes");
+  s.field("checkpoint.dir", &c.checkpoint_dir,
+          {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
+  s.field(
+      "journal.mode", &c.journal,
+      {.text = "exchange star: write every round to a journal before workers hear of its end, and "
+               "every push to tables of sparse rows before it is answered, so that a killed server "
+               "loses none (docs/durability.md)",
+       .choices = {"off", "on"}},
+      "journal");
+  s.field("journal.dir", &c.journal_dir, {.text = "folder of the journal; empty: run_dir/journal"},
+          "journal-dir");
+  s.field(
+      "journal.sync", &c.journal_sync,
+      {.text = "time between two fdatasync of the journal: what power loss may cost; 0: one for "
+               "each round, before workers hear of its end, and for each group of pushes to "
+               "tables, before they are answered",
+       .unit = "ms",
+       .min = 0,
+       .max = 600'000},
+      "journal-sync");
+  s.field(
+      "journal.full", &c.journal_full,
+      {.text = "what a round or a push does whose journal cannot be written (a full disk): wait "
+               "until it can, or go on without a journal until the next checkpoint",
+       .choices = {"wait", "go-on"}},
+      "journal-full");
+  s.field("journal.rows_bytes", &c.journal_rows_bytes,
+          {.text = "tables of sparse rows: a checkpoint is written when their journal has so many "
+                   "bytes; 0: never for that",
+           .unit = "bytes"},
+          "journal-rows-bytes");
+  s.field("resume", &c.resume,
+          {.text = "go on from the newest valid checkpoint and the journal behind it"});
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/rows_client.h"
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+namespace {
+
+using client::RowsClient;
+using client::RowsClientOptions;
+using Keys = std::vector<std::uint64_t>;
+using Floats = std::vector<float>;
+
+constexpr std::uint32_t kDim = 64;
+
+/// What is left of a server that was killed is its folder of that moment: a copy of it.
+class RowsJournalled : public testing::Test {
+ protected:
+  std::unique_ptr<TestServer> start(const std::string& run, const std::string& tables,
+                                    bool resume) {
+    server::ServerConfig c;
+    c.run_dir = folder.path() / run;
+    c.run_id = "r";
+    c.tables = tables;
+    c.journal = "on";
+    c.journal_sync = std::chrono::minutes(10);
+    c.resume = resume;
+    return std::make_unique<TestServer>(
+        c, [](Executor executor) { return transport::make_tcp(executor); });
+  }
+  static std::unique_ptr<RowsClient> client_of(const TestServer& server) {
+    RowsClientOptions options;
+    options.server = server.endpoint();
+    auto client = RowsClient::open(options, "emb");
+    EXPECT_TRUE(client.ok()) << client.error().to_string();
+    return std::move(client).value();
+  }
+  static Keys range(std::uint64_t first, std::uint64_t last) {
+    Keys keys(last - first);
+    std::iota(keys.begin(), keys.end(), first);
+    return keys;
+  }
+  static void push(RowsClient& client, std::uint64_t first, std::uint64_t last) {
+    const Keys keys = range(first, last);
+    ASSERT_TRUE(client.push(keys, Floats(keys.size() * kDim, 1.0f)).ok());
+  }
+  static Floats pull(RowsClient& client, std::uint64_t first, std::uint64_t last) {
+    const Keys keys = range(first, last);
+    Floats rows(keys.size() * kDim);
+    EXPECT_TRUE(client.pull(keys, rows).ok());
+    return rows;
+  }
+
+  TemporaryDirectory folder;
+};
+
+TEST_F(RowsJournalled, PullsCountThereWhereTheyDecideWhichRowsAreEvicted) {
+  const std::string table = "emb:dim=64,optimizer=sgd,lr=1,max_bytes=2200000";
+  const auto server = start("first", table, false);
+  const auto client = client_of(*server);
+  for (std::uint64_t step = 0; step < 24; ++step) {
+    push(*client, 500 * step, 500 * step + 500);
+    pull(*client, 100, 600);  // else the oldest would go
+  }
+  std::filesystem::copy(folder.path() / "first", folder.path() / "second",
+                        std::filesystem::copy_options::recursive);
+  const Floats rows = pull(*client, 0, 12000);
+  const auto kept = static_cast<std::size_t>(std::ranges::count(rows, -1.0f)) / kDim;
+  EXPECT_GT(kept, 4000u);
+  EXPECT_LT(kept, 9000u);
+  EXPECT_THAT(pull(*client, 100, 600), testing::Each(-1.0f));
+
+  const auto again = start("second", table, true);
+  EXPECT_EQ(pull(*client_of(*again), 0, 12000), rows);
+}
+
+}  // namespace
+}  // namespace centroid::test
