@@ -25,6 +25,7 @@
 #include "transport/tls/tls.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/device_residual.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 #include "worker/gpu_metrics.h"
@@ -332,6 +333,10 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   memory.begin_local = [&](const LocalTerms& terms, const ChunkPlan& plan) {
     return local->begin(terms, plan);
   };
+  if (group->device_gradient().device != nullptr)
+    memory.device_residual = [&](const std::string& codec) {
+      return residual_on_device(*group, codec);
+    };
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry));
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "common/codec/momentum.h"
@@ -131,6 +132,28 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
   reset();
 }
 
+void ErrorFeedback::use_device(std::unique_ptr<DeviceResidual> device) {
+  CENTROID_CHECK(owns_residual_ && !is_open_ && !pass_nonfinite_ && spec_.feedback.clip == 0);
+  device_ = std::move(device);
+  write_device();
+}
+
+/// Copies of residual and momentum become what the device has. One that cannot be asked gives NaN,
+/// which nobody takes for a residual.
+void ErrorFeedback::read_device() const {
+  if (!device_) return;
+  const std::uint64_t n = plan_.total_elements();
+  const auto momentum = momentum_ ? of(momentum_, n) : std::span<float>();
+  if (!device_status_.ok() || !device_->read(sums_, momentum).ok())
+    std::ranges::fill(sums_, std::numeric_limits<float>::quiet_NaN());
+}
+
+void ErrorFeedback::write_device() {
+  if (!device_ || !device_status_.ok()) return;
+  const std::uint64_t n = plan_.total_elements();
+  device_status_ = device_->write(sums_, momentum_ ? of(momentum_, n) : std::span<float>());
+}
+
 void ErrorFeedback::reset() {
   if (owns_residual_) {
     sums_ = of(residual_, plan_.total_elements());
@@ -140,6 +163,7 @@ void ErrorFeedback::reset() {
   for (Payload& payload : payloads_) payload.is_there = false;
   is_open_ = false;
   rounds_ = 0;
+  write_device();
 }
 
 void ErrorFeedback::begin_generation(std::uint32_t world) {
@@ -218,7 +242,21 @@ Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64
                    unit.name + " are not finite, the first is number " + std::to_string(first));
 }
 
+Status ErrorFeedback::encode_on_device(const Unit& unit) {
+  CENTROID_TRY(device_status_);
+  CENTROID_TRY(device_->begin(unit.begin, unit.elements, unit.name, ratio()));
+  for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
+    const Chunk& chunk = plan_.chunks()[c];
+    CENTROID_ASSIGN(const auto sent,
+                    device_->encode(chunk.position - unit.begin, chunk.elements, out_));
+    if (sent.is_dense && spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
+    keep_payload(chunk, sent.bytes, sent.elements);
+  }
+  return {};
+}
+
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
+  if (device_) return encode_on_device(unit);
   const std::span<const float> added = correct(unit, gradient);
   const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
@@ -332,6 +370,9 @@ void ErrorFeedback::forget() {
 
 void ErrorFeedback::take_back() {
   CENTROID_CHECK(owns_residual_);
+  const auto is_there = [](const Payload& payload) { return payload.is_there; };
+  const bool has_sent = std::ranges::any_of(payloads_, is_there);
+  if (has_sent) read_device();
   for (const Chunk& chunk : plan_.chunks()) {
     Payload& payload = payloads_[chunk.id.value];
     if (!std::exchange(payload.is_there, false)) continue;
@@ -342,17 +383,18 @@ void ErrorFeedback::take_back() {
     for (std::size_t i = 0; i < sent.size(); ++i)
       residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
   }
+  if (has_sent) write_device();
   is_open_ = false;
 }
 
 void ErrorFeedback::add_left(std::uint64_t position, std::span<const float> left, float factor) {
-  CENTROID_CHECK(owns_residual_ && !is_open_ && position + left.size() <= sums_.size());
+  CENTROID_CHECK(owns_residual_ && !device_ && !is_open_ && position + left.size() <= sums_.size());
   run_multiversioned<AddScaled>(left.data(), factor, sums_.data() + position, left.size());
 }
 
 void ErrorFeedback::add_left(std::uint64_t position, std::span<const std::uint32_t> index,
                              std::span<const float> left, float factor) {
-  CENTROID_CHECK(owns_residual_ && !is_open_ && index.size() == left.size());
+  CENTROID_CHECK(owns_residual_ && !device_ && !is_open_ && index.size() == left.size());
   const std::span<float> residual = sums_.subspan(position);
   for (std::size_t j = 0; j < index.size(); ++j) {
     const float next = residual[index[j]] + factor * left[j];
@@ -361,6 +403,7 @@ void ErrorFeedback::add_left(std::uint64_t position, std::span<const std::uint32
 }
 
 ErrorFeedback::State ErrorFeedback::state() const {
+  read_device();
   State state{sums_, {}, rounds_};
   if (momentum_) state.momentum = of(momentum_, plan_.total_elements());
   return state;
@@ -383,9 +426,13 @@ Status ErrorFeedback::restore(const State& state) {
   std::ranges::copy(state.residual, sums_.begin());
   if (momentum_) std::ranges::copy(state.momentum, of(momentum_, n).begin());
   rounds_ = state.rounds;
-  return {};
+  write_device();
+  return device_status_;
 }
 
-double ErrorFeedback::residual_norm() const { return norm_of(sums_); }
+double ErrorFeedback::residual_norm() const {
+  read_device();
+  return norm_of(sums_);
+}
 
 }  // namespace centroid

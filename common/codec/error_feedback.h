@@ -19,6 +19,29 @@
 
 namespace centroid {
 
+/// An ErrorFeedback's residual (and momentum) on a device, beside the gradient: what it computes is
+/// what the host would, bit for bit.
+///
+/// thread  one at a time
+class DeviceResidual {
+ public:
+  struct Sent {
+    std::size_t bytes = 0;
+    std::uint64_t elements = 0;
+    bool is_dense = false;
+  };
+  virtual ~DeviceResidual() = default;
+  /// Add the gradient to the residual of [position, position + elements) of all tensors end to end,
+  /// and select at `ratio`.
+  virtual Status begin(std::uint64_t position, std::uint64_t elements, const std::string& name,
+                       KeepRatio ratio) = 0;
+  /// The payload of `elements` numbers from `first` on of those that were begun; once per number.
+  virtual Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) = 0;
+  /// All of it, to and from the host. `momentum` is empty without momentum correction.
+  virtual Status read(std::span<float> residual, std::span<float> momentum) = 0;
+  virtual Status write(std::span<const float> residual, std::span<const float> momentum) = 0;
+};
+
 /// A sender's memory of what its codec left out: what is not sent now is sent later.
 ///
 /// steps   per round and unit (a tensor, everything with scope=global, a chunk with the dense
@@ -48,6 +71,10 @@ class ErrorFeedback {
                                                      ThreadPool* pool = nullptr,
                                                      Residual residual = Residual::kOwn);
 
+  /// From now on the residual is there, and `encode` adds the device's gradient, not the one it is
+  /// given. Between rounds, before the first; not with clip or pass_nonfinite. An error of the
+  /// device is told by the next `encode`.
+  void use_device(std::unique_ptr<DeviceResidual> device);
   /// The payload of a chunk, valid until the round is over. `gradients`: all tensors end to end;
   /// those of the chunk's unit are read when the unit's first chunk is asked for.
   /// fails invalid_argument: numbers that are not finite or, with f16, too large
@@ -128,6 +155,9 @@ class ErrorFeedback {
   Result<Bytes> payload_of(ChunkId chunk, std::span<const float> added, std::uint64_t round);
   std::span<const float> correct(const Unit& unit, std::span<const float> gradient);
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
+  Status encode_on_device(const Unit& unit);
+  void read_device() const;
+  void write_device();
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
   Status add_all(const Unit& unit, std::span<const float> gradient, bool& has_nonfinite);
   void send_sparse(const Chunk& chunk, const Unit& unit, const TopkSelector::Selection& kept);
@@ -142,6 +172,8 @@ class ErrorFeedback {
   TopkSelector selector_;
   bool owns_residual_;
   Buffer residual_, momentum_;
+  std::unique_ptr<DeviceResidual> device_;  // then residual_ and momentum_ are copies for the host
+  Status device_status_;
   std::span<float> sums_;          // where residual and gradient are added: mostly residual_
   std::vector<Payload> payloads_;  // of the round
   std::uint64_t round_ = 0, rounds_ = 0;

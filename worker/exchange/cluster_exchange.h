@@ -8,6 +8,7 @@
 
 #include "common/async/task.h"
 #include "common/base/metrics.h"
+#include "common/codec/error_feedback.h"
 #include "common/proto/messages.h"
 #include "common/tensor/chunk_plan.h"
 #include "transport/transport.h"
@@ -42,6 +43,9 @@ struct ExchangeMemory {
   /// Optional: whoever makes local steps. Called at most once, while `next` waits; gives the memory
   /// of contributions, which takes the place of `gradients`. Without it such a server is refused.
   std::function<Result<std::span<const float>>(const LocalTerms&, const ChunkPlan&)> begin_local;
+  /// Optional: a codec with error feedback may add and select where the gradient is. Called at most
+  /// once, while `next` waits; then `gradients` is read no more. fails: the host does it
+  std::function<Result<std::unique_ptr<DeviceResidual>>(const std::string& codec)> device_residual;
   /// Optional: the server saves the state after this round. Called by the loop's thread in `next`.
   std::function<void(Round)> keep_local;
 };

@@ -198,8 +198,16 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
                        std::to_string(reply.fragments) + " fragments: leave scope=global away");
     if (spec.feedback.enabled && !options_.peers) {
       CENTROID_ASSIGN(feedback_, ErrorFeedback::make(options_.join.codec, plan_));
-      feedback_->pass_nonfinite(reply.nonfinite ==
-                                static_cast<std::uint8_t>(proto::NonFinite::kPropagate));
+      const bool passes =
+          reply.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+      feedback_->pass_nonfinite(passes);
+      if (memory_.device_residual && reply.local_steps <= 1 && !passes) {
+        auto residual = memory_.device_residual(options_.join.codec);
+        if (residual.ok())
+          feedback_->use_device(std::move(residual).value());
+        else
+          log::info("codec.on_host", {{"why", residual.error()}});
+      }
     }
     if (spec.feedback.enabled && !options_.state_dir.empty()) {
       FeedbackKeeper::Identity identity;

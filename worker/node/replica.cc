@@ -132,6 +132,9 @@ class DeviceReplica final : public Replica {
     return result;
   }
 
+  OnDevice gradient_on_device() override { return {device_.get(), floats(*gradient_).data()}; }
+  void leave_gradient() override { is_left_ = true; }
+
   Result<bool> stage(const Batch& batch, StagedBatch& into) override {
     constexpr std::size_t kLine = 64;
     const auto lines = [](std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
@@ -202,7 +205,7 @@ class DeviceReplica final : public Replica {
       CENTROID_TRY(seat.group->all_reduce(seat.rank, all, static_cast<double>(samples),
                                           static_cast<double>(total), transfer_->native()));
     }
-    if (!options_.gradient.empty())
+    if (!options_.gradient.empty() && !is_left_)
       CENTROID_TRY(
           transfer_->copy(reinterpret_cast<std::byte*>(options_.gradient.data() + bucket.begin),
                           reinterpret_cast<const std::byte*>(own.data()), own.size_bytes()));
@@ -241,6 +244,7 @@ class DeviceReplica final : public Replica {
   std::unique_ptr<StreamEvent> loaded_;
   std::vector<Bucket> buckets_;
   std::unique_ptr<Model> model_;
+  bool is_left_ = false;  // the gradient, on the device
   // Of `stage`:
   std::unique_ptr<DeviceMemory> staging_;  // pinned
   std::unique_ptr<Stream> loading_;

@@ -51,6 +51,15 @@ class Replica {
   virtual Result<StepResult> train(const Batch& batch, std::uint64_t total,
                                    const std::function<void(TensorId)>& deliver) = 0;
   virtual Result<StepResult> evaluate(const Batch& batch) = 0;
+  /// Where the gradient is on a device, for who takes it from there; nothing on the CPU.
+  struct OnDevice {
+    Device* device = nullptr;
+    const float* gradient = nullptr;
+  };
+  virtual OnDevice gradient_on_device() { return {}; }
+  /// From now on `train` leaves it there: delivered is what is complete on the device. Between
+  /// steps.
+  virtual void leave_gradient() {}
   /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the
   /// replica's. False: batches stay on the host.
   virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;

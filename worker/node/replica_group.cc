@@ -167,6 +167,11 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     current_ = memory;
   }
   std::span<float> gradients() override { return floats(*gradients_); }
+  Replica::OnDevice device_gradient() override {
+    return nccl_ || seats_.size() == 1 ? seats_.front().replica->gradient_on_device()
+                                       : Replica::OnDevice{};
+  }
+  void leave_gradient() override { seats_.front().replica->leave_gradient(); }
   void use_noise(std::uint64_t key) override { noise_ = key; }
   void expect(const Dataset& data,
               const std::vector<std::span<const std::uint64_t>>& steps) override {

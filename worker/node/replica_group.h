@@ -48,6 +48,11 @@ class ReplicaGroup {
   virtual void use_params(std::span<float> memory) = 0;
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
+  /// The same on a device, where one device has all of it; complete when `on_ready` says so. Null:
+  /// there is none.
+  virtual Replica::OnDevice device_gradient() { return {}; }
+  /// The steps to come leave it there: `gradients` is not written any more. Between steps only.
+  virtual void leave_gradient() {}
   /// Key of the random numbers of the steps to come (dropout); with it a sample draws the same on
   /// every device and worker. Between steps only.
   virtual void use_noise(std::uint64_t key) = 0;

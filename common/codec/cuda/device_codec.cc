@@ -141,7 +141,8 @@ Status DeviceCodec::queue_dense(std::uint64_t first, std::uint64_t elements) {
 Result<std::size_t> DeviceCodec::encode(std::uint64_t first, std::uint64_t elements,
                                         MutableBytes out) {
   CENTROID_CHECK(first <= tensor_.elements && elements <= tensor_.elements - first);
-  CENTROID_CHECK(out.size() >= payload::dense_bytes(ValueType::kF32, elements));
+  CENTROID_CHECK(out.size() >= (has_form() ? payload::dense_bytes(ValueType::kF32, elements)
+                                           : bytes_of(dense_type(), elements)));
   if (!std::exchange(has_waited_, true)) CENTROID_TRY(stream_->wait());
   const auto summary = *as<cuda::SelectSummary>(summary_);
   if (summary.nonfinite > 0)
@@ -185,6 +186,8 @@ Result<std::size_t> DeviceCodec::take_sparse(std::uint64_t first, std::uint64_t 
     const auto sent = payload::sent(view, values_);
     for (std::size_t j = 0; j < count; ++j) rest[j] = value[j] - sent[j];
   }
+  sent_ = count;
+  was_dense_ = false;
   CENTROID_TRY(cuda::settle(index, rest, count, tensor_.residual, momentum_to_clear(), queue()));
   return bytes;
 }
@@ -207,6 +210,8 @@ Result<std::size_t> DeviceCodec::take_dense(std::uint64_t first, std::uint64_t e
                               momentum != nullptr ? momentum + first : nullptr, elements,
                               as<std::uint32_t>(flags_), queue()));
   dense_count_ = 0;
+  sent_ = elements;
+  was_dense_ = true;
   return form + bytes;
 }
 

@@ -58,6 +58,10 @@ class DeviceCodec {
   ///        count and the first) or, with f16, too large
   Result<std::size_t> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out);
 
+  /// Of the last `encode`: numbers that were sent, and whether as a dense payload.
+  std::uint64_t sent() const { return sent_; }
+  bool was_dense() const { return was_dense_; }
+
   Stream& stream() { return *stream_; }
 
  private:
@@ -77,6 +81,8 @@ class DeviceCodec {
   std::uint64_t max_elements_;
   Device& device_;
   Tensor tensor_;
+  std::uint64_t sent_ = 0;
+  bool was_dense_ = false;
   bool has_waited_ = false;                          // since `begin`
   bool selects_ = false;                             // and does not send everything densely
   std::uint64_t dense_first_ = 0, dense_count_ = 0;  // what was queued, or nothing

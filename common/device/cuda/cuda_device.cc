@@ -265,6 +265,18 @@ Result<std::unique_ptr<Device>> make_cuda_device(unsigned number) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = context->number;
   CENTROID_CUDA_TRY(cudaMemPoolCreate, &context->pool, &properties);
+  // GPUs that reach this one's memory may: NCCL adds there without a copy between.
+  for (int other = 0; other < static_cast<int>(count); ++other) {
+    int reaches = 0;
+    if (other == context->number) continue;
+    CENTROID_CUDA_TRY(cudaDeviceCanAccessPeer, &reaches, other, context->number);
+    if (reaches == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = other;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    CENTROID_CUDA_TRY(cudaMemPoolSetAccess, context->pool, &access, 1);
+  }
   return std::unique_ptr<Device>(new CudaDevice(context));
 }
 

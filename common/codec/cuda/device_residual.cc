@@ -1,0 +1,74 @@
+#include "common/codec/cuda/device_residual.h"
+
+#include <utility>
+
+#include "common/codec/cuda/device_codec.h"
+
+namespace centroid {
+
+namespace {
+
+float* floats(const std::unique_ptr<DeviceMemory>& memory) {
+  return reinterpret_cast<float*>(memory->data());
+}
+
+class CodecResidual final : public DeviceResidual {
+ public:
+  CodecResidual(std::unique_ptr<DeviceCodec> codec, const float* gradient,
+                std::unique_ptr<DeviceMemory> residual, std::unique_ptr<DeviceMemory> momentum)
+      : gradient_(gradient),
+        residual_(std::move(residual)),
+        momentum_(std::move(momentum)),
+        codec_(std::move(codec)) {}
+
+  Status begin(std::uint64_t position, std::uint64_t elements, const std::string& name,
+               KeepRatio ratio) override {
+    DeviceCodec::Tensor unit;
+    unit.gradient = gradient_ + position;
+    unit.residual = floats(residual_) + position;
+    unit.momentum = momentum_ ? floats(momentum_) + position : nullptr;
+    unit.elements = elements;
+    unit.name = name;
+    return codec_->begin(unit, ratio);
+  }
+  Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) override {
+    CENTROID_ASSIGN(const std::size_t bytes, codec_->encode(first, elements, out));
+    return Sent{bytes, codec_->sent(), codec_->was_dense()};
+  }
+  Status read(std::span<float> residual, std::span<float> momentum) override {
+    const auto to = std::as_writable_bytes(residual), also = std::as_writable_bytes(momentum);
+    CENTROID_TRY(codec_->stream().copy(to.data(), residual_->data(), to.size()));
+    if (momentum_) CENTROID_TRY(codec_->stream().copy(also.data(), momentum_->data(), also.size()));
+    return codec_->stream().wait();
+  }
+  Status write(std::span<const float> residual, std::span<const float> momentum) override {
+    const auto from = std::as_bytes(residual), also = std::as_bytes(momentum);
+    CENTROID_TRY(codec_->stream().copy(residual_->data(), from.data(), from.size()));
+    if (momentum_) CENTROID_TRY(codec_->stream().copy(momentum_->data(), also.data(), also.size()));
+    return codec_->stream().wait();
+  }
+
+ private:
+  const float* gradient_;
+  std::unique_ptr<DeviceMemory> residual_, momentum_;
+  std::unique_ptr<DeviceCodec> codec_;  // last: its stream uses the rest
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceResidual>> make_device_residual(const std::string& spec,
+                                                             std::uint64_t elements,
+                                                             const float* gradient,
+                                                             Device& device) {
+  CENTROID_ASSIGN(const CodecSpec parsed, CodecSpec::parse(spec));
+  CENTROID_ASSIGN(auto codec, DeviceCodec::make(spec, elements, device));
+  CENTROID_ASSIGN(auto residual, device.allocate(elements * sizeof(float)));
+  std::unique_ptr<DeviceMemory> momentum;
+  if (parsed.feedback.momentum != 0) {
+    CENTROID_ASSIGN(momentum, device.allocate(elements * sizeof(float)));
+  }
+  return std::unique_ptr<DeviceResidual>(
+      new CodecResidual(std::move(codec), gradient, std::move(residual), std::move(momentum)));
+}
+
+}  // namespace centroid

@@ -1,0 +1,152 @@
+// Error feedback beside a gradient that lives on a GPU against the same on the host: the bytes of
+// every payload, and what is left. The GPU is that of tests/support/late_device.h.
+
+#include "common/codec/cuda/device_residual.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "common/codec/error_feedback.h"
+#include "tests/support/late_device.h"
+#include "tests/support/simt.h"
+#include "worker/node/replica_group.h"
+
+namespace centroid::worker {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+Dataset random_data() {
+  CounterRng rng(1);
+  Dataset data;
+  data.name = "random";
+  data.samples = 40;
+  data.features = 30;
+  data.classes = 5;
+  for (std::uint64_t i = 0; i < data.samples * data.features; ++i)
+    data.x.push_back(static_cast<float>(rng.normal()));
+  for (std::uint64_t i = 0; i < data.samples; ++i)
+    data.y.push_back(static_cast<std::uint32_t>(rng.below(5)));
+  return data;
+}
+
+std::vector<float> copy_of(std::span<const float> of) { return {of.begin(), of.end()}; }
+
+/// A group on one GPU, with a codec.
+struct Sender {
+  Sender(const Model& model, const std::string& codec, bool on_device, const ChunkPlan& plan) {
+    GroupOptions options;
+    options.devices = "cuda:0";
+    options.open = simt::open_late;
+    options.bucket_bytes = 2000;
+    group = make_replica_group(model, std::move(options)).value();
+    model.initialize(3, group->params());
+    feedback = ErrorFeedback::make(codec, plan).value();
+    if (!on_device) return;
+    const auto at = group->device_gradient();
+    feedback->use_device(
+        make_device_residual(codec, group->gradients().size(), at.gradient, *at.device).value());
+    group->leave_gradient();
+  }
+  std::unique_ptr<ReplicaGroup> group;
+  std::unique_ptr<ErrorFeedback> feedback;  // goes first: it uses the device
+};
+
+class OnDevice : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    simt::use_seed(5);
+    simt::use_stream_seed(5);
+  }
+};
+
+TEST_P(OnDevice, SendsTheBytesOfTheHost) {
+  const auto model = make_model("mlp:30-60-5,relu").value();
+  const Dataset data = random_data();
+  const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
+  Sender host(*model, GetParam(), false, plan), device(*model, GetParam(), true, plan);
+  std::vector<std::uint64_t> samples(12);
+  for (std::uint64_t round = 1; round <= 6; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    std::iota(samples.begin(), samples.end(), 4 * round);
+    for (Sender* const one : {&host, &device}) {
+      ASSERT_TRUE(one->group->step(data, samples, {}).ok());
+      float i = 0;
+      for (float& p : one->group->params()) p += 0.01F * std::sin(i += 1.0F);
+    }
+    for (const Chunk& chunk : plan.chunks()) {
+      const auto right = host.feedback->encode(chunk.id, host.group->gradients(), round);
+      const auto got = device.feedback->encode(chunk.id, device.group->gradients(), round);
+      ASSERT_TRUE(right.ok() && got.ok()) << got.error().to_string();
+      EXPECT_TRUE(std::ranges::equal(*right, *got)) << to_string(chunk.id);
+      const auto again = device.feedback->encode(chunk.id, device.group->gradients(), round);
+      EXPECT_EQ(again->data(), got->data());  // within a round a chunk has one payload
+    }
+    EXPECT_EQ(device.feedback->totals().sent, host.feedback->totals().sent);
+    EXPECT_EQ(device.feedback->totals().dense_chunks, host.feedback->totals().dense_chunks);
+    EXPECT_EQ(device.feedback->totals().bytes, host.feedback->totals().bytes);
+    for (Sender* const one : {&host, &device}) {
+      if (round == 2)
+        one->feedback->take_back();
+      else
+        one->feedback->commit();
+    }
+    EXPECT_EQ(device.feedback->residual_norm(), host.feedback->residual_norm());
+    const auto left = device.feedback->state(), right = host.feedback->state();
+    EXPECT_TRUE(std::ranges::equal(left.residual, right.residual));
+    EXPECT_TRUE(std::ranges::equal(left.momentum, right.momentum));
+    EXPECT_EQ(left.rounds, right.rounds);
+    if (round == 4) {  // a worker that starts again takes what was kept
+      const auto residual = copy_of(left.residual), momentum = copy_of(left.momentum);
+      device.feedback->reset();
+      EXPECT_THAT(copy_of(device.feedback->state().residual), Each(0.0F));
+      ASSERT_TRUE(device.feedback->restore({residual, momentum, right.rounds}).ok());
+    }
+  }
+  EXPECT_THAT(copy_of(device.group->gradients()), Each(0.0F));  // nothing was copied
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, OnDevice,
+                         testing::Values("topk:0.05", "topk:0.1,values=int8,momentum=0.9",
+                                         "topk:0.02,scope=global", "topk:0.8", "int8:feedback=on",
+                                         "bf16:feedback=on"),
+                         [](const testing::TestParamInfo<const char*>& of) {
+                           return "Codec" + std::to_string(of.index);
+                         });
+
+TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
+  const auto model = make_model("mlp:30-60-5,relu").value();
+  const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
+  const Dataset data = random_data();
+  Sender device(*model, "topk:0.05", true, plan);
+  ASSERT_TRUE(device.group->step(data, std::vector<std::uint64_t>{1, 2, 3}, {}).ok());
+  ASSERT_TRUE(device.feedback->encode(ChunkId(0), device.group->gradients(), 1).ok());
+  simt::fail_copy(1);
+  EXPECT_TRUE(std::isnan(device.feedback->state().residual[0]));  // which `restore` refuses
+  simt::fail_copy(1);
+  device.feedback->reset();
+  simt::fail_copy(0);
+  const auto sent = device.feedback->encode(ChunkId(0), device.group->gradients(), 2);
+  ASSERT_FALSE(sent.ok());
+  EXPECT_THAT(sent.error().message(), HasSubstr("an illegal memory access"));
+}
+
+TEST(DeviceResidual, ClippingStaysOnTheHost) {
+  const auto device = simt::make_late_device(0);
+  const auto memory = device->allocate(400).value();
+  const auto made = make_device_residual("topk:0.05,clip=1", 100,
+                                         reinterpret_cast<const float*>(memory->data()), *device);
+  ASSERT_FALSE(made.ok());
+  EXPECT_THAT(made.error().message(), HasSubstr("for gradients on the CPU only"));
+}
+
+}  // namespace
+}  // namespace centroid::worker
