@@ -13,6 +13,7 @@ endif()
 set(fuzzers
   safetensors centroid::checkpoint
   checkpoint_manifest centroid::checkpoint
+  rows_journal centroid::checkpoint
   frame centroid::transport
   greeting centroid::transport
   messages centroid::proto
