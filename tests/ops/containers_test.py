@@ -109,10 +109,11 @@ class Manifests(Pods):
         old = self.reach("a leader", bool) and self.leading
         (heir,) = set(SERVERS) - {old}
         count, told, begin = len(self.events(heir, "leader.elected")), self.told(), time.monotonic()
+        self.assertGreater(told, 0)
         yield
         after = self.told()  # it cannot grow until another server leads
         if len(self.events(heir, "leader.elected")) == count:
-            told = after
+            told = max(told, after)
         view = self.reach(f"{heir} leads after {what}", lambda view: self.leading == heir and view["version"] > told and view["world"] == 3)
         self.assertGreaterEqual(self.began(heir), told, f"{what}: a committed round was lost")
         self.say(f"{what}: {time.monotonic() - begin:.1f} s; workers held version {told}, {heir} began with {self.began(heir)}, now {view['version']}")

@@ -93,9 +93,15 @@ def why_not_cuda():
     return None if done.returncode == 0 else f"{CUDA_BASE} cannot be pulled: {last_line(done)}"
 
 
+def compiler_cache():
+    """Options that lend the container this machine's ccache: where the compilers are the same, what was compiled here is not compiled again."""
+    folder = shutil.which("ccache") and run("ccache", "--get-config", "cache_dir").stdout.strip()
+    return ["-v", f"{folder}:/root/.cache/ccache"] if folder and os.path.isdir(folder) else []
+
+
 def build_by_dockerfile(kinds):
     for kind in kinds:
-        words = ["build", "--network", "host", "--layers", "--format", "docker", "-f", DOCKERFILE, "--target", kind, "-t", IMAGES[kind], ROOT]
+        words = ["build", "--network", "host", "--layers", "--format", "docker", *compiler_cache(), "-f", DOCKERFILE, "--target", kind, "-t", IMAGES[kind], ROOT]
         podman(*words, timeout=3000)
 
 

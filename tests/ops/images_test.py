@@ -48,7 +48,8 @@ class Image(unittest.TestCase):
                     self.skipTest(REASONS.get(kind, f"no image {kind}"))
                 about = json.loads(podman("image", "inspect", IMAGES[kind]))[0]
                 print(f"image {kind}: {about['Size'] / 1e6:.1f} MB", file=sys.stderr)
-                self.assertLess(about["Size"], MAX_IMAGE_BYTES)
+                if kind != "worker-cuda":  # which holds NVIDIA's libraries
+                    self.assertLess(about["Size"], MAX_IMAGE_BYTES)
                 self.assertEqual(about["Config"]["User"], f"{USER}:{USER}")
                 program = "etcd" if kind == "etcd" else "centroid-" + kind.removesuffix("-cuda")
                 self.assertEqual(about["Config"]["Entrypoint"], ["/usr/bin/tini", "--", f"/usr/bin/{program}"])
@@ -71,7 +72,8 @@ class Image(unittest.TestCase):
         plain, cuda = (re.search(rf"^FROM \S+ AS {name}\n((?:.+\n)+)", text, re.MULTILINE)[1] for name in ("build", "build-cuda"))
         comments = re.compile(r"^#.*\n", re.MULTILINE)
         plain = comments.sub("", plain).replace("deploy/image-root server build/release/bin /root-server \\\n && ", "")
-        self.assertEqual(comments.sub("", cuda), plain)
+        cuda = re.sub(r"(?<=/root-worker)( lib\S+)+$", "", comments.sub("", cuda), flags=re.MULTILINE)  # NVIDIA's
+        self.assertEqual(cuda, plain)
         stages = [images.last_stage(kind)[0] for kind in ("worker", "worker-cuda")]
         for line in ("USER 10001:10001", "EXPOSE 9091", "STOPSIGNAL SIGTERM", 'ENTRYPOINT ["/usr/bin/tini", "--", "/usr/bin/centroid-worker"]'):
             for stage in stages:
