@@ -1,9 +1,13 @@
 // How devices of one worker share the work: the time of a step on N CPU devices, each with the same
 // batch, over that on one. 1 is perfect, N is one after the other.
+//
+//   centroid-bench-devices                        CPU devices, as many as there are cores
+//   centroid-bench-devices cuda:0,cuda:1 [tf32]   these, with 256 samples each
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -15,7 +19,7 @@
 namespace centroid::worker {
 namespace {
 
-constexpr std::uint64_t kPerDevice = 16;  // samples
+constexpr std::uint64_t kPerDevice = 16, kPerGpu = 256;  // samples
 constexpr int kSteps = 15, kRepeats = 5;
 
 Dataset random_data(const Model& model, std::uint64_t samples) {
@@ -36,13 +40,23 @@ Dataset random_data(const Model& model, std::uint64_t samples) {
   return data;
 }
 
-/// Best mean time of a step, in seconds.
-double time_of(const Model& model, std::size_t devices) {
+std::string cpus(std::size_t devices) {
   std::string names = "cpu:0";
   for (std::size_t d = 1; d < devices; ++d) names += ",cpu:" + std::to_string(d);
-  auto group = make_replica_group(model, {.devices = names}).value();
+  return names;
+}
+
+/// Best mean time of a step, in seconds.
+double time_of(const Model& model, const std::string& devices, std::uint64_t per_device,
+               Matmul matmul = Matmul::kF32) {
+  auto made = make_replica_group(model, {.devices = devices, .matmul = matmul});
+  if (!made.ok()) {
+    std::fprintf(stderr, "%s\n", made.error().to_string().c_str());
+    std::exit(2);
+  }
+  const auto group = std::move(made).value();
   model.initialize(1, group->params());
-  const Dataset data = random_data(model, kPerDevice * devices);
+  const Dataset data = random_data(model, per_device * group->devices());
   std::vector<std::uint64_t> samples(data.samples);
   std::iota(samples.begin(), samples.end(), 0);
   double best = 1e9;
@@ -59,17 +73,37 @@ double time_of(const Model& model, std::size_t devices) {
 }  // namespace
 }  // namespace centroid::worker
 
-int main() {
+int main(int argc, char** argv) {
   using namespace centroid::worker;
+  constexpr const char* kSpecs[] = {"mlp:784-1024-1024-10",
+                                    "transformer:layers=4,width=128,context=128"};
+  if (argc > 1) {
+    const std::string all = argv[1], first = all.substr(0, all.find(','));
+    const auto matmul = parse_matmul(argc > 2 ? argv[2] : "f32");
+    if (!matmul.ok()) {
+      std::fprintf(stderr, "%s\n", matmul.error().to_string().c_str());
+      return 2;
+    }
+    for (const char* spec : kSpecs) {
+      const auto model = make_model(spec).value();
+      const double one = time_of(*model, first, kPerGpu, *matmul);
+      std::printf("%-44s %s %8.2f ms\n", spec, first.c_str(), 1e3 * one);
+      if (first == all) continue;
+      const double many = time_of(*model, all, kPerGpu, *matmul);
+      std::printf("%-44s %s %8.2f ms, %.2f of one (bar: 1.40)\n", spec, all.c_str(), 1e3 * many,
+                  many / one);
+    }
+    return 0;
+  }
   const std::size_t cores = std::thread::hardware_concurrency();
   std::printf("%zu cores; %llu samples per device; best of %d times %d steps\n", cores,
               static_cast<unsigned long long>(kPerDevice), kRepeats, kSteps);
-  for (const char* spec : {"mlp:784-1024-1024-10", "transformer:layers=4,width=128,context=128"}) {
+  for (const char* spec : kSpecs) {
     const auto model = make_model(spec).value();
-    const double one = time_of(*model, 1);
+    const double one = time_of(*model, cpus(1), kPerDevice);
     std::printf("%-44s 1 device %8.2f ms\n", spec, 1e3 * one);
     for (std::size_t devices = 2; devices <= std::min<std::size_t>(cores, 8); devices *= 2) {
-      const double many = time_of(*model, devices);
+      const double many = time_of(*model, cpus(devices), kPerDevice);
       std::printf("%-44s %zu devices %7.2f ms, %.2f of one (bar: 1.40)\n", spec, devices,
                   1e3 * many, many / one);
     }
