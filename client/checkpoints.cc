@@ -8,6 +8,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
 #include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/merge.h"
 #include "common/checkpoint/rows_journal.h"
 
 namespace centroid::client {
@@ -119,6 +120,38 @@ int export_model(const std::string& folder, const Export& what) {
   return fail(Error(ErrorCode::kNotFound, folder + ": holds no checkpoint" + wanted));
 }
 
+struct Merge {
+  std::string base, adapters, target, dtype = "f32";
+  bool any_base = false;
+};
+
+int merge(const Merge& what) {
+  const auto dtype = parse_dtype(what.dtype);
+  if (!dtype.ok()) return fail(dtype.error());
+  const Status done = merge_adapters(what.base, what.adapters, what.target,
+                                     {.dtype = *dtype, .any_base = what.any_base});
+  if (!done.ok()) return fail(done.error());
+  std::printf("%s: %s with the adapters of %s, as %s\n", what.target.c_str(), what.base.c_str(),
+              what.adapters.c_str(), what.dtype.c_str());
+  return kExitDone;
+}
+
+void add_merge(CLI::App& group, int& status) {
+  const auto wish = std::make_shared<Merge>();
+  CLI::App* const merged = group.add_subcommand(
+      "merge",
+      "Write base weights and the adapters that were trained beside them as one model without "
+      "adapters.");
+  merged->add_option("BASE", wish->base, "base weights, a safetensors file")->required();
+  merged->add_option("ADAPTERS", wish->adapters, "folder of a worker's --adapter-save, or PEFT's")
+      ->required();
+  merged->add_option("--to", wish->target, "file to write, NAME.safetensors")->required();
+  merged->add_option("--dtype", wish->dtype, "f32, bf16 or f16")->capture_default_str();
+  merged->add_flag("--any-base", wish->any_base,
+                   "do not compare BASE with the weights that the adapters were trained beside");
+  merged->callback([wish, &status] { status = merge(*wish); });
+}
+
 }  // namespace
 
 void add_checkpoints(CLI::App& app, int& status) {
@@ -152,6 +185,7 @@ void add_checkpoints(CLI::App& app, int& status) {
                  "with --table: the optimizer's state, ages, counts and waiting keys too")
       ->needs(table);
   exported->callback([folder, wish, &status] { status = export_model(*folder, *wish); });
+  add_merge(*group, status);
   const auto journal_folder = std::make_shared<std::string>();
   verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
   verify->callback([folder, journal_folder, &status] {

@@ -14,7 +14,7 @@ enum ExitStatus : int {
   kExitUnreachable = 3,  ///< no answer of the server
 };
 
-/// `checkpoints list|verify|export`: folders of checkpoints and journals, no server needed.
+/// `checkpoints list|verify|export|merge`: folders of checkpoints and journals, no server needed.
 /// `status` becomes the program's exit status when one of them was run.
 void add_checkpoints(CLI::App& app, int& status);
 

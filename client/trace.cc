@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -79,8 +80,9 @@ std::vector<Lane> lanes_of(const std::vector<Json>& documents) {
     std::string process;
     for (const Json& event : document) {
       const std::string name = text_of(event, "name"), lane = text_of(event, "tid");
-      if (name == "process_name") process = text_of(event["args"], "name");
-      if (name == "thread_name") lanes[lane].name = text_of(event["args"], "name");
+      if (name == "process_name") process = text_of(event.value("args", Json::object()), "name");
+      if (name == "thread_name")
+        lanes[lane].name = text_of(event.value("args", Json::object()), "name");
       if (text_of(event, "ph") != "X") continue;
       const double begin = number_of(event, "ts");
       const Interval span{begin, begin + number_of(event, "dur")};
@@ -186,16 +188,38 @@ Result<Json> fetch(const Session& session, const std::string& where, double seco
   return document["traceEvents"];
 }
 
+/// The spans of each process in a file of --trace, or of --out.
+Result<std::vector<Json>> read_file(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return Error(ErrorCode::kNotFound, path + " cannot be read");
+  const Json document = Json::parse(in, nullptr, false);
+  if (!document.is_object() || !document.contains("traceEvents") ||
+      !document["traceEvents"].is_array())
+    return Error(ErrorCode::kDataLoss, path + " is no trace: it has no list of traceEvents");
+  std::map<std::string, Json> processes;
+  for (const Json& event : document["traceEvents"])
+    if (event.is_object()) processes[text_of(event, "pid")].push_back(event);
+  std::vector<Json> out;
+  for (auto& [number, events] : processes) out.push_back(std::move(events));
+  return out;
+}
+
 struct Options {
-  std::vector<std::string> workers;
+  std::vector<std::string> workers, files;
   std::string out;
   double seconds = 10;
 };
 
 int trace(const Session& session, const Options& options) {
   std::vector<Json> documents;
-  std::vector<std::string> places{""};
+  std::vector<std::string> places;
+  if (options.files.empty()) places.push_back("");
   places.insert(places.end(), options.workers.begin(), options.workers.end());
+  for (const std::string& path : options.files) {
+    auto processes = read_file(path);
+    if (!processes.ok()) return complain(processes.error());
+    std::ranges::move(processes.value(), std::back_inserter(documents));
+  }
   for (const std::string& where : places) {
     auto events = fetch(session, where, options.seconds);
     if (!events.ok()) return complain(events.error());
@@ -230,7 +254,12 @@ void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       "What the server and workers did in the last seconds: how busy each was, and what else went "
       "on while a device was idle.");
   const auto options = std::make_shared<Options>();
-  tracing->add_option("HOST:PORT", options->workers, "workers, where they serve metrics");
+  CLI::Option* const places =
+      tracing->add_option("HOST:PORT", options->workers, "workers, where they serve metrics");
+  tracing
+      ->add_option("--from", options->files,
+                   "files that programs wrote (their --trace) instead of running ones")
+      ->excludes(places);
   tracing->add_option("--seconds", options->seconds, "how far back, of the server")
       ->check(CLI::Range(1, 60))
       ->capture_default_str();

@@ -206,6 +206,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"test_perplexity", perplexity(s)},
       {"version", s.version.value},
       {"fingerprint", std::to_string(fingerprint(params))},
+      {"optimizer_fingerprint", std::to_string(s.optimizer_fingerprint)},
       {"end", s.end},
       {"error", result.ok() ? "" : result.error().to_string()}};
   std::ofstream out(path);
@@ -224,6 +225,25 @@ Result<const Transformer*> adapted(const Model& model) {
                "adapter.load and adapter.save are for transformers with "
                "lora=RANK, not for model " +
                    model.spec());
+}
+
+/// After the first round everything that training takes has been taken: what is free now is free
+/// for batches, and what was planned can be compared.
+void measure_memory(ReplicaGroup& group, const GroupMemory& need, const MemoryLimit& limit,
+                    std::uint64_t most_ahead) {
+  const std::uint64_t ahead =
+      load_depth({.free_bytes = available_memory(), .batch_bytes = need.batch, .most = most_ahead});
+  group.set_load_ahead(ahead);
+  const std::uint64_t peak = peak_memory();
+  const log::Fields fields{{"peak_bytes", peak},
+                           {"planned_bytes", need.total()},
+                           {"limit_bytes", limit.bytes},
+                           {"limit_by", limit.source},
+                           {"load_ahead", ahead}};
+  if (peak > limit.bytes)
+    log::warn("worker.memory_over_limit", fields);
+  else
+    log::info("worker.memory_measured", fields);
 }
 
 /// First signal: leave after the round. Second: at once.
@@ -268,7 +288,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   const bool on_gpus = config.devices.find("cpu") == std::string::npos;
   const GroupMemory need =
       memory_of(*model, count_devices(config.devices), config.batch, data, on_gpus);
-  CENTROID_TRY(check_memory(need, memory_limit(config.memory_limit)));
+  const MemoryLimit limit = memory_limit(config.memory_limit);
+  CENTROID_TRY(check_memory(need, limit));
   const std::uint64_t ahead = load_depth({.free_bytes = available_memory(),
                                           .peak_bytes = need.total() - need.data,
                                           .batch_bytes = need.batch,
@@ -349,6 +370,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     probe.round_ended(share, stats, report);
     probe.traffic(exchange->traffic());
     probe.evaluated(now.test_accuracy, now.test_loss);
+    if (now.rounds == 1) measure_memory(*group, need, limit, config.load_ahead);
     if (share.epoch == epoch) return;
     epoch = share.epoch;
     log::info("epoch.ended", {{"epoch", epoch},

@@ -31,16 +31,19 @@ void climb(const std::string& mount, std::string path, const std::string& file,
   }
 }
 
-/// A line of /proc/meminfo, "MemTotal:"; 0 when it is not there.
-std::uint64_t meminfo(const std::string& root, const std::string& line) {
-  std::ifstream file(root + "/proc/meminfo");
-  std::string name;
-  std::uint64_t kib = 0;
-  while (file >> name >> kib) {
-    if (name == line) return kib * 1024;
-    file.ignore(256, '\n');
+/// Bytes in a line "MemTotal:  123 kB" of a file; 0 when it is not there.
+std::uint64_t bytes_in(const std::string& path, const std::string& line) {
+  std::ifstream file(path);
+  for (std::string name; file >> name;) {
+    std::uint64_t kib = 0;
+    if (name == line) return file >> kib ? kib * 1024 : 0;
+    file.ignore(4096, '\n');
   }
   return 0;
+}
+
+std::uint64_t meminfo(const std::string& root, const std::string& line) {
+  return bytes_in(root + "/proc/meminfo", line);
 }
 
 }  // namespace
@@ -67,6 +70,10 @@ MemoryLimit memory_limit(std::uint64_t setting, const std::string& root) {
 
 std::uint64_t available_memory(const std::string& root) {
   return std::min(meminfo(root, "MemAvailable:"), memory_limit(0, root).bytes);
+}
+
+std::uint64_t peak_memory(const std::string& root) {
+  return bytes_in(root + "/proc/self/status", "VmHWM:");
 }
 
 }  // namespace centroid

@@ -18,4 +18,8 @@ MemoryLimit memory_limit(std::uint64_t setting, const std::string& root = "");
 /// limit.
 std::uint64_t available_memory(const std::string& root = "");
 
+/// The most memory that this process has had resident at once, in bytes; 0: the system does not
+/// say.
+std::uint64_t peak_memory(const std::string& root = "");
+
 }  // namespace centroid

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,9 @@ class SafetensorsReader {
   /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on). fails not_found, data_loss
   /// (short file).
   Status read(const std::string& name, std::uint64_t offset_bytes, MutableBytes into) const;
+  /// Read a whole tensor of f32, bf16 or f16 as float32. fails as read; invalid_argument: another
+  /// type or number of elements
+  Status read_f32(const std::string& name, std::span<float> into) const;
 
  private:
   SafetensorsReader();

@@ -67,6 +67,26 @@ Status SafetensorsReader::read(const std::string& name, std::uint64_t offset_byt
                        into);
 }
 
+Status SafetensorsReader::read_f32(const std::string& name, std::span<float> into) const {
+  const auto found = impl_->index.find(name);
+  if (found == impl_->index.end()) return read(name, 0, {});  // says that it is not there
+  const TensorInfo& tensor = impl_->header.manifest[found->second];
+  const bool is_half = tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
+  if (tensor.elements() != into.size() || (!is_half && tensor.dtype != DType::kF32))
+    return Error(ErrorCode::kInvalidArgument,
+                 impl_->path.string() + ": tensor " + printable(name, 200) + " is " +
+                     std::string(to_string(tensor.dtype)) + " with " +
+                     std::to_string(tensor.elements()) +
+                     " elements, expected f32, bf16 or f16 with " + std::to_string(into.size()));
+  if (!is_half) return read(name, 0, std::as_writable_bytes(into));
+  std::vector<std::uint16_t> halves(into.size());
+  CENTROID_TRY(read(name, 0, std::as_writable_bytes(std::span(halves))));
+  const bool is_bf16 = tensor.dtype == DType::kBF16;
+  for (std::size_t i = 0; i < halves.size(); ++i)
+    into[i] = is_bf16 ? f32_from_bf16(halves[i]) : f32_from_f16(halves[i]);
+  return {};
+}
+
 Result<std::uint32_t> file_crc32c(const std::filesystem::path& path) {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));

@@ -55,9 +55,19 @@ void Coordinator::round_over() {
   if (exchange > 0) cadence_.exchanged(exchange);
 }
 
-std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members) {
+std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members,
+                                             std::span<const double> busy) {
   if (!is_on()) return std::vector<std::uint64_t>(members.size(), options_.cadence.initial);
-  if (options_.ratios.empty()) return cadence_.plan(members);
+  if (options_.ratios.empty()) {
+    auto steps = cadence_.plan(members);
+    for (std::size_t rank = 0; rank < busy.size(); ++rank) {
+      const double pace = cadence_.seconds_per_step(members[rank]);
+      if (!(pace > 0) || !(busy[rank] > 0)) continue;
+      const double left = static_cast<double>(steps[rank]) - std::round(busy[rank] / pace);
+      steps[rank] = left > 1 ? static_cast<std::uint64_t>(left) : 1;
+    }
+    return steps;
+  }
   // Given speeds: the least of them above 0 makes as many steps as the anchor says.
   std::vector<double> speeds;
   for (std::size_t rank = 0; rank < members.size(); ++rank)

@@ -41,7 +41,10 @@ class Coordinator {
   /// The round is over: judge what its members have said.
   void round_over();
   /// Steps of each member in the next round; `members` in rank order.
-  std::vector<std::uint64_t> plan(std::span<const MemberId> members);
+  /// busy  seconds that each of them is kept from its steps in that round (it evaluates, say): with
+  ///       measured speeds it makes so many fewer, at least one; none: nobody is
+  std::vector<std::uint64_t> plan(std::span<const MemberId> members,
+                                  std::span<const double> busy = {});
 
   /// Samples a second of each, members having batches of these sizes; all 0 while one is not known.
   std::vector<double> speeds(std::span<const MemberId> members,

@@ -26,6 +26,7 @@
 #include "server/config.h"
 #include "server/coordinate/coordinator.h"
 #include "server/coordinate/returned_shares.h"
+#include "server/coordinate/tally.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
@@ -93,6 +94,8 @@ struct Link {
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
+  TimePoint asked_at;          ///< when it was last told so with a round
+  SmoothedTime evaluation;     ///< how long that took, before it began to train
   bool state_requested = false;
   bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
   std::optional<Round> keep;      ///< to be told that the state after this round is saved
@@ -276,6 +279,7 @@ class Cluster final : public ControlPlane {
   void decide(RoundDecision decision);
 
   // shares.cc: who trains what
+  std::optional<std::size_t> evaluator(std::span<const MemberId> members) const;
   std::vector<std::uint64_t> wanted_samples(std::span<const MemberId> members);
   std::uint64_t overshoot_samples(std::span<const MemberId> members);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
@@ -559,10 +563,6 @@ class Cluster final : public ControlPlane {
   Journal journal_;
 
   // for the operator
-  struct Tally {
-    double loss_sum = 0;
-    std::uint64_t samples = 0, correct = 0, steps = 0;
-  };
   Tally round_tally_, epoch_tally_;
   TimePoint round_opened_;
   std::deque<RoundView> history_;

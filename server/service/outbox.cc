@@ -71,7 +71,10 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
       }
       const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
-      if (open.evaluate) link->asked.push_back(open.version);
+      if (open.evaluate) {
+        link->asked.push_back(open.version);
+        link->asked_at = clock_.now();
+      }
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
     } else if (attempt && link->late && link->late->key == attempt->key()) {
       if (!link->late->outcome || !attempt->closed) {

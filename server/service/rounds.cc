@@ -139,7 +139,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.steps_before = config_.local_steps > 1 ? steps_before_ : 0;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
-    open.evaluate = evaluate_next_ && !find(attempt_->members[rank])->behind;
+    open.evaluate = evaluator(attempt_->members) == rank;
     if (open.evaluate) evaluate_next_ = false;
     hand_out(*find(attempt_->members[rank]), open);
     codecs.push_back(find(attempt_->members[rank])->codec);
@@ -441,15 +441,12 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
 
   const double elapsed = seconds(clock_.now() - round_opened_);
-  if (round_tally_.samples > 0)
-    loss_ = round_tally_.loss_sum / static_cast<double>(round_tally_.samples);
+  if (round_tally_.samples > 0) loss_ = round_tally_.loss();
   const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
   samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
   samples_total_ += round_tally_.samples;
   steps_before_ += round_tally_.steps;
-  epoch_tally_.loss_sum += round_tally_.loss_sum;
-  epoch_tally_.samples += round_tally_.samples;
-  epoch_tally_.correct += round_tally_.correct;
+  epoch_tally_.add(round_tally_);
   probe_.round_committed(elapsed, round_tally_.samples, loss_);
   log::debug("round.committed", {{"round", round_.value},
                                  {"version", store_->version().value},
@@ -510,9 +507,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
                                                        : "aborted";
   view.seconds = seconds(clock_.now() - round_opened_);
   view.opened_unix_seconds = clock_.unix_seconds() - view.seconds;
-  view.loss = round_tally_.samples > 0
-                  ? round_tally_.loss_sum / static_cast<double>(round_tally_.samples)
-                  : 0;
+  view.loss = round_tally_.loss();
   for (const MemberId member : attempt_->members) {
     const auto done = machine_.contributed();
     const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
@@ -539,12 +534,9 @@ void Cluster::round_over() {
   if (!is_epoch_over) return;
   evaluate_next_ = true;
   if (epoch_tally_.samples > 0) {
-    const double samples = static_cast<double>(epoch_tally_.samples);
-    train_accuracy_ = static_cast<double>(epoch_tally_.correct) / samples;
+    train_accuracy_ = epoch_tally_.accuracy();
     tell(events_, log::Level::kInfo, "epoch.ended",
-         {{"epoch", epoch_},
-          {"loss", epoch_tally_.loss_sum / samples},
-          {"accuracy", train_accuracy_}});
+         {{"epoch", epoch_}, {"loss", epoch_tally_.loss()}, {"accuracy", train_accuracy_}});
   }
   epoch_tally_ = {};
 }

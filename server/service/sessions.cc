@@ -501,21 +501,22 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   const std::uint64_t all = round_samples_ + returned_.taken();
   link.share_ratio =
       all > 0 ? static_cast<double>(link.part.samples()) / static_cast<double>(all) : 0;
+  // Of the share, for of a language model `end.samples` counts tokens.
+  const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1)),
+               steps = static_cast<double>(link.part.samples()) / batch;
   link.part = {};
   link.divergence = end.divergence;
-  const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1));
-  coordinator_.contributed(link.id, {.steps = static_cast<double>(end.samples) / batch,
+  coordinator_.contributed(link.id, {.steps = steps,
                                      .compute_seconds = end.compute_seconds,
                                      .exchange_seconds = end.exchange_seconds,
                                      .divergence = end.divergence});
 }
 
 void Cluster::tally(const Link& link, const proto::PushEnd& end) {
-  const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
-  round_tally_.steps += end.samples / batch + (end.samples % batch > 0 ? 1 : 0);
-  round_tally_.loss_sum += end.loss_sum;
-  round_tally_.samples += end.samples;
-  round_tally_.correct += end.correct;
+  round_tally_.add({.loss_sum = end.loss_sum,
+                    .samples = end.samples,
+                    .correct = end.correct,
+                    .steps = link.local_steps});
 }
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
@@ -568,6 +569,8 @@ Status Cluster::take_report(Link& link, const proto::Report& report) {
                      (link.asked.empty() ? "" : "; asked was " + to_string(link.asked.front())));
   link.asked.erase(asked);
   if (report.samples == 0) return {};
+  if (!link.finish)
+    link.evaluation.observe(std::chrono::duration<double>(clock_.now() - link.asked_at).count());
   const double samples = static_cast<double>(report.samples);
   test_accuracy_ = static_cast<double>(report.correct) / samples;
   test_loss_ = report.loss_sum / samples;

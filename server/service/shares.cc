@@ -9,10 +9,22 @@
 /// what the coordinator makes of their speed.
 namespace centroid::server {
 
+/// Who of the members of a round evaluates first, if that is to be done; none: nobody can.
+std::optional<std::size_t> Cluster::evaluator(std::span<const MemberId> members) const {
+  if (!evaluate_next_) return std::nullopt;
+  const auto first =
+      std::ranges::find_if(members, [this](MemberId id) { return !find(id)->behind; });
+  if (first == members.end()) return std::nullopt;
+  return static_cast<std::size_t>(first - members.begin());
+}
+
 /// Samples that each of the members is to have in a round, where there are so many.
 std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> members) {
   const std::uint64_t most = agreed_->train_samples;
-  std::vector<std::uint64_t> steps = coordinator_.plan(members), batches, samples;
+  std::vector<double> busy(members.size(), 0);
+  if (const auto rank = evaluator(members); rank && members.size() > 1 && config_.local_steps > 1)
+    busy[*rank] = find(members[*rank])->evaluation.seconds();
+  std::vector<std::uint64_t> steps = coordinator_.plan(members, busy), batches, samples;
   for (const MemberId id : members) batches.push_back(find(id)->join.batch);
   if (coordinator_.is_on() && config_.local_steps == 1) {  // one gradient: its size stays
     const std::uint64_t total = std::accumulate(batches.begin(), batches.end(), std::uint64_t{0});

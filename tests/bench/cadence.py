@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Two workers, one of them slower, on digits: what they train together, against what each trains alone.
 
-Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--model SPEC] [--data-cache-dir DIR]
-Ideal is the sum of the samples a second that each makes alone, without a cluster (exchange local). The cluster is measured in the
-middle of its training, from the number of samples that the server has counted. Busy is the same from the workers' own clocks:
-the part of a round that they computed, weighted by their speed.
+Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--overshoot 0] [--model SPEC] ...
+Ideal is the sum of the samples a second that each makes alone, as a whole program without a cluster (exchange local): forward,
+backward, its optimizer's step, held-out data at each epoch's end, by its clock on the wall. The cluster is measured in the middle of
+its training, from the number of samples that the server has counted. Of computing alone is the same against forward and backward
+only, which nobody reaches who also learns. Busy is from the workers' own clocks: the part of a round that they computed, weighted by
+their speed. Of the repeats the median counts; alone and together take turns.
 """
 
 import argparse
@@ -17,12 +19,12 @@ import urllib.request
 
 
 def solo(options, folder, slowdown):
-    """Samples a second of one worker alone."""
+    """Samples a second of one worker alone: in all, and while it computed."""
     summary = folder / "solo.json"
     flags = ["--exchange", "local", "--rounds", str(options.solo_rounds), "--slowdown", str(slowdown), "--summary-file", str(summary)]
     subprocess.run([options.bin / "centroid-worker", *flags, *common(options)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     told = json.loads(summary.read_text())
-    return told["samples"] / told["compute_seconds"]
+    return told["samples"] / told["seconds"], told["samples"] / told["compute_seconds"]
 
 
 def common(options):
@@ -48,7 +50,8 @@ def together(options, folder):
     endpoints = folder / "endpoints.json"
     server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
     server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence", options.cadence, "--log-level", "warn"]
-    server += ["--local-steps", str(options.local_steps), "--outer", "average"]
+    server += ["--local-steps", str(options.local_steps), "--outer", "average", "--cadence.overshoot", str(options.overshoot)]
+    server += ["--cadence.dead_zone", str(options.dead_zone)]
     children = [subprocess.Popen(server)]
     try:
         while not endpoints.exists():
@@ -87,17 +90,27 @@ def main():
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--model", default="mlp:64-512-512-10")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--overshoot", type=int, default=0)
+    parser.add_argument("--dead-zone", type=float, default=0.10)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--solo-rounds", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=10_000)
     parser.add_argument("--data-cache-dir", default=".cache/data")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="centroid-bench-") as name:
-        folder = pathlib.Path(name)
-        alone = [solo(options, folder, 1), solo(options, folder, options.slowdown)]
-        rate, busy, cluster, workers = together(options, folder)
-    ideal = sum(alone)
-    print(f"alone: {alone[0]:.0f} and {alone[1]:.0f} samples/s, ideal {ideal:.0f}")
-    print(f"cadence {options.cadence}: {rate:.0f} samples/s, {100 * rate / ideal:.1f} % of ideal; busy {100 * busy:.1f} %")
+    runs = []
+    for _ in range(options.repeats):
+        with tempfile.TemporaryDirectory(prefix="centroid-bench-") as name:
+            folder = pathlib.Path(name)
+            alone = [solo(options, folder, 1), solo(options, folder, options.slowdown)]
+            rate, busy, cluster, workers = together(options, folder)
+        ideal, computing = (sum(one[which] for one in alone) for which in (0, 1))
+        runs.append((rate / ideal, rate, ideal, computing, busy, alone, cluster, workers))
+    part, rate, ideal, computing, busy, alone, cluster, workers = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
+    print(f"alone: {alone[0][0]:.0f} and {alone[1][0]:.0f} samples/s, ideal {ideal:.0f} (computing alone: {computing:.0f})")
+    print(
+        f"cadence {options.cadence}: {rate:.0f} samples/s, {100 * part:.1f} % of ideal ({', '.join(f'{100 * run[0]:.1f}' for run in runs)}); "
+        f"{100 * rate / computing:.1f} % of computing alone; busy {100 * busy:.1f} %"
+    )
     for worker in workers.values():
         print(f"  {worker['name']}: {worker['local_steps']} steps a round, {1e3 * worker['pace_seconds']:.2f} ms a step, divergence {worker['divergence']:.4f}")
     print(

@@ -179,6 +179,29 @@ TEST_F(CoordinatorTest, GivenSpeedsAreKept) {
   }
 }
 
+/// What is trained behind a contribution is told with the next: of 7 and 4 steps 5 and 2 are in the
+/// first, 2 and 2 and all of the second round's in the second.
+TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
+  const auto data = make_blobs(900, 8, 4, 1);
+  ServerConfig c = config(2);
+  c.rounds = 2;
+  c.local_steps = 4;
+  c.overlap = 2;
+  c.outer = "average";
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "7,4";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b")}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  EXPECT_THAT(trained.shares["a"], ::testing::ElementsAre(7 * 8, 7 * 8));
+  EXPECT_THAT(trained.shares["b"], ::testing::ElementsAre(4 * 8, 4 * 8));
+  const auto rounds = server.rounds();
+  ASSERT_EQ(rounds.size(), 2u);
+  EXPECT_EQ(rounds[1].samples, (5u + 2) * 8);
+  EXPECT_EQ(rounds[0].samples, (2u + 2 + 7 + 4) * 8);
+}
+
 struct Way {
   const char *name, *exchange, *policy;
   std::uint64_t overlap;
@@ -206,12 +229,15 @@ TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
   ASSERT_TRUE(server.join().ok());
   expect_each_once(trained, 20);
   const auto view = server.view();
-  // With asp what is under way at the end counts no more.
+  // With asp what is under way at the end counts no more, nor what came over 32 rounds late; and
+  // who contributes while the others stand still is where the mean is.
   const bool is_joint = GetParam().policy == std::string("bsp");
-  EXPECT_GE(view.samples_total, is_joint ? 20'000u : 19'000u);
+  EXPECT_GE(view.samples_total, is_joint ? 20'000u : 15'000u);
   EXPECT_LE(view.samples_total, 20'000u);
   EXPECT_GT(view.exchange_seconds, 0);  // measured, not a message's sending time
-  EXPECT_GT(view.divergence, 0);
+  if (is_joint) {
+    EXPECT_GT(view.divergence, 0);
+  }
   EXPECT_LT(view.divergence, 1);
   EXPECT_GT(outcomes[0].summary.samples, outcomes[1].summary.samples);
   EXPECT_GT(view.test_accuracy, 0.9);

@@ -1,5 +1,8 @@
-#include <atomic>
+#include <condition_variable>
 #include <future>
+#include <mutex>
+#include <optional>
+#include <set>
 
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
@@ -40,6 +43,17 @@ class Server final : public transport::FrameSink {
                             std::vector<std::byte>(bytes.begin(), bytes.end())))
         .get();
   }
+  /// The worker has sent a message of this kind, or does so within 20 s.
+  bool hears(Kind kind) {
+    std::unique_lock lock(mutex_);
+    return heard_more_.wait_for(lock, std::chrono::seconds(20),
+                                [&] { return heard_.contains(kind); });
+  }
+  /// What it sent of its state.
+  std::vector<float> state() {
+    const std::lock_guard lock(mutex_);
+    return state_;
+  }
   template <class M>
   Status send(Kind kind, const M& message) {
     return spawn(send_frame(this, kind, proto::encode(message), {})).get();
@@ -76,6 +90,13 @@ class Server final : public transport::FrameSink {
   }
   Task<Status> on_frame(Session& session, InFrame frame) override {
     const auto kind = static_cast<Kind>(frame.header.kind);
+    std::vector<float> values;
+    if (kind == Kind::kStateChunk) {
+      values.resize(frame.header.payload_bytes / sizeof(float));
+      const auto into = std::as_writable_bytes(std::span(values));
+      CENTROID_CO_TRY(co_await session.read_payload(into));
+    }
+    heard(kind, values);
     if (kind == Kind::kLeave) co_return co_await session.respond(frame.header, Bytes());
     if (kind != Kind::kJoin) co_return Status();
     CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::Join>(frame.head));
@@ -84,6 +105,12 @@ class Server final : public transport::FrameSink {
     is_joined_ = true;
     joined_.notify_all();
     co_return Status();
+  }
+  void heard(Kind kind, const std::vector<float>& values) {
+    const std::lock_guard lock(mutex_);
+    heard_.insert(kind);
+    state_.insert(state_.end(), values.begin(), values.end());
+    heard_more_.notify_all();
   }
   static proto::JoinReply terms(const proto::Join& join) {
     proto::JoinReply reply;
@@ -103,6 +130,10 @@ class Server final : public transport::FrameSink {
   std::unique_ptr<Session> session_;
   Event joined_{thread_.executor()};
   bool is_joined_ = false;
+  std::mutex mutex_;
+  std::condition_variable heard_more_;
+  std::set<Kind> heard_;
+  std::vector<float> state_;
   std::future<void> serving_;
 };
 
@@ -136,12 +167,40 @@ struct WorkerContractTest : testing::Test {
     message.end = 4;
     ASSERT_TRUE(server.send(Kind::kRoundOpen, message).ok());
   }
-  void close_late(std::uint64_t round) {
+  void close(std::uint64_t round, proto::Outcome outcome, Version version) {
     proto::RoundClosed message;
     message.round = Round(round);
-    message.outcome = proto::Outcome::kLate;
-    message.version = Version(round + 1);
+    message.outcome = outcome;
+    message.version = version;
     ASSERT_TRUE(server.send(Kind::kRoundClosed, message).ok());
+  }
+  void close_late(std::uint64_t round) { close(round, proto::Outcome::kLate, Version(round + 1)); }
+  void close_skipped(std::uint64_t round) { close(round, proto::Outcome::kSkipped, Version(1)); }
+  /// The first round, with parameters that are all 3.
+  worker::Share begin() {
+    auto first = std::async(std::launch::async, [this] { return next(); });  // which connects
+    EXPECT_TRUE(server.send_state(Version(1), 3.0f).ok());
+    open(1, Version(1));
+    return first.get();
+  }
+  worker::RoundReport::Outcome work(const worker::Share& share) {
+    exchange->begin(share);
+    exchange->ready(TensorId(0));
+    const auto report = exchange->finish({.samples = 4});
+    EXPECT_TRUE(report.ok()) << report.error().to_string();
+    return report->outcome;
+  }
+  void ask_for_the_state() {
+    proto::StateMark mark;
+    mark.version = Version(1);
+    ASSERT_TRUE(server.send(Kind::kStateRequest, mark).ok());
+    EXPECT_TRUE(server.hears(Kind::kStateDone));
+    EXPECT_THAT(server.state(), testing::AllOf(testing::SizeIs(4), Each(3.0f)));
+  }
+  std::optional<worker::Finished> finished() {
+    const auto next = exchange->next();
+    if (!next.ok() || !std::holds_alternative<worker::Finished>(next.value())) return std::nullopt;
+    return std::get<worker::Finished>(next.value());
   }
   worker::Share next() {
     const auto next = exchange->next();
@@ -184,6 +243,57 @@ TEST_F(WorkerContractTest, NewerStateWaitsForTheLoop) {
   open(2, Version(2));
   EXPECT_EQ(second.get().version, Version(2));
   EXPECT_THAT(params, Each(7.0f));
+}
+
+// A round that opens while the loop is busy is the next one that it gets; between rounds, while it
+// waits, the server is answered.
+TEST_F(WorkerContractTest, WhatComesMeanwhileIsNotLost) {
+  const worker::Share first = begin();
+  close_skipped(1);
+  open(2, Version(1));
+  EXPECT_EQ(work(first), worker::RoundReport::Outcome::kSkipped);
+  const worker::Share second = next();
+  EXPECT_EQ(second.round, Round(2));
+  close_skipped(2);
+  EXPECT_EQ(work(second), worker::RoundReport::Outcome::kSkipped);
+  auto third = std::async(std::launch::async, [this] { return next(); });
+  ask_for_the_state();
+  open(3, Version(1));
+  EXPECT_EQ(third.get().round, Round(3));
+}
+
+// A worker that is to stop begins no round any more, gives its state to who asks for it, and
+// leaves.
+TEST_F(WorkerContractTest, AStoppingWorkerTrainsNoMoreAndStillAnswers) {
+  const worker::Share share = begin();
+  exchange->request_stop("enough");
+  close_skipped(1);
+  EXPECT_EQ(work(share), worker::RoundReport::Outcome::kSkipped);
+  open(2, Version(1));
+  for (int again = 0; again < 2; ++again) {
+    const auto end = finished();
+    ASSERT_TRUE(end.has_value()) << "it begins a round";
+    EXPECT_EQ(end->reason, worker::Finished::Reason::kStopped);
+    EXPECT_EQ(end->text, "enough");
+  }
+  ask_for_the_state();
+  exchange->leave("enough");
+  EXPECT_TRUE(server.hears(Kind::kLeave));
+}
+
+TEST_F(WorkerContractTest, TheEndIsHeardWhileTheLoopWaits) {
+  const worker::Share share = begin();
+  close_skipped(1);
+  EXPECT_EQ(work(share), worker::RoundReport::Outcome::kSkipped);
+  auto end = std::async(std::launch::async, [this] { return finished(); });
+  proto::Finish message;
+  message.reason = proto::FinishReason::kDrained;
+  message.text = "drained by an operator";
+  ASSERT_TRUE(server.send(Kind::kFinish, message).ok());
+  const auto said = end.get();
+  ASSERT_TRUE(said.has_value());
+  EXPECT_EQ(said->reason, worker::Finished::Reason::kDrained);
+  EXPECT_EQ(said->text, "drained by an operator");
 }
 
 }  // namespace

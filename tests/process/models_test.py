@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import subprocess
 
 from cluster import DONE, USAGE, ClusterTest, main
 
@@ -28,7 +29,13 @@ class Language(ModelsTest):
                 goal = ["--epochs", 6, "--exit-when-finished", "--exchange", exchange]
                 server = self.serve(*goal, run=exchange, name=f"server-{exchange}")
                 names = [f"{exchange}-{i}" for i in range(2)]
-                self.assert_exit(DONE, *[self.join(server, name, "--exchange", exchange) for name in names], server)
+                workers = [self.join(server, name, "--exchange", exchange) for name in names]
+                self.assert_exit(DONE, *workers, server)
+                measured = workers[0].events("worker.memory_measured")
+                self.assertEqual(len(measured), 1)  # after the first round
+                self.assertGreater(measured[0]["peak_bytes"], measured[0]["planned_bytes"] // 4)
+                self.assertLess(measured[0]["peak_bytes"], measured[0]["limit_bytes"])
+                self.assertEqual(measured[0]["load_ahead"], 512)
                 summaries = [self.summary(name) for name in names]
                 self.assertEqual(len({summary["fingerprint"] for summary in summaries}), 1)
                 evaluated = server.events("model.evaluated")[-1]
@@ -115,6 +122,11 @@ class Adapters(ModelsTest):
         self.assertLess(size, 0.1 * whole_size)
         again = self.alone("again", "--rounds", 1, *base, "--adapter-load", saved, model=self.LORA, data=self.OTHER, lr=0)
         self.assertAlmostEqual(again["test_loss"], loss, 6)
+        merged = self.folder / "merged.safetensors"
+        command = [pathlib.Path(self.programs) / "centroidctl", "checkpoints", "merge", base[1], saved, "--to", merged]
+        subprocess.run(command, capture_output=True, timeout=60, check=True)
+        alike = self.alone("merged", "--rounds", 1, "--base-weights", merged, model=self.SHAPE, data=self.OTHER, lr=0)
+        self.assertAlmostEqual(alike["test_loss"], loss, 4)
 
     def test_workers_with_different_bases_do_not_train_together(self):
         first, second = self.base("first", 1), self.base("second", 2)

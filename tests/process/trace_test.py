@@ -79,8 +79,36 @@ class Trace(ClusterTest):
         self.assertIn("wait", device["meanwhile_seconds"])
         self.assertLessEqual(device["meanwhile_seconds"]["wait"], device["idle_seconds"] + 1e-3)
         self.assertTrue(any(row["process"] == "centroid-server" for row in rows))
+        again = self.trace_of(out)
+        self.assertEqual([row for row in again if row["lane"] == "cpu:0"], [row for row in rows if row["lane"] == "cpu:0"])
+        written = self.trace_of(self.folder / "w0.json")
+        self.assertEqual({row["process"] for row in written}, {"centroid-worker w0"})
         processes = {event["pid"] for event in json.loads(out.read_text())["traceEvents"]}
         self.assertEqual(processes, {1, 2})
+
+    def trace_of(self, *files):
+        program = [pathlib.Path(self.programs) / "centroidctl", "--output", "json", "trace", *[f"--from={file}" for file in files]]
+        return json.loads(subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+    def test_gaps_of_a_file_are_summed(self):
+        spans = [("compute", 1, 0, 100), ("compute", 1, 150, 250), ("wait", 2, 100, 150), ("wait", 2, 250, 350), ("compute", 1, 400, 500)]
+        names = [{"name": "process_name", "ph": "M", "pid": 7, "args": {"name": "worker"}}]
+        names += [{"name": "thread_name", "ph": "M", "pid": 7, "tid": lane, "args": {"name": name}} for lane, name in ((1, "cpu:0"), (2, "loop"))]
+        events = [{"name": name, "ph": "X", "pid": 7, "tid": lane, "ts": 1e9 + 1e3 * begin, "dur": 1e3 * (end - begin)} for name, lane, begin, end in spans]
+        file = self.folder / "made.json"
+        file.write_text(json.dumps({"traceEvents": names + events}))
+        device, loop = sorted(self.trace_of(file), key=lambda row: row["lane"])
+        expected = {"window_seconds": 0.5, "busy_seconds": 0.3, "idle_seconds": 0.2, "gaps": 2, "longest_gap_seconds": 0.15}
+        for name, value in expected.items():
+            self.assertAlmostEqual(device[name], value, 9, name)
+        self.assertAlmostEqual(device["meanwhile_seconds"]["wait"], 0.15, 9)
+        self.assertAlmostEqual(loop["busy_seconds"], 0.15, 9)
+        self.assertEqual(loop["gaps"], 3)
+        file.write_text("[1, 2]")
+        program = [pathlib.Path(self.programs) / "centroidctl", "trace", "--from", file]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no trace", done.stderr)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,10 @@ std::vector<server::WorkerView> TestServer::workers() {
   return asio::co_spawn(service_.context(), cluster_->workers(), asio::use_future).get();
 }
 
+std::vector<server::RoundView> TestServer::rounds() {
+  return asio::co_spawn(service_.context(), cluster_->rounds(1000), asio::use_future).get();
+}
+
 std::size_t TestServer::present() {
   std::size_t n = 0;
   for (const auto& worker : workers())

@@ -37,6 +37,7 @@ class TestServer {
   bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
   server::ClusterView view();
   std::vector<server::WorkerView> workers();
+  std::vector<server::RoundView> rounds();  ///< newest first
   /// Workers that are members now.
   std::size_t present();
   Status drain(std::uint64_t member);

@@ -1,5 +1,6 @@
 #include "worker/model/adapters.h"
 
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -9,7 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/checkpoint/merge.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/tensor/fingerprint.h"
 #include "tests/unit/data_fixture.h"
 
 namespace centroid::worker {
@@ -40,6 +43,11 @@ void write(const std::string& path, const Manifest& manifest, std::span<const st
   ASSERT_TRUE(writer.ok());
   ASSERT_TRUE(writer->append(bytes).ok());
   ASSERT_TRUE(writer->finish().ok());
+}
+
+MATCHER(Succeeds, "") {
+  if (!arg.ok()) *result_listener << arg.error().to_string();
+  return arg.ok();
 }
 
 std::string text_of(const std::string& path) {
@@ -147,6 +155,115 @@ TEST(Adapters, OfAnotherModelAreRefused) {
   EXPECT_THAT(refusal(lora, 77), HasSubstr("not a JSON object"));
   std::filesystem::remove(folder.file("adapter_config.json"));
   EXPECT_THAT(refusal(lora, 77), HasSubstr("cannot be read"));
+}
+
+/// A base, adapters beside it in the folder "lora", and the model that both are.
+struct MergeTest : testing::Test {
+  MergeTest() {
+    write(folder.file("base.safetensors"), plain.whole(), std::as_bytes(std::span(weights)));
+    base = load_base(plain, folder.file("base.safetensors")).value();
+    EXPECT_TRUE(save_adapters(folder.file("lora"), config, base->hash, params).ok());
+    expected = Transformer(config, base).merged(params);
+  }
+  Status merge(const std::string& to, MergeOptions options = {},
+               const std::string& from = "base.safetensors") {
+    return merge_adapters(folder.file(from), folder.file("lora"), folder.file(to), options);
+  }
+  void replace(const std::string& file, const std::string& what, const std::string& with) {
+    std::string text = text_of(folder.file(file));
+    ASSERT_NE(text.find(what), std::string::npos);
+    folder.write(file, text.replace(text.find(what), what.size(), with));
+  }
+
+  const Folder folder;
+  const TransformerConfig plain = config_of("");
+  const TransformerConfig config = config_of(",lora=2,lora_alpha=6,lora_targets=q_proj+up_proj");
+  const std::vector<float> weights = random_floats(plain.whole(), 1);
+  const std::vector<float> params = random_floats(config.trained(), 2);
+  Base base;
+  std::vector<float> expected;
+};
+
+TEST_F(MergeTest, IsTheModelThatWasTrained) {
+  ASSERT_THAT(merge("merged.safetensors"), Succeeds());
+  const auto merged = load_base(plain, folder.file("merged.safetensors"));
+  ASSERT_TRUE(merged.ok()) << merged.error().message();
+  ASSERT_EQ((*merged)->values.size(), expected.size());
+  EXPECT_NE(expected, weights);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    ASSERT_NEAR((*merged)->values[i], expected[i], 2e-6 * (1 + std::abs(expected[i]))) << i;
+  ASSERT_THAT(merge("half.safetensors", {.dtype = DType::kBF16}), Succeeds());
+  const auto half = load_base(plain, folder.file("half.safetensors"));
+  ASSERT_TRUE(half.ok());
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    ASSERT_EQ((*half)->values[i], f32_from_bf16(bf16_from_f32((*merged)->values[i])));
+  EXPECT_THAT(merge("merged.safetensors"),
+              FailsWith(ErrorCode::kAlreadyExists, HasSubstr("merged")));
+}
+
+TEST_F(MergeTest, TheRootOfTheRankWhereTheConfigSaysSo) {
+  ASSERT_THAT(merge("plain.safetensors"), Succeeds());
+  replace("lora/adapter_config.json", "\"bias\"", "\"use_rslora\": true, \"bias\"");
+  ASSERT_THAT(merge("root.safetensors"), Succeeds());
+  const auto by_rank = load_base(plain, folder.file("plain.safetensors")).value()->values;
+  const auto by_root = load_base(plain, folder.file("root.safetensors")).value()->values;
+  // 6 / 2 and 6 / sqrt(2)
+  std::size_t at = 0;
+  for (const auto& tensor : plain.whole()) {
+    const bool is_adapted = tensor.name.find("q_proj") != std::string::npos;
+    for (std::size_t i = at; is_adapted && i < at + tensor.elements(); ++i)
+      ASSERT_NEAR(by_root[i] - weights[i], std::sqrt(2.0f) * (by_rank[i] - weights[i]), 1e-4);
+    at += tensor.elements();
+  }
+}
+
+TEST_F(MergeTest, AnotherBaseIsRefusedUnlessThatIsWanted) {
+  auto other = weights;
+  other[3] += 1;
+  write(folder.file("other.safetensors"), plain.whole(), std::as_bytes(std::span(other)));
+  EXPECT_THAT(
+      merge("out.safetensors", {}, "other.safetensors"),
+      FailsWith(ErrorCode::kInvalidArgument,
+                AllOf(HasSubstr(std::to_string(base->hash)),
+                      HasSubstr(std::to_string(fingerprint(other))), HasSubstr("--any-base"))));
+  EXPECT_FALSE(std::ifstream(folder.file("out.safetensors")).is_open());
+  EXPECT_THAT(merge("out.safetensors", {.any_base = true}, "other.safetensors"), Succeeds());
+}
+
+TEST_F(MergeTest, WhatCannotBeMergedIsNamed) {
+  EXPECT_THAT(merge("out.bin"), FailsWith(ErrorCode::kInvalidArgument, HasSubstr(".safetensors")));
+  EXPECT_THAT(merge("out.safetensors", {.dtype = DType::kI64}),
+              FailsWith(ErrorCode::kInvalidArgument, HasSubstr("f32, bf16 or f16")));
+  EXPECT_THAT(merge("out.safetensors", {}, "none.safetensors"),
+              FailsWith(ErrorCode::kNotFound, HasSubstr("none.safetensors")));
+  const auto narrow = config_of(",hidden=16");
+  const auto few = random_floats(narrow.whole(), 1);
+  write(folder.file("narrow.safetensors"), narrow.whole(), std::as_bytes(std::span(few)));
+  EXPECT_THAT(
+      merge("out.safetensors", {}, "narrow.safetensors"),
+      FailsWith(ErrorCode::kInvalidArgument,
+                AllOf(HasSubstr("up_proj.weight has shape [16, 8]"), HasSubstr("[32, 8]"))));
+  const Manifest head{{.name = "head.weight", .dtype = DType::kF32, .shape = {9, 8}}};
+  const auto numbers = random_floats(head, 1);
+  write(folder.file("head.safetensors"), head, std::as_bytes(std::span(numbers)));
+  EXPECT_THAT(merge("out.safetensors", {}, "head.safetensors"),
+              FailsWith(ErrorCode::kInvalidArgument, HasSubstr("holds no matrix blocks.0.")));
+  const std::string json = text_of(folder.file("lora/adapter_config.json"));
+  const auto refused = [&](const std::string& what, const std::string& with) {
+    replace("lora/adapter_config.json", what, with);
+    const Status merged = merge("out.safetensors");
+    folder.write("lora/adapter_config.json", json);
+    return merged.ok() ? std::string("ok") : merged.error().message();
+  };
+  EXPECT_THAT(refused("\"LORA\"", "\"IA3\""), HasSubstr("peft_type"));
+  EXPECT_THAT(refused("\"r\": 2", "\"r\": 3"), HasSubstr("of rank 3"));
+  EXPECT_THAT(refused("\"r\": 2", "\"r\": 0"), HasSubstr("above 0"));
+  EXPECT_THAT(refused("\"fan_in_fan_out\": false", "\"fan_in_fan_out\": true"),
+              HasSubstr("fan_in_fan_out"));
+  EXPECT_THAT(refused("\"bias\"", "\"rank_pattern\": {\"q_proj\": 4}, \"bias\""),
+              HasSubstr("rank_pattern"));
+  EXPECT_THAT(refused("{", "["), HasSubstr("not a JSON object"));
+  EXPECT_EQ(refused("\"bias\"", "\"rank_pattern\": {}, \"bias\""), "ok");
 }
 
 }  // namespace

@@ -88,6 +88,27 @@ TEST(BatchLoader, GivesTheExpectedBatchesInTheirOrderAtEveryDepth) {
     }
 }
 
+TEST(BatchLoader, TheDepthMayChangeBetweenBatches) {
+  const Dataset data = dense_data(60);
+  const auto order = permutation(60, 1, 1);
+  std::vector<std::span<const std::uint64_t>> batches;
+  for (std::size_t at = 0; at < 60; at += 7)
+    batches.push_back(std::span(order).subspan(at, std::min<std::size_t>(7, 60 - at)));
+  BatchLoader loader(0);
+  std::uint64_t ahead = 0;
+  for (const std::uint64_t depth : {0, 3, 1, 0, 5}) {
+    loader.set_depth(depth);
+    EXPECT_EQ(loader.depth(), depth);
+    loader.expect(data, batches);
+    for (const auto samples : batches) expect_is(loader.take(data, samples), data, samples);
+    ahead += depth > 0 ? batches.size() : 0;
+    EXPECT_EQ(loader.hits(), ahead) << depth;
+  }
+  loader.expect(data, batches);  // what is still expected is loaded when it is asked for
+  loader.set_depth(0);
+  for (const auto samples : batches) expect_is(loader.take(data, samples), data, samples);
+}
+
 TEST(BatchLoader, AnythingElseIsLoadedWhenItComes) {
   const Dataset first = dense_data(40);
   Dataset second = dense_data(50);

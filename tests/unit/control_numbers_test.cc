@@ -5,8 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/optim/schedule.h"
 #include "server/aggregate/aggregator.h"
 #include "server/aggregate/round_machine.h"
+#include "server/coordinate/coordinator.h"
+#include "server/coordinate/partition.h"
+#include "server/coordinate/returned_shares.h"
+#include "server/coordinate/tally.h"
+#include "server/membership/roster.h"
 
 /// Numbers that coordinators of the field are checked with, here where the same is decided.
 namespace centroid::server {
@@ -50,6 +56,9 @@ TEST(Mean, OfKnownContributions) {
   EXPECT_THAT(mean({{1}, {3}}, {1, 1}), ElementsAre(2));
   EXPECT_THAT(mean({{2}, {4}}, {1, 1}), ElementsAre(3));
   EXPECT_THAT(mean({{7}}, {5}), ElementsAre(7));  // the only one that is left
+  const auto nothing =
+      ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {0}}}, 64).value();
+  EXPECT_TRUE(nothing.chunks().empty());  // of an empty one nothing is sent
   // Micro-batches 1 to 4: element i is 2.5 (i + 1).
   std::vector<std::vector<float>> micro;
   for (int k = 1; k <= 4; ++k)
@@ -64,6 +73,7 @@ TEST(Mean, WhatIsNotFiniteStaysSo) {
   EXPECT_EQ(one[1], 2);
   EXPECT_EQ(one[2], 3);
   EXPECT_EQ(mean({{1}, {inf}}, {1, 1})[0], inf);
+  EXPECT_EQ(mean({{1}, {-inf}}, {1, 1})[0], -inf);
   EXPECT_TRUE(std::isnan(mean({{nan}, {inf}}, {1, 1})[0]));
 }
 
@@ -109,7 +119,49 @@ TEST(Control, SyncClosesWhenEveryMemberHasMadeItsBatch) {
   EXPECT_EQ(rounds.gone(kC, Progress::kNothing).action, RoundAction::kMerge);
 }
 
-/// Who is more than the limit ahead waits, is released by the slowest's step, and 0 is lockstep.
+/// Paces of 5 and 10 ms, 10 steps of the slower one: an average every 100 ms of both, so not when
+/// one has worked for 50 of them only, nor while one has done nothing, nor before the tenth of ten
+/// steps.
+TEST(Control, CadenceClosesWhenTheTimeOfTheSlowestIsOver) {
+  Cadence::Options options;
+  options.initial = 10;
+  Cadence cadence(options);
+  cadence.worked(kA, 1, 0.005);
+  cadence.worked(kB, 1, 0.010);
+  const std::vector<MemberId> members{kA, kB};
+  const auto steps = cadence.plan(members);
+  ASSERT_THAT(steps, ElementsAre(20, 10));
+  EXPECT_DOUBLE_EQ(static_cast<double>(steps[0]) * 0.005, 0.100);
+  EXPECT_DOUBLE_EQ(static_cast<double>(steps[1]) * 0.010, 0.100);
+  /// Whether the round closes when the members have worked for so long.
+  const auto closes = [&](double first, double second) {
+    RoundMachine rounds = machine("bsp");
+    rounds.open(Round(1), 0, members);
+    RoundAction last = RoundAction::kWait;
+    if (first / 0.005 >= static_cast<double>(steps[0])) last = contribute(rounds, kA);
+    if (second / 0.010 >= static_cast<double>(steps[1])) last = contribute(rounds, kB);
+    return last == RoundAction::kMerge;
+  };
+  EXPECT_FALSE(closes(0.050, 0.100));
+  EXPECT_FALSE(closes(0.100, 0.090));  // nine of ten steps
+  EXPECT_FALSE(closes(0.100, 0));
+  EXPECT_TRUE(closes(0.100, 0.100));
+}
+
+/// One has gone: the others' averages go on, and what it had contributed counts.
+TEST(Control, AveragesGoOnWithoutWhoHasGone) {
+  RoundMachine rounds = machine("bsp");
+  rounds.open(Round(1), 0, {kA, kB});
+  EXPECT_EQ(contribute(rounds, kA), RoundAction::kWait);
+  const auto decision = rounds.gone(kB, Progress::kNothing);
+  EXPECT_EQ(decision.action, RoundAction::kMerge);
+  EXPECT_THAT(decision.contributors, ElementsAre(kA));
+  rounds.open(Round(2), 0, {kA});
+  EXPECT_EQ(contribute(rounds, kA), RoundAction::kMerge);
+}
+
+/// Who is more than the limit ahead waits, also when it is far ahead; a step of the slowest or its
+/// loss sets it free; 0 is lockstep.
 TEST(Control, ALeadIsThrottledAndReleased) {
   RoundMachine rounds = machine("ssp:3");
   std::uint64_t round = 0;
@@ -119,15 +171,22 @@ TEST(Control, ALeadIsThrottledAndReleased) {
     rounds.forgive(kA);
     rounds.forgive(kB);
   };
-  for (std::uint64_t lead = 1; lead <= 3; ++lead) {
+  for (std::uint64_t lead = 1; lead <= 5; ++lead) {
     step(kA);
     EXPECT_EQ(rounds.steps_ahead(kA), lead);
-    EXPECT_TRUE(rounds.may_begin(kA)) << lead;
+    EXPECT_EQ(rounds.may_begin(kA), lead <= 3) << lead;
   }
-  step(kA);
-  EXPECT_FALSE(rounds.may_begin(kA));
+  EXPECT_FALSE(rounds.may_begin(kA));  // asking again changes nothing
   EXPECT_TRUE(rounds.may_begin(kB));
   step(kB);
+  EXPECT_FALSE(rounds.may_begin(kA));
+  step(kB);
+  EXPECT_EQ(rounds.steps_ahead(kA), 3u);
+  EXPECT_TRUE(rounds.may_begin(kA));
+  step(kA);
+  EXPECT_FALSE(rounds.may_begin(kA));
+  rounds.open(Round(++round), 0, {kA, kB});
+  rounds.gone(kB, Progress::kNothing);
   EXPECT_TRUE(rounds.may_begin(kA));
 
   RoundMachine lockstep = machine("ssp:0");
@@ -155,6 +214,126 @@ TEST(Control, AnAbortedAttemptLeavesNothingBehind) {
   EXPECT_EQ(decision.total_weight, 2);
   EXPECT_THAT(decision.contributors, ElementsAre(kA));
   EXPECT_EQ(rounds.contribute(kA, mine).error().code(), ErrorCode::kAborted);  // twice
+}
+
+/// The same with numbers: 999 of the attempt that was aborted are in no sum of the next one.
+TEST(Control, WhatAnAbortedAttemptHadSummedIsGone) {
+  const auto plan =
+      ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {1}}}, 64).value();
+  std::vector<float> sum(1);
+  double total = 0;
+  Aggregator::Hooks hooks;
+  hooks.target = [&](const Chunk&) { return std::span(sum); };
+  hooks.is_held = [](ChunkId) { return false; };
+  hooks.on_complete = [&](ChunkId, double weight) { total = weight; };
+  hooks.on_consumed = [](std::uint32_t, std::size_t) {};
+  Aggregator aggregator(plan, true, std::move(hooks));
+  const std::shared_ptr<const Codec> codec = make_codec("f32").value();
+  const auto offer = [&](std::uint32_t rank, float value) {
+    Buffer payload(sizeof value);
+    std::memcpy(payload.data(), &value, sizeof value);
+    return aggregator.offer(rank, ChunkId(0), 1, std::move(payload), sizeof value);
+  };
+  aggregator.begin({codec, codec});
+  EXPECT_TRUE(offer(0, 999).ok());  // and the other never comes
+  aggregator.begin({codec});        // the next attempt, of who is left
+  EXPECT_TRUE(offer(0, 2).ok());
+  EXPECT_EQ(total, 1);
+  EXPECT_EQ(sum[0], 2.0f);
+  EXPECT_FALSE(offer(0, 999).ok());  // once only
+  EXPECT_EQ(sum[0], 2.0f);
+}
+
+/// Losses, accuracies, speeds and shares of workers with 60 and 40 batches, and of one with several
+/// contributions in an epoch.
+TEST(Metrics, WeighBySamples) {
+  constexpr std::uint64_t kBatch = 100;  // samples
+  const auto of = [](std::uint64_t batches, double loss, double accuracy) {
+    const double samples = static_cast<double>(batches * kBatch);
+    return Tally{.loss_sum = loss * samples,
+                 .samples = batches * kBatch,
+                 .correct = static_cast<std::uint64_t>(std::lround(accuracy * samples)),
+                 .steps = batches};
+  };
+  Tally epoch;
+  EXPECT_EQ(epoch.loss(), 0);
+  EXPECT_EQ(epoch.accuracy(), 0);
+  epoch.add(of(60, 0.5, 0.4));
+  epoch.add(of(40, 0.7, 0.7));
+  EXPECT_NEAR(epoch.loss(), 0.58, 1e-12);
+  EXPECT_NEAR(epoch.accuracy(), 0.52, 1e-12);
+  EXPECT_EQ(epoch.steps, 100u);
+  Tally other;
+  other.add(of(60, 1.0, 0));
+  other.add(of(40, 2.0, 0));
+  EXPECT_NEAR(other.loss(), 1.4, 1e-12);
+  Tally several;  // three contributions of one worker
+  several.add(of(30, 1.0, 0));
+  several.add(of(50, 1.2, 0));
+  several.add(of(20, 1.2, 0));
+  EXPECT_NEAR(several.loss(), 1.14, 1e-12);
+
+  Coordinator::Options options;
+  options.mode = Coordinator::Mode::kSpeed;
+  Coordinator coordinator(options);
+  coordinator.contributed(kA, {.steps = 60, .compute_seconds = 1});  // of 32 samples
+  coordinator.contributed(kB, {.steps = 40, .compute_seconds = 1});
+  const std::vector<MemberId> members{kA, kB};
+  const std::vector<std::uint64_t> batches{32, 32};
+  const auto speeds = coordinator.speeds(members, batches);
+  EXPECT_NEAR(speeds[0] / 1000, 1.92, 1e-12);  // samples a millisecond
+  EXPECT_THAT(partition(100, speeds), ElementsAre(60, 40));
+}
+
+/// The learning rate 0.05 of two workers is 0.10 (CoordinatorTest.SettingsThatContradictAreRefused
+/// has the setting); with a slope of 0.01 it goes by steps, and by nothing else.
+TEST(LearningRate, FollowsSteps) {
+  const auto schedule = LearningRateSchedule::parse("constant:warmup=100").value();
+  for (int step = 1; step <= 3; ++step)
+    EXPECT_DOUBLE_EQ(schedule.factor(static_cast<std::uint64_t>(step)), 0.01 * step);
+  EXPECT_DOUBLE_EQ(schedule.factor(2), 0.02);  // being asked is no step
+}
+
+TEST(Control, NumbersOfCadenceAndGuard) {
+  Cadence::Options options;
+  options.initial = 47;
+  options.max_lead = 3;
+  Cadence cadence(options);
+  const std::vector<MemberId> members{kA, kB};
+  cadence.worked(kA, 1, 0.5);
+  cadence.worked(kB, 1, 1.0);
+  ASSERT_THAT(cadence.plan(members), ElementsAre(50, 47));
+  for (int i = 0; i < 20; ++i) cadence.worked(kA, 1, 5.0);
+  EXPECT_GE(cadence.plan(members)[0], 47u);  // at most 3 fewer than before
+  const std::vector<double> weights{20, 10};
+  EXPECT_THAT(partition(15, weights), ElementsAre(10, 5));
+  Coordinator sync(Coordinator::Options{});
+  for (int round = 1; round <= 5; ++round) {
+    sync.contributed(kA, {.steps = 1, .compute_seconds = 1, .divergence = 0.1 * round});
+    sync.round_over();
+    EXPECT_FALSE(sync.holds_growth());
+  }
+  EXPECT_EQ(sync.nudges(), 0u);
+  EXPECT_EQ(Overshoot::fixed(7).steps(), 7u);
+}
+
+/// At most two members; both fail when their leases are over; who drains is not active.
+TEST(Control, MembershipWithinItsBounds) {
+  const TimePoint start{std::chrono::hours(1)};
+  const auto after = [&](int ms) { return start + std::chrono::milliseconds(ms); };
+  Roster roster({.lease = std::chrono::milliseconds(100), .max_members = 2});
+  const MemberId a = roster.join("a", "x", start, 0).value().member;
+  const MemberId b = roster.join("b", "x", start, 0).value().member;
+  EXPECT_EQ(roster.join("c", "x", start, 0).error().code(), ErrorCode::kResourceExhausted);
+  roster.form(true);
+  EXPECT_THAT(roster.ranked(), ElementsAre(a, b));
+  roster.drain(b);
+  roster.form(true);
+  EXPECT_THAT(roster.ranked(), ElementsAre(a));
+  for (int ms = 0; ms <= 100; ms += 10) EXPECT_TRUE(roster.tick(after(ms)).empty());
+  EXPECT_THAT(roster.tick(after(101)), ElementsAre(a, b));
+  EXPECT_EQ(roster.present(), 0u);
+  EXPECT_TRUE(roster.join("a", "x", after(102), 0).ok());  // the same name comes back
 }
 
 }  // namespace

@@ -109,6 +109,26 @@ TEST(Coordinator, ParametersThatDriftApartShortenTheRounds) {
   EXPECT_THAT(coordinator.plan(members), ElementsAre(20, 20));
 }
 
+/// Who evaluates in a round comes with the others all the same.
+TEST(Coordinator, WhoIsKeptFromItsStepsMakesFewer) {
+  Coordinator coordinator(tuned(10));
+  const std::vector<MemberId> members{MemberId(1), MemberId(2), MemberId(3)};
+  coordinator.contributed(members[0], {.steps = 30, .compute_seconds = 0.3});
+  coordinator.contributed(members[1], {.steps = 10, .compute_seconds = 0.3});
+  const auto plan = [&](std::vector<double> busy) { return coordinator.plan(members, busy); };
+  EXPECT_THAT(plan({}), ElementsAre(30, 10, 4));
+  EXPECT_THAT(plan({0.1, 0, 0}), ElementsAre(20, 10, 4));
+  EXPECT_THAT(plan({0, 0.1, 5}), ElementsAre(30, 7, 4));  // nothing is known of the third
+  EXPECT_THAT(plan({10, 0, 0}), ElementsAre(1, 10, 4));
+  EXPECT_THAT(plan({}), ElementsAre(30, 10, 4));  // of that round only
+  Coordinator::Options given;
+  given.mode = Coordinator::Mode::kSpeed;
+  given.ratios = {3, 1};
+  Coordinator fixed(given);
+  const std::vector<double> busy{10, 0};
+  EXPECT_THAT(fixed.plan(std::span(members).first(2), busy), ElementsAre(30, 10));
+}
+
 /// Simulated time: `paces` seconds a step, an exchange that takes `cost`; the part of the whole
 /// that members compute (speed-weighted: samples trained to samples that could have been trained).
 double efficiency(Coordinator& coordinator, const std::vector<double>& paces, double cost,

@@ -86,5 +86,15 @@ TEST(MemoryLimit, FirstVersionOfGroups) {
   EXPECT_EQ(memory_limit(0, root.string()).bytes, 400'000u);
 }
 
+TEST(PeakMemory, IsTheSystemsWord) {
+  const TemporaryDirectory folder;
+  const fs::path root = folder.path();
+  EXPECT_EQ(peak_memory(root.string()), 0u);
+  put(root / "proc/self/status",
+      "Name:\tx\nVmPeak:\t  900 kB\nVmHWM:\t     70 kB\nVmRSS:\t 60 kB\n");
+  EXPECT_EQ(peak_memory(root.string()), 71'680u);
+  EXPECT_GT(peak_memory(), 100'000u);  // this process
+}
+
 }  // namespace
 }  // namespace centroid::server

@@ -36,11 +36,22 @@ std::uint64_t load_depth(const LoaderRoom& room) {
   return std::min({fit, room.most, LoaderRoom::kMaxLoadDepth});
 }
 
-BatchLoader::BatchLoader(std::uint64_t depth, BatchStage* stage) : depth_(depth), stage_(stage) {
-  if (depth > 0) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+BatchLoader::BatchLoader(std::uint64_t depth, BatchStage* stage) : stage_(stage) {
+  set_depth(depth);
 }
 
 BatchLoader::~BatchLoader() = default;
+
+void BatchLoader::set_depth(std::uint64_t depth) {
+  {
+    const std::lock_guard lock(mutex_);
+    depth_ = depth;
+    if (depth == 0) expected_.clear();  // nobody would load them
+  }
+  if (depth > 0 && !thread_.joinable())
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  work_.notify_one();
+}
 
 void BatchLoader::expect(const Dataset& data,
                          const std::vector<std::span<const std::uint64_t>>& batches) {

@@ -58,7 +58,7 @@ class BatchStage {
 
 /// Gathers batches on a thread of its own while others are trained on.
 ///
-/// thread  `expect` and `take` from one thread
+/// thread  `expect`, `take` and `set_depth` from one thread
 /// owns    depth + 1 batches
 class BatchLoader {
  public:
@@ -69,6 +69,8 @@ class BatchLoader {
   BatchLoader& operator=(const BatchLoader&) = delete;
 
   std::uint64_t depth() const { return depth_; }
+  /// From now on so many; what is loaded stays.
+  void set_depth(std::uint64_t depth);
   /// These batches come next, in this order; what was expected before is forgotten. `data` must
   /// outlive it, `batches` are copied. Empty ones are fine.
   void expect(const Dataset& data, const std::vector<std::span<const std::uint64_t>>& batches);
@@ -84,7 +86,7 @@ class BatchLoader {
  private:
   void run(const std::stop_token& stop);
 
-  const std::uint64_t depth_;
+  std::uint64_t depth_ = 0;  // written under mutex_, by the caller's thread
   BatchStage* const stage_;
   LoadedBatch present_;  // the one that was taken last
   std::uint64_t hits_ = 0, misses_ = 0;

@@ -8,7 +8,9 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/optim/norm.h"
+#include "common/tensor/fingerprint.h"
 #include "worker/exchange/server_link.h"
 
 namespace centroid::worker {
@@ -113,6 +115,12 @@ class ClusterExchange final : public Exchange {
         if (closed->outcome == proto::Outcome::kCommitted) CENTROID_TRY(load());
         return report;
       }
+      if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {  // this one was given up
+        mailbox_.put_back({*open});
+        report.outcome = RoundReport::Outcome::kLost;
+        report.reason = "the server gave the round up and opened another one";
+        return report;
+      }
       if (auto* finish = std::get_if<proto::Finish>(
               &event->what)) {  // halted or stopped in the middle of the round
         mailbox_.push({*finish});
@@ -152,6 +160,13 @@ class ClusterExchange final : public Exchange {
   ExchangeTraffic traffic() const override {
     const auto traffic = link_.traffic();
     return {.bytes_in = traffic.bytes_in, .bytes_out = traffic.bytes_out, .codecs = link_.codecs()};
+  }
+
+  std::uint64_t optimizer_fingerprint() const override {
+    if (!optimizer_) return 0;
+    std::uint64_t all = mix64(1, optimizer_step_);
+    for (const auto& slot : link_.slots()) all = fingerprint(slot, all);
+    return all;
   }
 
  private:

@@ -115,6 +115,9 @@ class Exchange {
   /// From any thread or a signal-driven one: the present or next `next` returns Finished{kStopped}.
   virtual void request_stop(const std::string& why) = 0;
   virtual ExchangeTraffic traffic() const = 0;
+  /// Of the optimizer's slots and its step, where this worker applies it: the same on all workers
+  /// of a job. 0: the server applies it. After `leave`.
+  virtual std::uint64_t optimizer_fingerprint() const { return 0; }
 };
 
 }  // namespace centroid::worker

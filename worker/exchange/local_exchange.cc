@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/optim/norm.h"
+#include "common/tensor/fingerprint.h"
+#include "common/tensor/finite.h"
 
 namespace centroid::worker {
 
@@ -89,6 +91,12 @@ class LocalExchange final : public Exchange {
   void request_stop(const std::string&) override { stop_ = true; }
   ExchangeTraffic traffic() const override { return {}; }
 
+  std::uint64_t optimizer_fingerprint() const override {
+    std::uint64_t all = mix64(1, steps_);
+    for (const auto& slot : slots_) all = fingerprint(slot, all);
+    return all;
+  }
+
  private:
   /// The round's gradient, clipped where that is asked for.
   std::span<const float> gradient() {
@@ -108,9 +116,10 @@ class LocalExchange final : public Exchange {
 
   std::string nonfinite_tensor() const {
     std::size_t at = 0;
-    for (const TensorInfo& tensor : options_.manifest)
-      for (std::uint64_t i = 0; i < tensor.elements(); ++i)
-        if (!std::isfinite(memory_.gradients[at++])) return tensor.name;
+    for (const TensorInfo& tensor : options_.manifest) {
+      if (!is_finite(memory_.gradients.subspan(at, tensor.elements()))) return tensor.name;
+      at += tensor.elements();
+    }
     return {};
   }
 

@@ -42,6 +42,11 @@ void Mailbox::push(LinkEvent event) {
   changed_.notify_all();
 }
 
+void Mailbox::put_back(LinkEvent event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_front(std::move(event));
+}
+
 std::optional<LinkEvent> Mailbox::pop(bool heed_stop) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !events_.empty() || (heed_stop && stop_); });
@@ -321,6 +326,7 @@ Task<Error> ServerLink::serve(Session& session) {
     round_is_over(false, false);
   open_.reset();
   undelivered_.reset();
+  opened_meanwhile_.reset();
   behind_.reset();
   wake_.notify_all();
   joined_.notify_all();

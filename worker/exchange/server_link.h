@@ -37,6 +37,7 @@ struct LinkEvent {
 class Mailbox {
  public:
   void push(LinkEvent event);
+  void put_back(LinkEvent event);  ///< what was popped last
   /// The next event; nothing when a stop was requested.
   std::optional<LinkEvent> pop(bool heed_stop);
   void request_stop();
@@ -204,6 +205,7 @@ class ServerLink final : public transport::FrameSink {
   std::vector<bool> have_;
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;
+  std::optional<proto::RoundOpen> opened_meanwhile_;  ///< to follow `undelivered_`
   std::optional<Round> unsettled_;  // sent whole before the connection broke; feedback_ is open
   std::optional<proto::Computed> behind_;  // the round that closed without us
 

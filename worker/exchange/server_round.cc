@@ -68,7 +68,12 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       co_return Status();
     }
     case Kind::kRoundOpen: {
-      CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
+      CENTROID_CO_ASSIGN(auto open, proto::decode<proto::RoundOpen>(frame.head));
+      if (undelivered_) {  // the loop is to hear of the end of the round before first
+        if (opened_meanwhile_ && opened_meanwhile_->round == open.round) open.resend = false;
+        opened_meanwhile_ = open;
+        co_return Status();
+      }
       co_return round_opened(open);
     }
     case Kind::kResult: {
@@ -221,6 +226,9 @@ Result<std::optional<SparseNumbers>> ServerLink::sparse_result(const Chunk& chun
 }
 
 Status ServerLink::round_closed(proto::RoundClosed closed) {
+  const bool is_given_up = opened_meanwhile_ && closed.round == opened_meanwhile_->round &&
+                           closed.outcome == proto::Outcome::kAborted;
+  if (is_given_up) return {};  // before we have begun it: another attempt comes
   if (!open_ || closed.round != open_->round || closed.attempt != open_->attempt)
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
@@ -258,6 +266,9 @@ void ServerLink::deliver_closed() {
   }
   if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
   mailbox_.push({*std::exchange(undelivered_, std::nullopt)});
+  if (!opened_meanwhile_) return;
+  const Status opened = round_opened(*std::exchange(opened_meanwhile_, std::nullopt));
+  if (!opened.ok() && session_ != nullptr) session_->close(opened.error());
 }
 
 /// A round closed without us: once the loop has ended its work on it, so that the parameters may be

@@ -111,6 +111,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       summary.end = finished->text;
       summary.is_halted = finished->reason == Finished::Reason::kHalted;
       exchange.leave(finished->text);
+      summary.optimizer_fingerprint = exchange.optimizer_fingerprint();
       tally();
       if (summary.is_halted) return Error(ErrorCode::kFailedPrecondition, finished->text);
       return {};

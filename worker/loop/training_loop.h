@@ -20,6 +20,7 @@ struct TrainingSummary {
   std::string end;  ///< why the loop ended
   bool is_halted = false;
   ExchangeTraffic traffic;
+  std::uint64_t optimizer_fingerprint = 0;  ///< Exchange::optimizer_fingerprint, when it ended well
 };
 
 /// Called after every round, on the loop's thread.

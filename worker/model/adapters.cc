@@ -38,19 +38,6 @@ const TensorInfo* find(const Manifest& manifest, const std::string& name) {
   return found == manifest.end() ? nullptr : &*found;
 }
 
-/// Read a tensor of the file as float32.
-Status read_floats(const SafetensorsReader& reader, const TensorInfo& tensor,
-                   std::span<float> into) {
-  if (tensor.dtype == DType::kF32) return reader.read(tensor.name, 0, std::as_writable_bytes(into));
-  std::vector<std::uint16_t> halves(into.size());
-  CENTROID_TRY(reader.read(tensor.name, 0, std::as_writable_bytes(std::span(halves))));
-  const bool is_bf16 = tensor.dtype == DType::kBF16;
-  std::ranges::transform(halves, into.begin(), [&](std::uint16_t half) {
-    return is_bf16 ? f32_from_bf16(half) : f32_from_f16(half);
-  });
-  return {};
-}
-
 /// Read the tensor `wanted`, which the file calls `name`.
 Status read_tensor(const SafetensorsReader& reader, const fs::path& file, const std::string& name,
                    const TensorInfo& wanted, std::span<float> into) {
@@ -59,10 +46,7 @@ Status read_tensor(const SafetensorsReader& reader, const fs::path& file, const 
   if (found->shape != wanted.shape)
     return bad(file, "tensor " + name + " has shape " + centroid::to_string(found->shape) +
                          ", the model's has " + centroid::to_string(wanted.shape));
-  if (found->dtype != DType::kF32 && found->dtype != DType::kBF16 && found->dtype != DType::kF16)
-    return bad(file, "tensor " + name + " is " + std::string(to_string(found->dtype)) +
-                         ", expected f32, bf16 or f16");
-  return read_floats(reader, *found, into);
+  return reader.read_f32(name, into);
 }
 
 Json config_of(const TransformerConfig& config) {

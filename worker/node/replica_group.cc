@@ -177,6 +177,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
               const std::vector<std::span<const std::uint64_t>>& steps) override {
     loader_.expect(data, steps);
   }
+  void set_load_ahead(std::uint64_t depth) override { loader_.set_depth(depth); }
 
   std::uint64_t staged() const override { return staged_; }
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,

@@ -62,6 +62,8 @@ class ReplicaGroup {
                       const std::vector<std::span<const std::uint64_t>>& steps) = 0;
   /// Steps so far whose batch was on the GPUs before its turn.
   virtual std::uint64_t staged() const { return 0; }
+  /// Load so many batches ahead from now on. Between steps only.
+  virtual void set_load_ahead(std::uint64_t) {}
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
   /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
