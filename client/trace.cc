@@ -188,16 +188,16 @@ Result<Json> fetch(const Session& session, const std::string& where, double seco
   return document["traceEvents"];
 }
 
-/// The spans of each process in a file of --trace, or of --out.
+/// The spans of each process in a file of --trace (a list), or of --out (an object with one).
 Result<std::vector<Json>> read_file(const std::string& path) {
   std::ifstream in(path);
   if (!in) return Error(ErrorCode::kNotFound, path + " cannot be read");
   const Json document = Json::parse(in, nullptr, false);
-  if (!document.is_object() || !document.contains("traceEvents") ||
-      !document["traceEvents"].is_array())
-    return Error(ErrorCode::kDataLoss, path + " is no trace: it has no list of traceEvents");
+  const Json list = document.is_object() ? document.value("traceEvents", Json()) : document;
+  if (!list.is_array())
+    return Error(ErrorCode::kDataLoss, path + " is no trace: it has no list of events");
   std::map<std::string, Json> processes;
-  for (const Json& event : document["traceEvents"])
+  for (const Json& event : list)
     if (event.is_object()) processes[text_of(event, "pid")].push_back(event);
   std::vector<Json> out;
   for (auto& [number, events] : processes) out.push_back(std::move(events));

@@ -81,6 +81,8 @@ class Trace(ClusterTest):
         self.assertTrue(any(row["process"] == "centroid-server" for row in rows))
         again = self.trace_of(out)
         self.assertEqual([row for row in again if row["lane"] == "cpu:0"], [row for row in rows if row["lane"] == "cpu:0"])
+        self.read("w0", "compute")
+        first.kill()
         written = self.trace_of(self.folder / "w0.json")
         self.assertEqual({row["process"] for row in written}, {"centroid-worker w0"})
         processes = {event["pid"] for event in json.loads(out.read_text())["traceEvents"]}
@@ -104,7 +106,7 @@ class Trace(ClusterTest):
         self.assertAlmostEqual(device["meanwhile_seconds"]["wait"], 0.15, 9)
         self.assertAlmostEqual(loop["busy_seconds"], 0.15, 9)
         self.assertEqual(loop["gaps"], 3)
-        file.write_text("[1, 2]")
+        file.write_text("{}")
         program = [pathlib.Path(self.programs) / "centroidctl", "trace", "--from", file]
         done = subprocess.run(program, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
