@@ -100,9 +100,22 @@ int set_config(const Session& session, const std::vector<std::string>& words) {
 int show_scale(const Session& session) {
   const auto answer = get_json(session, "/v1/scale");
   if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n",
-              session.style.is_json ? answer->dump().c_str() : text_of(*answer, "advice").c_str());
+  std::string text = text_of(*answer, "advice");
+  if (const auto hint = answer->find("hint"); hint != answer->end() && hint->is_object()) {
+    const std::string why = text_of(*hint, "why");
+    text += "\nwanted: " + text_of(*hint, "workers") + " workers" + (why.empty() ? "" : ": " + why);
+  }
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : text.c_str());
   return kExitDone;
+}
+
+int want_scale(const Session& session, std::uint64_t workers, const std::string& why) {
+  Json body = Json::object();
+  body["workers"] = workers;
+  if (!why.empty()) body["why"] = why;
+  return send(session, "POST", "/v1/scale", body,
+              workers > 0 ? std::to_string(workers) + " workers are wanted"
+                          : "nobody says any more how many workers are wanted");
 }
 
 int show_parameters(const Session& session) {
@@ -192,8 +205,21 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   const auto words = std::make_shared<std::vector<std::string>>();
   set->add_option("NAME=VALUE", *words, "such as checkpoint.keep=5 lease=20s")->required();
   set->callback([=, &status] { status = set_config(*session, *words); });
-  app.add_subcommand("scale", "How many workers would help, and what stands in their way.")
-      ->callback([=, &status] { status = show_scale(*session); });
+  CLI::App* const scale = app.add_subcommand(
+      "scale", "How many workers would help, what stands in their way, and how many are wanted.");
+  scale->callback([=, &status] {
+    if (scale->get_subcommands().empty()) status = show_scale(*session);
+  });
+  CLI::App* const wanted = scale->add_subcommand(
+      "set", "Say how many workers are wanted, for whoever or whatever starts them.");
+  const auto number = std::make_shared<std::uint64_t>(0);
+  const auto reason = std::make_shared<std::string>();
+  wanted->add_option("WORKERS", *number, "so many")->required()->check(CLI::Range(1, 1'000'000));
+  wanted->add_option("--why", *reason, "kept and told with it");
+  wanted->callback([=, &status] { status = want_scale(*session, *number, *reason); });
+  scale->add_subcommand("clear", "Take that back.")->callback([=, &status] {
+    status = want_scale(*session, 0, "");
+  });
   app.add_subcommand("parameters", "Every tensor with statistics of its values.")
       ->callback([=, &status] { status = show_parameters(*session); });
 

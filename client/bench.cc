@@ -1,6 +1,5 @@
 #include <cstdio>
 
-#include "client/network.h"
 #include "client/online.h"
 
 /// bench: latency and bandwidth of a way through the network, by the transport that training uses.
@@ -9,15 +8,17 @@ namespace centroid::client {
 namespace {
 
 struct Options {
-  std::string there, listen, token_file;
+  std::string there, listen;
+  std::shared_ptr<WorkerOptions> worker;
   double seconds = 3;
   std::uint32_t bytes = transport::kMaxEchoBytes;
 };
 
 int bench(const Session& session, const Options& options) {
-  const auto token = read_worker_token(options.token_file);
-  if (!token.ok()) return complain(token.error());
   const bool is_listening = !options.listen.empty();
+  const auto access = open_access(*options.worker, is_listening);
+  if (!access.ok()) return complain(access.error());
+  bool is_tls_missing = false;
   std::string where = is_listening ? options.listen : options.there;
   if (where.empty()) {
     const auto cluster = get_json(session, "/v1/cluster");
@@ -25,13 +26,19 @@ int bench(const Session& session, const Options& options) {
     auto found = data_endpoint(session, *cluster);
     if (!found.ok()) return complain(found.error());
     where = std::move(found).value();
+    is_tls_missing = !access->tls && has_tls(session);
   }
   if (is_listening) {
-    const Status served = serve_echo(where, *token);
+    const Status served = serve_echo(where, *access);
     return served.ok() ? kExitDone : complain(served.error());
   }
   const std::chrono::milliseconds time(static_cast<std::int64_t>(1000 * options.seconds));
-  const auto report = measure(where, *token, time, options.bytes);
+  if (is_tls_missing) {
+    std::fprintf(stderr, "centroidctl: data connections of %s are TLS: give --tls-authority\n",
+                 where.c_str());
+    return kExitUsage;
+  }
+  const auto report = measure(where, *access, time, options.bytes);
   if (!report.ok()) return complain(report.error());
   if (session.style.is_json) {
     Json out;
@@ -66,10 +73,7 @@ void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status) {
                         "where to; the server's port of workers when not given");
   bench_app->add_option("--listen", options->listen,
                         "answer others at HOST:PORT until Ctrl-C; 0: a free port");
-  bench_app
-      ->add_option("--worker-token-file", options->token_file,
-                   "file with the token of workers, where the server has one")
-      ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
+  options->worker = add_worker_options(*bench_app);
   bench_app->add_option("--seconds", options->seconds, "how long to measure")
       ->check(CLI::Range(0.3, 8.0))
       ->capture_default_str();

@@ -1,10 +1,12 @@
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
 
-#include "client/command.h"
+#include "client/online.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
 #include "common/checkpoint/journal_reader.h"
@@ -28,10 +30,29 @@ std::string utc(double unix_seconds) {
 }
 
 /// One line per checkpoint, newest first; kExitFailed when one is damaged.
-int list(const std::string& folder, bool verify) {
+int list(const Session& session, const std::string& folder, bool verify) {
   const auto directory = CheckpointDirectory::view(folder);
   if (!directory.ok()) return fail(directory.error());
   int status = kExitDone;
+  if (session.style.is_json) {
+    Json all = Json::array();
+    for (const CheckpointEntry& entry : directory->list(verify)) {
+      Json one;
+      one["path"] = entry.path.string();
+      one["version"] = entry.version.value;
+      one["round"] = entry.info.round.value;
+      one["bytes"] = entry.bytes;
+      one["created_unix_seconds"] = entry.info.created_unix_seconds;
+      one["run_id"] = entry.info.run_id;
+      one["problem"] = entry.problem;
+      if (!entry.problem.empty()) status = kExitFailed;
+      all.push_back(std::move(one));
+    }
+    Json out;
+    out["checkpoints"] = std::move(all);
+    std::printf("%s\n", out.dump().c_str());
+    return status;
+  }
   for (const CheckpointEntry& entry : directory->list(verify)) {
     const CheckpointInfo& info = entry.info;
     const std::string name = entry.path.filename().string();
@@ -50,36 +71,87 @@ int list(const std::string& folder, bool verify) {
 }
 
 /// Of tables of sparse rows.
-int check_rows_journal(const std::string& folder) {
+int check_rows_journal(const Session& session, const std::string& folder) {
+  std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
   if (rows_journal::segments_of(folder).empty()) return kExitDone;
   const auto report = rows_journal::verify(folder);
   if (!report.ok()) {
-    std::printf("journal of tables  DAMAGED  %s\n", report.error().message().c_str());
+    std::fprintf(out, "journal of tables  DAMAGED  %s\n", report.error().message().c_str());
     return kExitFailed;
   }
-  std::printf("journal of tables  %zu segments  %llu bytes  %llu pushes in %llu batches  sound\n",
-              report->segments, static_cast<unsigned long long>(report->bytes),
-              static_cast<unsigned long long>(report->pushes),
-              static_cast<unsigned long long>(report->batches));
+  std::fprintf(out,
+               "journal of tables  %zu segments  %llu bytes  %llu pushes in %llu batches  sound\n",
+               report->segments, static_cast<unsigned long long>(report->bytes),
+               static_cast<unsigned long long>(report->pushes),
+               static_cast<unsigned long long>(report->batches));
   if (!report->torn.empty())
-    std::printf("journal of tables  torn tail, which a resume cuts off: %s\n",
-                report->torn.c_str());
+    std::fprintf(out, "journal of tables  torn tail, which a resume cuts off: %s\n",
+                 report->torn.c_str());
   return kExitDone;
 }
 
+std::string server_table(const Json& checkpoints) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : checkpoints)
+    rows.push_back({text_of(one, "version"), text_of(one, "round"),
+                    size_text(number_of(one, "bytes")), utc(number_of(one, "created_unix_seconds")),
+                    text_of(one, "path"), text_of(one, "problem")});
+  return table({"version", "round", "size", "written", "path", "problem"}, rows);
+}
+
+/// What the server has.
+int list_of_server(const Session& session) {
+  Json all = Json::array();
+  for (std::string path = "/v1/checkpoints"; !path.empty();) {
+    const auto page = get_json(session, path);
+    if (!page.ok()) return complain(page.error());
+    for (const Json& one : page->value("checkpoints", Json::array())) all.push_back(one);
+    path = text_of(*page, "next");
+  }
+  const bool is_damaged = std::any_of(
+      all.begin(), all.end(), [](const Json& one) { return !text_of(one, "problem").empty(); });
+  if (session.style.is_json) {
+    Json out;
+    out["checkpoints"] = std::move(all);
+    std::printf("%s\n", out.dump().c_str());
+  } else {
+    std::fputs(server_table(all).c_str(), stdout);
+  }
+  return is_damaged ? kExitFailed : kExitDone;
+}
+
+/// Have the server read all of one.
+int verify_on_server(Session session, const std::string& version) {
+  session.remote.timeout = std::max(session.remote.timeout, std::chrono::milliseconds(310'000));
+  const auto answer = post_json(session, "/v1/checkpoints/" + version + ":verify");
+  if (!answer.ok()) return complain(answer.error());
+  const std::string problem = text_of(*answer, "problem");
+  const std::string said = "version " + version + (problem.empty() ? " is sound" : ": " + problem);
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
+  return problem.empty() ? kExitDone : kExitFailed;
+}
+
+bool is_version(const std::string& text) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), is_digit) &&
+         !std::filesystem::exists(text);
+}
+
 /// The journal that belongs to a folder of checkpoints: beside it, unless named.
-int check_journal(const std::string& checkpoints, std::string folder) {
+int check_journal(const Session& session, const std::string& checkpoints, std::string folder) {
+  std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
   if (folder.empty())
     folder = (std::filesystem::absolute(checkpoints) / "..").lexically_normal() / "journal";
-  const int rows = check_rows_journal(folder);
+  const int rows = check_rows_journal(session, folder);
   if (rows != kExitDone) return rows;
   if (journal::segments_of(folder).empty()) return kExitDone;
   const auto report = journal::verify(folder);
   if (!report.ok()) {
-    std::printf("journal  DAMAGED  %s\n", report.error().message().c_str());
+    std::fprintf(out, "journal  DAMAGED  %s\n", report.error().message().c_str());
     return kExitFailed;
   }
-  std::printf(
+  std::fprintf(
+      out,
       "journal  %zu segments  %llu bytes  rounds %llu to %llu  %llu committed, %llu skipped%s\n",
       report->segments, static_cast<unsigned long long>(report->bytes),
       static_cast<unsigned long long>(report->first.value_or(Round()).value),
@@ -87,7 +159,7 @@ int check_journal(const std::string& checkpoints, std::string folder) {
       static_cast<unsigned long long>(report->commits),
       static_cast<unsigned long long>(report->skips), "  sound");
   if (!report->torn.empty())
-    std::printf("journal  torn tail, which a resume cuts off: %s\n", report->torn.c_str());
+    std::fprintf(out, "journal  torn tail, which a resume cuts off: %s\n", report->torn.c_str());
   return kExitDone;
 }
 
@@ -154,16 +226,24 @@ void add_merge(CLI::App& group, int& status) {
 
 }  // namespace
 
-void add_checkpoints(CLI::App& app, int& status) {
-  CLI::App* const group = app.add_subcommand("checkpoints", "Folders of checkpoints.");
+void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  CLI::App* const group =
+      app.add_subcommand("checkpoints", "Checkpoints of the server, and folders of them.");
   group->require_subcommand(1);
   const auto folder = std::make_shared<std::string>();
   CLI::App* const all = group->add_subcommand("list", "One line per checkpoint, newest first.");
-  all->add_option("DIR", *folder, "folder of checkpoints, such as RUN_DIR/checkpoints")->required();
-  all->callback([folder, &status] { status = list(*folder, false); });
-  CLI::App* const verify =
-      group->add_subcommand("verify", "Read every file and the journal, compare every checksum.");
-  verify->add_option("DIR", *folder, "folder of checkpoints")->required();
+  all->add_option("DIR", *folder,
+                  "folder of checkpoints, such as RUN_DIR/checkpoints, for which no server is "
+                  "asked; else those of the server");
+  all->callback([=, &status] {
+    status = folder->empty() ? list_of_server(*session) : list(*session, *folder, false);
+  });
+  CLI::App* const verify = group->add_subcommand(
+      "verify",
+      "Read every file and compare every checksum: of a folder and its journal, or of "
+      "one version by the server.");
+  verify->add_option("DIR|VERSION", *folder, "folder of checkpoints, or a version of the server's")
+      ->required();
   const auto wish = std::make_shared<Export>();
   CLI::App* const exported = group->add_subcommand(
       "export",
@@ -188,9 +268,13 @@ void add_checkpoints(CLI::App& app, int& status) {
   add_merge(*group, status);
   const auto journal_folder = std::make_shared<std::string>();
   verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
-  verify->callback([folder, journal_folder, &status] {
-    status = list(*folder, true);
-    if (const int journal = check_journal(*folder, *journal_folder); status == kExitDone)
+  verify->callback([=, &status] {
+    if (is_version(*folder)) {
+      status = verify_on_server(*session, *folder);
+      return;
+    }
+    status = list(*session, *folder, true);
+    if (const int journal = check_journal(*session, *folder, *journal_folder); status == kExitDone)
       status = journal;
   });
 }

@@ -14,8 +14,4 @@ enum ExitStatus : int {
   kExitUnreachable = 3,  ///< no answer of the server
 };
 
-/// `checkpoints list|verify|export|merge`: folders of checkpoints and journals, no server needed.
-/// `status` becomes the program's exit status when one of them was run.
-void add_checkpoints(CLI::App& app, int& status);
-
 }  // namespace centroid::client

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "client/network.h"
 #include "client/online.h"
 #include "common/base/version.h"
 
@@ -22,6 +21,9 @@ constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
 constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
 constexpr double kStraggler = 2;  ///< times the median
+constexpr double kBehind = 3;     ///< parts of the median that a member's way gives
+constexpr std::size_t kMeasuredWorkers = 16;
+constexpr double kTokenSeconds = 7 * 86400;
 constexpr std::chrono::milliseconds kNetworkTime{600};
 
 enum class Verdict { kGood, kWarning, kBad };
@@ -90,34 +92,135 @@ void check_version(Report& report, const Json& version) {
     report.add(Verdict::kWarning, "version", found, "take all programs from one release");
 }
 
-/// The port of workers, and what the way there gives: one round of training moves the model once
-/// each way for each worker, so a way on which that takes longer than a round holds training up.
-void check_data_port(Report& report, const Session& session, const Json& cluster,
-                     const std::string& token) {
-  const auto where = data_endpoint(session, cluster);
-  if (!where.ok()) return report.add(Verdict::kWarning, "data port", where.error().message());
+/// A port of workers, and what the way there gives: one round of training moves the model once each
+/// way for each worker, so a way on which that takes longer than a round holds training up.
+void check_data_port(Report& report, const Session& session, const std::string& name,
+                     const std::string& where, double model_bytes, const Access& access,
+                     bool is_tls_missing) {
   Remote data;
-  if (!data.set_address(*where).ok()) return;
+  if (!data.set_address(where).ok())
+    return report.add(Verdict::kWarning, name, "'" + where + "' is no address");
   if (const Status open = knock(data.host, data.port, session.remote.timeout); !open.ok())
-    return report.add(
-        Verdict::kWarning, "data port", open.error().message(),
-        "open " + *where + " to the workers; run this again on one of their machines");
-  report.add(Verdict::kGood, "data port", *where + " is open from here");
-  const auto network = measure(*where, token, kNetworkTime, transport::kMaxEchoBytes);
+    return report.add(Verdict::kWarning, name, open.error().message(),
+                      "open " + where + " to the workers; run this again on one of their machines");
+  report.add(Verdict::kGood, name, where + " is open from here");
+  const std::string network_name = name == "data port" ? "network" : name + " network";
+  if (is_tls_missing)
+    return report.add(Verdict::kWarning, network_name, "not measured: it is TLS",
+                      "give who signs its certificate with --tls-authority");
+  const auto network = measure(where, access, kNetworkTime, transport::kMaxEchoBytes);
   if (!network.ok())
-    return report.add(Verdict::kWarning, "network", "not measured: " + network.error().message(),
-                      "give the workers' token with --worker-token-file");
+    return report.add(Verdict::kWarning, network_name, "not measured: " + network.error().message(),
+                      "give the workers' token with --worker-token-file, with TLS their "
+                      "certificate with --tls-certificate and --tls-key");
   const double slower = std::min(network->bytes_per_second_out, network->bytes_per_second_in);
-  const double model_seconds = sizeof(float) * number_of(cluster, "parameters") / slower;
   const std::string found = duration_text(network->median_seconds) + " a round trip, " +
-                            size_text(network->bytes_per_second_out) + "/s to the server, " +
+                            size_text(network->bytes_per_second_out) + "/s to it, " +
                             size_text(network->bytes_per_second_in) +
-                            "/s from it; the model takes " + duration_text(model_seconds);
+                            "/s from it; the model takes " + duration_text(model_bytes / slower);
   const bool is_slow = slower < kSlowBytes || network->median_seconds > kSlowTrip;
-  report.add(is_slow ? Verdict::kWarning : Verdict::kGood, "network", found,
+  report.add(is_slow ? Verdict::kWarning : Verdict::kGood, network_name, found,
              is_slow ? "compare with `centroidctl bench` between other machines; a codec or local "
                        "steps need less of it"
                      : "");
+}
+
+/// The servers that the model lies on, beside the one that answers REST.
+void check_servers(Report& report, const Session& session, const Json& servers,
+                   const Access& access, bool is_tls_missing) {
+  for (const Json& server : servers) {
+    const std::string state = text_of(server, "state"), name = "server " + text_of(server, "name");
+    if (state == "leader") continue;
+    if (state == "joining" || state == "draining")
+      report.add(Verdict::kWarning, name,
+                 state + ", " + text_of(server, "moves") + " chunks are still to move",
+                 "wait; `centroidctl servers` shows how far it is");
+    check_data_port(report, session, name, text_of(server, "endpoint"), number_of(server, "bytes"),
+                    access, is_tls_missing);
+  }
+}
+
+/// The way between the server and each worker, as the server measures it while they train.
+void check_members(Report& report, const Session& session, const Json& workers) {
+  struct Way {
+    std::string name;
+    double trip = 0, slower = 0;
+  };
+  std::vector<Way> ways;
+  std::size_t left = 0;
+  for (const Json& worker : workers) {
+    if (text_of(worker, "state") != "active") continue;
+    if (ways.size() == kMeasuredWorkers) {
+      ++left;
+      continue;
+    }
+    const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
+    if (!answer.ok())
+      return report.add(Verdict::kWarning, "members", "not measured: " + answer.error().message(),
+                        "it needs a token of the role admin; or leave it out with --no-members");
+    ways.push_back({text_of(worker, "name"), number_of(*answer, "median_seconds"),
+                    std::min(number_of(*answer, "bytes_per_second_to"),
+                             number_of(*answer, "bytes_per_second_from"))});
+  }
+  if (ways.empty()) return;
+  std::ranges::sort(ways, {}, &Way::slower);
+  const double median = ways[ways.size() / 2].slower;
+  bool is_good = true;
+  for (const Way& way : ways) {
+    const bool is_slow = way.slower < kSlowBytes || way.trip > kSlowTrip;
+    const bool is_behind = way.slower * kBehind < median;
+    if (!is_slow && !is_behind) continue;
+    is_good = false;
+    report.add(Verdict::kWarning, "members",
+               way.name + ": " + size_text(way.slower) + "/s between it and the server, " +
+                   duration_text(way.trip) + " a round trip; the median is " + size_text(median) +
+                   "/s",
+               "look at the network of its machine: the speed of its link, other traffic, Wi-Fi; "
+               "a codec needs less of it (docs/compression.md)");
+  }
+  const std::string more = left > 0 ? "; " + std::to_string(left) + " more were not measured" : "";
+  if (is_good)
+    report.add(Verdict::kGood, "members",
+               std::to_string(ways.size()) + " measured from the server: at least " +
+                   size_text(ways.front().slower) + "/s (" + ways.front().name + ")" + more);
+}
+
+/// Tokens that stop working soon.
+void check_tokens(Report& report, const Session& session) {
+  const auto tokens = get_json(session, "/v1/tokens");
+  if (!tokens.ok()) return;  // not an operator's business who only looks
+  const double now = static_cast<double>(std::time(nullptr));
+  for (const Json& token : tokens->value("tokens", Json::array())) {
+    const double left = number_of(token, "expires_unix_seconds") - now;
+    if (!(left < kTokenSeconds)) continue;
+    const std::string name = text_of(token, "name");
+    report.add(Verdict::kWarning, "token " + name,
+               left < 0 ? "has expired" : "expires in " + duration_text(left),
+               "centroidctl tokens revoke " + name + ", then tokens create " + name);
+  }
+}
+
+/// How many workers a person wants, and how many there are.
+void check_scale(Report& report, const Session& session, const Json& workers) {
+  const auto scale = get_json(session, "/v1/scale");
+  if (!scale.ok() || !scale->contains("hint") || (*scale)["hint"].is_null()) return;
+  const Json& hint = (*scale)["hint"];
+  const auto wanted = static_cast<long>(number_of(hint, "workers"));
+  long present = 0;
+  for (const Json& worker : workers)
+    if (const std::string state = text_of(worker, "state");
+        state == "active" || state == "syncing" || state == "joining")
+      ++present;
+  const std::string why = text_of(hint, "why");
+  const std::string found = std::to_string(present) + " workers, " + std::to_string(wanted) +
+                            " are wanted" + (why.empty() ? "" : " (" + why + ")");
+  if (present == wanted)
+    report.add(Verdict::kGood, "scale", found);
+  else
+    report.add(Verdict::kWarning, "scale", found,
+               present < wanted ? "start " + std::to_string(wanted - present) +
+                                      " more, or centroidctl scale clear"
+                                : "centroidctl workers drain, or centroidctl scale clear");
 }
 
 /// One worker that computes much longer than the others holds all of them up.
@@ -145,6 +248,13 @@ void check_speed(Report& report, const Json& workers) {
 void check_job(Report& report, const Json& cluster) {
   const std::string state = text_of(cluster, "state"), why = text_of(cluster, "state_reason");
   const std::string found = state + (why.empty() ? "" : ": " + why);
+  const std::string role = text_of(cluster, "role");
+  if (role == "standby")
+    report.add(Verdict::kWarning, "role", "this server is a standby",
+               "the leader is at " + text_of(cluster, "leader_api") + ": ask it with --server");
+  if (role == "held")
+    report.add(Verdict::kBad, "role", "this leader may not act: " + why,
+               "look at etcd and the network to it");
   if (state == "halted")
     report.add(Verdict::kBad, "job", found, "correct what the reason names, start with --resume");
   else if (state == "paused")
@@ -208,7 +318,7 @@ void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoi
     report.add(Verdict::kGood, "checkpoint", "the newest is " + duration_text(age) + " old");
 }
 
-int examine(const Session& session, const std::string& token_file) {
+int examine(const Session& session, const WorkerOptions& worker_options, bool leaves_members) {
   Report report(session.style);
   const auto alive = ask(session.remote, "GET", "/healthz");
   if (!alive.ok()) {
@@ -228,19 +338,30 @@ int examine(const Session& session, const std::string& token_file) {
   check_version(report, *version);
   const auto cluster = get_json(session, "/v1/cluster"), workers = get_json(session, "/v1/workers"),
              waits = get_json(session, "/v1/waits"),
-             checkpoints = get_json(session, "/v1/checkpoints");
-  for (const auto* answer : {&cluster, &workers, &waits, &checkpoints})
+             checkpoints = get_json(session, "/v1/checkpoints"),
+             servers = get_json(session, "/v1/servers");
+  for (const auto* answer : {&cluster, &workers, &waits, &checkpoints, &servers})
     if (!answer->ok()) {
       report.add(Verdict::kBad, "REST", answer->error().message(), "see the server's log");
       return report.finish();
     }
-  const auto worker_token = read_worker_token(token_file);
-  if (!worker_token.ok()) return complain(worker_token.error());
-  check_data_port(report, session, *cluster, *worker_token);
+  const auto access = open_access(worker_options);
+  if (!access.ok()) return complain(access.error());
+  check_tokens(report, session);
+  const bool is_tls_missing = !access->tls && has_tls(session);
+  const double model_bytes = sizeof(float) * number_of(*cluster, "parameters");
+  const auto where = data_endpoint(session, *cluster);
+  if (where.ok())
+    check_data_port(report, session, "data port", *where, model_bytes, *access, is_tls_missing);
+  else
+    report.add(Verdict::kWarning, "data port", where.error().message());
+  check_servers(report, session, (*servers)["servers"], *access, is_tls_missing);
+  if (!leaves_members) check_members(report, session, (*workers)["workers"]);
   check_job(report, *cluster);
   check_waits(report, (*waits)["waits"]);
   check_workers(report, (*workers)["workers"]);
   check_speed(report, (*workers)["workers"]);
+  check_scale(report, session, (*workers)["workers"]);
   check_checkpoints(report, *cluster, (*checkpoints)["checkpoints"]);
   return report.finish();
 }
@@ -250,14 +371,14 @@ int examine(const Session& session, const std::string& token_file) {
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor",
-      "Look for what is wrong, and say what to mend: ports, clock, tokens, version, network, job, "
-      "waits, workers, their speed, checkpoints.");
-  const auto token_file = std::make_shared<std::string>();
-  doctor
-      ->add_option("--worker-token-file", *token_file,
-                   "file with the token of workers, to measure the network with")
-      ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
-  doctor->callback([=, &status] { status = examine(*session, *token_file); });
+      "Look for what is wrong, and say what to mend: ports, clock, tokens, version, the network to "
+      "the servers and between the server and each worker, job, waits, workers, their speed and "
+      "number, checkpoints.");
+  const auto worker_options = add_worker_options(*doctor);
+  const auto leaves_members = std::make_shared<bool>(false);
+  doctor->add_flag("--no-members", *leaves_members,
+                   "do not have the server measure its way to each worker, which takes 0.3 s each");
+  doctor->callback([=, &status] { status = examine(*session, *worker_options, *leaves_members); });
 }
 
 }  // namespace centroid::client

@@ -65,6 +65,9 @@ asio::awaitable<std::optional<Error>> open(Stream& stream, const Remote& remote)
   const auto [ec] = co_await stream.async_handshake(kAwait);
   if (!ec) co_return std::nullopt;
   const std::string verdict = stream.verdict();
+  if (verdict.empty() && ec.category() == asio::error::get_ssl_category())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    remote.to_string() + ": " + ec.message() + "; does it speak HTTPS?");
   if (verdict.empty()) co_return failure(remote.to_string(), ec);
   co_return Error(
       ErrorCode::kFailedPrecondition,
@@ -78,7 +81,7 @@ http::request<http::string_body> make_request(const Remote& remote, const std::s
   request.method_string(method);
   request.target(path);
   request.version(11);
-  request.set(http::field::host, remote.host + ":" + remote.port);
+  request.set(http::field::host, remote.authority_text());
   request.set(http::field::user_agent, "centroidctl");
   request.set(http::field::accept, accept);
   request.keep_alive(false);
@@ -103,8 +106,9 @@ asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, st
   const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
   if (read_failed &&
       read_failed.category() == http::make_error_code(http::error::bad_version).category())
-    co_return Error(ErrorCode::kDataLoss,
-                    remote.to_string() + " does not speak HTTP: " + read_failed.message());
+    co_return Error(ErrorCode::kDataLoss, remote.to_string() +
+                                              " does not speak HTTP: " + read_failed.message() +
+                                              (remote.is_https ? "" : "; is it https://?"));
   if (read_failed) co_return failure(remote.to_string(), read_failed);
   Answer answer;
   answer.status = parser.get().result_int();
@@ -180,9 +184,13 @@ Result<std::string> Remote::set_address(const std::string& text) {
   return path;
 }
 
-std::string Remote::to_string() const {
+std::string Remote::authority_text() const {
   const bool is_v6 = host.find(':') != std::string::npos;
-  return (is_https ? "https://" : "http://") + (is_v6 ? "[" + host + "]" : host) + ":" + port;
+  return (is_v6 ? "[" + host + "]" : host) + ":" + port;
+}
+
+std::string Remote::to_string() const {
+  return (is_https ? "https://" : "http://") + authority_text();
 }
 
 Result<Answer> listen(const Remote& remote, const std::string& path,

@@ -24,6 +24,7 @@ struct Remote {
   /// fails   invalid_argument, with what was expected
   Result<std::string> set_address(const std::string& text);
   std::string to_string() const;
+  std::string authority_text() const;  ///< HOST:PORT, with brackets about IPv6
 };
 
 struct Answer {

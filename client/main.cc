@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int status = client::kExitDone;
   const auto session = client::add_session(app);
-  client::add_checkpoints(app, status);
+  client::add_checkpoints(app, session, status);
   client::add_views(app, session, status);
   client::add_actions(app, session, status);
   client::add_events(app, session, status);

@@ -36,11 +36,18 @@ Task<void> run_session(transport::Session* session, EchoSink* sink) {
   (void)co_await session->run(*sink);
 }
 
+std::unique_ptr<transport::Transport> transport_of(const Executor& executor, const Access& access) {
+  transport::TransportOptions options;
+  options.layer = access.tls;
+  return transport::make_tcp(executor, options);
+}
+
 Task<Result<transport::EchoReport>> measure_there(Executor executor, transport::Endpoint there,
-                                                  std::string token, std::chrono::milliseconds time,
+                                                  const Access& access,
+                                                  std::chrono::milliseconds time,
                                                   std::uint32_t bytes) {
-  const auto transport = transport::make_tcp(executor);
-  const auto greeting = greeting_of("client", token);
+  const auto transport = transport_of(executor, access);
+  const auto greeting = greeting_of("client", access.token);
   const TimePoint deadline = std::chrono::steady_clock::now() + kConnectTime;
   auto opened = co_await transport::connect_session(*transport, there, greeting, deadline);
   if (!opened.ok()) co_return opened.error();
@@ -80,14 +87,14 @@ Task<void> wait_for_signal() {
   (void)co_await signals.async_wait(kAwait);
 }
 
-Task<Status> serve(Executor executor, transport::Endpoint here, std::string token) {
-  const auto transport = transport::make_tcp(executor);
+Task<Status> serve(Executor executor, transport::Endpoint here, const Access& access) {
+  const auto transport = transport_of(executor, access);
   auto listener = transport->listen(here);
   if (!listener.ok()) co_return listener.error();
   std::printf("listening on %s; Ctrl-C ends\n", (*listener)->endpoint().to_string().c_str());
   std::fflush(stdout);
   TaskGroup tasks(executor);
-  tasks.spawn(accept_all(listener->get(), &tasks, token));
+  tasks.spawn(accept_all(listener->get(), &tasks, access.token));
   co_await wait_for_signal();
   (*listener)->close();
   tasks.cancel();
@@ -97,17 +104,17 @@ Task<Status> serve(Executor executor, transport::Endpoint here, std::string toke
 
 }  // namespace
 
-Result<transport::EchoReport> measure(const std::string& where, const std::string& token,
+Result<transport::EchoReport> measure(const std::string& where, const Access& access,
                                       std::chrono::milliseconds time, std::uint32_t bytes) {
   CENTROID_ASSIGN(const auto there, transport::Endpoint::parse(where));
   IoThread thread("bench");
-  return thread.wait(measure_there(thread.executor(), there, token, time, bytes));
+  return thread.wait(measure_there(thread.executor(), there, access, time, bytes));
 }
 
-Status serve_echo(const std::string& where, const std::string& token) {
+Status serve_echo(const std::string& where, const Access& access) {
   CENTROID_ASSIGN(const auto here, transport::Endpoint::parse(where));
   IoThread thread("bench");
-  return thread.wait(serve(thread.executor(), here, token));
+  return thread.wait(serve(thread.executor(), here, access));
 }
 
 }  // namespace centroid::client

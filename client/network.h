@@ -2,24 +2,32 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "common/base/result.h"
 #include "transport/echo.h"
+#include "transport/stream_layer.h"
 
 namespace centroid::client {
+
+/// How connections of workers are opened.
+struct Access {
+  std::string token;
+  std::shared_ptr<transport::StreamLayer> tls;  ///< none: plain
+};
 
 /// Connect to a server's port of workers, or to serve_echo, and measure the way there. Blocks.
 ///
 /// where  "HOST:PORT"
 /// fails  as transport::Endpoint::parse, transport::connect_session (unreachable, wrong token) and
 ///        transport::measure_echo
-Result<transport::EchoReport> measure(const std::string& where, const std::string& token,
+Result<transport::EchoReport> measure(const std::string& where, const Access& access,
                                       std::chrono::milliseconds time, std::uint32_t bytes);
 
 /// Let others measure the way to this machine until SIGINT or SIGTERM; prints where it listens.
 ///
 /// fails  as transport::Transport::listen
-Status serve_echo(const std::string& where, const std::string& token);
+Status serve_echo(const std::string& where, const Access& access);
 
 }  // namespace centroid::client

@@ -97,14 +97,54 @@ Result<std::string> data_endpoint(const Session& session, const Json& cluster) {
   return data.host + ":" + data.port;
 }
 
-Result<std::string> read_worker_token(const std::string& file) {
-  std::string token;
-  if (file.empty()) return token;
-  std::ifstream in(file);
-  if (!std::getline(in, token))
-    return Error(ErrorCode::kInvalidArgument, "--worker-token-file " + file + " cannot be read");
-  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
-  return token;
+std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {
+  const auto options = std::make_shared<WorkerOptions>();
+  command
+      .add_option("--worker-token-file", options->token_file,
+                  "file with the token of workers, where the server has one")
+      ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
+  command
+      .add_option(
+          "--tls-authority", options->tls.authority,
+          "data connections are TLS: PEM file of who signs the other side's certificate, or "
+          "system")
+      ->envname("CENTROIDCTL_TLS_AUTHORITY");
+  command
+      .add_option("--tls-certificate", options->tls.certificate,
+                  "PEM file with the certificate to show, such as a worker's")
+      ->envname("CENTROIDCTL_TLS_CERTIFICATE");
+  command.add_option("--tls-key", options->tls.key, "PEM file with its key")
+      ->envname("CENTROIDCTL_TLS_KEY");
+  command.add_option("--tls-server-name", options->tls.server_name,
+                     "what the server's certificate must be for; the host when not given");
+  return options;
+}
+
+Result<Access> open_access(WorkerOptions options, bool is_accepting) {
+  Access access;
+  if (!options.token_file.empty()) {
+    std::ifstream in(options.token_file);
+    if (!std::getline(in, access.token))
+      return Error(ErrorCode::kInvalidArgument,
+                   "--worker-token-file " + options.token_file + " cannot be read");
+    while (access.token.ends_with('\r') || access.token.ends_with(' ')) access.token.pop_back();
+  }
+  const bool is_plain = options.tls.authority.empty() && options.tls.certificate.empty();
+  if (is_plain) return access;
+  if (!is_accepting && options.tls.authority.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "--tls-certificate is shown to a server whose own is checked: give "
+                 "--tls-authority too");
+  options.tls.is_server = is_accepting;
+  CENTROID_ASSIGN(access.tls, transport::make_tls(std::move(options.tls)));
+  return access;
+}
+
+bool has_tls(const Session& session) {
+  const auto config = get_json(session, "/v1/config");
+  if (!config.ok()) return false;
+  const auto setting = config->find("tls.certificate");
+  return setting != config->end() && setting->is_object() && !text_of(*setting, "value").empty();
 }
 
 std::shared_ptr<Session> add_session(CLI::App& app) {

@@ -8,7 +8,9 @@
 
 #include "client/command.h"
 #include "client/http.h"
+#include "client/network.h"
 #include "client/table.h"
+#include "transport/tls/tls.h"
 
 namespace centroid::client {
 
@@ -48,8 +50,16 @@ int show_again(const Session& session, double every_seconds, std::uint64_t count
 /// Where workers reach the server that REST speaks for, "HOST:PORT"; a wildcard address is taken
 /// for REST's host.
 Result<std::string> data_endpoint(const Session& session, const Json& cluster);
-/// First line of a file with the workers' token; "" for no file.
-Result<std::string> read_worker_token(const std::string& file);
+/// Options of a command that opens connections as workers do.
+struct WorkerOptions {
+  std::string token_file;
+  transport::TlsOptions tls;
+};
+std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command);
+/// fails  invalid_argument, not_found: a file
+Result<Access> open_access(WorkerOptions options, bool is_accepting = false);
+/// Whether the server's data connections are TLS; false where it does not say.
+bool has_tls(const Session& session);
 
 /// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
 std::string text_of(const Json& object, const char* name);
@@ -57,6 +67,9 @@ double number_of(const Json& object, const char* name);
 
 /// Options of the program itself: --server, --token-file, --output and so on.
 std::shared_ptr<Session> add_session(CLI::App& app);
+/// `checkpoints list|verify|export|merge`: of the server, or of folders, which need none. `status`
+/// becomes the program's exit status when one of them was run.
+void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_top(CLI::App& app, std::shared_ptr<Session> session, int& status);

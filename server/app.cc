@@ -50,11 +50,10 @@ Status write_endpoints(const std::string& path, const std::string& data, const s
   return {};
 }
 
-/// Connections that REST may hold: no more than open files are left for them, of which we take as
-/// many as the system lets us have.
+/// Connections for which open files are left, of which we take as many as the system lets us have.
 std::uint64_t connections_for(const ServerConfig& config) {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return config.api_max_connections;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return UINT64_MAX;
   limit.rlim_cur = limit.rlim_max;
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
   const std::uint64_t others = config.max_workers + 128;
@@ -63,7 +62,20 @@ std::uint64_t connections_for(const ServerConfig& config) {
     log::info("api.connections_limited", {{"limit", left},
                                           {"wanted", config.api_max_connections},
                                           {"why", "open files (RLIMIT_NOFILE)"}});
-  return std::min(config.api_max_connections, left);
+  return left;
+}
+
+ApiLimits api_limits(const ServerConfig& config, std::uint64_t most_connections) {
+  ApiLimits limits;
+  limits.header_limit_bytes = config.api_header_limit;
+  limits.body_limit_bytes = config.api_body_limit;
+  limits.max_connections = std::min(config.api_max_connections, most_connections);
+  limits.max_streams = config.api_max_streams;
+  limits.requests_per_second = static_cast<double>(config.api_rate);
+  limits.idle_timeout = config.api_idle_timeout;
+  limits.read_timeout = config.api_read_timeout;
+  limits.write_timeout = config.api_write_timeout;
+  return limits;
 }
 
 /// First signal: stop in order. Second: at once.
@@ -147,6 +159,16 @@ Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
                                              const transport::Endpoint& api) {
   Candidacy::Options options;
   CENTROID_ASSIGN(options.etcd.endpoints, parse_etcd_endpoints(config.etcd));
+  const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
+  if (std::ranges::any_of(options.etcd.endpoints, is_secure)) {
+    transport::TlsOptions tls;
+    tls.authority = config.etcd_authority;
+    tls.certificate = config.etcd_certificate;
+    tls.key = config.etcd_key;
+    auto files = transport::TlsFiles::open(std::move(tls));
+    if (!files.ok()) return std::move(files).error().with_context("etcd");
+    options.etcd.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
+  }
   options.etcd.user = config.etcd_user;
   options.etcd.password = config.etcd_password;
   options.etcd.timeout = config.etcd_lease / 4;
@@ -204,15 +226,20 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     CENTROID_TRY(service.wait(cluster.prepare()));
   cluster.set_schema(&schema);
   ApiOptions api_options;
-  api_options.max_connections = connections_for(config);
+  const std::uint64_t connections = connections_for(config);
+  static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
   api_options.endpoint = api_endpoint;
   api_options.token = config.api_token;
   CENTROID_ASSIGN(api_options.tls, api_tls(config));
   api_options.viewer_token = config.api_viewer_token;
   api_options.state_dir = config.run_dir;
+  if (config.has_election())
+    api_options.state_name = config.name.empty() ? config.listen : config.name;
   api_options.blocking = files.executor();
   CENTROID_ASSIGN(const auto api,
                   ApiServer::start(control.executor(), api_options, cluster, registry));
+  cluster.on_config_change(
+      [&api, &config, connections] { api->set_limits(api_limits(config, connections)); });
   cluster.set_token_check([&api](std::string_view secret) { return api->may_join(secret); });
   cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   Status result;

@@ -15,8 +15,6 @@ namespace centroid::server {
 void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("listen", &c.listen,
           {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
-  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
-          "api");
   s.field("trace.file", &c.trace_file,
           {.text = "write what this process does when to this file, as JSON that Perfetto and "
                    "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
@@ -28,22 +26,9 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "lr=0.01,init=zeros,seed=1,admit_after=1,max_bytes=0,max_age=0 with more in "
                    "docs/rows.md; all but dim may be left out"});
   register_servers(s, c);
+  register_api(s, c);
   s.field("token", &c.token,
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
-  s.field("api.token", &c.api_token,
-          {.text = "bearer token of REST; needed beyond loopback", .secret = true});
-  s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
-          "api-tls");
-  s.field("api.viewer_token", &c.api_viewer_token,
-          {.text = "another token of REST, which may only read: for Prometheus and for people who "
-                   "look",
-           .secret = true});
-  s.field("api.max_connections", &c.api_max_connections,
-          {.text = "connections of REST at most; beyond them the newest that has asked nothing yet "
-                   "makes room",
-           .unit = "connections",
-           .min = 1,
-           .max = 65536});
   s.field("endpoints_file", &c.endpoints_file,
           {.text = "write the real endpoints to this JSON file once both listen"},
           "endpoints-file");
@@ -306,10 +291,17 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   register_durability(s, c);
 
   s.field("etcd.endpoints", &c.etcd,
-          {.text = "several servers, of which one leads: where etcd answers, http://HOST:PORT, "
-                   "separated by commas; implies resume and leave_workers; empty: this server is "
-                   "alone (docs/high-availability.md)"},
+          {.text = "several servers, of which one leads: where etcd answers, http://HOST:PORT or "
+                   "https://HOST:PORT, separated by commas; implies resume and leave_workers; "
+                   "empty: this server is alone (docs/high-availability.md)"},
           "etcd");
+  s.field("etcd.authority", &c.etcd_authority,
+          {.text = "etcd, https: PEM file with who signs its certificates, or system for the "
+                   "authorities this machine trusts"});
+  s.field(
+      "etcd.certificate", &c.etcd_certificate,
+      {.text = "etcd, https: PEM file with this server's certificate, where etcd asks for one"});
+  s.field("etcd.key", &c.etcd_key, {.text = "PEM file with the key of etcd.certificate"});
   s.field("etcd.user", &c.etcd_user, {.text = "user name at etcd; empty: it wants none"});
   s.field("etcd.password", &c.etcd_password, {.text = "password at etcd", .secret = true});
   s.field(
@@ -330,9 +322,6 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "advertise", &c.advertise,
       {.text = "etcd, join: HOST:PORT (with etcd also HOST) by which workers reach this server, "
                "when it is not `listen`"});
-  s.field("api.advertise", &c.api_advertise,
-          {.text = "etcd: HOST:PORT (or HOST) of its REST interface, when it is not api.listen"},
-          "api-advertise");
 }
 
 namespace {
@@ -435,7 +424,14 @@ Status check_election(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "etcd.lease " + std::to_string(c.etcd_lease.count()) +
                      " ms: etcd counts leases in whole seconds, take a multiple of 1000");
-  CENTROID_TRY(parse_etcd_endpoints(c.etcd));
+  CENTROID_ASSIGN(const auto endpoints, parse_etcd_endpoints(c.etcd));
+  const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
+  if (c.etcd_certificate.empty() != c.etcd_key.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "etcd.certificate and etcd.key belong together: one is set, the other is not");
+  if (!c.etcd_certificate.empty() && !std::ranges::any_of(endpoints, is_secure))
+    return Error(ErrorCode::kInvalidArgument,
+                 "etcd.certificate is shown to an etcd with TLS: take https:// in etcd.endpoints");
   c.resume = c.leave_workers = true;
   if (c.run_id.empty()) c.run_id = c.cluster;
   return {};

@@ -17,7 +17,10 @@ struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
   std::string api_listen = "127.0.0.1:7071";
   std::string token, api_token, api_viewer_token;
-  std::uint64_t api_max_connections = 8192;
+  std::uint64_t api_max_connections = 8192, api_max_streams = 64, api_rate = 1000;
+  std::uint64_t api_header_limit = 8u << 10, api_body_limit = 64u << 10;
+  std::chrono::milliseconds api_idle_timeout{30'000}, api_read_timeout{10'000},
+      api_write_timeout{10'000};
   std::string tls_certificate, tls_key, tls_authority;  ///< of the data connections
   bool api_tls = false;
   std::string endpoints_file;
@@ -76,7 +79,7 @@ struct ServerConfig {
   bool resume = false;
 
   // several servers (docs/high-availability.md)
-  std::string etcd, etcd_user, etcd_password;
+  std::string etcd, etcd_user, etcd_password, etcd_authority = "system", etcd_certificate, etcd_key;
   std::string cluster = "default", name, advertise, api_advertise;
   std::chrono::milliseconds etcd_lease{3000};
   bool has_election() const { return !etcd.empty(); }
@@ -102,6 +105,9 @@ void register_servers(config::Schema& schema, ServerConfig& config);
 void register_durability(config::Schema& schema, ServerConfig& config);
 /// Why a model may not lie on several servers with these settings; empty: it may.
 std::string why_one_server(const ServerConfig& config);
+
+/// The part of `register_fields` for REST.
+void register_api(config::Schema& schema, ServerConfig& config);
 
 /// Bind every field to the schema.
 void register_fields(config::Schema& schema, ServerConfig& config);

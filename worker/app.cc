@@ -23,6 +23,7 @@
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
 #include "transport/tls/tls.h"
+#include "transport/tls/tls_files.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/device_residual.h"
@@ -66,6 +67,17 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& co
   tls.server_name = config.tls_server_name;
   tls.is_server = tls.any_name = among_workers;
   return transport::make_tls(std::move(tls));
+}
+
+/// HTTPS of the metrics; nothing where it is off. Whoever asks shows no certificate.
+Result<std::optional<transport::TlsFiles>> metrics_tls(const WorkerConfig& config) {
+  if (!config.metrics_tls) return std::optional<transport::TlsFiles>();
+  transport::TlsOptions tls;
+  tls.certificate = config.tls_certificate;
+  tls.key = config.tls_key;
+  tls.is_server = true;
+  CENTROID_ASSIGN(auto files, transport::TlsFiles::open(std::move(tls)));
+  return std::make_optional(std::move(files));
 }
 
 /// The side of this worker that meets the other workers.
@@ -328,7 +340,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   std::unique_ptr<MetricsListener> listener;
   if (!config.metrics_listen.empty()) {
     CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.metrics_listen));
-    CENTROID_ASSIGN(listener, MetricsListener::start(endpoint, registry));
+    CENTROID_ASSIGN(auto tls, metrics_tls(config));
+    CENTROID_ASSIGN(listener, MetricsListener::start(endpoint, registry, std::move(tls)));
     log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
   }
   IoThread io("io");

@@ -147,6 +147,8 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "where GET /metrics (Prometheus) and /healthz are served, HOST:PORT, without a "
                    "token; port 0 takes a free one; empty: nowhere"},
           "metrics-listen");
+  s.field("metrics.tls", &c.metrics_tls,
+          {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
   s.field("trace.file", &c.trace_file,
           {.text = "write what this process does when to this file, as JSON that Perfetto and "
                    "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
@@ -227,7 +229,11 @@ Status finish(WorkerConfig& c) {
   if (c.peer_node.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
                  "peer.node has " + std::to_string(c.peer_node.size()) + " bytes, at most 256");
-  if (c.tls_authority.empty() && (!c.tls_certificate.empty() || !c.tls_server_name.empty()))
+  if (c.metrics_tls && (c.tls_certificate.empty() || c.metrics_listen.empty()))
+    return Error(ErrorCode::kInvalidArgument,
+                 "metrics.tls needs tls.certificate, tls.key and metrics.listen");
+  if (c.tls_authority.empty() &&
+      ((!c.tls_certificate.empty() && !c.metrics_tls) || !c.tls_server_name.empty()))
     return Error(
         ErrorCode::kInvalidArgument,
         "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");

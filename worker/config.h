@@ -39,6 +39,7 @@ struct WorkerConfig {
   std::uint64_t stop_status = 0;
   std::string summary_file;
   std::string metrics_listen;
+  bool metrics_tls = false;
   std::string trace_file;
   std::uint64_t trace_limit = 256ull << 20;
   std::string state_dir;

@@ -11,6 +11,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "common/base/trace.h"
+#include "transport/tls/maybe_tls.h"
 
 namespace centroid::worker {
 
@@ -22,6 +23,7 @@ namespace http = beast::http;
 using Tcp = asio::ip::tcp;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
+using Stream = transport::MaybeTls<beast::tcp_stream>;
 
 constexpr std::size_t kMaxConnections = 16;
 constexpr std::uint32_t kMaxHeaderBytes = 8 * 1024;
@@ -63,18 +65,20 @@ Response answer(const Request& request, const metrics::Registry& registry) {
 }  // namespace
 
 struct MetricsListener::Impl {
-  explicit Impl(const metrics::Registry& registry_) : registry(registry_) {}
+  Impl(const metrics::Registry& registry_, std::optional<transport::TlsFiles> tls_)
+      : registry(registry_), tls(std::move(tls_)) {}
   Status listen(const transport::Endpoint& endpoint);
   Task<void> accept_loop();
-  Task<void> serve(std::list<beast::tcp_stream>::iterator at);
-  Task<void> serve_requests(beast::tcp_stream& stream);
+  Task<void> serve(std::list<Stream>::iterator at);
+  Task<void> serve_requests(Stream& stream);
   Task<void> stop();
 
   const metrics::Registry& registry;
+  std::optional<transport::TlsFiles> tls;
   IoThread io{"metrics"};
   Tcp::acceptor acceptor{io.context()};
   TaskGroup group{io.executor()};
-  std::list<beast::tcp_stream> streams;
+  std::list<Stream> streams;
   transport::Endpoint bound;
   bool is_stopping = false;
 };
@@ -108,28 +112,34 @@ Task<void> MetricsListener::Impl::accept_loop() {
     if (ec) {  // out of descriptors or memory: others must end first
       co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause);
     } else if (streams.size() < kMaxConnections) {
-      const auto at = streams.emplace(streams.end(), std::move(socket));
+      transport::SslPointer end = tls ? tls->accepting_end() : nullptr;
+      const auto at = streams.emplace(streams.end(), std::move(socket), std::move(end));
       group.spawn(serve(at));
     }
   }
 }
 
-Task<void> MetricsListener::Impl::serve(std::list<beast::tcp_stream>::iterator at) {
+Task<void> MetricsListener::Impl::serve(std::list<Stream>::iterator at) {
   co_await serve_requests(*at);
   streams.erase(at);
 }
 
-Task<void> MetricsListener::Impl::serve_requests(beast::tcp_stream& stream) {
+Task<void> MetricsListener::Impl::serve_requests(Stream& stream) {
+  if (stream.is_secure()) {
+    stream.lower().expires_after(kMessageTime);
+    const auto [failed] = co_await stream.async_handshake(kAwait);
+    if (failed || is_stopping) co_return;
+  }
   beast::flat_buffer buffer(2 * kMaxHeaderBytes);
   for (bool keep_alive = true; keep_alive && !is_stopping;) {
     http::request_parser<http::empty_body> parser;
     parser.header_limit(kMaxHeaderBytes);
-    stream.expires_after(buffer.size() > 0 ? kMessageTime : kIdleTime);
+    stream.lower().expires_after(buffer.size() > 0 ? kMessageTime : kIdleTime);
     const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
     if (read_failed || is_stopping) co_return;
     const Response response = answer(parser.get(), registry);
     keep_alive = response.keep_alive();
-    stream.expires_after(kMessageTime);
+    stream.lower().expires_after(kMessageTime);
     const auto [write_failed, written] = co_await http::async_write(stream, response, kAwait);
     if (write_failed) co_return;
   }
@@ -139,7 +149,7 @@ Task<void> MetricsListener::Impl::stop() {
   is_stopping = true;
   boost::system::error_code ec;
   acceptor.close(ec);
-  for (beast::tcp_stream& stream : streams) stream.close();
+  for (Stream& stream : streams) stream.lower().close();
   group.cancel();
   co_await group.join();
 }
@@ -148,9 +158,10 @@ MetricsListener::MetricsListener(std::unique_ptr<Impl> impl) : impl_(std::move(i
 
 MetricsListener::~MetricsListener() { impl_->io.wait(impl_->stop()); }
 
-Result<std::unique_ptr<MetricsListener>> MetricsListener::start(const transport::Endpoint& endpoint,
-                                                                const metrics::Registry& registry) {
-  auto impl = std::make_unique<Impl>(registry);
+Result<std::unique_ptr<MetricsListener>> MetricsListener::start(
+    const transport::Endpoint& endpoint, const metrics::Registry& registry,
+    std::optional<transport::TlsFiles> tls) {
+  auto impl = std::make_unique<Impl>(registry, std::move(tls));
   CENTROID_TRY(impl->listen(endpoint));
   Impl& started = *impl;
   asio::post(started.io.context(), [&started] { started.group.spawn(started.accept_loop()); });

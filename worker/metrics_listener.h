@@ -1,25 +1,28 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "common/base/metrics.h"
+#include "transport/tls/tls_files.h"
 #include "transport/transport.h"
 
 namespace centroid::worker {
 
 /// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), GET /healthz and GET
-/// /v1/trace (the newest 10 s of common/base/trace.h), nothing else. It has no token: what it tells
-/// are numbers about this worker (docs/operations.md).
+/// /v1/trace (the newest 10 s of common/base/trace.h), nothing else; HTTPS where it is given files.
+/// It has no token: what it tells are numbers about this worker (docs/operations.md).
 ///
 /// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
 /// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response
 class MetricsListener {
  public:
-  /// `registry` must outlive it.
+  /// `registry` must outlive it. `tls`: HTTPS with these; none: plain HTTP.
   ///
   /// fails   invalid_argument (host unknown, cannot listen), already_exists (port in use)
-  static Result<std::unique_ptr<MetricsListener>> start(const transport::Endpoint& endpoint,
-                                                        const metrics::Registry& registry);
+  static Result<std::unique_ptr<MetricsListener>> start(
+      const transport::Endpoint& endpoint, const metrics::Registry& registry,
+      std::optional<transport::TlsFiles> tls = {});
   ~MetricsListener();
   MetricsListener(const MetricsListener&) = delete;
   MetricsListener& operator=(const MetricsListener&) = delete;

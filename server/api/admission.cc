@@ -90,7 +90,15 @@ std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& re
     response.fields.emplace_back(is_patch ? "Accept-Patch" : "Accept-Post", "application/json");
     return response;
   }
-  const auto json = nlohmann::json::parse(request.body, nullptr, false);
+  // Whoever prints or copies a value goes down into it: a body of brackets would end the stack.
+  constexpr int kMaxDepth = 16;
+  bool is_deep = false;
+  const auto watch = [&is_deep](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    is_deep = is_deep || depth > kMaxDepth;
+    return !is_deep;
+  };
+  const auto json = nlohmann::json::parse(request.body, watch, false);
+  if (is_deep) return refuse(400, "the body is nested more than 16 deep");
   if (json.is_discarded()) return refuse(400, "the body is not JSON");
   if (!json.is_object())
     return refuse(400, "expected a JSON object, got " + std::string(json.type_name()));

@@ -10,7 +10,7 @@ namespace {
 const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 10};
 }  // namespace
 
-ApiMetrics::ApiMetrics(metrics::Registry& registry) {
+ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   connections = registry.gauge("centroid_api_connections", "Open connections of the REST server.");
   const std::string dropped = "centroid_api_dropped_connections_total";
   const std::string dropped_help = "Connections the REST server closed on its own account.";
@@ -21,27 +21,27 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) {
   streams = registry.gauge("centroid_api_streams",
                            "Responses of the REST server that are sent piece by piece.");
   dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
-
-  const auto add = [&](const Route* route, const std::string& method, const std::string& path) {
-    Series series;
-    for (const std::size_t hundreds : {2U, 4U, 5U})
-      series.classes[hundreds] = registry.counter(
-          "centroid_api_requests_total", "Answered REST requests by route and class of status.",
-          {{"method", method}, {"route", path}, {"code", std::to_string(hundreds) + "xx"}});
-    series.seconds = registry.histogram("centroid_api_request_seconds",
-                                        "Time from a complete request to its response, by route.",
-                                        kBounds, {{"method", method}, {"route", path}});
-    series_.emplace(route, std::move(series));
-  };
-  for (const Route& route : routes())
-    add(&route, std::string(route.method), std::string(route.path));
-  add(nullptr, "other", "other");
 }
 
-void ApiMetrics::count(const Route* route, unsigned status, double seconds) const {
-  const Series& series = series_.at(route);
-  series.classes.at(std::min(status / 100, 5U)).add();
-  series.seconds.observe(seconds);
+ApiMetrics::Series ApiMetrics::make_series(const Route* route) {
+  const std::string method(route == nullptr ? "other" : route->method);
+  const std::string path(route == nullptr ? "other" : route->path);
+  Series series;
+  for (const std::size_t hundreds : {2U, 4U, 5U})
+    series.classes[hundreds] = registry_.counter(
+        "centroid_api_requests_total", "Answered REST requests by route and class of status.",
+        {{"method", method}, {"route", path}, {"code", std::to_string(hundreds) + "xx"}});
+  series.seconds = registry_.histogram("centroid_api_request_seconds",
+                                       "Time from a complete request to its response, by route.",
+                                       kBounds, {{"method", method}, {"route", path}});
+  return series;
+}
+
+void ApiMetrics::count(const Route* route, unsigned status, double seconds) {
+  auto at = series_.find(route);
+  if (at == series_.end()) at = series_.emplace(route, make_series(route)).first;
+  at->second.classes.at(std::min(status / 100, 5U)).add();
+  at->second.seconds.observe(seconds);
 }
 
 }  // namespace centroid::server

@@ -8,12 +8,13 @@
 
 namespace centroid::server {
 
-/// Series of the REST server; made once, so that their number is fixed.
+/// Series of the REST server. Those of a route are made by its first request: most of a scrape
+/// would be zeros of routes that nobody calls. Their number is bounded by the routes. One thread.
 class ApiMetrics {
  public:
   explicit ApiMetrics(metrics::Registry& registry);
   /// One answered request; `route` null: no such path, or not even a request.
-  void count(const Route* route, unsigned status, double seconds) const;
+  void count(const Route* route, unsigned status, double seconds);
 
   metrics::Gauge connections;
   metrics::Counter dropped_slow;     ///< a request or response took longer than its time
@@ -27,6 +28,9 @@ class ApiMetrics {
     std::array<metrics::Counter, 6> classes;  ///< [2] for 2xx
     metrics::Histogram seconds;
   };
+  Series make_series(const Route* route);
+
+  metrics::Registry& registry_;
   std::map<const Route*, Series> series_;
 };
 

@@ -10,6 +10,7 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <nlohmann/json.hpp>
@@ -20,8 +21,9 @@
 #include "server/api/audit_log.h"
 #include "server/api/event_feed.h"
 #include "server/api/http_connection.h"
-#include "server/api/idempotency.h"
+#include "server/api/idempotent_calls.h"
 #include "server/api/problem.h"
+#include "server/api/rate_table.h"
 #include "server/api/routes.h"
 
 namespace centroid::server {
@@ -79,19 +81,26 @@ bool is_loopback(const asio::ip::address& address) {
 
 struct ApiServer::Impl {
   Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry,
-       std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_)
+       std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_,
+       std::unique_ptr<IdempotentCalls> repeated_)
       : executor(std::move(executor_)),
         options(std::move(options_)),
         metrics(registry),
         feed(executor, control.events(), metrics.dropped_lagging, options.heartbeat),
         tokens(std::move(tokens_)),
         audit(std::move(audit_)),
-        repeated(options.max_idempotency_keys, options.idempotency_lifetime),
+        repeated(std::move(repeated_)),
         services{control, registry, feed, *tokens, *audit, options.blocking},
 
         acceptor(executor),
         group(executor),
         changed(executor) {
+    take_limits(options);
+  }
+
+  /// `options` itself is where limits are looked up.
+  void take_limits(const ApiLimits& now) {
+    static_cast<ApiLimits&>(options) = now;
     limits.header_bytes = options.header_limit_bytes;
     limits.body_bytes = options.body_limit_bytes;
     limits.idle_timeout = options.idle_timeout;
@@ -105,7 +114,7 @@ struct ApiServer::Impl {
   Task<void> serve(std::list<Peer>::iterator at);
   Task<void> serve_requests(Peer& peer);
   Task<HttpResponse> answer(HttpRequest request);
-  Task<HttpResponse> run_once(Call call);
+  std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
   Task<void> record(HttpRequest request, Caller caller, std::string id, HttpResponse response);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
@@ -120,7 +129,9 @@ struct ApiServer::Impl {
   EventFeed feed;
   std::unique_ptr<TokenStore> tokens;
   std::unique_ptr<AuditLog> audit;
-  IdempotencyTable repeated;
+  RateTable rates;
+  std::unique_ptr<IdempotentCalls> repeated;
+  const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   Services services;
   Tcp::acceptor acceptor;
   transport::Endpoint bound;
@@ -297,6 +308,10 @@ Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming
 
 Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   const auto begun = Steady::now();
+  if (auto refused = check_rate(request)) {
+    metrics.count(nullptr, refused->status, 0);
+    co_return std::move(*refused);
+  }
   Admission admission = admit(policy, request);
   HttpResponse response;
   std::string id = admission.call ? admission.call->request_id : std::string();
@@ -307,7 +322,7 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   if (admission.response)
     response = std::move(*admission.response);
   else
-    response = co_await run_once(std::move(*admission.call));
+    response = co_await repeated->run(std::move(*admission.call), act);
   // Whoever is known and asked for a change is in the audit log, also when it was refused.
   if (!is_safe && admission.caller.role != Role::kAnyone)
     co_await record(std::move(request), admission.caller, id, response);
@@ -315,6 +330,24 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   metrics.count(admission.route, response.status,
                 std::chrono::duration<double>(Steady::now() - begun).count());
   co_return response;
+}
+
+/// 429 for an address that asks too often.
+std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& request) {
+  if (options.requests_per_second <= 0) return std::nullopt;
+  const std::string client = client_of(request.address);
+  const Duration wait = rates.take(client, Steady::now(), options.requests_per_second);
+  if (wait == Duration::zero()) return std::nullopt;
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(wait).count();
+  char most[32];
+  std::snprintf(most, sizeof most, "%g", options.requests_per_second);
+  auto response = make_problem(429, ErrorCode::kResourceExhausted,
+                               client + " sent more than " + most + " requests a second (api.rate)",
+                               request.target.substr(0, request.target.find('?')));
+  for (auto& [name, value] : response.fields)
+    if (name == "Retry-After") value = std::to_string(seconds);
+  response.fields.emplace_back("X-Request-Id", request_prefix + "-" + std::to_string(++requests));
+  return response;
 }
 
 /// What a problem says, or "ok".
@@ -351,49 +384,6 @@ Task<void> ApiServer::Impl::record(HttpRequest request, Caller caller, std::stri
   if (written.ok()) co_return;
   metrics.audit_failures.add();
   log::error("audit.failed", {{"error", written.error()}, {"request_id", id}});
-}
-
-/// A call with an Idempotency-Key that was run before gets the answer of then.
-Task<HttpResponse> ApiServer::Impl::run_once(Call call) {
-  const std::string* const key = call.request.field("idempotency-key");
-  if (key == nullptr || call.route->method == "GET")
-    co_return co_await run_bounded(std::move(call));
-  constexpr std::size_t kLongest = 128;
-  const std::string instance = call.instance;
-  if (key->empty() || key->size() > kLongest)
-    co_return make_problem(400, ErrorCode::kInvalidArgument,
-                           "Idempotency-Key: expected 1 to 128 characters", instance);
-  const std::string name = call.caller.name + " " + *key;
-  const std::string& body = call.request.body;
-  const std::string same = call.request.method + " " + call.request.target + " " +
-                           std::to_string(body.size()) + " " +
-                           std::to_string(std::hash<std::string>()(body));
-  auto found = repeated.begin(name, same, Steady::now());
-  switch (found.verdict) {
-    case IdempotencyTable::Verdict::kNew:
-      break;
-    case IdempotencyTable::Verdict::kReplay:
-      found.response->fields.emplace_back("Idempotency-Replayed", "true");
-      co_return std::move(*found.response);
-    case IdempotencyTable::Verdict::kRunning:
-      co_return make_problem(409, ErrorCode::kAborted,
-                             "the request with this Idempotency-Key has no answer yet: repeat it",
-                             instance);
-    case IdempotencyTable::Verdict::kOther:
-      co_return make_problem(
-          422, ErrorCode::kInvalidArgument,
-          "this Idempotency-Key came with another request before: take a new one", instance);
-    case IdempotencyTable::Verdict::kFull:
-      co_return make_problem(503, ErrorCode::kResourceExhausted,
-                             "too many requests with an Idempotency-Key are running", instance);
-  }
-  HttpResponse response = co_await run_bounded(std::move(call));
-  // What was not done, or perhaps not, may be tried again with the same key.
-  if (response.status >= 500 || response.status == 429)
-    repeated.forget(name);
-  else
-    repeated.finish(name, response);
-  co_return response;
 }
 
 /// Run a call under its deadline. A call that does not end then is cancelled and left behind, in
@@ -474,6 +464,19 @@ ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 ApiServer::~ApiServer() { CENTROID_CHECK(impl_->group.size() == 0 && impl_->running.empty()); }
 
+namespace {
+
+/// One file a server: it is written anew when the server starts.
+std::string keys_file(const ApiOptions& options) {
+  if (options.state_dir.empty()) return {};
+  std::string name = options.state_name;
+  for (char& c : name)
+    if (c == '/' || c == ':') c = '_';
+  return options.state_dir + "/idempotency" + (name.empty() ? "" : "-" + name) + ".jsonl";
+}
+
+}  // namespace
+
 Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOptions options,
                                                     ControlPlane& control,
                                                     metrics::Registry& registry) {
@@ -493,8 +496,11 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   const std::string& state = options.state_dir;
   CENTROID_ASSIGN(auto tokens, TokenStore::open(state.empty() ? "" : state + "/tokens.json"));
   CENTROID_ASSIGN(auto audit, AuditLog::open(state.empty() ? "" : state + "/audit.jsonl"));
+  CENTROID_ASSIGN(auto repeated, IdempotentCalls::open(keys_file(options), options.blocking,
+                                                       options.max_idempotency_keys,
+                                                       options.idempotency_lifetime));
   auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry,
-                                     std::move(tokens), std::move(audit));
+                                     std::move(tokens), std::move(audit), std::move(repeated));
   CENTROID_TRY(impl->listen());
   log::info("api.listening", {{"host", impl->bound.host},
                               {"port", impl->bound.port},
@@ -506,6 +512,10 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
 bool ApiServer::may_join(std::string_view secret) const {
   const auto found = impl_->tokens->find(secret);
   return found && found->role >= Role::kWorker;
+}
+
+void ApiServer::set_limits(const ApiLimits& limits) {
+  asio::post(impl_->executor, [impl = impl_.get(), limits] { impl->take_limits(limits); });
 }
 
 transport::Endpoint ApiServer::endpoint() const { return impl_->bound; }

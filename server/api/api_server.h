@@ -16,29 +16,37 @@
 
 namespace centroid::server {
 
+/// What clients may cost. Can be changed while the server runs.
+struct ApiLimits {
+  std::size_t header_limit_bytes = 8 * 1024;
+  std::size_t body_limit_bytes = 64 * 1024;
+  std::size_t max_connections = 1024;
+  std::size_t max_streams = 64;    ///< responses sent piece by piece, of the connections
+  double requests_per_second = 0;  ///< of one address, after a second's worth at once; 0: no bound
+
+  std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
+  std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
+  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response, or a piece of a stream
+};
+
 /// Where the REST server listens, who may call, and what a client may cost.
-struct ApiOptions {
+struct ApiOptions : ApiLimits {
   transport::Endpoint endpoint;   ///< port 0 asks for a free one
   std::string token;              ///< bearer token; may be empty on loopback only
   std::string viewer_token = {};  ///< another one that may only read; needs `token`
 
   std::shared_ptr<transport::TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
 
-  std::string state_dir = {};  ///< holds tokens.json and audit.jsonl; empty: in memory only
-  Executor blocking = {};      ///< where files may be waited for; empty: the server's own
+  /// Holds tokens.json, audit.jsonl and idempotency.jsonl; empty: in memory only.
+  std::string state_dir = {};
+  std::string state_name = {};  ///< of this server, where several have one `state_dir`
+  Executor blocking = {};       ///< where files may be waited for; empty: the server's own
 
-  std::size_t header_limit_bytes = 8 * 1024;
-  std::size_t body_limit_bytes = 64 * 1024;
-  std::size_t max_connections = 1024;
-  std::size_t max_streams = 64;  ///< responses sent piece by piece, of the connections
   std::size_t max_idempotency_keys = 1000;
   std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
 
-  std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
-  std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
-  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response, or a piece of a stream
-  std::chrono::milliseconds heartbeat{15'000};      ///< in a stream of events without any
-  std::chrono::milliseconds call_timeout{10'000};   ///< one call of the ControlPlane
+  std::chrono::milliseconds heartbeat{15'000};     ///< in a stream of events without any
+  std::chrono::milliseconds call_timeout{10'000};  ///< one call of the ControlPlane
   std::chrono::milliseconds checkpoint_timeout{300'000};
   std::chrono::milliseconds idempotency_lifetime{3'600'000};
   std::chrono::milliseconds stop_grace{2'000};  ///< running requests may end by themselves so long
@@ -62,6 +70,8 @@ class ApiServer {
                                                   metrics::Registry& registry);
   /// Whether a secret is that of a named token that may join the cluster as a worker. Any thread.
   bool may_join(std::string_view secret) const;
+  /// From now on these hold, for connections that are open too. Any thread; before `stop`.
+  void set_limits(const ApiLimits& limits);
   /// Only after `stop` has returned.
   ~ApiServer();
   ApiServer(const ApiServer&) = delete;

@@ -62,15 +62,16 @@ std::optional<std::uint64_t> number(std::string_view text) {
   return value;
 }
 
-/// Whether an entity tag is in the list of If-None-Match.
-bool lists(std::string_view field, std::string_view etag) {
+/// Whether an entity tag is in the list of If-None-Match, or with `is_strong` of If-Match.
+/// source  RFC 9110, sections 13.1.1 and 13.1.2
+bool lists(std::string_view field, std::string_view etag, bool is_strong) {
   while (!field.empty()) {
     const auto comma = field.find(',');
     std::string_view one = field.substr(0, comma);
     field.remove_prefix(comma == std::string_view::npos ? field.size() : comma + 1);
     while (one.starts_with(' ')) one.remove_prefix(1);
     while (one.ends_with(' ')) one.remove_suffix(1);
-    if (one.starts_with("W/")) one.remove_prefix(2);
+    if (!is_strong && one.starts_with("W/")) one.remove_prefix(2);
     if (one == "*" || one == etag) return true;
   }
   return false;
@@ -109,8 +110,16 @@ Result<HttpResponse> serve_file(Executor blocking, const HttpRequest& request,
   response.fields.emplace_back("ETag", offer.etag);
   response.fields.emplace_back("Accept-Ranges", "bytes");
   response.fields.emplace_back("Cache-Control", "no-cache");  // ask again, by the tag
+  const std::string* const needed = request.field("if-match");
+  if (needed != nullptr && !lists(*needed, offer.etag, true)) {
+    auto problem = make_problem(412, ErrorCode::kFailedPrecondition,
+                                "the file is another one: its ETag is " + offer.etag,
+                                request.target.substr(0, request.target.find('?')));
+    problem.fields.emplace_back("ETag", offer.etag);
+    return problem;
+  }
   const std::string* const known = request.field("if-none-match");
-  if (known != nullptr && lists(*known, offer.etag)) {
+  if (known != nullptr && lists(*known, offer.etag, false)) {
     response.status = 304;
     response.content_type.clear();
     return response;

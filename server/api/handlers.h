@@ -26,6 +26,7 @@ Task<Result<HttpResponse>> post_drain_server(Services services, Call call);
 // worker_routes.cc
 Task<Result<HttpResponse>> post_drain(Services services, Call call);
 Task<Result<HttpResponse>> post_evict(Services services, Call call);
+Task<Result<HttpResponse>> post_measure(Services services, Call call);
 Task<Result<HttpResponse>> get_evictions(Services services, Call call);
 Task<Result<HttpResponse>> delete_eviction(Services services, Call call);
 
@@ -37,6 +38,7 @@ Task<Result<HttpResponse>> get_parameter(Services services, Call call);
 Task<Result<HttpResponse>> get_config(Services services, Call call);
 Task<Result<HttpResponse>> patch_config(Services services, Call call);
 Task<Result<HttpResponse>> get_scale(Services services, Call call);
+Task<Result<HttpResponse>> post_scale(Services services, Call call);
 Task<Result<HttpResponse>> post_pause(Services services, Call call);
 Task<Result<HttpResponse>> post_resume(Services services, Call call);
 Task<Result<HttpResponse>> post_stop(Services services, Call call);

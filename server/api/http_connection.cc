@@ -1,6 +1,7 @@
 // The only file that knows Boost.Beast.
 #include "server/api/http_connection.h"
 
+#include <algorithm>
 #include <ctime>
 #include <utility>
 
@@ -93,10 +94,13 @@ http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
 
 struct HttpConnection::Impl {
   Impl(Tcp::socket socket, const HttpLimits& limits_, transport::SslPointer tls)
-      : limits(limits_),
-        stream(std::move(socket), std::move(tls)),
-        lower(stream.lower()),
-        buffer(limits_.header_bytes + 2 * kReadBytes) {}
+      : limits(limits_), stream(std::move(socket), std::move(tls)), lower(stream.lower()) {
+    bound_buffer();
+  }
+
+  void bound_buffer() {
+    buffer.max_size(std::max(limits.header_bytes, buffer.size()) + 2 * kReadBytes);
+  }
 
   /// source  RFC 9112, section 2.2: empty lines before a request are skipped
   bool has_bytes() {
@@ -111,7 +115,7 @@ struct HttpConnection::Impl {
   Task<beast::error_code> write_stream(std::shared_ptr<BodyStream> body, bool is_chunked,
                                        std::chrono::milliseconds timeout);
 
-  const HttpLimits limits;
+  const HttpLimits& limits;
   transport::MaybeTls<beast::tcp_stream> stream;
   beast::tcp_stream& lower;  ///< has the deadlines
   beast::flat_buffer buffer;
@@ -140,6 +144,7 @@ Task<bool> HttpConnection::shake_hands() {
 }
 
 Task<bool> HttpConnection::wait_for_request() {
+  impl_->bound_buffer();
   impl_->lower.expires_after(impl_->limits.idle_timeout);
   while (!impl_->has_bytes()) {
     const auto space = impl_->buffer.prepare(kReadBytes);
@@ -166,6 +171,7 @@ Task<beast::error_code> HttpConnection::Impl::read_message(Parser& parser) {
 
 Task<HttpConnection::Incoming> HttpConnection::read_request() {
   Incoming incoming;
+  impl_->bound_buffer();  // limits may have changed while it waited
   Parser parser;
   parser.header_limit(static_cast<std::uint32_t>(impl_->limits.header_bytes));
   parser.body_limit(impl_->limits.body_bytes);

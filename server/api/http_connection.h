@@ -13,7 +13,7 @@
 
 namespace centroid::server {
 
-/// What one connection may cost.
+/// What one connection may cost. Looked at anew for each request.
 struct HttpLimits {
   std::size_t header_bytes = 8 * 1024;
   std::size_t body_bytes = 64 * 1024;
@@ -44,7 +44,7 @@ class HttpConnection {
     bool is_slow = false;
   };
 
-  /// `tls`: HTTPS; nullptr: plain.
+  /// `limits` outlives this, and may change on its executor. `tls`: HTTPS; nullptr: plain.
   HttpConnection(boost::asio::ip::tcp::socket socket, const HttpLimits& limits,
                  transport::SslPointer tls = nullptr);
   ~HttpConnection();

@@ -60,6 +60,8 @@ std::string_view http_reason(unsigned status) {
       return "Method Not Allowed";
     case 409:
       return "Conflict";
+    case 412:
+      return "Precondition Failed";
     case 413:
       return "Content Too Large";
     case 415:

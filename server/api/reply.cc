@@ -20,9 +20,11 @@ HttpResponse accepted(const char* action) {
 namespace {
 
 Error wrong(const char* name, const char* expected, const Json& got) {
+  constexpr std::size_t kShown = 100;
+  std::string text = got.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kShown) text.resize(kShown), text += "...";
   return {ErrorCode::kInvalidArgument,
-          std::string(name) + ": expected " + expected + ", got " +
-              got.dump(-1, ' ', false, Json::error_handler_t::replace)};
+          std::string(name) + ": expected " + expected + ", got " + text};
 }
 
 }  // namespace
@@ -56,6 +58,13 @@ Result<bool> Body::flag(const char* name, bool otherwise) const {
   if (!has(name)) return otherwise;
   if (!json_[name].is_boolean()) return wrong(name, "true or false", json_[name]);
   return json_[name].get<bool>();
+}
+
+Status check_reason(const std::string& why) {
+  constexpr std::size_t kLongest = 1000;
+  if (why.size() <= kLongest) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               "why: expected at most 1000 bytes, got " + std::to_string(why.size()));
 }
 
 std::string to_string(const ListKey& key) {

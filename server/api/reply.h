@@ -40,6 +40,9 @@ class Body {
   Json json_;
 };
 
+/// What a person says of an act is kept and told: not a book. fails invalid_argument
+Status check_reason(const std::string& why);
+
 /// The place of an item in its list, as it stands in ?cursor=: "12" or "12.3".
 using ListKey = std::pair<std::uint64_t, std::uint64_t>;
 std::string to_string(const ListKey& key);

@@ -112,6 +112,18 @@ struct ScaleView {
   std::uint64_t workers = 0, useful_workers = 0;
   double efficiency = 0, speedup = 0, round_seconds = 0, compute_seconds = 0, overhead_seconds = 0;
   std::string limited_by, straggler, advice;
+  std::uint64_t target_workers = 0;  ///< what to scale to: the hint, else useful_workers in bounds
+  std::uint64_t hint_workers = 0;    ///< what a person wants; 0: nobody has said
+  std::string hint_why;
+  double hint_since_unix_seconds = 0;
+};
+
+/// The network between the server and one worker.
+struct NetworkView {
+  std::uint64_t member = 0, round_trips = 0;
+  std::string name;
+  double median_seconds = 0, p99_seconds = 0;                 ///< of a round trip
+  double bytes_per_second_to = 0, bytes_per_second_from = 0;  ///< as the server sees it
 };
 
 /// A table of sparse rows.
@@ -161,6 +173,11 @@ class ControlPlane {
   virtual Task<Status> allow(std::string name) = 0;  ///< not_found
   /// `efficiency`: share of a round in which workers are to compute, between 0 and 1
   virtual Task<ScaleView> scale(double efficiency) = 0;
+  /// How many workers a person wants, 0: nobody says any more. failed_precondition: out of bounds
+  virtual Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) = 0;
+  /// Measure the way to a worker while it trains, one at a time. not_found, aborted (another one is
+  /// being measured)
+  virtual Task<Result<NetworkView>> measure(std::uint64_t member) = 0;
   virtual Task<Status> pause() = 0;
   virtual Task<Status> resume() = 0;
   virtual Task<Status> stop() = 0;  ///< finish the round, checkpoint, leave

@@ -31,9 +31,23 @@ Reply post_evict(Services services, Call call) {
   const Body body(call);
   CENTROID_CO_ASSIGN(const double seconds, body.number("seconds", 0, 0, kLongest));
   CENTROID_CO_ASSIGN(const std::string why, body.text("why", ""));
+  CENTROID_CO_TRY(check_reason(why));
   CENTROID_CO_ASSIGN(const EvictionView view,
                      co_await services.control.evict(call.id(), seconds, why));
   co_return json_response(to_json_object(view));
+}
+
+Reply post_measure(Services services, Call call) {
+  CENTROID_CO_ASSIGN(const NetworkView view, co_await services.control.measure(call.id()));
+  Json out;
+  out["member"] = view.member;
+  out["name"] = view.name;
+  out["round_trips"] = view.round_trips;
+  out["median_seconds"] = view.median_seconds;
+  out["p99_seconds"] = view.p99_seconds;
+  out["bytes_per_second_to"] = view.bytes_per_second_to;
+  out["bytes_per_second_from"] = view.bytes_per_second_from;
+  co_return json_response(out);
 }
 
 Reply get_evictions(Services services, Call call) {

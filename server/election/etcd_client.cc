@@ -11,6 +11,8 @@
 #include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
+#include "transport/tls/maybe_tls.h"
+
 namespace centroid::server {
 
 namespace {
@@ -22,7 +24,7 @@ using Json = nlohmann::json;
 using Tcp = asio::ip::tcp;
 
 constexpr std::uint64_t kMaxAnswer = 1u << 20;
-constexpr std::string_view kScheme = "http://";
+constexpr std::string_view kPlain = "http://", kSecure = "https://";
 
 std::string to_base64(const std::string& text) {
   std::string out(beast::detail::base64::encoded_size(text.size()), '\0');
@@ -75,13 +77,19 @@ Result<std::optional<Holder>> first_pair(const Json& range) {
 
 struct Address {
   std::string host, port;
+  std::string authority;  ///< HOST:PORT as given
+  bool is_secure = false;
 };
 
-/// Of HOST:PORT or [IPv6]:PORT.
+/// Of a scheme and HOST:PORT or [IPv6]:PORT.
 std::optional<Address> address_of(std::string_view text) {
+  Address out;
+  out.is_secure = text.starts_with(kSecure);
+  if (!out.is_secure && !text.starts_with(kPlain)) return {};
+  text.remove_prefix(out.is_secure ? kSecure.size() : kPlain.size());
+  out.authority = text;
   const auto colon = text.rfind(':');
   if (colon == std::string_view::npos || colon == 0 || colon + 1 == text.size()) return {};
-  Address out;
   out.host = text.substr(0, colon);
   out.port = text.substr(colon + 1);
   if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']')
@@ -102,16 +110,11 @@ Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list) {
     std::string one = list.substr(at, end - at);
     at = end + 1;
     while (!one.empty() && one.back() == '/') one.pop_back();
-    if (one.starts_with("https://"))
-      return Error(ErrorCode::kInvalidArgument,
-                   "etcd: '" + one +
-                       "': TLS is not supported; take http:// to an etcd on the same "
-                       "private network");
-    if (one.starts_with(kScheme)) one = one.substr(kScheme.size());
+    if (one.find("://") == std::string::npos) one = std::string(kPlain).append(one);
     if (!address_of(one))
       return Error(ErrorCode::kInvalidArgument,
                    "etcd: '" + one +
-                       "' is no endpoint: expected http://HOST:PORT, several "
+                       "' is no endpoint: expected http://HOST:PORT or https://HOST:PORT, several "
                        "separated by commas");
     out.push_back(one);
   }
@@ -130,7 +133,7 @@ struct EtcdClient::Impl {
   Executor executor;
   EtcdOptions options;
   std::size_t present = 0;  // of the endpoints: answered last
-  std::optional<beast::tcp_stream> stream;
+  std::optional<transport::MaybeTls<beast::tcp_stream>> stream;
   std::string stream_to, token;
 };
 
@@ -143,43 +146,60 @@ const std::string& EtcdClient::endpoint() const { return impl_->options.endpoint
 namespace {
 
 Error unreachable(const std::string& endpoint, const beast::error_code& why) {
-  const std::string reason = why == beast::error::timeout ? "no answer in time" : why.message();
-  return Error(ErrorCode::kUnavailable, "http://" + endpoint + ": " + reason);
+  std::string reason = why == beast::error::timeout ? "no answer in time" : why.message();
+  const bool is_tls = why.category() == asio::error::get_ssl_category();
+  if (is_tls && reason.find("certificate") != std::string::npos)
+    reason += "; it asks for one that it knows: etcd.certificate and etcd.key";
+  else if (is_tls)
+    reason += "; does it speak TLS?";
+  return Error(ErrorCode::kUnavailable, endpoint + ": " + reason);
 }
 
 }  // namespace
 
 Task<Status> EtcdClient::Impl::connect(std::string endpoint) {
   if (stream && stream_to == endpoint) co_return Status();
-  stream.emplace(executor);
-  stream_to = endpoint;
   const auto address = address_of(endpoint);
-  stream->expires_after(options.timeout);
+  const auto refuse = [&endpoint](const std::string& why) {
+    return Error(ErrorCode::kUnavailable, endpoint + ": " + why);
+  };
+  if (address->is_secure && !options.tls)
+    co_return refuse("it wants TLS, and no authority is known (etcd.authority)");
+  stream.emplace(executor, nullptr);
+  stream_to = endpoint;
+  stream->lower().expires_after(options.timeout);
   Tcp::resolver resolver(executor);
   const auto found = co_await resolver.async_resolve(address->host, address->port, kAwait);
   beast::error_code failed = std::get<0>(found);
   if (!failed) {
-    const auto connected = co_await stream->async_connect(std::get<1>(found), kAwait);
+    const auto connected = co_await stream->lower().async_connect(std::get<1>(found), kAwait);
     failed = std::get<0>(connected);
   }
-  if (failed) {
-    stream.reset();
-    co_return unreachable(endpoint, failed);
+  std::string verdict;
+  if (!failed && address->is_secure) {
+    stream->secure(options.tls->connecting_end(address->host));
+    const auto shaken = co_await stream->async_handshake(kAwait);
+    failed = std::get<0>(shaken);
+    verdict = stream->verdict();
   }
-  co_return Status();
+  if (!failed) co_return Status();
+  stream.reset();
+  if (!verdict.empty())
+    co_return refuse("its certificate is not accepted: " + verdict + " (etcd.authority)");
+  co_return unreachable(endpoint, failed);
 }
 
 Task<Result<Json>> EtcdClient::Impl::exchange(std::string endpoint, std::string path,
                                               std::string body) {
   CENTROID_CO_TRY(co_await connect(endpoint));
   http::request<http::string_body> request(http::verb::post, path, 11);
-  request.set(http::field::host, endpoint);
+  request.set(http::field::host, address_of(endpoint)->authority);
   request.set(http::field::user_agent, "centroid-server");
   request.set(http::field::content_type, "application/json");
   if (!token.empty()) request.set(http::field::authorization, token);
   request.body() = std::move(body);
   request.prepare_payload();
-  stream->expires_after(options.timeout);
+  stream->lower().expires_after(options.timeout);
   const auto written = co_await http::async_write(*stream, request, kAwait);
   beast::error_code failed = std::get<0>(written);
   beast::flat_buffer buffer;
@@ -201,7 +221,7 @@ Task<Result<Json>> EtcdClient::Impl::exchange(std::string endpoint, std::string 
         text = at->get<std::string>();
         break;
       }
-  const std::string what = "http://" + endpoint + path + ": etcd says: " + text;
+  const std::string what = endpoint + path + ": etcd says: " + text;
   if (status == 404 && !answer.is_object())
     co_return Error(ErrorCode::kUnavailable,
                     what + "; is this an etcd of version 3.4 or later, on its client port?");

@@ -10,17 +10,20 @@
 #include "common/async/task.h"
 #include "common/base/result.h"
 #include "server/election/election.h"
+#include "transport/tls/tls_files.h"
 
 namespace centroid::server {
 
 struct EtcdOptions {
-  std::vector<std::string> endpoints;  ///< http://HOST:PORT, from `parse_etcd_endpoints`
-  std::string user, password;          ///< empty: etcd wants none
+  std::vector<std::string> endpoints;             ///< from `parse_etcd_endpoints`
+  std::shared_ptr<transport::TlsFiles> tls = {};  ///< for those that are https://
+  std::string user, password;                     ///< empty: etcd wants none
   /// Of one request at one endpoint; then the next is tried.
   std::chrono::milliseconds timeout{750};
 };
 
-/// "http://H:P,http://H:P"; a scheme may be left out. fails invalid_argument naming the part.
+/// "http://H:P,https://H:P"; http:// may be left out. Each comes with its scheme. fails
+/// invalid_argument naming the part.
 Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list);
 
 /// The few calls of etcd's version 3 interface that an election needs, through its HTTP/JSON

@@ -18,7 +18,8 @@ constexpr auto kTypes = std::to_array<std::string_view>({
     "member.drain_asked",  "member.evicted",     "generation.formed", "job.phase_changed",
     "round.committed",     "round.skipped",      "round.aborted",     "epoch.ended",
     "model.evaluated",     "checkpoint.written", "checkpoint.failed", "checkpoint.deleted",
-    "checkpoint.restored", "config.changed",     "wait.lasted",       "audit.recorded",
+    "checkpoint.restored", "config.changed",     "scale.hinted",      "wait.lasted",
+    "audit.recorded",
 });
 
 log::Field::Value bounded(log::Field::Value value) {

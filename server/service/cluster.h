@@ -31,6 +31,7 @@
 #include "server/membership/roster.h"
 #include "server/service/journal.h"
 #include "server/service/memory_need.h"
+#include "server/service/operator_file.h"
 #include "server/service/probe.h"
 #include "server/service/rows.h"
 #include "server/service/spread.h"
@@ -130,8 +131,9 @@ struct Link {
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), shares.cc, replies.cc
 /// (results through a codec), elastic.cc (rounds that close without some members), state.cc
 /// (initial values, checkpoints), durability.cc (the journal), handover.cc (state that the workers
-/// hold), spread.cc, spread_checkpoint.cc (a model on several servers), leading.cc (standby and
-/// leader of several servers), view.cc (what REST sees).
+/// hold), spread.cc, spread_checkpoint.cc (a model on several servers), operations.cc,
+/// operators.cc, restore.cc (acts of operators), leading.cc (standby and leader of several
+/// servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -176,6 +178,8 @@ class Cluster final : public ControlPlane {
   Task<std::vector<EvictionView>> evictions() override;
   Task<Status> allow(std::string name) override;
   Task<ScaleView> scale(double efficiency) override;
+  Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) override;
+  Task<Result<NetworkView>> measure(std::uint64_t member) override;
   Task<Status> pause() override;
   Task<Status> resume() override;
   Task<Status> stop() override;
@@ -185,6 +189,8 @@ class Cluster final : public ControlPlane {
   EventLog& events() override { return events_; }
   /// What knows the settings by name; `config` of the constructor are its targets. Before `run`.
   void set_schema(config::Schema* schema) { schema_ = schema; }
+  /// Told on the executor when settings have changed; before `run`.
+  void on_config_change(std::function<void()> told) { told_of_change_ = std::move(told); }
   /// Which tokens beside `token` let a worker in; before `run`.
   void set_token_check(std::function<bool(std::string_view)> accepts) {
     accepts_token_ = std::move(accepts);
@@ -264,7 +270,7 @@ class Cluster final : public ControlPlane {
   bool retry(const RoundDecision& decision);
   Task<Status> merge(RoundDecision decision);
   Task<void> clip(double total_weight);
-  Task<void> measure(double total_weight);
+  Task<void> measure_mean(double total_weight);
   float clip_measured();
   float clip_to(double norm);
   Task<void> snapshot_room();
@@ -362,6 +368,10 @@ class Cluster final : public ControlPlane {
   Status check_change(const ServerConfig& before) const;
   void apply_changes();
   Status check_evicted(const std::string& name);
+  Status take_operator_state();
+  OperatorState operator_state() const;
+  Task<Status> save(std::shared_ptr<const OperatorState> state, std::uint64_t revision);
+  ScaleView scale_view(double efficiency) const;
   Task<Result<ParametersView>> measure_parameters();
   Task<Status> restore_wanted();
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
@@ -442,6 +452,7 @@ class Cluster final : public ControlPlane {
   RowsService rows_;  ///< its clients are no members
   config::Schema* schema_ = nullptr;
   bool is_changed_ = false;  ///< settings that are looked at between rounds
+  std::function<void()> told_of_change_;
   std::string data_endpoint_, api_endpoint_, run_id_;
   std::function<bool(std::string_view)> accepts_token_;
   const std::string node_ = transport::this_node();
@@ -542,6 +553,8 @@ class Cluster final : public ControlPlane {
     double until_unix_seconds = 0;
   };
   std::map<std::string, Eviction> evicted_;
+  OperatorState::ScaleHint scale_hint_;
+  std::uint64_t operator_revision_ = 0, operator_saved_ = 0;  ///< saved: the blocking thread's
   struct Restore {
     Version version;
     bool deletes_newer = false;
@@ -549,7 +562,7 @@ class Cluster final : public ControlPlane {
     std::optional<Result<RestoreView>> outcome;
   };
   std::shared_ptr<Restore> restore_;
-  bool measuring_ = false;
+  bool measuring_ = false, is_measuring_network_ = false;
   std::shared_ptr<const ParametersView> measured_;
   TimePoint measured_at_;
 

@@ -2,11 +2,10 @@
 
 #include "common/base/log_level.h"
 #include "server/service/cluster.h"
-#include "server/service/scale.h"
 #include "server/store/statistics.h"
 
-/// What an operator may do beside the job's course: settings, evictions, checkpoints on disk, a
-/// look at the parameters.
+/// What an operator may do beside the job's course: settings, checkpoints on disk, a look at the
+/// parameters.
 namespace centroid::server {
 
 namespace {
@@ -15,7 +14,6 @@ constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 constexpr std::size_t kPieceElements = 256 * 1024;
 constexpr std::chrono::seconds kSnapshotPatience{8};
 constexpr std::chrono::seconds kMeasuredAge{1};  ///< younger ones are told again
-constexpr std::size_t kScaleRounds = 50;
 
 CheckpointView checkpoint_view(const CheckpointEntry& entry) {
   return {.path = entry.path.string(),
@@ -127,6 +125,7 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
     log::set_level(log::parse_level(config_.log_level).value());
     is_changed_ = true;
     changed_.notify_all();
+    if (told_of_change_) told_of_change_();
     return schema_->effective_json();
   };
   auto outcome = co_await run_on(executor_, std::move(change));
@@ -137,112 +136,6 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
   };
   co_await run_on(blocking_, std::move(keep));
   co_return std::move(*outcome);
-}
-
-Status Cluster::check_evicted(const std::string& name) {
-  std::erase_if(evicted_, [this](const auto& one) {
-    return one.second.until && *one.second.until <= clock_.now();
-  });
-  const auto found = evicted_.find(name);
-  if (found == evicted_.end()) return {};
-  const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
-  if (!found->second.until)
-    return Error(ErrorCode::kFailedPrecondition,
-                 who + ") until it is allowed: DELETE /v1/evictions/" + name);
-  const auto left =
-      std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
-  return Error(ErrorCode::kUnavailable,
-               who + ") for another " + std::to_string(left.count() + 1) + " s");
-}
-
-Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, std::string why) {
-  auto act = [this, member, seconds, why]() -> std::optional<Result<EvictionView>> {
-    constexpr std::size_t kMaxEvictions = 1000;
-    const Member* const found = roster_.find(MemberId(member));
-    if (found == nullptr)
-      return Error(ErrorCode::kNotFound,
-                   "there is no worker with member id " + std::to_string(member));
-    if (evicted_.size() >= kMaxEvictions)
-      return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
-    const std::string name = found->name;
-    Eviction eviction;
-    eviction.why = why.empty() ? "no reason given" : why;
-    eviction.since_unix_seconds = clock_.unix_seconds();
-    if (seconds > 0) {
-      const auto span = std::chrono::duration<double>(seconds);
-      eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(span);
-      eviction.until_unix_seconds = eviction.since_unix_seconds + seconds;
-    }
-    evicted_[name] = eviction;
-    const std::string reason = "evicted by an operator: " + eviction.why;
-    tell(events_, log::Level::kWarn, "member.evicted",
-         {{"worker", name}, {"member", member}, {"seconds", seconds}, {"why", eviction.why}});
-    // Who is evicted for a while comes back by itself; who is not, ends.
-    const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
-    if (roster_.leave(MemberId(member), reason)) member_gone(MemberId(member), Error(code, reason));
-    return EvictionView{.name = name,
-                        .why = eviction.why,
-                        .since_unix_seconds = eviction.since_unix_seconds,
-                        .until_unix_seconds = eviction.until_unix_seconds};
-  };
-  auto outcome = co_await run_on(executor_, std::move(act));
-  co_return std::move(*outcome);
-}
-
-Task<std::vector<EvictionView>> Cluster::evictions() {
-  auto read = [this] {
-    (void)check_evicted("");  // forgets those whose time is over
-    std::vector<EvictionView> views;
-    for (const auto& [name, eviction] : evicted_)
-      views.push_back({.name = name,
-                       .why = eviction.why,
-                       .since_unix_seconds = eviction.since_unix_seconds,
-                       .until_unix_seconds = eviction.until_unix_seconds});
-    return views;
-  };
-  co_return co_await run_on(executor_, std::move(read));
-}
-
-Task<Status> Cluster::allow(std::string name) {
-  auto act = [this, name]() -> Status {
-    if (evicted_.erase(name) == 0)
-      return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
-    return {};
-  };
-  co_return co_await run_on(executor_, std::move(act));
-}
-
-Task<ScaleView> Cluster::scale(double efficiency) {
-  auto read = [this, efficiency] {
-    ScaleQuestion question;
-    question.efficiency = efficiency;
-    question.adds_at_server = !config_.is_peer_to_peer();
-    question.max_workers = config_.max_workers;
-    for (const auto& [id, link] : links_)
-      if (link->rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
-    double first = 0, last = 0;
-    for (const RoundView& round : history_) {  // newest first
-      if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;
-      const double end = round.opened_unix_seconds + round.seconds;
-      if (question.rounds == 0) last = end;
-      first = end;
-      if (++question.rounds > kScaleRounds) break;
-    }
-    if (question.rounds > 1)
-      question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
-    const ScaleAdvice advice = advise_scale(question);
-    return ScaleView{.workers = advice.workers,
-                     .useful_workers = advice.useful_workers,
-                     .efficiency = advice.efficiency,
-                     .speedup = advice.speedup,
-                     .round_seconds = advice.round_seconds,
-                     .compute_seconds = advice.compute_seconds,
-                     .overhead_seconds = advice.overhead_seconds,
-                     .limited_by = advice.limited_by,
-                     .straggler = advice.straggler,
-                     .advice = advice.advice};
-  };
-  co_return co_await run_on(executor_, std::move(read));
 }
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {

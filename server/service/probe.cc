@@ -53,6 +53,8 @@ Probe::Probe(metrics::Registry& r) {
   };
   carried_ = late("carried");
   dropped_ = late("dropped");
+  scale_hint_ = r.gauge("centroid_server_scale_hint_workers",
+                        "Workers that a person wants; 0: nobody has said.");
   nudges_ = r.counter("centroid_server_cadence_nudges_total",
                       "Times that divergence halved the local steps (cadence tuned).");
   returned_ = r.counter("centroid_server_samples_returned_total",
@@ -185,6 +187,10 @@ void Probe::journal(const JournalWriter::State& state) const {
   journal_unsynced_.set(state.unsynced_seconds);
   journal_broken_.set(state.is_broken ? 1 : 0);
   journal_waits_.set(!state.is_broken && !state.trouble.empty() ? 1 : 0);
+}
+
+void Probe::scale_hint(std::uint64_t workers) const {
+  scale_hint_.set(static_cast<double>(workers));
 }
 
 void Probe::members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const {

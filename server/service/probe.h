@@ -87,6 +87,7 @@ class Probe {
   void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
   void journal(const JournalWriter::State& state) const;
   void checkpoint_failed() const { checkpoint_failures_.add(); }
+  void scale_hint(std::uint64_t workers) const;
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
   void job(std::size_t state) const;                                      ///< one of kJobStates
@@ -111,7 +112,7 @@ class Probe {
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
       residual_up_, residual_down_, round_open_, cadence_steps_, exchange_seconds_, overhead_,
-      divergence_;
+      divergence_, scale_hint_;
   std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;

@@ -325,12 +325,12 @@ Task<void> Cluster::snapshot_room() {
 /// to be made means first; 0: they are means.
 Task<void> Cluster::clip(double total_weight) {
   if (config_.optimizer.clip_norm == 0) co_return;
-  co_await measure(total_weight);
+  co_await measure_mean(total_weight);
   clip_measured();
 }
 
 /// What of the norm lies here.
-Task<void> Cluster::measure(double total_weight) {
+Task<void> Cluster::measure_mean(double total_weight) {
   squares_.resize(store_->plan().chunks().size());
   PlaneNorm norm;
   std::size_t turn = 0;
@@ -393,7 +393,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   } else if (config_.applies_on_worker()) {
     co_await elsewhere.join();
     if (is_spread && prepared.ok() && clips) {
-      co_await measure(0);
+      co_await measure_mean(0);
       prepared = co_await step_elsewhere(clip_measured());
     }
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
@@ -415,7 +415,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   } else {
     std::size_t turn = 0;
     if (clips) {
-      co_await measure(decision.total_weight);
+      co_await measure_mean(decision.total_weight);
       co_await elsewhere.join();
       if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
       const float factor = clip_measured();

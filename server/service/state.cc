@@ -34,6 +34,7 @@ Task<Status> Cluster::prepare() {
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
+  CENTROID_CO_TRY(take_operator_state());
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
     CENTROID_CO_TRY(load_checkpoint());

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "transport/echo.h"
 
 namespace centroid::server {
 
@@ -340,6 +341,8 @@ class Shard::WorkerSink final : public transport::FrameSink {
   WorkerSink(Shard& shard, TaskGroup& tasks) : shard_(shard), tasks_(tasks) {}
 
   Task<Status> on_frame(Session& session, InFrame frame) override {
+    if (frame.header.kind == transport::kEcho && !worker_)  // an operator measures the way here
+      co_return co_await transport::answer_echo(session, frame);
     const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
     CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                        frame.header.payload_bytes));

@@ -16,6 +16,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/tokens/digest.h"
+
 namespace centroid::server {
 
 namespace {
@@ -44,12 +46,7 @@ Result<std::string> random_hex(std::size_t count) {
 }
 
 std::string digest(std::string_view salt, std::string_view secret) {
-  const std::string text = std::string(salt) + ":" + std::string(secret);
-  std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
-  unsigned size = 0;
-  CENTROID_CHECK(EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr) ==
-                 1);
-  return hex(out.data(), size);
+  return sha256(std::string(salt) + ":" + std::string(secret));
 }
 
 bool is_name(std::string_view name) {
@@ -83,6 +80,14 @@ Status write_private(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
+
+std::string sha256(std::string_view text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
+  unsigned size = 0;
+  CENTROID_CHECK(EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr) ==
+                 1);
+  return hex(out.data(), size);
+}
 
 std::string_view to_string(Role role) {
   switch (role) {

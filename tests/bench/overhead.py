@@ -1,18 +1,21 @@
 """What it costs training to be watched: rounds per second with and without watchers, in turn, in one training job.
-Watchers are started once, and stopped (SIGSTOP) for the windows without them: short windows, many pairs, so that what else the machine does
-falls on both sides.
 
 overhead.py BIN_DIR [--pairs N] [--seconds S] [--workers N] [--model SPEC]
 Watchers: Prometheus scraping the server and all workers each second (prometheus in PATH or in the folder OPS_PROMETHEUS), the console open in
-Chromium (chromium, node and OPS_NODE_PACKAGES), and `centroidctl status --watch`. Watchers run at the lowest priority, as on real clusters they
-run on other machines; what is measured is what the cluster spends on them.
+Chromium (chromium, node and OPS_NODE_PACKAGES), and `centroidctl status --watch 1`. They are started once, and stopped (SIGSTOP) for the blocks
+without them. Blocks are short and stand in the order AB BA AB ..., and each is compared with its neighbour only, so what else the machine does
+falls on both; a block ends in the middle of a round, which counts with its fraction. Printed are the median of the ratios with its interval, for
+rounds per second and for the processor time that server and workers spend on a round, which other programs disturb less. Watchers get only what
+processor time the cluster leaves (SCHED_IDLE), as on real clusters they run on other machines; what is measured is what the cluster spends on them.
 """
 
 import argparse
+import bisect
 import contextlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import statistics
@@ -25,6 +28,8 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
 from cluster import die_with_parent, digits, wait_for  # noqa: E402
+
+OWN_REQUESTS = 3  # of a block: these numbers, and the rounds twice
 
 CONSOLE = """
 import { createRequire } from 'node:module'
@@ -49,6 +54,26 @@ def family(pid):
     return found
 
 
+def send(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def processor_seconds(pids):
+    """Of all threads of these processes, in steps of nanoseconds."""
+    files = [file for pid in pids for file in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def interval(ratios):
+    """Median, and between what it lies with 95 % confidence (percentile bootstrap of the pairs)."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(4000))
+    low, high = medians[100], medians[-101]
+    return f"median {statistics.median(ratios):.4f}, 95 % interval {low:.4f} to {high:.4f}, of {len(ratios)} pairs"
+
+
 class Bench:
     def __init__(self, options, folder):
         self.options, self.folder, self.children = options, folder, []
@@ -57,8 +82,8 @@ class Bench:
     def start(self, *command, watcher=False, **more):
         def prepare():
             die_with_parent()
-            if watcher:
-                os.nice(19)
+            if watcher:  # only what the cluster leaves; children inherit it
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
         child = subprocess.Popen(list(map(str, command)), preexec_fn=prepare, **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **more})
         self.children.append(child)
@@ -71,9 +96,11 @@ class Bench:
             child.wait()
             self.children.remove(child)
 
+    def open(self, path):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{self.api}{path}", timeout=20)
+
     def get(self, path):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{self.api}{path}", timeout=20) as reply:
+        with self.open(path) as reply:
             return json.loads(reply.read())
 
     def start_cluster(self):
@@ -114,36 +141,58 @@ class Bench:
             started["console"] = child
         return started
 
-    def rate(self):
-        """Rounds per second over one window."""
-        begin, first = time.monotonic(), self.get("/v1/cluster")["round"]
-        time.sleep(self.options.seconds)  # lint-ok: the window that is measured
-        return (self.get("/v1/cluster")["round"] - first) / (time.monotonic() - begin)
+    def position(self, moment):
+        """Rounds done at this moment of the clock, with a fraction, from the times at which rounds were opened."""
+
+        def known():
+            opened = {one["round"]: one["opened_unix_seconds"] for one in self.get("/v1/rounds?limit=1000")["rounds"]}
+            return opened if max(opened.values()) > moment else None
+
+        opened = wait_for(known, "the round behind the moment")
+        numbers = sorted(opened)
+        times = [opened[number] for number in numbers]
+        at = bisect.bisect_right(times, moment) - 1
+        return numbers[at] + (moment - times[at]) / (times[at + 1] - times[at])
+
+    def block(self):
+        """Rounds a second, and seconds of processor time that the cluster spends on a round."""
+        begin, spent = time.time(), processor_seconds(self.cluster)
+        first = self.position(begin)
+        time.sleep(begin + self.options.seconds - time.time())  # lint-ok: the block that is measured
+        end, spent = time.time(), processor_seconds(self.cluster) - spent
+        rounds = self.position(end) - first
+        return rounds / (end - begin), spent / rounds
+
+    def requests(self):
+        with self.open("/metrics") as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("centroid_api_requests_total"))
 
     def run(self):
         self.start_cluster()
+        self.cluster = [child.pid for child in self.children]
         watchers = self.watchers()
-        print(f"watched by {', '.join(watchers)}; {self.options.workers} workers, {self.options.model}", flush=True)
+        options = self.options
+        print(f"watched by {', '.join(watchers)}; {options.workers} workers, {options.model}; {options.pairs} pairs of blocks of {options.seconds} s", flush=True)
         wait_for(lambda: self.get("/v1/cluster")["round"] > 200, "rounds of warming up")
         everybody = [pid for child in watchers.values() for pid in family(child.pid)]
-        ratios, rates = [], {True: [], False: []}
-        for pair in range(self.options.pairs):
+        speed, cost, rates, asked = [], [], {True: [], False: []}, 0
+        for pair in range(options.pairs):
             found = {}
             for watched in (False, True) if pair % 2 == 0 else (True, False):
-                for pid in everybody:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGCONT if watched else signal.SIGSTOP)
-                time.sleep(0.3)  # lint-ok: what was asked before is answered
-                found[watched] = self.rate()
-                rates[watched].append(found[watched])
-            ratios.append(found[True] / found[False])
-        for pid in everybody:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        ratios.sort()
-        quarter = len(ratios) // 4
+                send(everybody, signal.SIGCONT if watched else signal.SIGSTOP)
+                time.sleep(options.settle)  # lint-ok: what was asked before is answered
+                before = self.requests()
+                found[watched] = self.block()
+                asked += self.requests() - before - OWN_REQUESTS if watched else 0
+                rates[watched].append(found[watched][0])
+            speed.append(found[True][0] / found[False][0])
+            cost.append(found[True][1] / found[False][1])
+        send(everybody, signal.SIGCONT)
         print(f"alone {statistics.median(rates[False]):.1f} rounds/s, watched {statistics.median(rates[True]):.1f} (medians)")
-        print(f"watched / alone: median {statistics.median(ratios):.3f} of {len(ratios)} pairs (quartiles {ratios[quarter]:.3f}, {ratios[-1 - quarter]:.3f})")
+        print(f"the server answered {asked / (options.pairs * options.seconds):.1f} requests a second of the watchers")
+        print(f"rounds/s, watched / alone:                {interval(speed)}")
+        print(f"processor time a round, watched / alone:  {interval(cost)}")
 
     def close(self):
         self.stop(list(self.children))
@@ -159,8 +208,9 @@ def endpoint_in(log):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs")
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=45)
     parser.add_argument("--seconds", type=float, default=1)
+    parser.add_argument("--settle", type=float, default=0.1, help="seconds between switching and the block")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="mlp:64-512-512-10")
     with tempfile.TemporaryDirectory(prefix="centroid-overhead-") as folder:

@@ -5,7 +5,7 @@ Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W] [-
 
 Prints rounds a second alone, then with 5,000 connections that say nothing and 200 that send a byte now and then (slow
 loris), which come back a second after the server dropped them; and the times of GET /v1/cluster and GET /metrics while the
-workers train, each on a connection that stays. --max-connections is the server's; with less than --idle it drops. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
+workers train, each on a connection that stays, and what a call costs the server's thread. --max-connections is the server's; with less than --idle it drops. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
 """
 
 import argparse
@@ -110,6 +110,18 @@ def times_of(address, path, seconds, pause):
     return sorted(taken), len(body)
 
 
+class Thread:
+    """Where the time of the thread goes that answers REST: running, and waiting in the machine's queue for a processor."""
+
+    def __init__(self, pid):
+        tasks = [task for task in pathlib.Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text().strip() == "control"]
+        self.file = tasks[0] / "schedstat"
+
+    def read(self):
+        running, queued, _ = map(int, self.file.read_text().split())
+        return running / 1e9, queued / 1e9
+
+
 def rounds_a_second(server, seconds):
     first, begun = server.cluster()["round"], time.monotonic()
     time.sleep(seconds)  # lint-ok: the span of the measurement
@@ -126,9 +138,13 @@ class Load(cluster.ClusterTest):
         server.wait_round(50)
         print(f"alone: {rounds_a_second(server, options.seconds):.0f} rounds/s")
         for path in ("/v1/cluster", "/metrics"):
+            thread = Thread(server.pid)
+            before = thread.read()
             taken, size = times_of(server.api, path, options.seconds, 0.005)
             middle, high = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
+            running, queued = (1e6 * (now - then) / len(taken) for now, then in zip(thread.read(), before))
             print(f"GET {path}: {len(taken)} calls, {size} bytes, p50 {1000 * middle:.2f} ms, p99 {1000 * high:.2f} ms")
+            print(f"  a call costs the server's control thread {running:.0f} us of processor time; it waits {queued:.0f} us for a processor")
         flood = Flood(server.api, options.idle, options.drip)
         flood.start()
         time.sleep(4)  # lint-ok: connections are being opened

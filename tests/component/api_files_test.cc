@@ -75,6 +75,17 @@ TEST_F(ApiFiles, AreNotSentToWhoHasThem) {
       << "and the connection is in step";
 }
 
+TEST_F(ApiFiles, AreOnlySentAsTheOnesThatWereMeant) {
+  const std::string etag = request("HEAD", kPath).fields.at("etag");
+  EXPECT_EQ(request("HEAD", kPath, "If-Match: \"x\", " + etag + "\r\n").status, 200);
+  EXPECT_EQ(request("HEAD", kPath, "If-Match: *\r\n").status, 200);
+  for (const std::string& other : {std::string("\"x\""), "W/" + etag, std::string()}) {
+    const HttpReply refused = request("GET", kPath, "If-Match: " + other + "\r\n");
+    expect_problem(refused, 412, "failed_precondition", "another one");
+    EXPECT_EQ(refused.fields.at("etag"), etag);
+  }
+}
+
 TEST_F(ApiFiles, WhatIsNotThereOrNotRightIsSaid) {
   expect_problem(request("GET", "/v1/checkpoints/7/files/other"), 404, "not_found", "other");
   expect_problem(request("GET", "/v1/checkpoints/8/files/model.safetensors"), 404, "not_found");

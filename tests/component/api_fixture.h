@@ -158,6 +158,22 @@ class SampleControl final : public server::ControlPlane {
     co_return view;
   }
 
+  Task<Result<server::ScaleView>> hint_scale(std::uint64_t workers, std::string why) override {
+    CENTROID_CO_TRY(co_await act("scale " + std::to_string(workers) + " " + why));
+    server::ScaleView view;
+    view.limited_by = "workers";
+    view.hint_workers = view.target_workers = workers;
+    co_return view;
+  }
+  Task<Result<server::NetworkView>> measure(std::uint64_t member) override {
+    CENTROID_CO_TRY(co_await act("measure " + std::to_string(member)));
+    server::NetworkView view;
+    view.member = member;
+    view.name = "alpha";
+    view.round_trips = 3;
+    co_return view;
+  }
+
   void fail_with(std::optional<Error> error) {
     const std::lock_guard lock(mutex);
     planned = std::move(error);

@@ -80,9 +80,15 @@ TEST_F(ApiTest, ActionsWithABodyReachTheControlPlaneWithWhatTheySay) {
   EXPECT_EQ(request("POST", "/v1/checkpoints/7:restore", json, R"({"delete_newer":true})").status,
             200);
   EXPECT_EQ(request("DELETE", "/v1/checkpoints/7").status, 200);
+  EXPECT_EQ(request("POST", "/v1/scale", json, R"({"workers":6,"why":"fair"})").status, 200);
+  EXPECT_EQ(request("POST", "/v1/workers/7:measure").status, 200);
   EXPECT_EQ(control.actions(),
             "evict 7 60 hot;evict 7 0 ;allow w 1;config {\"checkpoint.keep\":5};verify 7;restore "
-            "7!;delete 7;");
+            "7!;delete 7;scale 6 fair;measure 7;");
+  for (const char* bad : {R"({})", R"({"workers":1.5})", R"({"workers":-1})", R"({"workers":"6"})"})
+    expect_problem(request("POST", "/v1/scale", json, bad), 400, "invalid_argument", "workers");
+  const std::string book = R"({"workers":6,"why":")" + std::string(1001, 'x') + R"("})";
+  expect_problem(request("POST", "/v1/scale", json, book), 400, "invalid_argument", "1000");
   expect_problem(request("POST", "/v1/workers/7:evict", json, R"({"seconds":"x"})"), 400,
                  "invalid_argument", "seconds");
   expect_problem(request("POST", "/v1/checkpoints/7:restore", json, R"({"delete_newer":1})"), 400,

@@ -19,6 +19,9 @@ set(fuzzers
   messages centroid::proto
   codec centroid::codec
   codec_spec centroid::codec
+  rest centroid::api
+  config centroid::service
+  operator_files centroid::service
 )
 
 while(fuzzers)

@@ -35,7 +35,7 @@ MAY = {
     "server/rows": [BASE],
     "server/events": [BASE],
     "server/tokens": [BASE],
-    "server/election": [BASE, ASYNC, CHECKPOINT],
+    "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],
     "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, "transport", "server/aggregate", "server/store"],
     "server/aggregate/round_policy": [BASE, TENSOR],
@@ -57,7 +57,7 @@ MAY = {
     "worker": MEANING
     + ["transport", "transport/tls", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING + ["client/network", "transport", "transport/tls"],
-    "client/network": [BASE, ASYNC, "transport"],
+    "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
 }
 MAY["tests"] = list(MAY)
@@ -70,7 +70,7 @@ HOMES = {
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
-    r"|worker/model/adapters\.cc|client/.*",
+    r"|server/service/operator_file\.cc|worker/model/adapters\.cc|client/.*",
     r"openssl/": r"transport/tls/.*|tests/support/certificates\.cc|server/tokens/[^/]*\.cc",
     r"zlib\.h": r"worker/data/[^/]*\.cc",
     r"cblas": r"common/device/blas\.cc",

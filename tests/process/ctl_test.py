@@ -1,12 +1,16 @@
 """centroidctl against a running server. ctl_test.py BIN_DIR"""
 
+import contextlib
 import json
+import os
 import pathlib
+import pty
 import re
 import shutil
+import socket
 import subprocess
 
-from cluster import DONE, ClusterTest, free_port, main, wait_for
+from cluster import DONE, ClusterTest, Process, free_port, main, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
@@ -103,6 +107,11 @@ class Ctl(ClusterTest):
         self.ctl(server, "workers", "allow", "w1")
         self.assertIn("no worker 'w1' is evicted", self.ctl(server, "workers", "allow", "w1", status=ANSWERED_BADLY))
         self.assertIn("workers", self.ctl(server, "scale"))
+        self.ctl(server, "scale", "set", "3", "--why", "a fair")
+        self.assertIn("wanted: 3 workers: a fair", self.ctl(server, "scale"))
+        self.assertIn("max_workers", self.ctl(server, "scale", "set", "1000", status=ANSWERED_BADLY))
+        self.ctl(server, "scale", "clear")
+        self.assertIsNone(json.loads(self.ctl(server, "scale", "--output", "json"))["hint"])
         self.assertRegex(self.ctl(server, "parameters"), r"version \d+\n.*tensor")
         made = json.loads(self.ctl(server, "--output", "json", "checkpoints", "make"))["version"]
         self.ctl(server, "checkpoints", "restore", made, "--delete-newer")
@@ -127,6 +136,100 @@ class Ctl(ClusterTest):
         server.wait_worker("w0", "dead")
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["workers"]["verdict"], "warning")
+
+    def test_doctor_looks_at_the_way_to_each_member_at_tokens_and_at_what_is_wanted(self):
+        secrets = self.folder / "operator"
+        secrets.write_text("of-the-test\n")
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.token", "of-the-test")
+        for name in ("w0", "w1"):
+            self.worker(server, name)
+        mine = ("--token-file", secrets, "--output", "json")
+        wait_for(lambda: json.loads(self.ctl(server, *mine, "status"))["cluster"]["round"] >= 3, "round 3")
+        viewer = self.folder / "viewer"
+        viewer.write_text(json.loads(self.ctl(server, *mine, "tokens", "create", "eyes", "--hours", "1"))["secret"])
+        self.ctl(server, *mine, "scale", "set", "5", "--why", "a fair")
+        self.ctl(server, *mine, "checkpoints", "make")
+        found = {one["check"]: one for one in json.loads(self.ctl(server, *mine, "doctor"))}
+        self.assertRegex(found["members"]["found"], r"(2 measured from the server: at least .*/s|w[01]: .*/s between it and the server)")
+        self.assertEqual((found["scale"]["verdict"], found["scale"]["found"]), ("warning", "2 workers, 5 are wanted (a fair)"))
+        self.assertIn("start 3 more", found["scale"]["do"])
+        self.assertRegex(found["token eyes"]["found"], "expires in")
+        self.assertNotIn("members", {one["check"] for one in json.loads(self.ctl(server, *mine, "doctor", "--no-members"))})
+        theirs = {one["check"]: one for one in json.loads(self.ctl(server, "--token-file", viewer, "--output", "json", "doctor"))}
+        self.assertIn("role admin", theirs["members"]["found"])
+
+    def test_doctor_looks_at_every_server_of_the_model(self):
+        server = self.server("--servers", "2", "--chunk-bytes", "1024")
+        places = ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0"]
+        other = self._start(Process, "centroid-server", "b", places, None)
+        self.worker(server, "w0")
+        server.wait_round(3)
+        found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
+        self.assertEqual(found["server b"]["verdict"], "ok")
+        self.assertIn("a round trip", found["server b network"]["found"])
+        self.assertRegex(self.ctl(server, "servers"), r"b +serving")
+        other.send(19)  # SIGSTOP: its port takes connections, and nobody answers
+        found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--no-members", "--output", "json"))}
+        self.assertIn("not measured", found["server b network"]["found"])
+        other.send(18)
+
+    def test_checkpoints_are_listed_and_verified_by_the_server_and_in_a_folder(self):
+        server, _ = self.training()
+        made = json.loads(self.ctl(server, "checkpoints", "make", "--output", "json"))
+        listed = json.loads(self.ctl(server, "checkpoints", "list", "--output", "json"))["checkpoints"]
+        self.assertIn(made["version"], [one["version"] for one in listed])
+        self.assertIn(str(made["path"]), self.ctl(server, "checkpoints", "list"))
+        self.assertIn("is sound", self.ctl(server, "checkpoints", "verify", made["version"]))
+        self.assertIn("version 99", self.ctl(server, "checkpoints", "verify", "99999", status=ANSWERED_BADLY))
+        folder = self.folder / "run" / "checkpoints"
+        self.assertIn("sound", self.ctl(None, "checkpoints", "verify", folder))
+        local = json.loads(self.ctl(None, "checkpoints", "list", folder, "--output", "json"))["checkpoints"]
+        self.assertIn(made["path"], [one["path"] for one in local])
+        model = self.folder / "model.safetensors"
+        self.ctl(None, "checkpoints", "export", folder, "--to", model)
+        self.assertGreater(model.stat().st_size, 1000)
+        (pathlib.Path(made["path"]) / "model.safetensors").write_bytes(b"x")
+        self.assertIn(str(made["version"]), self.ctl(server, "checkpoints", "verify", made["version"], status=ANSWERED_BADLY))
+        self.assertIn("DAMAGED", self.ctl(None, "checkpoints", "verify", folder, status=ANSWERED_BADLY))
+
+    def on_a_terminal(self, *arguments, **variables):
+        """What it writes to a terminal."""
+        near, far = pty.openpty()
+        program = [str(pathlib.Path(self.programs) / "centroidctl"), *map(str, arguments)]
+        with subprocess.Popen(program, stdout=far, env={**os.environ, "TERM": "xterm", **variables}) as child:
+            os.close(far)
+            text = b""
+            with contextlib.suppress(OSError):  # the end of a terminal is an error
+                while piece := os.read(near, 65536):
+                    text += piece
+            os.close(near)
+        self.assertEqual(child.returncode, DONE, text)
+        return text.decode()
+
+    def test_a_terminal_gets_colours_and_is_drawn_anew(self):
+        server, _ = self.training()
+        watch = ("--server", server.api, "status", "--watch", "0.1", "--count", "3")
+        text = self.on_a_terminal(*watch)
+        self.assertEqual(text.count("\033[H\033[2J"), 3)
+        self.assertIn("\033[3", text)
+        self.assertNotIn("\033", self.on_a_terminal(*watch, NO_COLOR="1"))
+        self.assertNotIn("\033", self.on_a_terminal("--no-color", *watch))
+
+    def test_a_server_at_an_address_of_ipv6(self):
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError:
+            self.skipTest("this machine has no IPv6")
+        server = self.server(api="[::1]:0")
+        self.assertIn("waiting", self.ctl(f"http://[::1]:{server.api.rpartition(':')[2]}", "status"))
+
+    def test_the_manual_is_one(self):
+        if shutil.which("groff") is None:
+            self.skipTest("groff is not installed")
+        page = self.ctl(None, "man")
+        done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stderr, "")
 
     def test_top_tells_what_each_worker_does(self):
         server, _ = self.training()

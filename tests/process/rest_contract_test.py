@@ -34,6 +34,10 @@ PLAN = [
     ("list_events", {}, None, [200]),
     ("get_trace", {}, None, [200]),
     ("get_scale", {}, None, [200]),
+    ("want_scale", {}, {"workers": 3, "why": "of the test"}, [200]),
+    ("want_scale", {}, {"workers": 100000}, [409]),
+    ("want_scale", {}, {"workers": 1.5}, [400]),
+    ("get_scale", {}, None, [200]),
     ("list_parameters", {}, None, [200]),
     ("get_parameter", {"name": "{tensor}"}, None, [200]),
     ("get_parameter", {"name": "nobody"}, None, [404]),
@@ -68,6 +72,8 @@ PLAN = [
     ("restore_checkpoint", {"id": 99999999}, None, [404]),
     ("list_servers", {}, None, [200]),
     ("drain_server", {"name": "nobody"}, None, [404]),
+    ("measure_worker", {"id": 99999}, None, [404]),
+    ("measure_worker", {"id": "{member}"}, None, [200]),
     ("drain_worker", {"id": 99999}, None, [404]),
     ("drain_worker", {"id": "{member}"}, None, [202, 409]),
     ("evict_worker", {"id": "{member}"}, {"seconds": 1000, "why": "of the test"}, [200]),
@@ -161,9 +167,13 @@ class Contract(ClusterTest):
                 if name in ("delete_checkpoint", "restore_checkpoint") and right == [409]:
                     self.known["{version}"] = json.loads(self.ask("GET", "/v1/checkpoints")[2])["checkpoints"][0]["version"]
                     target = self.fill(path, values)
-                if name == "evict_worker":  # a worker that went back with the job has another number
-                    newest = max(one["member"] for one in json.loads(self.ask("GET", "/v1/workers")[2])["workers"])
-                    target = path.replace("{id}", str(newest))
+                if name in ("evict_worker", "measure_worker") and right == [200]:  # a worker that went back with the job has another number
+
+                    def newest():
+                        workers = json.loads(self.ask("GET", "/v1/workers")[2])["workers"]
+                        return max((one["member"] for one in workers if one["state"] == "active"), default=None)
+
+                    target = path.replace("{id}", str(wait_for(newest, "an active worker")))
                 is_open = operation.get("security") == []
                 if not is_open:
                     self.check(operation, *self.ask(method, target, body, token=None))

@@ -4,10 +4,11 @@ import array
 import http.client
 import json
 import math
+import socket
 import urllib.error
 import urllib.request
 
-from cluster import DONE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 STOPPED = 143
 OPERATOR = "the-operator"
@@ -169,6 +170,74 @@ class Rest(ClusterTest):
         self.json(server, "POST", f"/v1/workers/{member}:evict", {"seconds": 1})
         server.wait_worker("w0", "left", -2)  # and by itself
         server.wait_worker("w0", "active")
+
+    def test_what_operators_said_survives_a_killed_server(self):
+        server, _ = self.training("--max-workers", "5")
+        member = server.workers("w1")[-1]["member"]
+        self.json(server, "POST", f"/v1/workers/{member}:evict", {"why": "its disk is failing"})
+        member = server.workers("w0")[-1]["member"]
+        self.json(server, "POST", f"/v1/workers/{member}:evict", {"seconds": 1000})
+        hint = self.json(server, "POST", "/v1/scale", {"workers": 4, "why": "a fair"})
+        self.assertEqual((hint["target_workers"], hint["hint"]["workers"], hint["hint"]["why"]), (4, 4, "a fair"))
+        self.assertIn("max_workers", self.json(server, "POST", "/v1/scale", {"workers": 6}, 409)["detail"])
+        self.assertIn("min_workers", self.json(server, "POST", "/v1/scale", {"workers": 1}, 409)["detail"])
+        made = self.ask(server, "POST", "/v1/checkpoints", Idempotency_Key="once")
+        self.assertEqual(made[0], 201)
+        evictions = server.get("/v1/evictions")
+        self.assertEqual([one["name"] for one in evictions["evictions"]], ["w0", "w1"])
+        server.kill()
+        common = ["--epochs", "1000000", "--min-workers", "2", "--max-workers", "5", "--resume"]
+        server = self.server(*common, name="second")
+        self.assertEqual(server.get("/v1/evictions"), evictions)
+        self.assertEqual(server.get("/v1/scale")["hint"], hint["hint"])
+        self.assertEqual(server.metric("centroid_server_scale_hint_workers"), 4)
+        again = self.ask(server, "POST", "/v1/checkpoints", Idempotency_Key="once")
+        self.assertEqual((again[0], again[1]["Idempotency-Replayed"], again[2]), (201, "true", made[2]))
+        refused = self.worker(server, "w1", "--join_timeout", "10s")
+        self.assertNotEqual(refused.exit_status(), DONE)
+        self.assertIn("DELETE /v1/evictions/w1", refused.text())
+        for name in ("w0", "w1"):
+            self.json(server, "DELETE", f"/v1/evictions/{name}")
+        self.assertIsNone(self.json(server, "POST", "/v1/scale", {"workers": 0})["hint"])
+        server.kill()
+        server = self.server(*common, name="third")
+        self.assertEqual(server.get("/v1/evictions")["evictions"], [])
+        self.assertIsNone(server.get("/v1/scale")["hint"])
+        self.worker(server, "w1", "--stop-status", STOPPED).wait_event("cluster.joined")
+
+    def test_a_damaged_file_of_operators_is_said_at_the_start(self):
+        folder = self.folder / "run" / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "operator.json").write_text("{")
+        self.assert_status(self.launch_server(), USAGE, "operator.json", "move it away")
+
+    def test_limits_of_rest_are_live(self):
+        server = self.server()
+        long = {"x": "y" * 3000}
+        self.assertIn("unknown key", self.json(server, "PATCH", "/v1/config", long, 400)["detail"])
+        self.json(server, "PATCH", "/v1/config", {"api.body_limit": 2048, "api.idle_timeout": "100ms"})
+        wait_for(lambda: self.ask(server, "PATCH", "/v1/config", long)[0] == 413, "the new limit")
+        host, port = server.api.split(":")
+        with socket.create_connection((host, int(port)), 20) as idle:
+            self.assertEqual(idle.recv(1), b"")  # ends after 100 ms, not 30 s
+        self.json(server, "PATCH", "/v1/config", {"api.rate": 5})
+        refused = wait_for(lambda: (answer := self.ask(server, "GET", "/healthz"))[0] == 429 and answer, "the bound on the rate")
+        self.assertEqual(refused[1]["Retry-After"], "1")
+        self.assertIn("api.rate", json.loads(refused[2])["detail"])
+        wait_for(lambda: self.ask(server, "PATCH", "/v1/config", {"api.rate": 0})[0] == 200, "a request that is let through")
+
+    def test_the_way_to_a_worker_is_measured_while_it_trains(self):
+        server, _ = self.training()
+        member = server.workers("w1")[-1]["member"]
+        before = server.cluster()
+        found = self.json(server, "POST", f"/v1/workers/{member}:measure")
+        self.assertEqual((found["member"], found["name"]), (member, "w1"))
+        self.assertGreater(found["round_trips"], 10)
+        self.assertGreater(min(found["bytes_per_second_to"], found["bytes_per_second_from"]), 1e6)
+        self.assertLessEqual(found["median_seconds"], found["p99_seconds"])
+        after = server.wait_more_rounds()
+        self.assertEqual((after["generation"], after["aborted_attempts"]), (before["generation"], before["aborted_attempts"]))
+        self.json(server, "POST", "/v1/workers/999:measure", status=404)
 
     def test_a_job_goes_back_to_a_checkpoint(self):
         server, workers = self.training()

@@ -221,7 +221,9 @@ class EtcdGone(StandbyTest):
 class Usage(ClusterTest):
     def test_settings_that_cannot_be(self):
         for arguments, text in (
-            (["--etcd", "https://a:1"], "TLS is not supported"),
+            (["--etcd", "https://a:1", "--etcd.certificate", "/a.crt"], "etcd.key belong together"),
+            (["--etcd", "http://a:1", "--etcd.certificate", "/a.crt", "--etcd.key", "/a.key"], "take https://"),
+            (["--etcd", "https://a:1", "--etcd.authority", "/nowhere"], "there is no file /nowhere"),
             (["--etcd", "http://a"], "is no endpoint"),
             (["--etcd", "http://a:1", "--cluster", "a/b"], "expected 1 to 128"),
             (["--etcd", "http://a:1", "--etcd-lease", "2500"], "whole seconds"),

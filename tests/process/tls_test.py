@@ -2,13 +2,19 @@
 
 import contextlib
 import functools
+import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
+import unittest
+import urllib.request
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, main
+from cluster import DONE, FAILED, USAGE, ClusterTest, Process, free_port, main
+
+UNREACHABLE = 3  # of centroidctl
 
 GOAL = ["--min-workers", "2", "--rounds", "60", "--exit-when-finished"]
 
@@ -30,12 +36,12 @@ class TlsTest(ClusterTest):
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
         openssl("req", "-x509", *key, "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}", folder=folder)
 
-    def issue(self, name, names="IP:127.0.0.1", by="ca"):
+    def issue(self, name, names="IP:127.0.0.1", by="ca", days=2):
         folder = self.certificates
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key"]
         openssl("req", *key, "-out", f"{name}.csr", "-subj", f"/CN={name}", folder=folder)
         (folder / "names").write_text(f"subjectAltName={names}\n")
-        signed = ["-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+        signed = ["-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-days", days, "-extfile", "names"]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed, folder=folder)
         return ["--tls-certificate", folder / f"{name}.crt", "--tls-key", folder / f"{name}.key"]
 
@@ -180,6 +186,87 @@ class Refusals(TlsTest):
         ):
             with self.subTest(text=text):
                 self.assert_status(self.worker("127.0.0.1:1", f"w{len(self.processes)}", *flags), USAGE, text)
+
+
+class Clients(TlsTest):
+    """centroidctl, Prometheus and etcd over TLS."""
+
+    def ctl(self, *arguments, status=DONE):
+        done = subprocess.run([self.programs / "centroidctl", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_rest_by_https_and_what_is_said_of_a_wrong_certificate(self):
+        trust = ["--authority", self.certificates / "ca.crt"]
+        server = self.server(*self.issue("server"), "--api-tls")
+        address = f"https://{server.api}"
+        self.assertIn("waiting", self.ctl("--server", address, *trust, "status"))
+        self.authority(self.certificates, "other")
+        other = ["--authority", self.certificates / "other.crt"]
+        self.assertIn("unable to get local issuer certificate", self.ctl("--server", address, *other, "status", status=FAILED))
+        self.assertIn("is it https://?", self.ctl("--server", address.replace("https", "http"), "status", status=FAILED))
+        self.assertIn("there is no file", self.ctl("--server", address, "--authority", "/nowhere", "status", status=FAILED))
+        self.issue("server", "DNS:elsewhere.example")  # read again before the next connection
+        self.assertIn("IP address mismatch", self.ctl("--server", address, *trust, "status", status=FAILED))
+        self.issue("server", days=-1)
+        self.assertIn("certificate has expired", self.ctl("--server", address, *trust, "status", status=FAILED))
+        plain = self.server(run="plain", name="plain")
+        self.assertIn("does it speak HTTPS?", self.ctl("--server", f"https://{plain.api}", *trust, "status", status=FAILED))
+
+    def test_bench_and_doctor_by_the_transport_of_workers(self):
+        server = self.server(*self.issue("server"), *self.trust)
+        shown = self.issue("operator")
+        address = ["--server", server.api]
+        self.assertIn("give --tls-authority", self.ctl(*address, "bench", "--seconds", "0.3", status=USAGE))
+        self.assertIn("certificate required", self.ctl(*address, "bench", "--seconds", "0.3", *self.trust, status=UNREACHABLE))
+        self.assertIn("round trip", self.ctl(*address, "bench", "--seconds", "0.3", *self.trust, *shown))
+        found = {one["check"]: one for one in json.loads(self.ctl(*address, "--output", "json", "doctor", *self.trust, *shown))}
+        self.assertIn("a round trip", found["network"]["found"])
+        found = {one["check"]: one for one in json.loads(self.ctl(*address, "--output", "json", "doctor"))}
+        self.assertIn("--tls-authority", found["network"]["do"])
+        program = [self.programs / "centroidctl", "bench", "--listen", "127.0.0.1:0", *map(str, shown)]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
+            where = other.stdout.readline().split()[2].rstrip(";")
+            self.assertIn("round trip", self.ctl("bench", where, "--seconds", "0.3", *self.trust))
+            self.ctl("bench", where, "--seconds", "0.3", status=UNREACHABLE)
+            other.terminate()
+            self.assertEqual(other.wait(10), DONE)
+
+    def test_metrics_of_a_worker_by_https(self):
+        server = self.server("--min-workers", "1")
+        worker = self.worker(server, "w0", *self.issue("worker"), "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        where = worker.wait_event("worker.metrics_listening")["endpoint"]
+        context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        for _ in range(2):
+            with opener.open(f"https://{where}/metrics", timeout=20) as reply:
+                self.assertIn(b"centroid_worker_", reply.read())
+        with self.assertRaises(OSError):
+            opener.open(f"http://{where}/metrics", timeout=20)
+        server.wait_round(3)
+        trace = ["--server", server.api, "--authority", self.certificates / "ca.crt", "trace", f"https://{where}"]
+        self.assertIn("centroid-worker w0", self.ctl(*trace))
+        bare = self.worker(server, "w1", "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        self.assert_status(bare, USAGE, "metrics.tls needs tls.certificate")
+
+    @unittest.skipIf(shutil.which("etcd") is None, "etcd is not installed (package etcd-server)")
+    def test_etcd_that_asks_for_certificates(self):
+        own, shown = self.issue("etcd"), self.issue("server")
+        url, peers = (f"{scheme}://127.0.0.1:{free_port()}" for scheme in ("https", "http"))
+        arguments = ["--name", "e", "--data-dir", self.folder / "etcd", "--listen-client-urls", url, "--advertise-client-urls", url]
+        arguments += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"e={peers}"]
+        arguments += ["--cert-file", own[1], "--key-file", own[3], "--client-cert-auth", "--trusted-ca-file", self.certificates / "ca.crt"]
+        self.processes.append(Process(shutil.which("etcd"), arguments, self.folder / "etcd.log", None))
+        trust = ["--etcd.authority", self.certificates / "ca.crt"]
+        mine = ["--etcd.certificate", shown[1], "--etcd.key", shown[3]]
+        common = ["--etcd", url, "--cluster", "test"]
+        leader = self.server(*common, *trust, *mine, "--name", "a", name="a")
+        leader.wait_cluster("the lead", lambda cluster: cluster["role"] == "leader")
+        self.authority(self.certificates, "other")
+        other = ["--etcd.authority", self.certificates / "other.crt"]
+        for name, flags, said in (("b", [*other, *mine], "its certificate is not accepted"), ("c", trust, "etcd.certificate and etcd.key")):
+            server = self.server(*common, *flags, "--name", name, name=name, run=name)
+            server.wait_cluster(said, lambda cluster, said=said: said in cluster["state_reason"])
 
 
 if __name__ == "__main__":

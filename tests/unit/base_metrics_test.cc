@@ -46,6 +46,30 @@ TEST(Metrics, HistogramCountsIntoBuckets) {
   EXPECT_THAT(text, HasSubstr("centroid_test_wait_seconds_bucket{le=\"+Inf\"} 3\n"));
 }
 
+TEST(Metrics, TheTextIsInOrderAndWhole) {
+  Registry registry;
+  const Histogram wait =
+      registry.histogram("centroid_test_b_seconds", "B, \\ and\nmore.", {0.5, 2}, {{"to", "x"}});
+  wait.observe(1);
+  wait.observe(7);
+  registry.gauge("centroid_test_a", "A.", {{"z", "2"}, {"b", "1"}}).set(1e300);
+  registry.gauge("centroid_test_a", "A.").set(-0.25);
+  registry.gauge("centroid_test_c", "C.", {{"gone", "1"}});
+  registry.remove("centroid_test_c", {{"gone", "1"}});
+  EXPECT_EQ(registry.serialize(),
+            "# HELP centroid_test_a A.\n"
+            "# TYPE centroid_test_a gauge\n"
+            "centroid_test_a -0.25\n"
+            "centroid_test_a{b=\"1\",z=\"2\"} 1e+300\n"
+            "# HELP centroid_test_b_seconds B, \\\\ and\\nmore.\n"
+            "# TYPE centroid_test_b_seconds histogram\n"
+            "centroid_test_b_seconds_bucket{to=\"x\",le=\"0.5\"} 0\n"
+            "centroid_test_b_seconds_bucket{to=\"x\",le=\"2\"} 1\n"
+            "centroid_test_b_seconds_bucket{to=\"x\",le=\"+Inf\"} 2\n"
+            "centroid_test_b_seconds_sum{to=\"x\"} 8\n"
+            "centroid_test_b_seconds_count{to=\"x\"} 2\n");
+}
+
 TEST(Metrics, ARemovedSeriesLeavesTheTextAndComesBackAtZero) {
   Registry registry;
   registry.gauge("centroid_test_lag", "Lag.", {{"worker", "1"}}).set(4);

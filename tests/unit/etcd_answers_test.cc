@@ -31,7 +31,7 @@ class Canned {
     thread_.join();
   }
   std::string endpoint() const {
-    return "127.0.0.1:" + std::to_string(acceptor_.local_endpoint().port());
+    return "http://127.0.0.1:" + std::to_string(acceptor_.local_endpoint().port());
   }
 
  private:
@@ -129,11 +129,12 @@ TEST(EtcdClient, ALargeAnswerIsNotRead) {
 TEST(EtcdClient, Endpoints) {
   const auto several = parse_etcd_endpoints("http://a:2379/,b:1,http://[::1]:2379");
   ASSERT_TRUE(several.ok());
-  EXPECT_EQ(*several, (std::vector<std::string>{"a:2379", "b:1", "[::1]:2379"}));
-  for (const char* bad :
-       {"", "a", "a:", ":1", "a:x", "a:0", "a:65536", "a:1,", "http://", "a/b:1", "user@a:1"})
+  EXPECT_EQ(*several,
+            (std::vector<std::string>{"http://a:2379", "http://b:1", "http://[::1]:2379"}));
+  for (const char* bad : {"", "a", "a:", ":1", "a:x", "a:0", "a:65536", "a:1,", "http://", "a/b:1",
+                          "user@a:1", "ftp://a:1"})
     EXPECT_EQ(parse_etcd_endpoints(bad).error().code(), ErrorCode::kInvalidArgument) << bad;
-  EXPECT_NE(parse_etcd_endpoints("https://a:1").error().message().find("TLS"), std::string::npos);
+  EXPECT_EQ(parse_etcd_endpoints("https://a:1").value().front(), "https://a:1");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/tensor/finite.h"
+#include "transport/echo.h"
 #include "worker/exchange/server_link.h"
 
 /// The round's traffic of the star exchange: contributions out, state and results in.
@@ -41,6 +42,8 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
   while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
   const std::uint64_t bytes = frame.header.payload_bytes;
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+  if (frame.header.kind == transport::kEcho)  // an operator has the network measured
+    co_return co_await transport::answer_echo(session, frame);
   CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(), bytes));
   if (frame.header.kind == static_cast<std::uint16_t>(proto::ServersKind::kRoute)) {
     CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));

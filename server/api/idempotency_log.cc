@@ -1,0 +1,212 @@
+#include "server/api/idempotency_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+namespace centroid::server {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
+
+Error failure(const std::string& path, const char* doing) {
+  return {ErrorCode::kFailedPrecondition,
+          "idempotency keys " + path + ": " + doing + ": " + std::strerror(errno)};
+}
+
+std::string line_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string begin_line(const std::string& key, const std::string& request, double unix_seconds) {
+  Json json;
+  json["key"] = key;
+  json["request"] = request;
+  json["begun_unix_seconds"] = unix_seconds;
+  return line_of(json);
+}
+
+std::string finish_line(const std::string& key, const HttpResponse& response) {
+  Json fields = Json::array(), json;
+  for (const auto& [name, value] : response.fields) fields.push_back({name, value});
+  json["key"] = key;
+  json["status"] = response.status;
+  json["content_type"] = response.content_type;
+  json["fields"] = std::move(fields);
+  json["body"] = response.body;
+  return line_of(json);
+}
+
+/// A field as it may stand in a response; the file is ours, but a line may have been damaged.
+bool is_field(const std::string& text) {
+  for (const char c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
+  return true;
+}
+
+std::optional<HttpResponse> response_of(const Json& json) {
+  if (!json.at("status").is_number_unsigned()) return std::nullopt;
+  HttpResponse response;
+  response.status = json.at("status").get<unsigned>();
+  response.content_type = json.at("content_type").get<std::string>();
+  response.body = json.at("body").get<std::string>();
+  if (response.status < 200 || response.status > 599 || !is_field(response.content_type))
+    return std::nullopt;
+  for (const Json& field : json.at("fields")) {
+    auto name = field.at(0).get<std::string>();
+    auto value = field.at(1).get<std::string>();
+    if (name.empty() || !is_field(name) || !is_field(value)) return std::nullopt;
+    response.fields.emplace_back(std::move(name), std::move(value));
+  }
+  return response;
+}
+
+}  // namespace
+
+std::vector<IdempotencyLog::Kept> parse_idempotency(std::string_view text, double now_unix_seconds,
+                                                    double lifetime_seconds) {
+  std::vector<IdempotencyLog::Kept> kept;
+  std::map<std::string, std::size_t> places;
+  while (!text.empty()) {
+    const auto end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    const Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    try {
+      const auto key = json.at("key").get<std::string>();
+      const auto place = places.find(key);
+      if (json.contains("begun_unix_seconds")) {
+        IdempotencyLog::Kept one;
+        one.key = key;
+        one.request = json.at("request").get<std::string>();
+        one.begun_unix_seconds = json.at("begun_unix_seconds").get<double>();
+        if (place != places.end()) kept[place->second].key.clear();
+        places[key] = kept.size();
+        kept.push_back(std::move(one));
+      } else if (place != places.end() && json.contains("status")) {
+        kept[place->second].response = response_of(json);
+      } else if (place != places.end()) {  // it was not done
+        kept[place->second].key.clear();
+        places.erase(place);
+      }
+    } catch (const Json::exception&) {
+      continue;
+    }
+  }
+  std::erase_if(kept, [&](const IdempotencyLog::Kept& one) {
+    const double age = now_unix_seconds - one.begun_unix_seconds;
+    return one.key.empty() || !(age < lifetime_seconds);
+  });
+  return kept;
+}
+
+Result<std::unique_ptr<IdempotencyLog>> IdempotencyLog::open(std::string path,
+                                                             double now_unix_seconds,
+                                                             double lifetime_seconds) {
+  std::unique_ptr<IdempotencyLog> log(new IdempotencyLog(std::move(path)));
+  log->lifetime_seconds_ = lifetime_seconds;
+  if (log->path_.empty()) return log;
+  struct stat about{};
+  if (::stat(log->path_.c_str(), &about) == 0) {
+    if ((about.st_mode & 077) != 0)
+      return Error(ErrorCode::kFailedPrecondition, "idempotency keys " + log->path_ +
+                                                       ": others may read or write it; chmod 600 " +
+                                                       log->path_);
+    std::ifstream file(log->path_, std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    if (file.bad()) return failure(log->path_, "cannot be read");
+    log->kept_ = parse_idempotency(text, now_unix_seconds, lifetime_seconds);
+  }
+  CENTROID_TRY(log->rewrite());
+  return log;
+}
+
+IdempotencyLog::~IdempotencyLog() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+/// A new file of what is kept, the newest that fit.
+Status IdempotencyLog::rewrite() {
+  std::string text;
+  std::size_t first = kept_.size();
+  std::vector<std::string> lines;
+  for (std::uint64_t bytes = 0; first > 0; --first) {
+    const Kept& one = kept_[first - 1];
+    std::string line = begin_line(one.key, one.request, one.begun_unix_seconds);
+    if (one.response) line += finish_line(one.key, *one.response);
+    bytes += line.size();
+    if (bytes > kKeptBytes) break;
+    lines.push_back(std::move(line));
+  }
+  kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(first));
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) text += *line;
+  const std::string temporary = path_ + ".tmp";
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+  if (fd_ < 0 || ::fchmod(fd_, 0600) != 0) return failure(temporary, "cannot be written");
+  bytes_ = 0;
+  CENTROID_TRY(append(text));
+  if (::rename(temporary.c_str(), path_.c_str()) != 0) return failure(path_, "cannot be replaced");
+  return {};
+}
+
+Status IdempotencyLog::append(const std::string& line) {
+  if (fd_ < 0) return failure(path_, "cannot be written");
+  const std::string text = is_cut_ ? "\n" + line : line;  // what a full disk cut stays by itself
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t n = ::write(fd_, text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    is_cut_ = n <= 0 && (at > 0 || is_cut_);
+    if (n <= 0) return failure(path_, "cannot be written");
+    at += static_cast<std::size_t>(n);
+  }
+  is_cut_ = false;
+  bytes_ += text.size();
+  if (::fdatasync(fd_) != 0) return failure(path_, "cannot be written");
+  return {};
+}
+
+Status IdempotencyLog::begin(const std::string& key, const std::string& request,
+                             double unix_seconds) {
+  const std::scoped_lock lock(mutex_);
+  if (path_.empty()) return {};
+  if (bytes_ > kMostBytes) {
+    std::ifstream file(path_, std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    kept_ = parse_idempotency(text, unix_seconds, lifetime_seconds_);
+    CENTROID_TRY(rewrite());
+    kept_.clear();
+  }
+  return append(begin_line(key, request, unix_seconds));
+}
+
+Status IdempotencyLog::finish(const std::string& key, const HttpResponse& response) {
+  const std::scoped_lock lock(mutex_);
+  return path_.empty() ? Status() : append(finish_line(key, response));
+}
+
+Status IdempotencyLog::forget(const std::string& key) {
+  const std::scoped_lock lock(mutex_);
+  if (path_.empty()) return {};
+  Json json;
+  json["key"] = key;
+  json["forgotten"] = true;
+  return append(line_of(json));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,72 @@
+#include "server/config.h"
+
+/// Settings of REST.
+namespace centroid::server {
+
+void register_api(config::Schema& s, ServerConfig& c) {
+  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
+          "api");
+  s.field("api.token", &c.api_token,
+          {.text = "bearer token of REST; needed beyond loopback", .secret = true});
+  s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
+          "api-tls");
+  s.field("api.viewer_token", &c.api_viewer_token,
+          {.text = "another token of REST, which may only read: for Prometheus and for people who "
+                   "look",
+           .secret = true});
+  s.field("api.max_connections", &c.api_max_connections,
+          {.text = "connections of REST at most; beyond them the newest that has asked nothing yet "
+                   "makes room",
+           .unit = "connections",
+           .min = 1,
+           .max = 65536,
+           .live = true});
+  s.field("api.max_streams", &c.api_max_streams,
+          {.text = "responses of REST that are sent piece by piece (events, files), of its "
+                   "connections",
+           .unit = "responses",
+           .min = 1,
+           .max = 65536,
+           .live = true});
+  s.field("api.rate", &c.api_rate,
+          {.text = "requests a second that one address may send to REST, after a second's worth at "
+                   "once; 0: no bound, as behind a proxy that all come through",
+           .unit = "requests/s",
+           .max = 1'000'000,
+           .live = true});
+  s.field("api.header_limit", &c.api_header_limit,
+          {.text = "largest request line and fields of REST",
+           .unit = "bytes",
+           .min = 1024,
+           .max = 1u << 20,
+           .live = true});
+  s.field("api.body_limit", &c.api_body_limit,
+          {.text = "largest body of a request of REST",
+           .unit = "bytes",
+           .min = 1024,
+           .max = 16u << 20,
+           .live = true});
+  s.field("api.idle_timeout", &c.api_idle_timeout,
+          {.text = "REST: time from a response to the next request of a connection",
+           .unit = "ms",
+           .min = 100,
+           .max = 3'600'000,
+           .live = true});
+  s.field("api.read_timeout", &c.api_read_timeout,
+          {.text = "REST: time from the first to the last byte of a request",
+           .unit = "ms",
+           .min = 100,
+           .max = 3'600'000,
+           .live = true});
+  s.field("api.write_timeout", &c.api_write_timeout,
+          {.text = "REST: time in which a client must take a response, or a piece of a stream",
+           .unit = "ms",
+           .min = 100,
+           .max = 3'600'000,
+           .live = true});
+  s.field("api.advertise", &c.api_advertise,
+          {.text = "etcd: HOST:PORT (or HOST) of its REST interface, when it is not api.listen"},
+          "api-advertise");
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,117 @@
+#include "server/service/operator_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <nlohmann/json.hpp>
+
+namespace centroid::server {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::uintmax_t kMaxBytes = 8u << 20;
+
+Error failure(const std::string& path, const char* doing) {
+  return {ErrorCode::kFailedPrecondition, path + ": " + doing + ": " + std::strerror(errno)};
+}
+
+Status sync_folder(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool is_good = fd >= 0 && ::fsync(fd) == 0;
+  const Status status = is_good ? Status() : Status(failure(folder, "cannot be written"));
+  if (fd >= 0) ::close(fd);
+  return status;
+}
+
+}  // namespace
+
+std::string to_json(const OperatorState& state) {
+  Json evictions = Json::array();
+  for (const auto& one : state.evictions) {
+    Json json;
+    json["name"] = one.name;
+    json["why"] = one.why;
+    json["since_unix_seconds"] = one.since_unix_seconds;
+    json["until_unix_seconds"] = one.until_unix_seconds;
+    evictions.push_back(std::move(json));
+  }
+  Json out;
+  out["evictions"] = std::move(evictions);
+  out["scale"]["workers"] = state.scale.workers;
+  out["scale"]["why"] = state.scale.why;
+  out["scale"]["since_unix_seconds"] = state.scale.since_unix_seconds;
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<OperatorState> parse_operator_state(std::string_view text) {
+  const Error damaged(ErrorCode::kDataLoss,
+                      "damaged; move it away, then say again who is evicted and how many workers "
+                      "are wanted");
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) return damaged;
+  OperatorState state;
+  try {
+    for (const Json& one : json.at("evictions")) {
+      OperatorState::Eviction eviction;
+      eviction.name = one.at("name").get<std::string>();
+      eviction.why = one.at("why").get<std::string>();
+      eviction.since_unix_seconds = one.at("since_unix_seconds").get<double>();
+      eviction.until_unix_seconds = one.at("until_unix_seconds").get<double>();
+      if (eviction.name.empty() || !(eviction.until_unix_seconds >= 0)) return damaged;
+      state.evictions.push_back(std::move(eviction));
+      if (state.evictions.size() > kMaxEvictions) return damaged;
+    }
+    const Json& scale = json.at("scale");
+    if (!scale.at("workers").is_number_unsigned()) return damaged;
+    state.scale.workers = scale.at("workers").get<std::uint64_t>();
+    state.scale.why = scale.at("why").get<std::string>();
+    state.scale.since_unix_seconds = scale.at("since_unix_seconds").get<double>();
+  } catch (const Json::exception&) {
+    return damaged;
+  }
+  return state;
+}
+
+Result<OperatorState> read_operator_state(const std::string& folder) {
+  const std::string path = folder + "/" + kOperatorFile;
+  std::error_code failed;
+  if (!std::filesystem::exists(path, failed)) return OperatorState();
+  if (const auto bytes = std::filesystem::file_size(path, failed); failed || bytes > kMaxBytes)
+    return Error(ErrorCode::kDataLoss, path + ": cannot be read, or larger than 8 MiB");
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file.good() && !file.eof()) return failure(path, "cannot be read");
+  auto state = parse_operator_state(text);
+  if (!state.ok()) return std::move(state).error().with_context(path);
+  return state;
+}
+
+Status write_operator_state(const std::string& folder, const OperatorState& state) {
+  const std::string path = folder + "/" + kOperatorFile, temporary = path + ".tmp";
+  const std::string text = to_json(state);
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return failure(temporary, "cannot be written");
+  bool is_good = true;
+  for (std::size_t at = 0; is_good && at < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
+    is_good = n > 0 || (n < 0 && errno == EINTR);
+    if (n > 0) at += static_cast<std::size_t>(n);
+  }
+  is_good = is_good && ::fsync(fd) == 0;
+  const Status written = is_good ? Status() : Status(failure(temporary, "cannot be written"));
+  ::close(fd);
+  CENTROID_TRY(written);
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return failure(path, "cannot be replaced");
+  return sync_folder(folder);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+/// What operators asked for and a restart must not forget.
+struct OperatorState {
+  struct Eviction {
+    std::string name, why;
+    double since_unix_seconds = 0, until_unix_seconds = 0;  ///< until 0: until it is allowed
+    bool operator==(const Eviction&) const = default;
+  };
+  std::vector<Eviction> evictions;
+  struct ScaleHint {
+    std::uint64_t workers = 0;  ///< 0: there is none
+    std::string why;
+    double since_unix_seconds = 0;
+    bool operator==(const ScaleHint&) const = default;
+  } scale;
+  bool operator==(const OperatorState&) const = default;
+};
+
+inline constexpr std::size_t kMaxEvictions = 1000, kMaxReasonBytes = 1000;
+
+/// Beside the checkpoints, so that whichever server has those has this too.
+inline constexpr const char* kOperatorFile = "operator.json";
+
+/// fails   data_loss: it is none of ours, with what is wrong
+Result<OperatorState> parse_operator_state(std::string_view json);
+std::string to_json(const OperatorState& state);
+
+/// Of a folder; what is empty where there is no file. Blocks. fails data_loss, failed_precondition
+Result<OperatorState> read_operator_state(const std::string& folder);
+/// Whole or not at all, and on the disk when it returns. Blocks. fails failed_precondition
+Status write_operator_state(const std::string& folder, const OperatorState& state);
+
+}  // namespace centroid::server

@@ -1,0 +1,298 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+#include "server/service/scale.h"
+#include "transport/echo.h"
+
+/// What operators say of workers: who may not join, how many are wanted, how they are reached. The
+/// first two are kept beside the checkpoints.
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kScaleRounds = 50;
+constexpr double kUsualEfficiency = 0.5;
+constexpr std::chrono::milliseconds kMeasureTime{300};
+constexpr std::chrono::milliseconds kLook{5};
+
+}  // namespace
+
+/// Forgets those whose time is over.
+Status Cluster::check_evicted(const std::string& name) {
+  std::erase_if(evicted_, [this](const auto& one) {
+    return one.second.until && *one.second.until <= clock_.now();
+  });
+  const auto found = evicted_.find(name);
+  if (found == evicted_.end()) return {};
+  const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
+  if (!found->second.until)
+    return Error(ErrorCode::kFailedPrecondition,
+                 who + ") until it is allowed: DELETE /v1/evictions/" + name);
+  const auto left =
+      std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
+  return Error(ErrorCode::kUnavailable,
+               who + ") for another " + std::to_string(left.count() + 1) + " s");
+}
+
+/// What was said to an earlier life of this server, or to the leader before.
+Status Cluster::take_operator_state() {
+  CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint_dir));
+  const double now = clock_.unix_seconds();
+  evicted_.clear();
+  for (const OperatorState::Eviction& one : state.evictions) {
+    Eviction eviction;
+    eviction.why = one.why;
+    eviction.since_unix_seconds = one.since_unix_seconds;
+    eviction.until_unix_seconds = one.until_unix_seconds;
+    if (one.until_unix_seconds > 0) {
+      const std::chrono::duration<double> left(one.until_unix_seconds - now);
+      if (left.count() <= 0) continue;
+      eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(left);
+    }
+    evicted_[one.name] = std::move(eviction);
+  }
+  scale_hint_ = state.scale;
+  probe_.scale_hint(scale_hint_.workers);
+  if (!evicted_.empty())
+    log::info("evictions.remembered",
+              {{"workers", evicted_.size()}, {"first", evicted_.begin()->first}});
+  return {};
+}
+
+OperatorState Cluster::operator_state() const {
+  OperatorState state;
+  for (const auto& [name, eviction] : evicted_)
+    state.evictions.push_back({.name = name,
+                               .why = eviction.why,
+                               .since_unix_seconds = eviction.since_unix_seconds,
+                               .until_unix_seconds = eviction.until_unix_seconds});
+  state.scale = scale_hint_;
+  return state;
+}
+
+/// A later revision may be on the disk already.
+Task<Status> Cluster::save(std::shared_ptr<const OperatorState> state, std::uint64_t revision) {
+  auto write = [this, state, revision]() -> Status {
+    if (revision <= operator_saved_) return {};
+    if (fence_ != nullptr) CENTROID_TRY(fence_->check());
+    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state));
+    operator_saved_ = revision;
+    return {};
+  };
+  const Status written = co_await run_on(blocking_, std::move(write));
+  if (!written.ok()) {
+    log::error("operator.not_saved", {{"error", written.error()}});
+    co_return Error(ErrorCode::kUnavailable,
+                    "done, but not kept on the disk, so a restart forgets "
+                    "it: " +
+                        written.error().message());
+  }
+  co_return Status();
+}
+
+namespace {
+
+/// What was done, and what is to be kept of it.
+template <class View>
+struct Act {
+  View view{};
+  std::shared_ptr<const OperatorState> state;
+  std::uint64_t revision = 0;
+};
+
+}  // namespace
+
+Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, std::string why) {
+  auto act = [this, member, seconds, why]() -> std::optional<Result<Act<EvictionView>>> {
+    const Member* const found = roster_.find(MemberId(member));
+    if (found == nullptr)
+      return Error(ErrorCode::kNotFound,
+                   "there is no worker with member id " + std::to_string(member));
+    if (evicted_.size() >= kMaxEvictions)
+      return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
+    const std::string name = found->name;
+    Eviction eviction;
+    eviction.why = why.empty() ? "no reason given" : why;
+    eviction.since_unix_seconds = clock_.unix_seconds();
+    if (seconds > 0) {
+      const auto span = std::chrono::duration<double>(seconds);
+      eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(span);
+      eviction.until_unix_seconds = eviction.since_unix_seconds + seconds;
+    }
+    evicted_[name] = eviction;
+    const std::string reason = "evicted by an operator: " + eviction.why;
+    tell(events_, log::Level::kWarn, "member.evicted",
+         {{"worker", name}, {"member", member}, {"seconds", seconds}, {"why", eviction.why}});
+    // Who is evicted for a while comes back by itself; who is not, ends.
+    const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
+    if (roster_.leave(MemberId(member), reason)) member_gone(MemberId(member), Error(code, reason));
+    Act<EvictionView> done;
+    done.view.name = name;
+    done.view.why = eviction.why;
+    done.view.since_unix_seconds = eviction.since_unix_seconds;
+    done.view.until_unix_seconds = eviction.until_unix_seconds;
+    done.state = std::make_shared<const OperatorState>(operator_state());
+    done.revision = ++operator_revision_;
+    return done;
+  };
+  auto outcome = co_await run_on(executor_, std::move(act));
+  if (!outcome->ok()) co_return outcome->error();
+  const Act<EvictionView> done = std::move(**outcome);
+  CENTROID_CO_TRY(co_await save(done.state, done.revision));
+  co_return done.view;
+}
+
+Task<std::vector<EvictionView>> Cluster::evictions() {
+  auto read = [this] {
+    (void)check_evicted("");  // forgets those whose time is over
+    std::vector<EvictionView> views;
+    for (const auto& [name, eviction] : evicted_)
+      views.push_back({.name = name,
+                       .why = eviction.why,
+                       .since_unix_seconds = eviction.since_unix_seconds,
+                       .until_unix_seconds = eviction.until_unix_seconds});
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<Status> Cluster::allow(std::string name) {
+  auto act = [this, name]() -> std::optional<Result<Act<bool>>> {
+    if (evicted_.erase(name) == 0)
+      return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
+    Act<bool> done;
+    done.state = std::make_shared<const OperatorState>(operator_state());
+    done.revision = ++operator_revision_;
+    return done;
+  };
+  auto outcome = co_await run_on(executor_, std::move(act));
+  if (!outcome->ok()) co_return outcome->error();
+  const Act<bool> done = std::move(**outcome);
+  co_return co_await save(done.state, done.revision);
+}
+
+ScaleView Cluster::scale_view(double efficiency) const {
+  ScaleQuestion question;
+  question.efficiency = efficiency;
+  question.adds_at_server = !config_.is_peer_to_peer();
+  question.max_workers = config_.max_workers;
+  for (const auto& [id, link] : links_)
+    if (link->rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
+  double first = 0, last = 0;
+  for (const RoundView& round : history_) {  // newest first
+    if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;
+    const double end = round.opened_unix_seconds + round.seconds;
+    if (question.rounds == 0) last = end;
+    first = end;
+    if (++question.rounds > kScaleRounds) break;
+  }
+  if (question.rounds > 1)
+    question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
+  const ScaleAdvice advice = advise_scale(question);
+  const std::uint64_t useful =
+      std::clamp(advice.useful_workers, config_.min_workers, config_.max_workers);
+  return ScaleView{.workers = advice.workers,
+                   .useful_workers = advice.useful_workers,
+                   .efficiency = advice.efficiency,
+                   .speedup = advice.speedup,
+                   .round_seconds = advice.round_seconds,
+                   .compute_seconds = advice.compute_seconds,
+                   .overhead_seconds = advice.overhead_seconds,
+                   .limited_by = advice.limited_by,
+                   .straggler = advice.straggler,
+                   .advice = advice.advice,
+                   .target_workers = scale_hint_.workers > 0 ? scale_hint_.workers : useful,
+                   .hint_workers = scale_hint_.workers,
+                   .hint_why = scale_hint_.why,
+                   .hint_since_unix_seconds = scale_hint_.since_unix_seconds};
+}
+
+Task<ScaleView> Cluster::scale(double efficiency) {
+  auto read = [this, efficiency] { return scale_view(efficiency); };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<Result<ScaleView>> Cluster::hint_scale(std::uint64_t workers, std::string why) {
+  auto act = [this, workers, why]() -> std::optional<Result<Act<ScaleView>>> {
+    CENTROID_TRY(check_lead());
+    const auto refuse = [&](const char* bound, std::uint64_t value, const char* action) {
+      return Error(ErrorCode::kFailedPrecondition,
+                   std::to_string(workers) + " workers are against " + bound + ", which is " +
+                       std::to_string(value) + ": " + action + " it first (PATCH /v1/config)");
+    };
+    if (workers > config_.max_workers) return refuse("max_workers", config_.max_workers, "raise");
+    if (workers > 0 && workers < config_.min_workers)
+      return refuse("min_workers", config_.min_workers, "lower");
+    scale_hint_ = {};
+    if (workers > 0) {
+      scale_hint_.workers = workers;
+      scale_hint_.why = why;
+      scale_hint_.since_unix_seconds = clock_.unix_seconds();
+    }
+    probe_.scale_hint(workers);
+    tell(events_, log::Level::kInfo, "scale.hinted", {{"workers", workers}, {"why", why}});
+    Act<ScaleView> done;
+    done.view = scale_view(kUsualEfficiency);
+    done.state = std::make_shared<const OperatorState>(operator_state());
+    done.revision = ++operator_revision_;
+    return done;
+  };
+  auto outcome = co_await run_on(executor_, std::move(act));
+  if (!outcome->ok()) co_return outcome->error();
+  const Act<ScaleView> done = std::move(**outcome);
+  CENTROID_CO_TRY(co_await save(done.state, done.revision));
+  co_return done.view;
+}
+
+namespace {
+
+using Measured = std::optional<Result<transport::EchoReport>>;
+
+/// A child of the session's group, so that the session outlives it.
+Task<void> measure_session(transport::Session* session, std::uint32_t bytes,
+                           std::shared_ptr<Measured> out) {
+  auto report = co_await transport::measure_echo(*session, kMeasureTime, bytes);
+  out->emplace(std::move(report));
+}
+
+}  // namespace
+
+Task<Result<NetworkView>> Cluster::measure(std::uint64_t member) {
+  auto ask = [](Cluster* self, MemberId id) -> Task<std::optional<Result<NetworkView>>> {
+    const auto link = self->find(id);
+    if (!link)
+      co_return Error(ErrorCode::kNotFound,
+                      "there is no worker with member id " + to_string(id) + " here now");
+    if (self->is_measuring_network_)
+      co_return Error(ErrorCode::kAborted, "another worker's network is being measured: repeat");
+    self->is_measuring_network_ = true;
+    const auto out = std::make_shared<Measured>();
+    const auto bytes = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(self->config_.chunk_bytes, transport::kMaxEchoBytes));
+    link->tasks->spawn(measure_session(link->session, bytes, out));
+    bool goes_on = true;
+    while (!*out && !link->is_gone && goes_on)
+      goes_on = co_await sleep_until(self->clock_.now() + kLook);
+    self->is_measuring_network_ = false;
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+    if (!*out)
+      co_return Error(ErrorCode::kAborted, "worker '" + link->join.name + "' left meanwhile");
+    if (!(*out)->ok()) co_return (*out)->error();
+    const transport::EchoReport& report = (*out)->value();
+    NetworkView view;
+    view.member = id.value;
+    view.name = link->join.name;
+    view.round_trips = report.round_trips;
+    view.median_seconds = report.median_seconds;
+    view.p99_seconds = report.p99_seconds;
+    view.bytes_per_second_to = report.bytes_per_second_out;
+    view.bytes_per_second_from = report.bytes_per_second_in;
+    co_return view;
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, ask(this, MemberId(member)),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,61 @@
+#include "server/service/operator_file.h"
+
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::server {
+namespace {
+
+OperatorState sample() {
+  OperatorState state;
+  state.evictions.push_back({"w \"1\"", "its disk\nis failing", 1000.5, 0});
+  state.evictions.push_back({"w2", "", 1000, 2000.25});
+  state.scale = {6, "a holiday", 999};
+  return state;
+}
+
+TEST(OperatorFile, IsReadAsItWasWritten) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path().string();
+  const auto nothing = read_operator_state(path);
+  ASSERT_TRUE(nothing.ok());
+  EXPECT_EQ(*nothing, OperatorState());
+  for (const OperatorState& state : {sample(), OperatorState()}) {
+    ASSERT_TRUE(write_operator_state(path, state).ok());
+    const auto read = read_operator_state(path);
+    ASSERT_TRUE(read.ok()) << read.error().to_string();
+    EXPECT_EQ(*read, state);
+  }
+}
+
+TEST(OperatorFile, AFolderThatCannotBeWrittenIsNamed) {
+  const auto refused = write_operator_state("/nowhere/at/all", sample());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), testing::HasSubstr("/nowhere/at/all"));
+}
+
+TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {
+  const std::string whole = to_json(sample());
+  ASSERT_TRUE(parse_operator_state(whole).ok());
+  for (const char* bad : {"", "null", "[]", "{}", R"({"evictions": 1, "scale": {}})",
+                          R"({"evictions": [{"name": ""}], "scale": {"workers": 1}})"})
+    EXPECT_EQ(parse_operator_state(bad).error().code(), ErrorCode::kDataLoss) << bad;
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 5000; ++i) {
+    std::string text = whole;
+    text[random() % text.size()] = static_cast<char>(random());
+    if (i % 2 == 0) text.resize(random() % text.size());
+    const auto state = parse_operator_state(text);
+    if (!state.ok()) continue;
+    for (const auto& one : state->evictions) EXPECT_FALSE(one.name.empty());
+  }
+}
+
+}  // namespace
+}  // namespace centroid::server
