@@ -63,8 +63,9 @@ Task<Status> Cluster::move_some() {
   spread_.moving_since = clock_.now();
   spread_.held = clock_.now() - begin;
   std::ranges::reverse(*chunks);  // taken from the back
-  if (told.ok()) spread_.copiers = kCopiers;
-  for (std::size_t i = 0; i < spread_.copiers; ++i) tasks_.spawn(copy_chunks(chunks));
+  const std::size_t copiers = told.ok() ? kCopiers : 0;
+  spread_.copiers = copiers;  // who finds nothing to do ends before the next begins
+  for (std::size_t i = 0; i < copiers; ++i) tasks_.spawn(copy_chunks(chunks));
   if (is_first) co_return co_await finish_moves();
   co_return told;
 }

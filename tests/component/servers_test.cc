@@ -244,11 +244,6 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
          c.optimizer.name = "momentum";
          c.apply = "worker";
        }},
-      {"fragments",
-       [](ServerConfig& c) {
-         c.local_steps = 2;
-         c.fragments = 2;
-       }},
   };
   for (const auto& [name, set] : cases) {
     SCOPED_TRACE(name);

@@ -93,7 +93,6 @@ class Kill(JournalTest):
             "clipped": ["--optimizer", "adam", "--clip-norm", 0.5],
             "mean": ["--apply", "worker"],
             "clipped-mean": ["--apply", "worker", "--clip-norm", 0.5],
-            "fragments": ["--local-steps", 4, "--fragments", 2, "--outer", "optimizer"],
             "quorum": ["--policy", "quorum:3"],
         }
         for name, arguments in ways.items():
