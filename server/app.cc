@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <set>
+#include <sstream>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -297,9 +298,14 @@ Task<Status> serve_shard(Shard& shard, transport::Listener& listener,
 Status run_shard(const ServerConfig& config) {
   CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.listen));
   ShardOptions options;
-  auto leader = transport::Endpoint::parse(config.join);
-  if (!leader.ok()) return std::move(leader).error().with_context("join");
-  options.leader = std::move(leader).value();
+  std::istringstream joins(config.join);
+  for (std::string one; std::getline(joins, one, ',');) {
+    auto leader = transport::Endpoint::parse(one);
+    if (!leader.ok()) return std::move(leader).error().with_context("join");
+    options.leaders.push_back(std::move(leader).value());
+  }
+  if (options.leaders.empty())
+    return Error(ErrorCode::kInvalidArgument, "join " + config.join + ": no HOST:PORT is there");
   if (!endpoint.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
                                                   " is reachable from other machines: set `token` "
@@ -328,6 +334,10 @@ Status run_shard(const ServerConfig& config) {
   options.advertise =
       config.advertise.empty() ? listener->endpoint().to_string() : config.advertise;
   options.token = config.token;
+  // Servers of one machine have one run_dir by default.
+  const bool is_default = config.journal_dir == config.run_dir + "/journal";
+  options.journal_dir = config.journal_dir + (is_default ? "-" + config.name : "");
+  options.memory_limit = config.memory_limit;
   options.max_workers = config.max_workers;
   options.join_timeout = config.join_timeout;
   options.stall_timeout = config.stall_timeout;
@@ -352,10 +362,26 @@ Status run_shard(const ServerConfig& config) {
 Status check_shard_settings(const ServerConfig& config, const std::string& effective_json) {
   if (config.join.empty()) return {};
   static const std::set<std::string> kOwn{
-      "join",          "name",           "advertise",          "join_timeout",    "listen",
-      "token",         "endpoints_file", "log.level",          "log.format",      "stall_timeout",
-      "max_workers",   "run_dir",        "congestion_control", "tls.certificate", "tls.key",
-      "tls.authority", "drain_timeout",  "api.listen"};  // not used; images set it for every server
+      "join",
+      "name",
+      "advertise",
+      "join_timeout",
+      "listen",
+      "token",
+      "endpoints_file",
+      "log.level",
+      "log.format",
+      "stall_timeout",
+      "max_workers",
+      "run_dir",
+      "journal.dir",
+      "memory_limit",
+      "congestion_control",
+      "tls.certificate",
+      "tls.key",
+      "tls.authority",
+      "drain_timeout",
+      "api.listen"};  // not used; images set it for every server
   std::string others;
   const auto settings = nlohmann::json::parse(effective_json);
   for (const auto& [key, field] : settings.items())
@@ -370,6 +396,10 @@ Status check_shard_settings(const ServerConfig& config, const std::string& effec
   if (config.name.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "join " + config.join + ": give this server a name of its own (--name)");
+  if (config.name.find('/') != std::string::npos)
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "name " + config.name + ": a shard server's journal is named by it: leave '/' away");
   return {};
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x314c4a43;  // "CJL1"
 constexpr std::string_view kPrefix = "journal-", kSuffix = ".log";
-constexpr std::size_t kMaxText = 4096, kMaxContributors = 65536;
+constexpr std::size_t kMaxText = 4096, kMaxContributors = 65536, kMaxServers = 65535;
 
 Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
 
@@ -54,7 +54,7 @@ Result<Head> decode_head(Bytes bytes) {
   if (!in.done() || magic != kMagic) return refused("no head of a record is there");
   if (crc != crc32c(bytes.first(kHeadBytes - sizeof crc)))
     return refused("the record's head is altered: its CRC-32C differs");
-  const bool is_known = head.kind >= Kind::kBase && head.kind <= Kind::kSkip &&
+  const bool is_known = head.kind >= Kind::kBase && head.kind <= Kind::kRoute &&
                         head.form <= Form::kParameters && reserved == 0;
   if (!is_known || head.payload_bytes > kMaxPayloadBytes)
     return Error(ErrorCode::kUnimplemented, "a record of a later format is there");
@@ -121,6 +121,33 @@ Result<Commit> decode_commit(Bytes payload) {
     commit.contributors.push_back(in.get_string(kMaxText));
   if (!in.done()) return refused("a commit record has other fields than expected");
   return commit;
+}
+
+std::vector<std::byte> encode(const Route& route) {
+  ByteWriter out;
+  out.put(static_cast<std::uint32_t>(route.servers.size()));
+  for (const std::string& name : route.servers) out.put_string(name);
+  out.put(static_cast<std::uint32_t>(route.owners.size()));
+  for (const std::uint16_t owner : route.owners) out.put(owner);
+  return out.take();
+}
+
+Result<Route> decode_route(Bytes payload) {
+  ByteReader in(payload);
+  Route route;
+  const auto servers = in.get<std::uint32_t>();
+  if (servers == 0 || servers > kMaxServers) return refused("a route record without servers");
+  for (std::uint32_t i = 0; i < servers && in.ok(); ++i)
+    route.servers.push_back(in.get_string(kMaxText));
+  const auto chunks = in.get<std::uint32_t>();
+  if (!in.ok() || in.left() != chunks * sizeof(std::uint16_t))
+    return refused("a route record has other fields than expected");
+  route.owners.reserve(chunks);
+  for (std::uint32_t i = 0; i < chunks; ++i) {
+    route.owners.push_back(in.get<std::uint16_t>());
+    if (route.owners.back() >= servers) return refused("a route record names no such server");
+  }
+  return route;
 }
 
 std::string segment_name(Round base) {

@@ -21,6 +21,7 @@ enum class Kind : std::uint8_t {
   kChunk = 2,   ///< numbers of one chunk of one attempt
   kCommit = 3,  ///< the round counts, with the chunks of this attempt
   kSkip = 4,    ///< the round is over without effect
+  kRoute = 5,   ///< of a leader's journal: on which servers the chunks lie from here on
 };
 
 /// What the numbers of a chunk are.
@@ -65,6 +66,13 @@ struct Commit {
   std::vector<std::string> contributors;  ///< names, in the order of the sum
 };
 
+/// A model on several servers: whose journal has the numbers of which chunk, from here on. A
+/// journal without one has all chunks.
+struct Route {
+  std::vector<std::string> servers;   ///< names; the first is the one whose journal this is
+  std::vector<std::uint16_t> owners;  ///< by chunk: index of a server
+};
+
 std::vector<std::byte> encode(const Head& head);
 /// fails data_loss: no head of ours, or altered; unimplemented: of a later format.
 Result<Head> decode_head(Bytes bytes);
@@ -73,6 +81,8 @@ std::vector<std::byte> encode(const Base& base);
 Result<Base> decode_base(Bytes payload);
 std::vector<std::byte> encode(const Commit& commit);
 Result<Commit> decode_commit(Bytes payload);
+std::vector<std::byte> encode(const Route& route);
+Result<Route> decode_route(Bytes payload);
 
 /// "journal-000000000042.log" for rounds over before.
 std::string segment_name(Round base);

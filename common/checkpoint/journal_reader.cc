@@ -118,6 +118,9 @@ Result<std::optional<Reader::Record>> Reader::next() {
   if (head->kind == Kind::kBase) {
     CENTROID_ASSIGN(Base base, decode_base(payload));
     record = std::move(base);
+  } else if (head->kind == Kind::kRoute) {
+    CENTROID_ASSIGN(Route route, decode_route(payload));
+    record = std::move(route);
   } else {
     CENTROID_ASSIGN(Commit commit, decode_commit(payload));
     record = End{*head, std::move(commit)};

@@ -33,7 +33,7 @@ class Reader {
     Head head;  ///< kCommit or kSkip
     Commit commit;
   };
-  using Record = std::variant<Base, Chunk, End>;
+  using Record = std::variant<Base, Chunk, End, Route>;
   /// The next record, nothing at the end. After a Chunk: `read` or `skip` its numbers. A tail that
   /// no completed write left is the end too (`torn` says so).
   /// fails data_loss: damage before what was known to be on the disk, with path and offset
@@ -41,6 +41,9 @@ class Reader {
   /// The chunk's payload, head.payload_bytes of them. False: it is damaged, and is the torn tail.
   Result<bool> read(MutableBytes into);
   void skip();
+  /// Where the present chunk's payload is: file and offset.
+  const std::filesystem::path& path() const { return segments_[index_].path; }
+  std::uint64_t payload_at() const { return payload_at_; }
 
   /// Why the last segment is read no further than `sound_bytes`; empty when nothing was left over.
   const std::string& torn() const { return torn_; }

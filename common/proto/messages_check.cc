@@ -59,6 +59,9 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kForget), .name = "Forget"},
     Rule{.kind = Kind(ServersKind::kRoute), .name = "Route"},
     Rule{.kind = Kind(ServersKind::kEnter), .name = "Enter", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kRecall), .name = "Recall", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kOptimizer), .name = "Optimizer", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {

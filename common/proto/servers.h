@@ -21,6 +21,9 @@ enum class ServersKind : std::uint16_t {
   kForget = 123,      ///< leader -> shard: a worker is gone
   kRoute = 124,       ///< leader -> worker: where the chunks are
   kEnter = 125,       ///< worker -> shard, request: I bring contributions
+  kRecall = 126,      ///< leader -> shard, request; answered by RecallReply and a chunk as payload
+  kOptimizer = 127,   ///< leader -> shard, request: another learning rate from the next round on
+  kServerReport = 128,  ///< shard -> leader: how it is
 };
 
 struct ServerJoin {
@@ -37,9 +40,10 @@ struct ServerTerms {
   std::string run_id;
   std::uint32_t lease_ms = 0;  ///< as JoinReply's
   std::uint64_t credit_bytes = 0;
+  std::uint64_t term = 0;  ///< of the leader, where etcd chooses it
   template <class F>
   void fields(F& f) {
-    f(run_id, kMaxNameBytes), f(lease_ms), f(credit_bytes);
+    f(run_id, kMaxNameBytes), f(lease_ms), f(credit_bytes), f(term);
   }
 };
 
@@ -52,12 +56,19 @@ struct ServerModel {
   double l1 = 0, ftrl_beta = 1;
   std::string schedule = "constant";
   double clip_norm = 0;
+  bool keeps_journal = false;  ///< of what is prepared here
+  std::uint32_t journal_sync_ms = 0;
+  // by which the server computes the memory that it needs
+  std::uint32_t servers = 1;  ///< on which the model is to lie
+  std::uint32_t workers = 1;  ///< that may bring contributions at once
+  bool is_elastic = false;    ///< each may have a second contribution here
   Manifest manifest;
   template <class F>
   void fields(F& f) {
     f(chunk_bytes), f(plan_hash), f(apply_on_worker), f(fragments), f(optimizer, kMaxNameBytes);
     f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon), f(weight_decay), f(l1),
-        f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm), f(manifest);
+        f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
+    f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic), f(manifest);
   }
 };
 
@@ -98,9 +109,55 @@ struct ServerChunk {
 struct ServerState {
   Version version;
   std::uint64_t optimizer_step = 0;
+  Round round;  ///< rounds over; Freeze of version 0: that are in a checkpoint
   template <class F>
   void fields(F& f) {
-    f(version), f(optimizer_step);
+    f(version), f(optimizer_step), f(round);
+  }
+};
+
+/// A chunk's numbers of a round that was prepared, out of the journal of a server.
+struct Recall {
+  Round round;
+  std::uint32_t attempt = 0;
+  ChunkId chunk;
+  template <class F>
+  void fields(F& f) {
+    f(round), f(attempt), f(chunk);
+  }
+};
+
+struct RecallReply {
+  std::uint8_t form = 0;  ///< as in the journal's format
+  template <class F>
+  void fields(F& f) {
+    f(form);
+  }
+};
+
+struct OptimizerChange {
+  double learning_rate = 0;
+  std::string schedule;
+  template <class F>
+  void fields(F& f) {
+    f(learning_rate), f(schedule, kMaxNameBytes);
+  }
+};
+
+/// How a shard server is. Counters since its process began.
+struct ServerReport {
+  std::uint64_t memory_bytes = 0;             ///< of planes, as they are in memory
+  std::uint64_t staged_bytes = 0;             ///< of contributions kept
+  std::uint64_t journal_bytes = 0;            ///< of its segments
+  std::uint64_t bytes_in = 0, bytes_out = 0;  ///< by workers
+  std::uint64_t rounds = 0;                   ///< committed
+  double merge_seconds = 0;                   ///< of all of them: sums and steps
+  std::uint32_t workers = 0;                  ///< whose sessions are here
+  std::string trouble;                        ///< of its journal
+  template <class F>
+  void fields(F& f) {
+    f(memory_bytes), f(staged_bytes), f(journal_bytes), f(bytes_in), f(bytes_out), f(rounds);
+    f(merge_seconds), f(workers), f(trouble, kMaxTextBytes);
   }
 };
 

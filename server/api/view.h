@@ -142,6 +142,12 @@ struct ServerView {
   std::uint64_t chunks = 0, bytes = 0;  ///< of the parameters, that lie there
   std::uint64_t moves = 0;              ///< chunks that are still to come or go
   double joined_unix_seconds = 0;
+  std::uint64_t memory_bytes = 0;   ///< parameters, slots and the next version
+  std::uint64_t journal_bytes = 0;  ///< on its disk
+  // of shard servers, as they told last
+  std::uint64_t staged_bytes = 0, bytes_in = 0, bytes_out = 0, workers = 0;
+  double merge_seconds = 0;  ///< a round, on average
+  std::string trouble;       ///< of its journal
 };
 
 class ControlPlane {

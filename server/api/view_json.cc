@@ -128,7 +128,9 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 }
 
 nlohmann::ordered_json to_json_object(const ServerView& view) {
-  const auto& [name, endpoint, address, state, chunks, bytes, moves, joined_unix_seconds] = view;
+  const auto& [name, endpoint, address, state, chunks, bytes, moves, joined_unix_seconds,
+               memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out, workers,
+               merge_seconds, trouble] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -138,6 +140,14 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["bytes"] = bytes;
   out["moves"] = moves;
   out["joined_unix_seconds"] = joined_unix_seconds;
+  out["memory_bytes"] = memory_bytes;
+  out["journal_bytes"] = journal_bytes;
+  out["staged_bytes"] = staged_bytes;
+  out["bytes_in"] = bytes_in;
+  out["bytes_out"] = bytes_out;
+  out["workers"] = workers;
+  out["merge_seconds"] = merge_seconds;
+  out["trouble"] = trouble;
   return out;
 }
 

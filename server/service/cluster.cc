@@ -45,14 +45,18 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       checkpoint_done_(executor),
       state_fetched_(executor),
       coordinator_(config.coordination()),
-      shards_(executor, clock, 2 * config.stall_timeout,
-              {.changed = [this] { changed_.notify_all(); },
-               .whole =
-                   [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
-                     whole_elsewhere(server, whole);
-                   },
-               .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
-      journal_(executor, probe_),
+      shards_(
+          executor, clock, 2 * config.stall_timeout,
+          {.changed = [this] { changed_.notify_all(); },
+           .reported =
+               [this](const ShardGroup::Link& server) { probe_.shard(server.name, server.report); },
+           .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
+           .whole =
+               [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
+                 whole_elsewhere(server, whole);
+               },
+           .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
+      journal_(executor),
       tasks_(executor) {}
 
 Cluster::~Cluster() = default;
@@ -223,7 +227,8 @@ Task<void> Cluster::watch_leases() {
     }
     rows_.tick();
     shards_.expire(config_.lease);
-    journal_.refresh_metrics(rows_.journal());
+    if (const auto rows = rows_.journal(); journal_.is_on() || rows)
+      probe_.journal(journal_.state(rows));
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());

@@ -29,56 +29,19 @@
 #include "server/coordinate/tally.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
-#include "server/service/journal.h"
-#include "server/service/memory_need.h"
+#include "server/service/attempt.h"
 #include "server/service/operator_file.h"
 #include "server/service/probe.h"
+#include "server/service/replay.h"
 #include "server/service/rows.h"
 #include "server/service/spread.h"
 #include "server/shard/shard_group.h"
+#include "server/store/journal.h"
+#include "server/store/memory_need.h"
 #include "server/store/parameter_store.h"
 #include "transport/session.h"
 
 namespace centroid::server {
-
-/// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes
-/// (which send from it).
-struct Attempt {
-  /// A finished chunk of the result, as it goes on the wire; its memory may not change while the
-  /// attempt lives.
-  struct Piece {
-    ChunkId chunk;
-    Bytes values;
-    std::optional<std::uint32_t> crc;  ///< none: nobody needs it, or not yet known
-  };
-  Generation generation;
-  Round round;
-  std::uint32_t number = 0;
-  bool resend = false;
-  Version version;  ///< before the round
-  std::uint64_t optimizer_step = 0;
-  std::vector<MemberId> members;                ///< in rank order
-  std::set<MemberId> left_out;                  ///< whose contribution the round closed without
-  std::vector<std::string> late;                ///< whose contributions to earlier rounds count
-  proto::Peers peers;                           ///< the same ranks, for each other
-  std::vector<proto::RoundOpen> opens;          ///< one a rank
-  std::vector<Piece> pieces;                    ///< in order of completion
-  std::deque<std::vector<std::byte>> payloads;  ///< the pieces' memory when results are encoded
-  std::optional<proto::RoundClosed> closed;
-  std::vector<ParameterStore::Hold> holds;                                ///< on the pieces' memory
-  std::function<void(const std::vector<ParameterStore::Hold>&)> release;  ///< gives it back
-  ~Attempt() {
-    if (release) release(holds);
-  }
-  std::optional<std::uint32_t> rank_of(MemberId member) const;
-  struct Key {
-    Generation generation;
-    Round round;
-    std::uint32_t number = 0;
-    bool operator==(const Key&) const = default;
-  };
-  Key key() const { return {generation, round, number}; }
-};
 
 /// What the service knows of a present member beyond the roster.
 struct Link {
@@ -130,10 +93,10 @@ struct Link {
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), shares.cc, replies.cc
 /// (results through a codec), elastic.cc (rounds that close without some members), state.cc
-/// (initial values, checkpoints), durability.cc (the journal), handover.cc (state that the workers
-/// hold), spread.cc, spread_checkpoint.cc (a model on several servers), operations.cc,
-/// operators.cc, restore.cc (acts of operators), leading.cc (standby and leader of several
-/// servers), view.cc (what REST sees).
+/// (initial values, checkpoints), durability.cc, replay.cc (the journal), handover.cc (state that
+/// the workers hold), spread.cc, spread_moves.cc, spread_checkpoint.cc (a model on several
+/// servers), operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby and
+/// leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -348,6 +311,7 @@ class Cluster final : public ControlPlane {
   Status load_checkpoint(const CheckpointEntry& entry);
   Status load_initial_file();
   MemoryQuestion memory_question() const;
+  std::uint64_t expected_workers() const;
   Status check_tables_room();
   Status load_rows();
   Status start_rows_journal();
@@ -366,7 +330,7 @@ class Cluster final : public ControlPlane {
   // operations.cc, restore.cc: what an operator may do
   static RoundPolicy policy_of(const ServerConfig& config);
   Status check_change(const ServerConfig& before) const;
-  void apply_changes();
+  Task<void> apply_changes();
   Status check_evicted(const std::string& name);
   Status take_operator_state();
   OperatorState operator_state() const;
@@ -392,9 +356,17 @@ class Cluster final : public ControlPlane {
   Task<Status> drop_server(std::size_t index);
   void plan_moves();
   void let_go(ShardGroup::Link& server);
-  Task<Status> move_chunk(Chunk chunk, std::size_t from, std::size_t to);
+  bool is_mine(ChunkId chunk) const {
+    return spread_.route.owners.empty() || spread_.route.owners[chunk.value] == 0;
+  }
+
+  // spread_moves.cc: chunks that change their server while rounds go on
   Task<bool> may_move();
   Task<Status> move_some();
+  Task<void> copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks);
+  Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
+                          std::shared_ptr<ShardGroup::Link> to);
+  Task<Status> finish_moves();
   Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
   bool waits_for_servers() const;
   std::string names_of_missing_holders(const Link& link) const;
@@ -414,7 +386,7 @@ class Cluster final : public ControlPlane {
   Task<Status> freeze_servers();
   Task<std::shared_ptr<Snapshot>> frozen_servers();
   Task<Status> freeze_for_checkpoint();
-  Task<void> thaw_servers();
+  Task<void> thaw_servers(Round written);
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
       std::shared_ptr<Snapshot> snapshot);
 
@@ -429,7 +401,20 @@ class Cluster final : public ControlPlane {
   journal::Form journal_form() const;
   void journal_chunk(const Chunk& chunk);
   std::uint64_t journal_end(journal::Kind kind, const RoundDecision& decision);
-  Task<Status> replay_journal();
+  Task<Status> commit_in_journal(const RoundDecision& decision);
+  journal::Route journal_route() const;
+
+  // replay.cc: the journal read again
+  struct Recalls;
+  Status begin_replay();
+  Task<Result<bool>> replay_on();
+  Result<bool> replay_chunk(const journal::Head& head);
+  Task<Result<bool>> replay_end();
+  Task<Result<bool>> recall_all(std::vector<Chunk> chunks);
+  Task<void> recall_some(Recalls* all);
+  Task<Status> recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link, Chunk chunk);
+  void cut_replay(const std::string& server);
+  Status finish_replay();
   Status check_replay(const journal::Base& base) const;
   Task<Status> replay_round(journal::Form form, journal::Commit commit);
   Status replay_replies(Generation generation);
@@ -574,6 +559,8 @@ class Cluster final : public ControlPlane {
 
   std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;
+  std::unique_ptr<Replay> replay_;  ///< until it is over
+  bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
 
   // for the operator
   Tally round_tally_, epoch_tally_;

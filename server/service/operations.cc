@@ -83,10 +83,6 @@ Status Cluster::check_change(const ServerConfig& before) const {
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  if (is_other_rate && spread_.has_others())
-    return refuse(
-        "optimizer: the other servers have got the rate with the model: stop the job and resume it "
-        "with the new one");
   if (is_other_rate && config_.keeps_journal())
     return refuse(
         "optimizer: the journal can only be replayed with the rate it was written with: stop the "
@@ -96,18 +92,24 @@ Status Cluster::check_change(const ServerConfig& before) const {
 }
 
 /// Between two rounds.
-void Cluster::apply_changes() {
+Task<void> Cluster::apply_changes() {
   is_changed_ = false;
   policy_ = policy_of(config_);
   machine_.set_policy(policy_);
-  if (!store_) return;
+  if (!store_) co_return;
   const OptimizerConfig& now = store_->optimizer().config();
   if (now.learning_rate == config_.optimizer.learning_rate &&
       now.schedule == config_.optimizer.schedule)
-    return;
+    co_return;
   auto optimizer = make_optimizer(config_.optimizer);
   CENTROID_CHECK(optimizer.ok());  // `finish` has looked
   store_->set_optimizer(std::move(optimizer).value());
+  if (!spread_.has_others()) co_return;
+  proto::OptimizerChange change;
+  change.learning_rate = config_.optimizer.learning_rate;
+  change.schedule = config_.optimizer.schedule;
+  auto head = proto::encode(change);  // who does not take it is given up, and gets it anew
+  (void)co_await shards_.ask_all(spread_.others(), proto::ServersKind::kOptimizer, std::move(head));
 }
 
 Task<Result<std::string>> Cluster::change_config(std::string json) {

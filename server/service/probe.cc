@@ -26,7 +26,41 @@ CodecProbe::CodecProbe(metrics::Registry& r, CodecSpec::Kind kind, Direction dir
                             "Chunks that top-k sent whole.", labels);
 }
 
-Probe::Probe(metrics::Registry& r) {
+namespace {
+struct ShardGauge {
+  const char *name, *help;
+  double (*of)(const proto::ServerReport&);
+};
+constexpr ShardGauge kShardGauges[] = {
+    {"centroid_shard_memory_bytes", "Parameters, slots and what is prepared, on a shard server.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.memory_bytes); }},
+    {"centroid_shard_staged_bytes", "Contributions that a shard server keeps.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.staged_bytes); }},
+    {"centroid_shard_journal_bytes", "Size of a shard server's journal.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.journal_bytes); }},
+    {"centroid_shard_received_bytes", "From workers, by a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_in); }},
+    {"centroid_shard_sent_bytes", "To workers, by a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_out); }},
+    {"centroid_shard_rounds", "Committed with a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.rounds); }},
+    {"centroid_shard_merge_seconds", "Sums, steps and journal of those rounds, on a shard server.",
+     [](const proto::ServerReport& r) { return r.merge_seconds; }},
+    {"centroid_shard_workers", "Whose sessions a shard server has.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.workers); }},
+};
+}  // namespace
+
+void Probe::shard(const std::string& server, const proto::ServerReport& report) const {
+  for (const ShardGauge& one : kShardGauges)
+    registry_.gauge(one.name, one.help, {{"server", server}}).set(one.of(report));
+}
+
+void Probe::shard_gone(const std::string& server) const {
+  for (const ShardGauge& one : kShardGauges) registry_.remove(one.name, {{"server", server}});
+}
+
+Probe::Probe(metrics::Registry& r) : registry_(r) {
   const auto& latency = metrics::latency_bounds();
   const auto rounds = [&](const char* outcome) {
     return r.counter("centroid_server_rounds_total",

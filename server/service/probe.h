@@ -5,6 +5,7 @@
 #include "common/base/metrics.h"
 #include "common/base/stage.h"
 #include "common/codec/spec.h"
+#include "common/proto/servers.h"
 #include "server/coordinate/coordinator.h"
 #include "server/store/journal_writer.h"
 
@@ -102,10 +103,14 @@ class Probe {
   void waits(const std::array<std::size_t, kWaitCauses.size()>& by_cause) const;
   const CodecProbe& up(CodecSpec::Kind codec) const { return up_[std::size_t(codec)]; }
   const CodecProbe& down(CodecSpec::Kind codec) const { return down_[std::size_t(codec)]; }
+  /// Of a shard server, as it tells; and when it is gone.
+  void shard(const std::string& server, const proto::ServerReport& report) const;
+  void shard_gone(const std::string& server) const;
   void residual_up(double norm) const { residual_up_.set(norm); }
   void residual_down(double norm) const { residual_down_.set(norm); }
 
  private:
+  metrics::Registry& registry_;
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
       clipped_, carried_, dropped_, nudges_, returned_;

@@ -49,6 +49,7 @@ Task<Status> Cluster::restore_wanted() {
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
+  (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
   const bool is_half = wanted->is_half && !outcome.ok();
@@ -111,6 +112,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   decision_.reset();
   aggregator_.reset();  // before the buffers that it holds
   restore_->is_half = true;
+  replay_.reset();
   CENTROID_CO_TRY(load_checkpoint(entry));
   forget_servers();  // the chunks are here, and are placed anew
   roster_.restore(std::max(generation, roster_.generation()));

@@ -69,7 +69,7 @@ Task<Status> Cluster::run_rounds() {
       continue;
     }
     if (announcement_wanted_) announce_checkpoint();
-    if (is_changed_) apply_changes();
+    if (is_changed_) co_await apply_changes();
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
     const bool is_whole = !spread_.lost_since && !has_lost_server();
@@ -86,6 +86,12 @@ Task<Status> Cluster::run_rounds() {
       continue;
     }
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
+    if (replay_) {
+      CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
+      if (!is_over) set_phase(Phase::kWaiting, replay_->why);
+      if (!is_over) co_await changed_.wait(TimePoint::max());
+      continue;
+    }
     if (spread_.lost_since || (store_ && store_->version().value > 0)) {
       CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
       if (!is_settled) continue;
@@ -96,6 +102,7 @@ Task<Status> Cluster::run_rounds() {
       continue;
     }
     CENTROID_CO_TRY(co_await start_journal());
+    if (config_.keeps_journal() && !journal_.is_on()) continue;
     skip_empty_epoch_end();
     if (goal_reached()) continue;
     set_phase(Phase::kTraining, "");
@@ -156,6 +163,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   round_tally_ = {};
   decision_.reset();
   staged_.clear();
+  spread_.summed.clear();
   std::erase_if(spread_.whole, [this](const auto& one) {
     return one.first.first.round.value + policy_.max_late + 1 < round_.value;
   });
@@ -285,6 +293,10 @@ bool Cluster::retry(const RoundDecision& decision) {
 void Cluster::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = store_->plan().chunk(id);
   chunk_weight_ = total_weight;
+  if (early_ && !config_.applies_on_worker() && spread_.moving.contains(id)) {
+    spread_.summed.emplace_back(id, total_weight);  // its parameters are yet to come
+    return;
+  }
   if (replies_ || early_) store_->scale(chunk, total_weight);
   if (early_ && !config_.applies_on_worker()) store_->apply(chunk);
   if (journal_.is_on()) journal_chunk(chunk);
@@ -358,6 +370,8 @@ float Cluster::clip_to(double norm) {
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
+  const Status copied = co_await finish_moves();
+  if (!copied.ok()) co_return co_await give_up_merge(copied.error());
   if (policy_.is_elastic()) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);
@@ -370,8 +384,10 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   }
   if (reply_failure_) co_return *reply_failure_;
   if (!early_ && !replies_) co_await journal_.drained();  // the sums change now
-  const std::uint64_t written = journal_end(journal::Kind::kCommit, decision);
-  if (config_.applies_on_worker()) {
+  const bool is_spread = spread_.has_others();
+  std::uint64_t written = 0;
+  if (!is_spread) written = journal_end(journal::Kind::kCommit, decision);
+  if (config_.applies_on_worker() && !is_spread) {
     co_await journal_.done(written);
     CENTROID_CO_TRY(co_await may_commit());
   }
@@ -379,7 +395,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
       static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size());
-  const bool clips = config_.optimizer.clip_norm > 0, is_spread = spread_.has_others();
+  const bool clips = config_.optimizer.clip_norm > 0;
   TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
   Status prepared;
   if (is_spread) {
@@ -397,6 +413,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       prepared = co_await step_elsewhere(clip_measured());
     }
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
+    if (is_spread) CENTROID_CO_TRY(co_await commit_in_journal(decision));
     close_attempt(outcome, decision.total_weight, contributors, "");
     if (replies_)
       CENTROID_CO_TRY(co_await clip_replies());
@@ -430,12 +447,17 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     }
     co_await elsewhere.join();
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-    co_await journal_.done(written);
-    CENTROID_CO_TRY(co_await may_commit());
+    if (is_spread) {
+      CENTROID_CO_TRY(co_await commit_in_journal(decision));
+    } else {
+      co_await journal_.done(written);
+      CENTROID_CO_TRY(co_await may_commit());
+    }
     store_->commit_swap(mine);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
+  if (is_spread) fault::point("servers.committed");
   if (is_spread) co_await commit_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), round_.value);

@@ -236,6 +236,10 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (spread_.lost_since)
     return Error(ErrorCode::kUnavailable,
                  "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
+  if (replay_)
+    return Error(ErrorCode::kUnavailable, "the journal is being replayed, server '" +
+                                              replay_->waits_for +
+                                              "' is waited for: GET /v1/waits");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   const std::uint64_t window = session.peer().credit_bytes;
@@ -409,7 +413,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
   if (!has_turn(store_->plan().chunk(head.chunk)))
     co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
-  if (!store_->is_here(head.chunk))
+  if (!is_mine(head.chunk))
     co_return Error(ErrorCode::kAborted, where + ": by route " +
                                              std::to_string(spread_.route.version) +
                                              " it lies on another server (join again)");

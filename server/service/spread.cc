@@ -6,18 +6,15 @@
 #include "server/shard/placement.h"
 
 /// A model on several servers: where its chunks lie, and how a round is committed on all of them.
-/// Chunks move between rounds only, so within a round every server is of one version and one route.
+/// The route changes between rounds only, so within a round every server is of one version and one
+/// route.
 namespace centroid::server {
 
 using proto::ServersKind;
 
 namespace {
 
-/// What moving chunks may hold up a round at a time; one chunk more where it takes longer.
-constexpr std::chrono::milliseconds kMovePause{100};
 constexpr std::size_t kLeader = 0;
-
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 
@@ -49,6 +46,7 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   terms.run_id = run_id_;
   terms.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   terms.credit_bytes = config_.credit_bytes;
+  terms.term = leadership_.term;
   return terms;
 }
 
@@ -59,6 +57,11 @@ Task<Result<bool>> Cluster::settle_servers() {
       !spread_.lost_since)
     co_return true;
   if (spread_.lost_since) co_return co_await recover_servers();
+  const Status copied = co_await finish_moves();
+  if (!copied.ok()) {
+    (void)co_await give_up_merge(copied.error());
+    co_return false;
+  }
   for (std::size_t i = 1; i < spread_.links.size(); ++i) {
     if (!spread_.links[i]->is_gone()) continue;
     const bool has_chunks =
@@ -96,6 +99,7 @@ Task<Result<bool>> Cluster::settle_servers() {
     if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
     if (!moved.ok() || is_first_placement()) co_return false;
   }
+  if (!spread_.moving.empty()) co_return true;  // it is drained when what it gives is copied
   for (std::size_t i = 1; i < spread_.links.size(); ++i) {
     if (!spread_.links[i]->is_draining ||
         std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end())
@@ -103,6 +107,8 @@ Task<Result<bool>> Cluster::settle_servers() {
     const auto drained = spread_.links[i];
     CENTROID_CO_TRY(co_await drop_server(i));
     shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
+    // Rounds behind the newest checkpoint are in its journal, which goes with it.
+    if (journal_.is_on() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     co_return false;
   }
   co_return true;
@@ -111,7 +117,8 @@ Task<Result<bool>> Cluster::settle_servers() {
 /// Before the job's first round nobody is held up: everything moves at once.
 bool Cluster::is_first_placement() const { return trained_rounds_ == 0; }
 
-/// Tell all servers the route; chunks that it takes from the leader are given back.
+/// Tell all servers the route; the memory of chunks that it takes from the leader is given back,
+/// unless they are still `moving`.
 Task<Status> Cluster::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
                                   std::vector<std::uint16_t> owners) {
   proto::Route route;
@@ -143,7 +150,12 @@ Task<Status> Cluster::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>>
   const auto head = proto::encode(spread_.route);
   const auto told = co_await shards_.ask_all(spread_.others(), ServersKind::kPlace, head);
   if (!told.ok()) co_return told.error();
-  store_->place(std::move(is_here));
+  if (journal_.is_on()) {
+    auto kept = journal_route();
+    co_await journal_.route(std::move(kept));
+  }
+  spread_.is_here = std::move(is_here);
+  if (spread_.moving.empty()) store_->place(spread_.is_here);
   co_return Status();
 }
 
@@ -166,6 +178,12 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.ftrl_beta = optimizer.ftrl_beta;
   model.schedule = optimizer.schedule;
   model.clip_norm = optimizer.clip_norm;
+  model.keeps_journal = config_.keeps_journal();
+  model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal_sync.count());
+  model.servers = static_cast<std::uint32_t>(
+      std::max<std::uint64_t>(config_.servers, shards_.present().size() + 1));
+  model.workers = static_cast<std::uint32_t>(expected_workers());
+  model.is_elastic = policy_.is_elastic();
   model.manifest = store_->plan().manifest();
   auto head = proto::encode(model);
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head));
@@ -181,6 +199,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   proto::ServerState state;
   state.version = store_->version();
   state.optimizer_step = store_->optimizer_step();
+  state.round = Round(round_.value - 1);
   auto begin = proto::encode(state);
   const auto begun = co_await shards_.ask(link, ServersKind::kBegin, std::move(begin));
   if (!begun.ok()) co_return begun.error();
@@ -230,85 +249,12 @@ void Cluster::let_go(ShardGroup::Link& server) {
   changed_.notify_all();
 }
 
-/// Copy one chunk, all planes, to the server that is to own it.
-Task<Status> Cluster::move_chunk(Chunk chunk, std::size_t from, std::size_t to) {
-  for (std::size_t plane = 0; plane <= store_->optimizer().slots(); ++plane) {
-    proto::ServerChunk head;
-    head.version = store_->version();
-    head.plane = static_cast<std::uint8_t>(plane);
-    head.chunk = chunk.id;
-    std::vector<std::byte> values;
-    if (from == kLeader) {
-      const auto mine = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
-      const Bytes bytes = std::as_bytes(mine);
-      values.assign(bytes.begin(), bytes.end());
-    } else {
-      CENTROID_CO_ASSIGN(values, co_await fetch_chunk(head));
-    }
-    if (to == kLeader) {
-      const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
-                                          chunk.elements);
-      CENTROID_CO_TRY(store_->load(plane, chunk.position, floats));
-      continue;
-    }
-    auto encoded = proto::encode(head);
-    const auto loaded =
-        co_await shards_.ask(spread_.links[to], ServersKind::kLoad, std::move(encoded), values);
-    if (!loaded.ok()) co_return loaded.error();
-  }
-  co_return Status();
-}
-
-/// A checkpoint reads the chunks where they are, and workers the results of the last round: soon
-/// they have them, and otherwise the moves wait for another round's end.
-Task<bool> Cluster::may_move() {
-  if (machine_.has_late()) co_return false;  // it lies where its chunks were
-  // Results that are copies need no memory of the chunks.
-  const auto is_read = [this] {
-    return !policy_.is_elastic() && attempt_ && attempt_.use_count() > 1;
-  };
-  const TimePoint limit = clock_.now() + kMovePause;
-  while (checkpointing_ || is_read()) {
-    if (checkpointing_ && spread_.freezes > 0) (void)co_await freeze_for_checkpoint();
-    if (!is_first_placement() && clock_.now() > limit) co_return false;
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) co_return false;
-  }
-  if (!policy_.is_elastic()) attempt_.reset();
-  co_return true;
-}
-
-/// Move chunks towards their target, as many as the pause between two rounds allows.
-Task<Status> Cluster::move_some() {
-  const TimePoint begin = clock_.now();
-  for (const auto& [id, link] : links_)  // what is under way was cut by the route that ends
-    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
-  spread_.whole.clear();
-  auto owners = spread_.route.owners;
-  std::size_t moved = 0, left = 0;
-  for (const Chunk& chunk : store_->plan().chunks()) {
-    const std::uint16_t from = owners[chunk.id.value], to = spread_.target[chunk.id.value];
-    if (from == to) continue;
-    if (!is_first_placement() && moved > 0 && clock_.now() - begin > kMovePause) {
-      ++left;
-      continue;
-    }
-    CENTROID_CO_TRY(co_await move_chunk(chunk, from, to));
-    owners[chunk.id.value] = to;
-    ++moved;
-  }
-  auto links = spread_.links;
-  CENTROID_CO_TRY(co_await adopt_route(std::move(links), std::move(owners)));
-  log::info("chunks.moved", {{"chunks", moved},
-                             {"left", left},
-                             {"route", spread_.route.version},
-                             {"servers", spread_.links.size()},
-                             {"seconds", seconds(clock_.now() - begin)}});
-  co_return Status();
-}
-
 /// A chunk that lies elsewhere, as it is in this version.
 Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk head) {
-  const auto link = spread_.links[spread_.route.owners[head.chunk.value]];
+  auto link = spread_.links[spread_.route.owners[head.chunk.value]];
+  if (const auto found = spread_.moving.find(head.chunk);
+      found != spread_.moving.end() && !head.frozen)
+    link = found->second;
   auto encoded = proto::encode(head);
   auto reply = co_await shards_.ask(link, ServersKind::kFetch, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
@@ -324,6 +270,7 @@ Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk hea
 // ---- a server that is gone with its chunks
 
 void Cluster::lose_server() {
+  if (spread_.lost_since) return;
   spread_.lost_since = clock_.now();
   const Error why(ErrorCode::kUnavailable, "server '" + spread_.lost +
                                                "' is gone with its chunks: the job goes back to "
@@ -357,11 +304,14 @@ Task<Result<bool>> Cluster::recover_servers() {
     co_await changed_.wait(limit);
     co_return false;
   }
-  while (!links_.empty() || (attempt_ && attempt_.use_count() > 1) || checkpointing_) {
+  while (!links_.empty() || (attempt_ && attempt_.use_count() > 1) || checkpointing_ ||
+         spread_.copiers > 0) {
     state_fetched_.notify_all();  // no version is kept for a checkpoint now
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
   }
   attempt_.reset();
+  co_await journal_.drop_attempt();
+  journal_.stop();  // read, it begins anew behind the rounds that it has
   const Version lost = store_->version();
   decision_.reset();
   aggregator_.reset();  // before the buffers that it holds
@@ -372,6 +322,7 @@ Task<Result<bool>> Cluster::recover_servers() {
   parts_.clear();
   if (!checkpoints_->list(false).empty()) {
     CENTROID_CO_TRY(load_checkpoint());
+    CENTROID_CO_TRY(begin_replay());
   } else {
     store_.reset();
     agreed_.reset();
@@ -410,7 +361,7 @@ Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd&
 
 /// Before the first round, or for one that is gone.
 bool Cluster::waits_for_servers() const {
-  return spread_.lost_since ||
+  return spread_.lost_since || replay_ ||
          (!spread_.were_here && config_.servers > 1 && store_ && store_->version().value > 0);
 }
 
@@ -520,6 +471,7 @@ Task<void> Cluster::commit_elsewhere() {
   proto::ServerState state;
   state.version = store_->version();
   state.optimizer_step = store_->optimizer_step();
+  state.round = round_;
   auto head = proto::encode(state);
   const auto done =
       co_await shards_.ask_all(spread_.others(), ServersKind::kCommit, std::move(head));

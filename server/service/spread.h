@@ -25,6 +25,18 @@ struct Spread {
   /// Weights of contributions that are whole on a server.
   std::map<std::pair<proto::ContributionKey, const Link*>, double> whole;
 
+  // chunks whose owner has changed, and whose values are still where they were
+  std::map<ChunkId, std::shared_ptr<Link>> moving;  ///< by chunk: from whom; nullptr: the leader
+  std::vector<bool> is_here;                        ///< on the leader, when they have come
+  std::size_t copiers = 0;                          ///< tasks that copy them
+  std::optional<Error> copy_failure;
+  std::vector<std::pair<ChunkId, double>> summed;  ///< that wait for their values to come
+  std::uint64_t moving_bytes = 0;
+  TimePoint moving_since;
+  Duration copy_time{};     ///< of all copies of the present move
+  Duration held{};          ///< what it has held up rounds
+  double copy_rate = 80e6;  ///< bytes a second, of the last move
+
   std::optional<TimePoint> lost_since;
   std::string lost;        ///< name of a server that is gone with its chunks
   bool were_here = false;  ///< as many servers as the setting asks for

@@ -20,9 +20,11 @@ constexpr std::size_t kLeader = 0;
 
 /// Between two rounds: keep the present version on all servers for a checkpoint.
 Task<Status> Cluster::freeze_servers() {
+  CENTROID_CO_TRY(co_await finish_moves());
   proto::ServerState state;
   state.version = store_->version();
   state.optimizer_step = store_->optimizer_step();
+  state.round = Round(round_.value - 1);
   auto head = proto::encode(state);
   const auto kept =
       co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
@@ -36,7 +38,7 @@ Task<Status> Cluster::freeze_servers() {
 /// server only. While rounds are made their loop keeps it between two of them.
 Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
   if (!spread_.has_others()) co_return nullptr;
-  if (rounds_ended_) {
+  if (rounds_ended_ || is_loop_writing_) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
   } else {
@@ -59,8 +61,10 @@ Task<Status> Cluster::freeze_for_checkpoint() {
   co_return Status();
 }
 
-Task<void> Cluster::thaw_servers() {
-  const proto::ServerState nothing;
+/// `written`: the rounds that are in a checkpoint now; 0: it failed.
+Task<void> Cluster::thaw_servers(Round written) {
+  proto::ServerState nothing;
+  nothing.round = written;
   auto head = proto::encode(nothing);
   (void)co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
 }

@@ -6,7 +6,8 @@ namespace centroid::server {
 void register_servers(config::Schema& s, ServerConfig& c) {
   s.field("join", &c.join,
           {.text = "be a shard server: hold a part of the model of the leader that listens at "
-                   "HOST:PORT, and do what it says (docs/several-servers.md)"});
+                   "HOST:PORT, and do what it says (docs/several-servers.md). Where etcd chooses "
+                   "the leader: one of its servers, or several, separated by commas"});
   s.field("join_timeout", &c.join_timeout,
           {.text = "shard server: leave when there was no leader for so long",
            .unit = "ms",
@@ -35,11 +36,9 @@ std::string why_one_server(const ServerConfig& c) {
   if (c.cadence_mode != "off")
     return "cadence " + c.cadence_mode +
            " works with one server so far: leave cadence off for several";
-  if (c.has_election())
-    return "a leader that etcd chooses works with one server so far: leave etcd away for several";
-  if (c.keeps_journal())
-    return "the journal works with one server so far: leave journal off and set "
-           "checkpoint.every_rounds for several";
+  if (c.keeps_journal() && c.journal_full != "wait")
+    return "journal.full " + c.journal_full +
+           " works with one server: with several a round waits for the disk (wait)";
   return "";
 }
 

@@ -3,7 +3,7 @@
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
 #include "server/service/cluster.h"
-#include "server/service/memory_need.h"
+#include "server/store/memory_need.h"
 
 namespace centroid::server {
 
@@ -39,7 +39,11 @@ Task<Status> Cluster::prepare() {
   if (config_.resume) {
     CENTROID_CO_TRY(load_checkpoint());
     CENTROID_CO_TRY(load_rows());
-    CENTROID_CO_TRY(co_await replay_journal());
+    CENTROID_CO_TRY(begin_replay());
+    if (replay_) {  // what needs other servers goes on when they are here
+      CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
+      if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->why}});
+    }
   } else if (!journal::segments_of(config_.journal_dir).empty() ||
              !rows_journal::segments_of(config_.journal_dir).empty()) {
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -84,6 +88,12 @@ MemoryQuestion Cluster::memory_question() const {
   return question;
 }
 
+/// That may bring contributions at once.
+std::uint64_t Cluster::expected_workers() const {
+  return std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8),
+                                 config_.max_workers);
+}
+
 /// Before tables take memory.
 Status Cluster::check_tables_room() {
   const MemoryNeed need = memory_need(memory_question());
@@ -105,8 +115,7 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   question.compresses_results = config_.compresses_results();
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
-  question.workers =
-      std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
+  question.workers = expected_workers();
   question.credit_bytes = question.workers * config_.credit_bytes;
   question.journal_copies =
       config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
@@ -393,6 +402,7 @@ CheckpointInfo Cluster::checkpoint_info() const {
 
 /// The state is in no checkpoint.
 bool Cluster::needs_checkpoint() const {
+  if (replay_) return false;  // the journal has more than the state
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) return true;
   return rows_.changes() != rows_checkpointed_;
 }
@@ -434,6 +444,9 @@ void Cluster::announce_checkpoint() {
 /// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
 Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   bool has_waited = false;
+  if (replay_)
+    co_return Error(ErrorCode::kUnavailable,
+                    "the journal is being replayed: " + replay_->why + "; repeat");
   for (;;) {
     for (; checkpointing_; has_waited = true) co_await checkpoint_done_.wait(TimePoint::max());
     if (!store_) break;
@@ -507,7 +520,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
   auto outcome = co_await run_on(blocking_, std::move(write));
   Result<CheckpointEntry>& written = *outcome;
-  if (is_spread) co_await thaw_servers();
+  if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
   checkpointing_ = false;
   checkpoint_done_.notify_all();
   if (!written.ok()) {

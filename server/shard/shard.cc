@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/proto/standby.h"
 #include "transport/echo.h"
 
 namespace centroid::server {
@@ -17,6 +18,8 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::seconds kHandshake{5}, kConnect{10};
+/// Where another server may lead: as workers look for it (server_link.cc).
+constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
 
 /// Errors that another try cannot mend.
 bool is_final(const Error& error) {
@@ -51,6 +54,10 @@ class Shard::LeaderSink final : public transport::FrameSink {
                                        frame.header.payload_bytes));
     if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
       co_return Status();
+    while (!shard_.is_joined_) {  // the leader's terms have come before this, and are being read
+      const bool goes_on = co_await shard_.changed_.wait(shard_.clock_.now() + kHandshake);
+      if (!goes_on) co_return Error(ErrorCode::kFailedPrecondition, "no ServerTerms came first");
+    }
     switch (static_cast<ServersKind>(frame.header.kind)) {
       case ServersKind::kModel: {
         CENTROID_CO_ASSIGN(const auto model, proto::decode<proto::ServerModel>(frame.head));
@@ -101,6 +108,20 @@ class Shard::LeaderSink final : public transport::FrameSink {
         const Status committed = shard_.commit(state);
         co_return co_await done(session, frame.header, committed);
       }
+      case ServersKind::kOptimizer: {
+        CENTROID_CO_ASSIGN(const auto change, proto::decode<proto::OptimizerChange>(frame.head));
+        const Status taken = shard_.take_optimizer(change);
+        co_return co_await done(session, frame.header, taken);
+      }
+      case ServersKind::kRecall: {
+        CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Recall>(frame.head));
+        const auto numbers = shard_.recall(wanted);
+        if (!numbers.ok()) co_return co_await session.respond_error(frame.header, numbers.error());
+        proto::RecallReply reply;
+        reply.form = static_cast<std::uint8_t>(numbers->form);
+        const auto head = proto::encode(reply);
+        co_return co_await session.respond(frame.header, head, numbers->bytes);
+      }
       case ServersKind::kForget: {
         CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
         shard_.forget(gone);
@@ -146,6 +167,8 @@ Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions op
       options_(std::move(options)),
       clock_(clock),
       changed_(executor),
+      leaders_(options_.leaders),
+      journal_(executor),
       tasks_(executor) {}
 
 Shard::~Shard() = default;
@@ -183,6 +206,10 @@ Task<Status> Shard::run(transport::Listener& listener) {
     }
     forget_everything(failure);
     if (stopping_) break;
+    if (fatal_) {
+      result = *fatal_;
+      break;
+    }
     if (failure.code() == ErrorCode::kCancelled) {  // the leader's goodbye
       log::info("leader.dismissed", {{"why", failure.message()}});
       break;
@@ -192,22 +219,28 @@ Task<Status> Shard::run(transport::Listener& listener) {
       result = failure;
       break;
     }
+    const transport::Endpoint called = leaders_.present();
+    if (leaders_.failed(failure, proto::leader_named_by(failure))) {
+      log::info("leader.next", {{"server", called.to_string()},
+                                {"why", failure},
+                                {"next", leaders_.present().to_string()}});
+      continue;
+    }
     if (clock_.now() + backoff >= alone_since + options_.join_timeout) {
-      result =
-          Error(ErrorCode::kUnavailable, "no leader at " + options_.leader.to_string() + " for " +
-                                             std::to_string(options_.join_timeout.count()) +
-                                             " ms (join_timeout): " + failure.message());
+      result = Error(ErrorCode::kUnavailable, "no leader at " + called.to_string() + " for " +
+                                                  std::to_string(options_.join_timeout.count()) +
+                                                  " ms (join_timeout): " + failure.message());
       break;
     }
     const auto pause =
         backoff / 2 +
         std::chrono::milliseconds(jitter() % static_cast<std::uint64_t>(backoff.count() / 2 + 1));
-    log::warn(
-        "leader.unreachable",
-        {{"leader", options_.leader.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
+    log::warn("leader.unreachable",
+              {{"leader", called.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
     const TimePoint again = clock_.now() + pause;
     while (!stopping_ && clock_.now() < again) co_await changed_.wait(again);
-    backoff = std::min(backoff * 2, std::chrono::milliseconds(2000));
+    const std::chrono::milliseconds longest(2000);
+    backoff = std::min(backoff * 2, leaders_.is_several() ? kLongestPause : longest);
   }
   stopping_ = true;
   listener.close();
@@ -217,8 +250,10 @@ Task<Status> Shard::run(transport::Listener& listener) {
 }
 
 Task<Result<std::unique_ptr<Session>>> Shard::connect() {
-  const TimePoint limit = clock_.now() + kConnect;
-  auto connection = co_await transport_.connect(options_.leader, limit);
+  const std::chrono::milliseconds longest(kConnect);
+  const auto time = leaders_.is_several() ? kCall : longest;
+  const TimePoint limit = clock_.now() + time;
+  auto connection = co_await transport_.connect(leaders_.present(), limit);
   if (!connection.ok()) co_return std::move(connection).error();
   transport::Greeting greeting;
   greeting.role = "server";
@@ -239,9 +274,19 @@ Task<Status> Shard::join_leader(Session& session) {
   const TimePoint limit = clock_.now() + kConnect;
   auto reply = co_await session.request(kind, head, Bytes(), limit);
   if (!reply.ok()) co_return std::move(reply).error();
-  CENTROID_CO_ASSIGN(terms_, proto::decode<proto::ServerTerms>(reply->head));
+  CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::ServerTerms>(reply->head));
+  if (terms.term < terms_.term)
+    co_return Error(ErrorCode::kUnavailable,
+                    leaders_.present().to_string() + " leads in term " +
+                        std::to_string(terms.term) + ", this server has followed term " +
+                        std::to_string(terms_.term) + ": that server is deposed");
+  terms_ = std::move(terms);
   is_joined_ = true;
-  log::info("leader.joined", {{"leader", options_.leader.to_string()}, {"run_id", terms_.run_id}});
+  changed_.notify_all();
+  leaders_.joined();
+  log::info("leader.joined", {{"leader", leaders_.present().to_string()},
+                              {"run_id", terms_.run_id},
+                              {"term", terms_.term}});
   co_return Status();
 }
 
@@ -272,16 +317,21 @@ Task<Error> Shard::serve_leader(Session& session) {
 Task<void> Shard::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(terms_.lease_ms);
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
+  const auto report_kind = static_cast<std::uint16_t>(ServersKind::kServerReport);
+  const auto beat = leaders_.is_several() ? std::min(kBeat, lease / 4) : lease / 4;
+  const auto longest = leaders_.is_several() ? kSilence : 3 * lease;
   while (!session.is_closed()) {
-    if (!co_await sleep_until(clock_.now() + lease / 4)) co_return;
+    if (!co_await sleep_until(clock_.now() + beat)) co_return;
     const auto silent = clock_.now() - session.connection().last_received();
-    if (silent > 3 * lease) {
+    if (silent > longest) {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
       session.close(Error(ErrorCode::kUnavailable,
-                          "the leader was silent for " + std::to_string(ms) + " ms, three leases"));
+                          "the leader was silent for " + std::to_string(ms) + " ms"));
       co_return;
     }
     (void)co_await session.send(kind, Bytes(), Bytes(), clock_.now() + lease);
+    const auto head = proto::encode(report());
+    (void)co_await session.send(report_kind, head, Bytes(), clock_.now() + lease);
   }
 }
 
@@ -313,6 +363,8 @@ void Shard::forget_everything(const Error& why) {
   staged_.clear();
   merging_.reset();
   frozen_.reset();
+  journal_.stop();  // it may be reading memory of the store
+  recalled_.reset();
   store_.reset();
   route_ = {};
   parts_.clear();
@@ -413,6 +465,9 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   session->close(cause);
   if (const auto& worker = sink.worker()) {
     log::info("worker.left", {{"worker", worker->enter.name}, {"why", cause}});
+    const auto traffic = session->connection().traffic();
+    traffic_.bytes_in += traffic.bytes_in;
+    traffic_.bytes_out += traffic.bytes_out;
     const auto found = workers_.find(worker->enter.member);
     if (found != workers_.end() && found->second == worker) workers_.erase(found);
     worker->wake.notify_all();

@@ -9,20 +9,26 @@
 
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
+#include "common/checkpoint/journal_parts.h"
 #include "common/codec/codec.h"
 #include "common/proto/servers.h"
 #include "common/tensor/fragments.h"
 #include "server/aggregate/contribution_stage.h"
+#include "server/store/journal.h"
 #include "server/store/parameter_store.h"
+#include "transport/server_list.h"
 #include "transport/session.h"
 
 namespace centroid::server {
 
 struct ShardOptions {
-  std::string name;            ///< unique among the servers
-  transport::Endpoint leader;  ///< whom to join
-  std::string advertise;       ///< HOST:PORT where workers reach this server
+  std::string name;  ///< unique among the servers
+  /// Whom to join: the leader, or servers one of which leads, and which know who does.
+  std::vector<transport::Endpoint> leaders;
+  std::string advertise;  ///< HOST:PORT where workers reach this server
   std::string token;
+  std::uint64_t memory_limit = 0;  ///< bytes; 0: the cgroup's or the machine's
+  std::string journal_dir;         ///< used where the leader keeps a journal
   std::uint64_t max_workers = 256;
   std::uint64_t max_payload_bytes = 128u << 20;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
@@ -38,6 +44,9 @@ struct ShardOptions {
 /// state   lives as long as the session with the leader: who lost it begins empty with the next. So
 ///         nothing that an old leader, or a leader that has given this server up, still does can
 ///         reach a job
+/// journal where the leader keeps one, so does each server, of its own chunks: what is prepared is
+///         on disk before the leader hears of it, so a round that the leader has committed can be
+///         recalled from here, also after a restart. What it has not is never asked for
 /// counts  a contribution is kept until a Merge names it, a newer one of its worker comes, or its
 ///         worker is gone: what no Merge names leaves no trace
 /// thread  one executor
@@ -89,6 +98,10 @@ class Shard {
 
   // shard_state.cc: what the leader asks for
   Status take_model(const proto::ServerModel& model);
+  Status check_room(const proto::ServerModel& model, std::size_t slots) const;
+  Status take_optimizer(const proto::OptimizerChange& change);
+  OptimizerConfig optimizer_config() const;
+  proto::ServerReport report() const;
   Status take_place(proto::Route route);
   Status take_chunk(const proto::ServerChunk& head, Bytes values);
   Status begin(const proto::ServerState& state);
@@ -99,7 +112,18 @@ class Shard {
   Status commit(const proto::ServerState& state);
   void forget(const proto::Forget& gone);
   const std::vector<Chunk>& part() const;
+  void settle();
   void emit(const Chunk& chunk);
+
+  // shard_journal.cc
+  journal::Form journal_form() const;
+  std::string journal_terms() const;
+  journal::Base journal_base(Round over) const;
+  Status look_at_journal(const std::string& run_id);
+  Status open_journal(const proto::ServerState& state);
+  Task<Status> end_journal_round();
+  Result<journal::Parts::Numbers> recall(const proto::Recall& wanted);
+  void checkpointed(Round round);
 
   // shard_worker.cc: what workers bring
   Result<std::shared_ptr<Worker>> enter(transport::Session& session, proto::Enter enter);
@@ -121,6 +145,7 @@ class Shard {
   bool leaving_ = false;  ///< asked to stop; its chunks move to other servers
   std::string stop_reason_;
 
+  transport::ServerList leaders_;
   transport::Session* leader_ = nullptr;
   TaskGroup* leader_tasks_ = nullptr;
   bool is_joined_ = false;
@@ -130,12 +155,23 @@ class Shard {
   FragmentPlan fragments_;
   proto::Route route_;
   std::vector<std::vector<Chunk>> parts_;  ///< by fragment: what lies here
+  /// By chunk: it is this server's by the route. The store follows with the next Merge or Freeze:
+  /// until then what comes is being loaded, and what goes is being fetched.
+  std::vector<bool> is_mine_;
   std::shared_ptr<Snapshot> frozen_;
   std::optional<proto::Merge> merging_;  ///< merged, not committed
+  Journal journal_;
+  std::optional<journal::Parts> recalled_;  ///< what the journal had when the leader asked first
+  std::optional<Error> fatal_;              ///< why this server cannot serve that leader
 
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
   std::map<MemberId, std::deque<Staged>> staged_;
   std::vector<float> scratch_;
+  // for the report: of workers that are gone, and of all rounds
+  transport::TrafficCounters traffic_;
+  std::uint64_t rounds_ = 0;
+  double merge_seconds_ = 0;
+  Duration merged_time_{};  ///< of the round that is merged
   TaskGroup tasks_;
 };
 

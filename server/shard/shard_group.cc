@@ -53,6 +53,11 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
     if (!link->is_gone()) hooks_.leaving(*link);
     co_return Status();
   }
+  if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kServerReport)) {
+    CENTROID_CO_ASSIGN(link->report, proto::decode<proto::ServerReport>(frame.head));
+    if (!link->is_gone()) hooks_.reported(*link);
+    co_return Status();
+  }
   if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +
@@ -73,6 +78,7 @@ void ShardGroup::left(const std::shared_ptr<Link>& link, const Error& why) {
     log::info("server.left", {{"server", link->name}, {"why", why}});
   else
     log::warn("server.lost", {{"server", link->name}, {"why", why}});
+  hooks_.gone(*link);
   hooks_.changed();
 }
 
@@ -110,13 +116,19 @@ Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind
       co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, limit);
   if (reply.ok()) co_return std::move(reply).value();
   const Error why = reply.error().with_context(where);
-  const bool may_refuse = kind == ServersKind::kFetch || kind == ServersKind::kFreeze;
+  const bool may_refuse =
+      kind == ServersKind::kFetch || kind == ServersKind::kFreeze || kind == ServersKind::kRecall;
   if (!link->is_gone() && (!may_refuse || why.code() == ErrorCode::kDeadlineExceeded)) {
-    transport::Session* const session = link->session;
-    left(link, why);
-    session->close(why);
+    give_up(link, why);
   }
   co_return why;
+}
+
+void ShardGroup::give_up(const std::shared_ptr<Link>& link, const Error& why) {
+  if (link->is_gone()) return;
+  transport::Session* const session = link->session;
+  left(link, why);
+  session->close(why);
 }
 
 Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr<Link>> links,

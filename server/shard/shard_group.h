@@ -26,11 +26,13 @@ class ShardGroup {
     transport::Session* session = nullptr;  ///< nullptr: it is gone
     TaskGroup* tasks = nullptr;
     bool has_model = false, is_draining = false;
+    proto::ServerReport report;  ///< the last
     double joined_unix_seconds = 0;
     bool is_gone() const { return session == nullptr; }
   };
   struct Hooks {
     std::function<void()> changed;  ///< a server came or went
+    std::function<void(const Link&)> reported, gone;
     /// All of a contribution's chunks that lie on this server have come.
     std::function<void(const Link&, const proto::WeighedContribution&)> whole;
     std::function<void(Link&)> leaving;  ///< a server wants to go (Leave)
@@ -53,13 +55,15 @@ class ShardGroup {
   /// End all sessions, so that the servers end too (kCancelled) or look for a leader (others).
   Task<void> dismiss_all(Error why);
   void dismiss(Link& link, const Error& why);
+  /// At once: it is not what its leader takes it to be.
+  void give_up(const std::shared_ptr<Link>& link, const Error& why);
 
   /// Who is here, in the order of names.
   const std::map<std::string, std::shared_ptr<Link>>& present() const { return present_; }
   std::shared_ptr<Link> find(const std::string& name) const;
 
   /// Ask one server; its error names it. A server that does not answer in time, or refuses anything
-  /// but Fetch and Freeze, is given up: its state is not what its leader takes it to be.
+  /// but Fetch, Freeze and Recall, is given up: its state is not what its leader takes it to be.
   Task<Result<transport::Reply>> ask(std::shared_ptr<Link> link, proto::ServersKind kind,
                                      std::vector<std::byte> head, Bytes payload = {});
   /// Ask all of them the same at once. The answers, in the order of `links`; the first error.

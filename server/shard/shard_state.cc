@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/optim/norm.h"
 #include "server/shard/shard.h"
+#include "server/store/memory_need.h"
 
 /// What the leader asks a shard server for: model, chunks, and the two phases of a commit.
 namespace centroid::server {
@@ -31,24 +32,23 @@ Status Shard::take_model(const proto::ServerModel& model) {
     return Error(ErrorCode::kFailedPrecondition,
                  "the leader cuts the model into other chunks than this program: versions differ");
   CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan, model.fragments));
-  OptimizerConfig config{.name = model.optimizer,
-                         .learning_rate = model.learning_rate,
-                         .momentum = model.momentum,
-                         .beta1 = model.beta1,
-                         .beta2 = model.beta2,
-                         .epsilon = model.epsilon,
-                         .weight_decay = model.weight_decay,
-                         .l1 = model.l1,
-                         .ftrl_beta = model.ftrl_beta,
-                         .schedule = model.schedule,
-                         .clip_norm = model.clip_norm};
-  CENTROID_ASSIGN(auto optimizer, make_optimizer(config));
+  model_ = model;
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
+  if (const Status fits = check_room(model, optimizer->slots()); !fits.ok()) {
+    fatal_ = fits.error();
+    return fits;
+  }
+  if (model.keeps_journal) {
+    const Status ours = look_at_journal(terms_.run_id);
+    if (!ours.ok()) fatal_ = ours.error();
+    CENTROID_TRY(ours);
+  }
   frozen_.reset();
   merging_.reset();
+  journal_.stop();  // it may be reading memory of the store
   staged_.clear();
   route_ = {};
   parts_.assign(fragments_.count(), {});
-  model_ = model;
   try {
     store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
   } catch (const std::bad_alloc&) {
@@ -57,8 +57,82 @@ Status Shard::take_model(const proto::ServerModel& model) {
                                                     " tensors and its optimizer slots");
   }
   store_->set_fragments(model.fragments);
+  is_mine_.assign(store_->plan().chunks().size(), false);
   scratch_.resize(store_->plan().max_chunk_elements());
   return {};
+}
+
+OptimizerConfig Shard::optimizer_config() const {
+  return {.name = model_.optimizer,
+          .learning_rate = model_.learning_rate,
+          .momentum = model_.momentum,
+          .beta1 = model_.beta1,
+          .beta2 = model_.beta2,
+          .epsilon = model_.epsilon,
+          .weight_decay = model_.weight_decay,
+          .l1 = model_.l1,
+          .ftrl_beta = model_.ftrl_beta,
+          .schedule = model_.schedule,
+          .clip_norm = model_.clip_norm};
+}
+
+/// Between rounds.
+Status Shard::take_optimizer(const proto::OptimizerChange& change) {
+  if (!store_ || merging_) return out_of_order("Optimizer came before Model, or within a round");
+  model_.learning_rate = change.learning_rate;
+  model_.schedule = change.schedule;
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
+  store_->set_optimizer(std::move(optimizer));
+  return {};
+}
+
+/// Before anything is taken: what this server's share of the model is to need.
+Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) const {
+  MemoryQuestion question;
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : model.manifest) total += tensor.bytes();
+  const std::uint64_t chunk = std::min(total, model.chunk_bytes);
+  const std::uint64_t share = total / std::max<std::uint32_t>(model.servers, 1) + chunk;
+  question.parameters = std::min(total, share) / sizeof(float);
+  question.tensors = model.manifest.size();
+  question.chunks = model.manifest.size() + total / std::max<std::uint64_t>(model.chunk_bytes, 1);
+  question.slots = slots;
+  question.compresses_results = true;  // every result is a copy
+  question.applies_on_worker = model.apply_on_worker;
+  question.is_elastic = model.is_elastic;
+  question.workers = model.workers;
+  question.credit_bytes = UINT64_MAX;  // contributions are kept whole
+  question.snapshot_bytes = kSnapshotBudgetBytes;
+  const Status fits = check_memory(memory_need(question), memory_limit(options_.memory_limit));
+  if (fits.ok()) return fits;
+  return fits.error().with_context("server '" + options_.name + "', with its share of a model on " +
+                                   std::to_string(model.servers) + " servers");
+}
+
+proto::ServerReport Shard::report() const {
+  proto::ServerReport report;
+  report.rounds = rounds_;
+  report.merge_seconds = merge_seconds_;
+  report.workers = static_cast<std::uint32_t>(workers_.size());
+  transport::TrafficCounters traffic = traffic_;
+  for (const auto& [id, worker] : workers_) {
+    const auto now = worker->session->connection().traffic();
+    traffic.bytes_in += now.bytes_in;
+    traffic.bytes_out += now.bytes_out;
+  }
+  report.bytes_in = traffic.bytes_in;
+  report.bytes_out = traffic.bytes_out;
+  for (const auto& [id, kept] : staged_)
+    for (const Staged& one : kept) report.staged_bytes += one.contribution->bytes();
+  const auto journal = journal_.state();
+  report.journal_bytes = journal.bytes;
+  report.trouble = journal.trouble;
+  if (!store_) return report;
+  std::uint64_t elements = 0;
+  for (const Chunk& chunk : store_->plan().chunks())
+    if (is_mine_[chunk.id.value]) elements += chunk.elements;
+  report.memory_bytes = elements * sizeof(float) * (2 + store_->optimizer().slots());
+  return report;
 }
 
 Status Shard::take_place(proto::Route route) {
@@ -69,20 +143,15 @@ Status Shard::take_place(proto::Route route) {
                      " chunks, the model has " + std::to_string(store_->plan().chunks().size()));
   const auto self = std::ranges::find(route.servers, options_.name, &proto::RouteServer::name);
   const auto index = static_cast<std::size_t>(self - route.servers.begin());
-  std::vector<bool> is_here(route.owners.size());
-  for (std::size_t i = 0; i < is_here.size(); ++i) is_here[i] = route.owners[i] == index;
+  std::vector<bool> is_mine(route.owners.size());
+  for (std::size_t i = 0; i < is_mine.size(); ++i) is_mine[i] = route.owners[i] == index;
   for (std::uint32_t number = 0; number < fragments_.count(); ++number) {
     parts_[number].clear();
     for (const Chunk& chunk : fragments_[number].chunks)
-      if (is_here[chunk.id.value]) parts_[number].push_back(chunk);
+      if (is_mine[chunk.id.value]) parts_[number].push_back(chunk);
   }
-  bool is_same = true;
-  for (std::size_t i = 0; i < is_here.size(); ++i)
-    is_same = is_same && is_here[i] == store_->is_here(ChunkId(static_cast<std::uint32_t>(i)));
-  if (!is_same) {  // what came was cut by another route
-    store_->place(std::move(is_here));
-    staged_.clear();
-  }
+  if (is_mine != is_mine_) staged_.clear();  // what came was cut by another route
+  is_mine_ = std::move(is_mine);
   route_ = std::move(route);
   log::debug("route.told", {{"route", route_.version}, {"servers", route_.servers.size()}});
   return {};
@@ -108,6 +177,7 @@ Status Shard::begin(const proto::ServerState& state) {
   store_->restore(state.version, state.optimizer_step);
   staged_.clear();
   merging_.reset();
+  if (model_.keeps_journal) CENTROID_TRY(open_journal(state));
   log::info("state.loaded", {{"version", state.version.value},
                              {"route", route_.version},
                              {"servers", route_.servers.size()}});
@@ -118,7 +188,8 @@ Result<std::vector<float>> Shard::read_chunk(const proto::ServerChunk& head) {
   if (!store_) return out_of_order("Fetch came before Model");
   const std::string what = "Fetch of chunk " + to_string(head.chunk);
   if (head.chunk.value >= store_->plan().chunks().size() ||
-      head.plane > store_->optimizer().slots() || !store_->is_here(head.chunk))
+      head.plane > store_->optimizer().slots() ||
+      (!store_->is_here(head.chunk) && !is_mine_[head.chunk.value]))
     return Error(ErrorCode::kInvalidArgument, what + ", plane " + std::to_string(head.plane) +
                                                   ": it does not lie on server '" + options_.name +
                                                   "'");
@@ -140,16 +211,29 @@ Result<std::vector<float>> Shard::read_chunk(const proto::ServerChunk& head) {
   return std::vector<float>(values.begin(), values.end());
 }
 
-/// Version 0: nothing is to be kept any more.
+/// Version 0: nothing is to be kept any more; with a round: it is in a checkpoint.
 Status Shard::freeze(const proto::ServerState& state) {
   frozen_.reset();
-  if (state.version == Version()) return {};
+  if (state.version == Version()) {
+    if (state.round != Round()) checkpointed(state.round);
+    return {};
+  }
   if (!store_ || state.version != store_->version() || merging_)
     return Error(ErrorCode::kAborted,
                  "Freeze of version " + to_string(state.version) + ": it is not the present one");
+  settle();
   frozen_ = store_->begin_snapshot(kSnapshotBudgetBytes);
   if (!frozen_) return out_of_order("Freeze came in the middle of a round");
+  journal_.checkpoint_begins(state.round);
   return {};
+}
+
+/// All chunks have come that the route gives to this server: it has no others from now on.
+void Shard::settle() {
+  bool is_same = true;
+  for (std::size_t i = 0; i < is_mine_.size(); ++i)
+    is_same = is_same && is_mine_[i] == store_->is_here(ChunkId(static_cast<std::uint32_t>(i)));
+  if (!is_same) store_->place(is_mine_);
 }
 
 /// Of the round that is open.
@@ -191,18 +275,46 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
                           " is not whole on server '" + options_.name + "'");
     parts.push_back(kept);
   }
+  settle();
   merging_ = std::move(merge);
+  const TimePoint begin = clock_.now();
   // A checkpoint that is still being read keeps copies; past its budget the round waits for it.
   while (store_ && store_->snapshot_is_full())
     co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+  if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+  if (journal_.is_on()) {
+    co_await journal_.begin_attempt(journal_base(Round(merging_->round.value - 1)));
+    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    journal_.begin(merging_->round, merging_->attempt);
+  }
   proto::MergeReply reply;
   std::size_t turn = 0;
   PlaneNorm norm;
-  for (const Chunk& chunk : part()) {
+  const journal::Form form = journal_form();
+  const auto sum_up = [&](const Chunk& chunk) {
     const std::span<float> sum = store_->spare(chunk);
     for (std::size_t i = 0; i < parts.size(); ++i)
       parts[i]->add_to(sum, chunk.id, merging_->parts[i].weight, i == 0);
+  };
+  // The journal reads the sums before they become means; without one it is done in one go.
+  const bool keeps_sums = journal_.is_on() && form == journal::Form::kSum;
+  if (keeps_sums) {
+    for (const Chunk& chunk : part()) {
+      sum_up(chunk);
+      journal_.chunk(chunk.id, form, std::as_bytes(std::as_const(*store_).spare(chunk)));
+      if (++turn % kChunksPerTurn != 0) continue;
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    }
+    co_await journal_.drained();
+    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+  }
+  for (const Chunk& chunk : part()) {
+    if (!keeps_sums) sum_up(chunk);
     store_->scale(chunk, merging_->total_weight);
+    if (form == journal::Form::kMean)
+      journal_.chunk(chunk.id, form, std::as_bytes(std::as_const(*store_).spare(chunk)));
+    const std::span<const float> sum = std::as_const(*store_).spare(chunk);
     if (merging_->wants_norm) {
       norm.add(chunk.position, sum);
       const double squares = norm.end_chunk();
@@ -221,8 +333,10 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     proto::Step all;
     all.round = merging_->round;
     all.attempt = merging_->attempt;
+    merged_time_ = {};
     CENTROID_CO_TRY(co_await step(all));
   }
+  merged_time_ = clock_.now() - begin;  // with the step, unless that waits for the norm
   co_return reply;
 }
 
@@ -230,12 +344,16 @@ Task<Status> Shard::step(proto::Step step) {
   if (!merging_ || merging_->round != step.round || merging_->attempt != step.attempt)
     co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
   store_->set_gradient_factor(static_cast<float>(step.factor));
+  const TimePoint begin = clock_.now();
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
     if (model_.apply_on_worker) {
       store_->shadow_apply(chunk);
     } else {
       store_->apply(chunk);
+      if (journal_form() == journal::Form::kParameters)
+        journal_.chunk(chunk.id, journal_form(),
+                       std::as_bytes(std::as_const(*store_).spare(chunk)));
       emit(chunk);
     }
     if (++turn % kChunksPerTurn == 0) {
@@ -243,6 +361,8 @@ Task<Status> Shard::step(proto::Step step) {
       if (!merging_) co_return Error(ErrorCode::kCancelled, "the leader was lost");
     }
   }
+  CENTROID_CO_TRY(co_await end_journal_round());
+  merged_time_ += clock_.now() - begin;
   co_return Status();
 }
 
@@ -255,6 +375,8 @@ Status Shard::commit(const proto::ServerState& state) {
   else
     store_->commit_swap(chunks);
   merging_.reset();
+  ++rounds_;
+  merge_seconds_ += std::chrono::duration<double>(merged_time_).count();
   return {};
 }
 

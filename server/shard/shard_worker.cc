@@ -65,7 +65,7 @@ Status Shard::check_push(const Worker& worker, const proto::Push& push, std::uin
                             " in round " + to_string(push.round);
   if (!store_ || push.chunk.value >= store_->plan().chunks().size())
     return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!store_->is_here(push.chunk))
+  if (!is_mine_[push.chunk.value])
     return Error(ErrorCode::kAborted,
                  where + ": by route " + std::to_string(route_.version) + " it lies on server '" +
                      route_.servers[route_.owners[push.chunk.value]].name + "', not on '" +

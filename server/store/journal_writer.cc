@@ -27,15 +27,17 @@ bool is_fenced(const Status& status) { return status.error().code() == ErrorCode
 
 }  // namespace
 
-Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, journal::Base base) {
+Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, journal::Base base,
+                                                            journal::Route route) {
   std::error_code error;
   fs::create_directories(options.folder, error);
   if (error)
     return Error(ErrorCode::kFailedPrecondition,
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
+  writer->route_ = std::move(route);
   for (const journal::Segment& old : journal::segments_of(writer->options_.folder))
-    if (old.base < base.round) writer->parts_.push_back({old.path, base.round, old.bytes});
+    writer->parts_.push_back({old.path, old.base, std::max(old.base, base.round), old.bytes});
   writer->committed_ = writer->durable_ = base.round;
   {
     const file::ScopedFaultHook hook(writer->options_.faults ? writer->options_.faults
@@ -105,6 +107,13 @@ std::uint64_t JournalWriter::end_round(Kind kind, Round round, std::uint32_t att
   job.head.attempt = attempt;
   job.commit = std::move(commit);
   return ask(std::move(job));
+}
+
+void JournalWriter::route(journal::Route route) {
+  Job job{};
+  job.what = Job::What::kRoute;
+  job.route = std::move(route);
+  ask(std::move(job));
 }
 
 void JournalWriter::drop_attempt() {
@@ -187,6 +196,7 @@ void JournalWriter::run() {
       is_broken = is_broken_;
     }
     const bool mends = job.what == Job::What::kSegment || job.what == Job::What::kPrune;
+    if (job.what == Job::What::kRoute) route_ = std::move(job.route);
     Status status;
     if (!is_broken || mends) status = perform(job);
     bool tells = job.what == Job::What::kEnd;
@@ -247,6 +257,8 @@ Status JournalWriter::perform(Job& job) {
     }
     case Job::What::kEnd:
       return end_round_now(job);
+    case Job::What::kRoute:
+      return write_route();
     case Job::What::kRewind: {
       const std::uint64_t to = committed_end_;  // only this thread changes it
       if (end_ == to) return {};
@@ -307,28 +319,69 @@ Status JournalWriter::end_round_now(Job& job) {
   return {};
 }
 
+/// Behind the last round, so that no repeated attempt cuts it off.
+Status JournalWriter::write_route() {
+  if (route_.servers.empty()) return {};
+  Head head;
+  head.kind = Kind::kRoute;
+  head.round = committed_;  // only this thread changes it
+  CENTROID_TRY(write_record(head, journal::encode(route_)));
+  fault::point("servers.route_written");
+  const std::lock_guard lock(mutex_);
+  committed_end_ = end_;
+  return {};
+}
+
+/// Segments behind these rounds are of rounds that do not count: the newest goes first, so that
+/// what is left always fits together.
+Status JournalWriter::remove_later(Round base) {
+  for (;;) {
+    fs::path path;
+    {
+      const std::lock_guard lock(mutex_);
+      if (parts_.empty() || parts_.back().base <= base) return {};
+      path = parts_.back().path;
+      parts_.pop_back();
+    }
+    log::warn("journal.segment_given_up", {{"path", path.string()}, {"round", base.value}});
+    std::error_code error;
+    fs::remove(path, error);
+    if (error)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "remove " + path.string() + ": " + error.message());
+    CENTROID_TRY(file::sync_directory(options_.folder));
+  }
+}
+
 Status JournalWriter::open_segment(const journal::Base& base) {
   if (file_) CENTROID_TRY(sync_now());  // a segment begins when all before it is on the disk
+  CENTROID_TRY(remove_later(base.round));
   const fs::path path = options_.folder / journal::segment_name(base.round);
   journal::Base full = base;
   {
     const std::lock_guard lock(mutex_);
     full.follows_gap = is_broken_;
   }
-  if (!parts_.empty() && parts_.back().path == path && !full.follows_gap)
-    return {};  // nothing in it yet
+  if (file_ && !parts_.empty() && parts_.back().path == path && parts_.back().last == base.round &&
+      !full.follows_gap)
+    return {};  // no round in it yet
   std::error_code ignored;
   fs::remove(path, ignored);
   CENTROID_ASSIGN(file::Descriptor created, file::create(path));
   fault::point("journal.segment_created");
-  const auto payload = journal::encode(full);
-  Head head;
-  head.kind = Kind::kBase;
-  head.round = base.round;
-  head.payload_bytes = payload.size();
-  head.payload_crc = crc32c(payload);
-  auto bytes = journal::encode(head);
-  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  std::vector<std::byte> bytes;
+  const auto add = [&](Kind kind, const std::vector<std::byte>& payload) {
+    Head head;
+    head.kind = kind;
+    head.round = base.round;
+    head.payload_bytes = payload.size();
+    head.payload_crc = crc32c(payload);
+    const auto encoded = journal::encode(head);
+    bytes.insert(bytes.end(), encoded.begin(), encoded.end());
+    bytes.insert(bytes.end(), payload.begin(), payload.end());
+  };
+  add(Kind::kBase, journal::encode(full));
+  if (!route_.servers.empty()) add(Kind::kRoute, journal::encode(route_));
   CENTROID_TRY(file::write_at(created, path, 0, bytes));
   CENTROID_TRY(file::sync(created, path));
   CENTROID_TRY(file::sync_directory(options_.folder));
@@ -336,7 +389,7 @@ Status JournalWriter::open_segment(const journal::Base& base) {
   const std::lock_guard lock(mutex_);
   std::erase_if(parts_, [&](const Part& part) { return part.path == path; });
   file_ = std::make_shared<file::Descriptor>(std::move(created));
-  parts_.push_back({path, base.round, bytes.size()});
+  parts_.push_back({path, base.round, base.round, bytes.size()});
   end_ = committed_end_ = durable_end_ = bytes.size();
   committed_ = durable_ = base.round;
   unsynced_since_ = TimePoint::max();

@@ -42,9 +42,11 @@ class JournalWriter {
     std::function<Status()> may_write;
     file::FaultHook faults;  ///< for tests: as ScopedFaultHook, on the writer's threads
   };
-  /// Create the folder and its first segment. Segments that are there stay until `prune`; an empty
-  /// one of the same name is replaced.
-  static Result<std::unique_ptr<JournalWriter>> start(Options options, journal::Base base);
+  /// Create the folder and its first segment. Segments of earlier rounds stay until `prune`; one
+  /// that begins where this one does is replaced, later ones are removed: their rounds do not
+  /// count. `route` stands behind the base of every segment, where it names servers.
+  static Result<std::unique_ptr<JournalWriter>> start(Options options, journal::Base base,
+                                                      journal::Route route = {});
   /// Writes what it was asked to, if it can at once, and syncs.
   ~JournalWriter();
 
@@ -62,7 +64,9 @@ class JournalWriter {
   /// The attempt will not be committed: its chunks are not written any more, and what was is cut
   /// off. The caller's memory is free once `asked` is done.
   void drop_attempt();
-  /// What follows goes into a new segment. Mends a broken journal.
+  /// The chunks lie so from here on. Not within an attempt.
+  void route(journal::Route route);
+  /// What follows goes into a new segment, as with `start`. Mends a broken journal.
   void begin_segment(journal::Base base);
   /// A checkpoint with that many rounds is on the disk: older segments are not needed any more.
   void prune(Round checkpointed);
@@ -82,16 +86,17 @@ class JournalWriter {
 
  private:
   struct Job {
-    enum class What : std::uint8_t { kChunk, kEnd, kRewind, kSegment, kPrune } what;
+    enum class What : std::uint8_t { kChunk, kEnd, kRoute, kRewind, kSegment, kPrune } what;
     journal::Head head;
     Bytes memory;
     std::vector<std::byte> owned;
     journal::Commit commit;
     journal::Base base;
+    journal::Route route;
   };
   struct Part {
     std::filesystem::path path;
-    Round last;  ///< rounds over at its end
+    Round base, last;  ///< rounds over before it and at its end
     std::uint64_t bytes = 0;
   };
 
@@ -102,6 +107,8 @@ class JournalWriter {
   Status perform(Job& job);
   Status write_record(const journal::Head& head, Bytes payload);
   Status end_round_now(Job& job);
+  Status write_route();
+  Status remove_later(Round base);
   Status open_segment(const journal::Base& base);
   void prune_now(Round checkpointed);
   Status sync_now();
@@ -125,7 +132,8 @@ class JournalWriter {
   TimePoint unsynced_since_ = TimePoint::max();
   std::shared_ptr<file::Descriptor> file_;
 
-  std::uint64_t end_ = 0;  // of the present segment; the writer's thread only
+  std::uint64_t end_ = 0;  // of the present segment; the writer's thread only, as the next
+  journal::Route route_;
   std::thread writer_, syncer_;
 };
 

@@ -47,7 +47,7 @@ def main():
             wait_for(lambda: len(rounds()) >= count + options.rounds, "rounds", 120)
             milliseconds = statistics.median(1000 * event["seconds"] for event in rounds()[count:])
             chunks = sum(event["chunks"] for event in moves)
-            longest = max((1000 * event["seconds"] for event in moves), default=0)
+            longest = max((1000 * event["held_seconds"] for event in moves), default=0)
             print(f"{what:20}  {chunks:6}  {len(moves):6}  {longest:16.1f}  {milliseconds:15.1f}", flush=True)
 
         print(f"{options.workers} workers, {options.model}, momentum")

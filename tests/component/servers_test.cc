@@ -1,5 +1,7 @@
 #include <cmath>
 #include <future>
+#include <map>
+#include <random>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
@@ -21,14 +23,15 @@ std::unique_ptr<transport::Transport> tcp(Executor executor) {
 /// A shard server on a thread of its own.
 class TestShard {
  public:
-  TestShard(std::string name, transport::Endpoint leader) {
+  TestShard(std::string name, transport::Endpoint leader, const std::string& journal_dir = "") {
     transport_ = tcp(io_.executor());
     listener_ = transport_->listen(transport::Endpoint{}).value();
     server::ShardOptions options;
     options.name = std::move(name);
-    options.leader = std::move(leader);
+    options.leaders = {std::move(leader)};
     options.advertise = listener_->endpoint().to_string();
     options.join_timeout = std::chrono::seconds(20);
+    options.journal_dir = journal_dir;
     shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);
@@ -186,6 +189,127 @@ TEST(Servers, FragmentsAndCodecsGiveTheBitsOfOneServer) {
     const auto params = train(c, specs);
     if (servers == 1) alone = params;
     EXPECT_EQ(params, alone);
+  }
+}
+
+/// What happens to the servers while `c` is trained with the journals on; what every worker ends
+/// with.
+std::vector<float> train_disturbed(
+    const ServerConfig& c,
+    const std::function<void(TestServer&, std::map<std::string, std::unique_ptr<TestShard>>&,
+                             const std::function<std::unique_ptr<TestShard>(std::string)>&)>&
+        disturb) {
+  const auto data = make_blobs(200, 8, 4, 5);
+  TestServer leader(c, tcp);
+  const std::function<std::unique_ptr<TestShard>(std::string)> start = [&](std::string name) {
+    return std::make_unique<TestShard>(name, leader.endpoint(), c.run_dir + "/journal-" + name);
+  };
+  std::map<std::string, std::unique_ptr<TestShard>> shards;
+  for (std::uint64_t i = 1; i < c.servers; ++i) {
+    const std::string name = std::string("s").append(std::to_string(i));
+    shards[name] = start(name);
+  }
+  auto training = std::async(std::launch::async, [&] {
+    return run_workers(three_workers(), data, leader.endpoint(), tcp);
+  });
+  disturb(leader, shards, start);
+  const auto outcomes = training.get();
+  EXPECT_TRUE(leader.join().ok());
+  for (const auto& [name, shard] : shards) EXPECT_TRUE(shard->join().ok());
+  for (const WorkerOutcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+    EXPECT_EQ(outcome.params, outcomes.front().params);
+  }
+  const double committed =
+      leader.registry()
+          .counter("centroid_server_rounds_total", "", {{"outcome", "committed"}})
+          .value();
+  EXPECT_EQ(committed, static_cast<double>(c.rounds)) << "rounds that were made twice";
+  return outcomes.front().params;
+}
+
+/// A server that is lost costs no committed round where there is a journal: what it had comes from
+/// its journal again, with the same bits.
+TEST(Servers, JournalsBringBackWhatALostServerHad) {
+  const std::vector<std::pair<std::string, std::function<void(ServerConfig&)>>> cases{
+      {"parameters", [](ServerConfig& c) { c.optimizer.name = "sgd"; }},
+      {"sums", [](ServerConfig& c) { c.optimizer.name = "adam"; }},
+      {"clipped",
+       [](ServerConfig& c) {
+         c.optimizer.name = "momentum";
+         c.optimizer.clip_norm = 0.05;
+       }},
+      {"means",
+       [](ServerConfig& c) {
+         c.optimizer.name = "momentum";
+         c.apply = "worker";
+       }},
+  };
+  for (const auto& [name, set] : cases) {
+    SCOPED_TRACE(name);
+    ServerConfig alone = config(std::string("journal-alone-").append(name), 1);
+    alone.rounds = 60;
+    set(alone);
+    const auto expected = train(alone);
+    ServerConfig c = config(std::string("journal-").append(name), 3);
+    c.rounds = 60;
+    c.journal = "on";
+    c.checkpoint_every_rounds = 25;
+    set(c);
+    const auto params = train_disturbed(c, [](TestServer& leader, auto& shards, const auto& start) {
+      for (const std::uint64_t round : {10, 40}) {
+        ASSERT_TRUE(leader.wait_until([&](const auto& view) { return view.round > round; }));
+        shards["s2"].reset();
+        shards["s2"] = start("s2");
+      }
+    });
+    EXPECT_EQ(params, expected);
+  }
+}
+
+/// Servers come and go at random while rounds go on: no chunk is lost or doubled, all bits are
+/// those of one server.
+TEST(Servers, ChunksMoveWhileRoundsGoOn) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(std::string("seed ").append(std::to_string(seed)));
+  std::mt19937_64 random(seed);
+  for (const std::string optimizer : {"sgd", "momentum"}) {
+    SCOPED_TRACE(optimizer);
+    ServerConfig alone = config(std::string("moves-alone-").append(optimizer), 1);
+    alone.rounds = 400;
+    alone.optimizer.name = optimizer;
+    const auto expected = train(alone);
+    ServerConfig c = config(std::string("moves-").append(optimizer), 2);
+    c.rounds = 400;
+    c.optimizer.name = optimizer;
+    int last = 1, moves = 0;
+    std::vector<std::unique_ptr<TestShard>> drained;
+    const auto params =
+        train_disturbed(c, [&](TestServer& leader, auto& shards, const auto& start) {
+          while (leader.view().round < 350 && moves < 12) {
+            if (shards.size() < 4 && (shards.size() < 2 || random() % 2 == 0)) {
+              const std::string name = std::string("s").append(std::to_string(++last));
+              shards[name] = start(name);
+            } else {
+              const auto goes =
+                  std::next(shards.begin(), static_cast<long>(random() % shards.size()));
+              if (!leader.drain_server(goes->first).ok()) continue;  // it has not joined yet
+              drained.push_back(std::move(goes->second));
+              shards.erase(goes);
+            }
+            ++moves;
+            const std::uint64_t round = leader.view().round + 1 + random() % 12;
+            ASSERT_TRUE(leader.wait_until([&](const auto& view) {
+              return view.round >= std::min<std::uint64_t>(round, 400);
+            }));
+            std::uint64_t chunks = 0;
+            for (const auto& server : leader.servers()) chunks += server.chunks;
+            EXPECT_EQ(chunks, leader.view().chunks) << "chunks that lie nowhere, or twice";
+          }
+        });
+    EXPECT_GT(moves, 3);
+    for (const auto& shard : drained) EXPECT_TRUE(shard->join().ok());
+    EXPECT_EQ(params, expected);
   }
 }
 

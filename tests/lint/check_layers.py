@@ -36,8 +36,8 @@ MAY = {
     "server/events": [BASE],
     "server/tokens": [BASE],
     "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],
-    "server/store": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
-    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, "transport", "server/aggregate", "server/store"],
+    "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, CHECKPOINT],
+    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, CHECKPOINT, "transport", "server/aggregate", "server/store"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
     "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
@@ -66,7 +66,7 @@ MAY["tests"] = list(MAY)
 HOMES = {
     r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
     r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|tls/[^/]*)|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
+    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"

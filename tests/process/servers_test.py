@@ -1,5 +1,6 @@
 """A model on several servers: same bits, checkpoints, servers that are lost, come and go. servers_test.py BIN_DIR"""
 
+import hashlib
 import json
 import signal
 import time
@@ -14,7 +15,7 @@ class ServersTest(ClusterTest):
     def shard(self, leader, name, *arguments, listen="127.0.0.1:0"):
         """A shard server; `leader` a server or an endpoint."""
         endpoint = leader if isinstance(leader, str) else leader.data
-        places = ["--join", endpoint, "--name", name, "--listen", listen]
+        places = ["--join", endpoint, "--name", name, "--listen", listen, "--run-dir", self.folder / "shards"]
         return self._start(Process, "centroid-server", name, [*places, *arguments], None)
 
     def leader(self, servers, *arguments, **places):
@@ -36,7 +37,7 @@ class ServersTest(ClusterTest):
 
     def model_bytes(self, run):
         newest = self.checkpoints(run)[-1]
-        return {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(newest.glob("*.safetensors"))}
 
 
 class Bits(ServersTest):
@@ -165,13 +166,13 @@ class Refusals(ServersTest):
         self.assert_status(unnamed, USAGE, "--name")
 
     def test_settings_that_need_one_server(self):
-        for flags, text in ((["--journal", "on"], "journal"),
+        for flags, text in ((["--journal", "on", "--journal-full", "go-on"], "journal"),
                             (["--codec-down", "topk:0.1"], "codec_down"), (["--exchange", "ring"], "exchange ring")):
             server = self.launch_server("--servers", 2, *flags, name=f"refused-{flags[1][:3]}")
             self.assert_status(server, USAGE, "servers 2", text)
-        leader = self.server("--journal", "on")
+        leader = self.server("--journal", "on", "--journal-full", "go-on")
         shard = self.shard(leader, "b")
-        self.assert_status(shard, USAGE, "journal")
+        self.assert_status(shard, USAGE, "journal.full")
 
     def test_a_leader_that_is_not_there_is_waited_for_and_then_left(self):
         shard = self.shard("127.0.0.1:1", "b", "--join-timeout", "300ms")

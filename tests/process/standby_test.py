@@ -153,6 +153,32 @@ class Takeover(StandbyTest):
         self.assert_exit(DONE, leader)
 
 
+class SeveralServers(StandbyTest):
+    def test_shard_servers_follow_the_new_leader_and_no_round_is_lost(self):
+        expected = self.whole_run()
+        etcd = self.start_etcd()
+        spread = ["--servers", 3, "--chunk-bytes", 1024]
+        leader = self.ha_server(etcd, "a", *spread)
+        self.wait_role(leader, "leader")
+        standby = self.ha_server(etcd, "b", *spread)
+        standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
+        places = ["--join", f"{standby.data},{leader.data}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
+        shards = [self._start(Process, "centroid-server", name, [*places, "--name", name], None) for name in ("s", "t")]
+        workers = self.ha_workers([leader, standby])
+        leader.wait_round(50)
+        known = self.committed(leader)
+        leader.kill()
+        begin = time.monotonic()
+        self.seconds_to_commit(begin, standby, known, "leader of three servers killed -9")
+        self.assertEqual(standby.events("journal.replayed")[-1]["servers"], 3)
+        for shard in shards:
+            joined = shard.events("leader.joined")
+            self.assertEqual([event["leader"] for event in joined], [leader.data, standby.data])
+            self.assertGreater(joined[1]["term"], joined[0]["term"])
+        self.assert_same_end(workers, expected)
+        self.assert_exit(DONE, standby, *shards)
+
+
 class Fencing(StandbyTest):
     def test_stopped_leader_wakes_up_and_writes_nothing(self):
         expected = self.whole_run()

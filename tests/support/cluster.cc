@@ -98,6 +98,16 @@ Status TestServer::drain(std::uint64_t member) {
               .get();
 }
 
+std::vector<server::ServerView> TestServer::servers() {
+  return asio::co_spawn(service_.context(), cluster_->servers(), asio::use_future).get();
+}
+
+Status TestServer::drain_server(const std::string& name) {
+  return *asio::co_spawn(service_.context(), to_optional(cluster_->drain_server(name)),
+                         asio::use_future)
+              .get();
+}
+
 Result<server::CheckpointView> TestServer::checkpoint() {
   return *asio::co_spawn(service_.context(), to_optional(cluster_->make_checkpoint()),
                          asio::use_future)

@@ -41,6 +41,8 @@ class TestServer {
   /// Workers that are members now.
   std::size_t present();
   Status drain(std::uint64_t member);
+  std::vector<server::ServerView> servers();
+  Status drain_server(const std::string& name);
   Result<server::CheckpointView> checkpoint();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();

@@ -1,4 +1,4 @@
-#include "server/service/memory_need.h"
+#include "server/store/memory_need.h"
 
 #include <fstream>
 

@@ -157,6 +157,10 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Step>("step");
   expect_documented<Forget>("forget");
   expect_documented<Enter>("enter");
+  expect_documented<Recall>("recall");
+  expect_documented<RecallReply>("recall-reply");
+  expect_documented<OptimizerChange>("optimizer-change");
+  expect_documented<ServerReport>("server-report");
 }
 
 TEST(Messages, ServersAreAsTheContractSays) {

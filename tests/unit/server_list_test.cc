@@ -1,13 +1,11 @@
-#include "worker/exchange/server_list.h"
+#include "transport/server_list.h"
 
 #include <gtest/gtest.h>
 
 #include "common/proto/standby.h"
 
-namespace centroid::worker {
+namespace centroid::transport {
 namespace {
-
-using transport::Endpoint;
 
 const Endpoint kA{"a", 1}, kB{"b", 2}, kC{"c", 3};
 const Error kGone(ErrorCode::kUnavailable, "connection refused");
@@ -16,27 +14,32 @@ Error names(const Endpoint& leader) {
   return proto::standby_error("x", leader.to_string()).with_context("a peer says");
 }
 
+/// As its callers do.
+bool failed(ServerList& list, const Error& why) {
+  return list.failed(why, proto::leader_named_by(why));
+}
+
 TEST(ServerList, OneServerIsTriedAgainAfterAPause) {
   ServerList list({kA});
   EXPECT_EQ(list.present(), kA);
-  EXPECT_FALSE(list.failed(kGone));
+  EXPECT_FALSE(failed(list, kGone));
   EXPECT_EQ(list.present(), kA);
   EXPECT_FALSE(list.is_several());
 }
 
 TEST(ServerList, AllAreTriedInTurnBeforeAPause) {
   ServerList list({kA, kB, kC});
-  EXPECT_TRUE(list.failed(kGone));
+  EXPECT_TRUE(failed(list, kGone));
   EXPECT_EQ(list.present(), kB);
-  EXPECT_TRUE(list.failed(kGone));
+  EXPECT_TRUE(failed(list, kGone));
   EXPECT_EQ(list.present(), kC);
-  EXPECT_FALSE(list.failed(kGone));
+  EXPECT_FALSE(failed(list, kGone));
   EXPECT_EQ(list.present(), kA);
 }
 
 TEST(ServerList, TheLeaderThatAStandbyNamesIsNext) {
   ServerList list({kA});
-  EXPECT_TRUE(list.failed(names(kC)));  // not of the list
+  EXPECT_TRUE(failed(list, names(kC)));  // not of the list
   EXPECT_EQ(list.present(), kC);
   EXPECT_TRUE(list.is_several());
   list.joined();
@@ -48,12 +51,12 @@ TEST(ServerList, ADeadLeaderThatStandbysNameDoesNotMakeAnEndlessChase) {
   int calls = 1;
   // a is dead, b names it: each round of calls ends.
   for (; calls < 10; ++calls) {
-    const bool goes_on = list.failed(list.present() == kA ? kGone : names(kA));
+    const bool goes_on = failed(list, list.present() == kA ? kGone : names(kA));
     if (!goes_on) break;
   }
   EXPECT_LT(calls, 5);
   // Until b leads itself.
-  while (list.present() != kB) list.failed(kGone);
+  while (list.present() != kB) failed(list, kGone);
   list.joined();
   EXPECT_EQ(list.present(), kB);
 }
@@ -61,11 +64,11 @@ TEST(ServerList, ADeadLeaderThatStandbysNameDoesNotMakeAnEndlessChase) {
 TEST(ServerList, AServerThatDoesNotAnswerIsPassedOverForAWhile) {
   ServerList list({kA, kB});
   const Error silent(ErrorCode::kDeadlineExceeded, "no answer");
-  EXPECT_TRUE(list.failed(silent));
+  EXPECT_TRUE(failed(list, silent));
   int calls_of_b = 0;
   while (list.present() == kB && calls_of_b < 100) {
     ++calls_of_b;
-    list.failed(names(kA));  // b has not noticed yet
+    failed(list, names(kA));  // b has not noticed yet
   }
   EXPECT_GT(calls_of_b, 5);
   EXPECT_LT(calls_of_b, 20);
@@ -74,7 +77,7 @@ TEST(ServerList, AServerThatDoesNotAnswerIsPassedOverForAWhile) {
 
 TEST(ServerList, AStandbyThatNamesItselfIsNotCalledAtOnce) {
   ServerList list({kA});
-  EXPECT_FALSE(list.failed(names(kA)));
+  EXPECT_FALSE(failed(list, names(kA)));
 }
 
 TEST(StandbyError, NamesTheLeaderForWhoeverIsRefused) {
@@ -88,4 +91,4 @@ TEST(StandbyError, NamesTheLeaderForWhoeverIsRefused) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::transport

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/proto/standby.h"
 
 namespace centroid::worker {
 
@@ -124,7 +125,7 @@ Task<void> ServerLink::run() {
       co_return;
     }
     const transport::Endpoint called = servers_.present();
-    if (servers_.failed(failure)) {
+    if (servers_.failed(failure, proto::leader_named_by(failure))) {
       log::info("server.next", {{"server", called.to_string()},
                                 {"why", failure},
                                 {"next", servers_.present().to_string()}});

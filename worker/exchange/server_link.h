@@ -16,11 +16,11 @@
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "common/tensor/fragments.h"
+#include "transport/server_list.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/feedback_keeper.h"
 #include "worker/exchange/peer_reducer.h"
-#include "worker/exchange/server_list.h"
 
 namespace centroid::worker {
 
@@ -173,7 +173,7 @@ class ServerLink final : public transport::FrameSink {
   std::optional<std::uint64_t> waits_serial_;
   std::uint64_t committed_serial_ = 0;    // of the last committed round
   TimePoint give_up_ = TimePoint::max();  ///< when the join timeout is over
-  ServerList servers_;
+  transport::ServerList servers_;
   std::uint64_t term_ = 0;  ///< the highest that a server led in
   bool ending_ = false, is_joined_ = false, joined_once_ = false;
   transport::Session* session_ = nullptr;

@@ -4,19 +4,20 @@
 #include <optional>
 
 #include "common/async/task_group.h"
-#include "server/service/probe.h"
 #include "server/store/journal_writer.h"
 #include "server/store/rows_journal_writer.h"
 
 namespace centroid::server {
 
-/// The journal as the round loop sees it: the writer, and waiting for it on the service's executor.
-/// Does nothing before `start`.
+/// The journal as rounds see it: the writer, and waiting for it on the service's executor. Does
+/// nothing before `start`. Of one thread.
 class Journal {
  public:
-  Journal(Executor executor, const Probe& probe);
+  explicit Journal(Executor executor);
 
-  Status start(JournalWriter::Options options, journal::Base base);
+  Status start(JournalWriter::Options options, journal::Base base, journal::Route route = {});
+  /// Write what was asked for, and close. Blocks until it is on the disk.
+  void stop() { writer_.reset(); }
   bool is_on() const { return writer_ != nullptr; }
 
   /// The present attempt is over without a commit, if there was one; what follows is of another.
@@ -24,12 +25,18 @@ class Journal {
   Task<void> begin_attempt(journal::Base base);
   void begin(Round round, std::uint32_t attempt);
   void chunk(ChunkId chunk, journal::Form form, Bytes memory);
+  /// The chunks lie so from here on; between two rounds. Returns when the memory of the last
+  /// attempt's chunks is no longer read.
+  Task<void> route(journal::Route route);
+  /// Nothing of the present attempt is kept, and nothing is being written. As `begin_attempt`.
+  Task<void> drop_attempt();
   /// The memory will change before the round's end.
   void chunk_copy(ChunkId chunk, journal::Form form, Bytes memory);
   /// All chunks so far are written, their memory is free.
   Task<void> drained();
   std::uint64_t end_round(journal::Kind kind, journal::Commit commit);
-  /// The end is written (or the journal is broken, which is told elsewhere).
+  /// The end is written (or the journal is broken, which is told elsewhere), or the caller is
+  /// cancelled.
   Task<void> done(std::uint64_t number);
 
   /// A checkpoint of the state after `round` has begun: segments follow it.
@@ -40,12 +47,13 @@ class Journal {
   /// True once after it broke: a checkpoint is needed.
   bool wants_checkpoint();
   JournalWriter::State state() const;
-  /// `rows`: the journal of tables of sparse rows, if there is one; the metrics are of both.
-  void refresh_metrics(const std::optional<RowsJournalWriter::State>& rows) const;
+  /// Together with that of tables of sparse rows, if there is one.
+  JournalWriter::State state(const std::optional<RowsJournalWriter::State>& rows) const;
 
  private:
+  void drop();
+
   const Executor executor_;
-  const Probe& probe_;
   std::shared_ptr<Event> moved_;
   Round round_;
   std::uint32_t attempt_ = 0;

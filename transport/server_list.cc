@@ -1,8 +1,6 @@
-#include "worker/exchange/server_list.h"
+#include "transport/server_list.h"
 
-#include "common/proto/standby.h"
-
-namespace centroid::worker {
+namespace centroid::transport {
 
 namespace {
 /// Calls for which a server that did not answer in time is passed over: each would cost as long
@@ -10,12 +8,11 @@ namespace {
 constexpr std::size_t kPassOver = 8;
 }  // namespace
 
-bool ServerList::failed(const Error& why) {
-  const transport::Endpoint last = present();
-  const auto leader = proto::leader_named_by(why);
+bool ServerList::failed(const Error& why, const std::optional<std::string>& leader) {
+  const Endpoint last = present();
   if (why.code() == ErrorCode::kDeadlineExceeded) silent_ = last, passes_ = kPassOver;
   if (leader && !named_ && !has_followed_) {
-    const auto endpoint = transport::Endpoint::parse(*leader);
+    const auto endpoint = Endpoint::parse(*leader);
     // One step: a standby that names a standby is behind, and a leader that is dead is named on
     // until its lease has run out.
     if (endpoint.ok() && *endpoint != last && !(passes_ > 0 && *endpoint == silent_)) {
@@ -43,4 +40,4 @@ void ServerList::joined() {
   has_followed_ = false;
 }
 
-}  // namespace centroid::worker
+}  // namespace centroid::transport

@@ -1,4 +1,4 @@
-#include "server/service/journal.h"
+#include "server/store/journal.h"
 
 #include <algorithm>
 
@@ -6,23 +6,41 @@
 
 namespace centroid::server {
 
-Journal::Journal(Executor executor, const Probe& probe)
-    : executor_(executor), probe_(probe), moved_(std::make_shared<Event>(executor)) {}
+Journal::Journal(Executor executor)
+    : executor_(executor), moved_(std::make_shared<Event>(executor)) {}
 
-Status Journal::start(JournalWriter::Options options, journal::Base base) {
+Status Journal::start(JournalWriter::Options options, journal::Base base, journal::Route route) {
   options.on_progress = [executor = executor_, moved = moved_] {
     boost::asio::post(executor, [moved] { moved->notify_all(); });
   };
-  options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
-  CENTROID_ASSIGN(writer_, JournalWriter::start(std::move(options), std::move(base)));
+  accepts_ = has_chunks_ = rotates_ = was_broken_ = false;
+  CENTROID_ASSIGN(writer_,
+                  JournalWriter::start(std::move(options), std::move(base), std::move(route)));
   return {};
+}
+
+Task<void> Journal::drop_attempt() {
+  if (!writer_) co_return;
+  drop();
+  co_await done(writer_->asked());
+}
+
+void Journal::drop() {
+  accepts_ = false;  // what is still complete of the old attempt has no memory of its own
+  if (has_chunks_) writer_->drop_attempt();
+  has_chunks_ = false;
+}
+
+Task<void> Journal::route(journal::Route route) {
+  if (!writer_) co_return;
+  drop();
+  writer_->route(std::move(route));
+  co_await done(writer_->asked());
 }
 
 Task<void> Journal::begin_attempt(journal::Base base) {
   if (!writer_) co_return;
-  accepts_ = false;  // what is still complete of the old attempt has no memory of its own
-  if (has_chunks_) writer_->drop_attempt();
-  has_chunks_ = false;
+  drop();
   const bool may_mend = rotates_at_ == base.round || !writer_->state().is_broken;
   if (rotates_ && may_mend) writer_->begin_segment(std::move(base));
   rotates_ = false;
@@ -59,7 +77,10 @@ std::uint64_t Journal::end_round(journal::Kind kind, journal::Commit commit) {
 
 Task<void> Journal::done(std::uint64_t number) {
   if (!writer_) co_return;
-  while (!writer_->is_done(number)) co_await moved_->wait(TimePoint::max());
+  while (writer_ && !writer_->is_done(number)) {
+    const bool goes_on = co_await moved_->wait(TimePoint::max());
+    if (!goes_on) co_return;
+  }
 }
 
 void Journal::checkpoint_begins(Round round) {
@@ -87,18 +108,16 @@ JournalWriter::State Journal::state() const {
   return writer_ ? writer_->state() : JournalWriter::State();
 }
 
-void Journal::refresh_metrics(const std::optional<RowsJournalWriter::State>& rows) const {
-  if (!writer_ && !rows) return;
+JournalWriter::State Journal::state(const std::optional<RowsJournalWriter::State>& rows) const {
   JournalWriter::State both = state();
+  if (!rows) return both;
   const auto waits = [](const auto& one) { return !one.is_broken && !one.trouble.empty(); };
-  if (rows) {
-    both.bytes += rows->bytes;
-    both.written += rows->written;
-    both.unsynced_seconds = std::max(both.unsynced_seconds, rows->unsynced_seconds);
-    if (!both.is_broken && (rows->is_broken || waits(*rows))) both.trouble = rows->trouble;
-    both.is_broken = both.is_broken || rows->is_broken;
-  }
-  probe_.journal(both);
+  both.bytes += rows->bytes;
+  both.written += rows->written;
+  both.unsynced_seconds = std::max(both.unsynced_seconds, rows->unsynced_seconds);
+  if (!both.is_broken && (rows->is_broken || waits(*rows))) both.trouble = rows->trouble;
+  both.is_broken = both.is_broken || rows->is_broken;
+  return both;
 }
 
 }  // namespace centroid::server

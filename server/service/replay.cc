@@ -1,0 +1,345 @@
+#include "server/service/replay.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+#include "server/service/cluster.h"
+
+/// How a server takes the rounds of the journal up again: the same steps on the same bits as in
+/// training.
+namespace centroid::server {
+
+using journal::Form;
+using journal::Kind;
+
+namespace {
+
+/// Chunks that are asked for at once.
+constexpr std::size_t kRecallsAtOnce = 8;
+
+Error mismatch(const std::string& folder, const std::string& why) {
+  return {ErrorCode::kFailedPrecondition, "journal " + folder + ": " + why};
+}
+
+}  // namespace
+
+Status Cluster::check_replay(const journal::Base& base) const {
+  const std::string& folder = config_.journal_dir;
+  if (base.run_id != run_id_)
+    return mismatch(folder, "it belongs to run '" + base.run_id + "', the checkpoint to '" +
+                                run_id_ + "': move the journal away to go on without it");
+  if (base.terms != journal_terms() || base.plan_hash != store_->plan().hash())
+    return mismatch(
+        folder,
+        "it was written with other settings, with which its rounds have other bits: resume "
+        "with the old ones until there is a checkpoint (a stop writes one). They were: " +
+            base.terms + (base.terms == journal_terms() ? ", and another chunk_bytes" : "") +
+            "; now: " + journal_terms());
+  if (base.round.value >= round_.value)
+    return mismatch(folder, "its segment begins after round " + to_string(base.round) +
+                                ", the checkpoint ends at round " +
+                                std::to_string(round_.value - 1) +
+                                ": the rounds between are lost. Move the journal away to go on "
+                                "from the checkpoint");
+  return {};
+}
+
+/// After `load_checkpoint`, with all chunks on this server: the rounds behind the checkpoint.
+Status Cluster::begin_replay() {
+  replay_.reset();
+  auto replay = std::make_unique<Replay>(config_.journal_dir);
+  if (replay->reader.segments().empty()) return {};
+  if (!store_)
+    return mismatch(config_.journal_dir,
+                    "there is no checkpoint to which its rounds could be added");
+  replay->begin = clock_.now();
+  replay->first = round_;
+  replay->has.resize(store_->plan().chunks().size());
+  replay_ = std::move(replay);
+  return {};
+}
+
+/// As far as it goes. True: to the end; false: a server must come first, `waits_for`.
+Task<Result<bool>> Cluster::replay_on() {
+  Replay& replay = *replay_;
+  replay.waits_for.clear();
+  while (!replay.is_at_gap && !replay.is_cut) {
+    if (replay.end) {
+      CENTROID_CO_ASSIGN(const bool is_over, co_await replay_end());
+      if (!is_over) co_return false;
+      continue;
+    }
+    CENTROID_CO_ASSIGN(const auto record, replay.reader.next());
+    if (!record) break;
+    if (const auto* base = std::get_if<journal::Base>(&*record)) {
+      replay.is_at_gap = base->follows_gap && base->round.value >= round_.value;
+      replay.route = {};  // it stands behind the base anew
+      if (!replay.is_at_gap) CENTROID_CO_TRY(check_replay(*base));
+    } else if (const auto* route = std::get_if<journal::Route>(&*record)) {
+      if (route->owners.size() != replay.has.size())
+        co_return mismatch(config_.journal_dir,
+                           "a route of " + std::to_string(route->owners.size()) +
+                               " chunks, the model has " + std::to_string(replay.has.size()));
+      replay.route = *route;
+    } else if (const auto* chunk = std::get_if<journal::Reader::Chunk>(&*record)) {
+      CENTROID_CO_ASSIGN(const bool is_sound, replay_chunk(chunk->head));
+      if (!is_sound) break;
+    } else if (const auto* end = std::get_if<journal::Reader::End>(&*record)) {
+      if (end->head.round >= round_) replay.end = *end;
+    }
+  }
+  CENTROID_CO_TRY(finish_replay());
+  co_return true;
+}
+
+/// Numbers of one of this server's own chunks. False: it is the torn tail.
+Result<bool> Cluster::replay_chunk(const journal::Head& head) {
+  Replay& replay = *replay_;
+  if (head.round < round_) {
+    replay.reader.skip();
+    return true;
+  }
+  if (head.round != replay.present.round || head.attempt != replay.present.attempt ||
+      replay.count == 0) {
+    replay.has.assign(replay.has.size(), false);
+    replay.count = 0;
+  }
+  replay.present = head;
+  const bool is_known = head.chunk.value < replay.has.size() && head.form == journal_form() &&
+                        has_turn(store_->plan().chunk(head.chunk)) && replay.is_mine(head.chunk);
+  const std::uint64_t bytes =
+      is_known ? store_->plan().chunk(head.chunk).elements * sizeof(float) : 0;
+  if (!is_known || head.payload_bytes != bytes || replay.has[head.chunk.value])
+    return mismatch(config_.journal_dir, "round " + to_string(head.round) + ", chunk " +
+                                             to_string(head.chunk) +
+                                             ": not a chunk of this model, or twice there");
+  const std::span<float> into = store_->spare(store_->plan().chunk(head.chunk));
+  CENTROID_ASSIGN(const bool is_sound, replay.reader.read(std::as_writable_bytes(into)));
+  if (!is_sound) return false;
+  replay.has[head.chunk.value] = true;
+  ++replay.count;
+  return true;
+}
+
+/// A round whose end has been read: with the parts that other servers have, it is replayed. False:
+/// one of them must come first.
+Task<Result<bool>> Cluster::replay_end() {
+  Replay& replay = *replay_;
+  const journal::Head head = replay.end->head;
+  const journal::Commit commit = replay.end->commit;
+  const bool counts = head.kind == Kind::kCommit;
+  std::size_t wanted = 0;
+  std::vector<Chunk> elsewhere;
+  for (const Chunk& chunk : fragment().chunks) {
+    if (replay.is_mine(chunk.id))
+      ++wanted;
+    else
+      elsewhere.push_back(chunk);
+  }
+  const bool is_whole = replay.count == wanted && head.round == replay.present.round &&
+                        head.attempt == replay.present.attempt;
+  if (head.round != round_ || (counts && !is_whole && wanted > 0))
+    co_return mismatch(config_.journal_dir, "the end of round " + to_string(head.round) +
+                                                " came where that of round " + to_string(round_) +
+                                                " was expected, with " +
+                                                std::to_string(replay.count) + " of " +
+                                                std::to_string(wanted) + " chunks");
+  if (counts && !elsewhere.empty()) {
+    CENTROID_CO_ASSIGN(const bool is_here, co_await recall_all(std::move(elsewhere)));
+    if (!is_here) co_return replay.is_cut;
+  }
+  const Form form = wanted > 0 ? replay.present.form : journal_form();
+  if (counts) CENTROID_CO_TRY(co_await replay_round(form, commit));
+  if (counts)
+    for (const std::string& name : commit.contributors) counted_[name] = round_;
+  replay.count = 0;
+  replay.end.reset();
+  round_ = round_.next();
+  epoch_ = commit.epoch;
+  offset_ = commit.offset;
+  roster_.restore(std::max(roster_.generation(), commit.generation));
+  co_return true;
+}
+
+/// What several tasks ask other servers for, each the next.
+struct Cluster::Recalls {
+  std::vector<std::pair<std::shared_ptr<ShardGroup::Link>, Chunk>> wanted;
+  std::size_t next = 0;
+  proto::Recall head;
+  std::optional<Error> failed;
+  std::string failed_at;  ///< name of the server
+};
+
+/// Chunks of the round that is being replayed, from the servers on which they lay. False: one of
+/// them is not here or has not its part, or the replay is cut there.
+Task<Result<bool>> Cluster::recall_all(std::vector<Chunk> chunks) {
+  Replay& replay = *replay_;
+  Recalls all;
+  all.head.round = replay.end->head.round;
+  all.head.attempt = replay.end->head.attempt;
+  const std::string what = " for its part of round " + to_string(round_) +
+                           ": its journal has chunks of the rounds behind the checkpoint; "
+                           "draining it goes on without, from round " +
+                           std::to_string(round_.value - 1);
+  for (const Chunk& chunk : chunks) {
+    const std::string& name = replay.route.servers[replay.route.owners[chunk.id.value]];
+    const auto link = shards_.find(name);
+    if (replay.given_up.contains(name)) {
+      cut_replay(name);
+      co_return false;
+    }
+    if (!link) {
+      replay.waits_for = name;
+      replay.why = "server '" + name + "' is waited" + what;
+      co_return false;
+    }
+    all.wanted.emplace_back(link, chunk);
+  }
+  TaskGroup group(executor_);
+  for (std::size_t i = 0; i < kRecallsAtOnce; ++i) group.spawn(recall_some(&all));
+  co_await group.join();
+  if (!all.failed && all.next < all.wanted.size())
+    co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  if (!all.failed) co_return true;
+  if (replay.given_up.contains(all.failed_at)) {
+    cut_replay(all.failed_at);
+    co_return false;
+  }
+  log::error("journal.part_missing", {{"server", all.failed_at},
+                                      {"round", round_.value},
+                                      {"why", *all.failed},
+                                      {"action", "the replay waits"}});
+  replay.waits_for = all.failed_at;
+  replay.why = "server '" + all.failed_at + "' is waited" + what + " (" + all.failed->message() +
+               "; was it started with the run_dir that it had?)";
+  co_return false;
+}
+
+Task<void> Cluster::recall_some(Recalls* all) {
+  while (all->next < all->wanted.size() && !all->failed) {
+    const auto [link, chunk] = all->wanted[all->next++];
+    const Status recalled = co_await recall(all->head, link, chunk);
+    if (recalled.ok() || all->failed) continue;
+    all->failed = recalled.error();
+    all->failed_at = link->name;
+  }
+}
+
+Task<Status> Cluster::recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link,
+                             Chunk chunk) {
+  head.chunk = chunk.id;
+  auto encoded = proto::encode(head);
+  auto reply = co_await shards_.ask(link, proto::ServersKind::kRecall, std::move(encoded));
+  if (!reply.ok()) co_return std::move(reply).error();
+  CENTROID_CO_ASSIGN(const auto told, proto::decode<proto::RecallReply>(reply->head));
+  const std::span<float> into = store_->spare(chunk);
+  if (told.form != static_cast<std::uint8_t>(journal_form()) ||
+      reply->payload.size() != into.size_bytes())
+    co_return Error(ErrorCode::kDataLoss,
+                    "server '" + link->name + "' recalled chunk " + to_string(chunk.id) +
+                        " in form " + std::to_string(told.form) + " with " +
+                        std::to_string(reply->payload.size()) + " bytes, expected form " +
+                        std::to_string(static_cast<int>(journal_form())) + " with " +
+                        std::to_string(into.size_bytes()));
+  std::memcpy(into.data(), reply->payload.data(), into.size_bytes());
+  co_return Status();
+}
+
+/// An operator goes on without a server's part of the present round.
+void Cluster::cut_replay(const std::string& server) {
+  replay_->is_cut = true;
+  log::error("journal.rounds_given_up",
+             {{"server", server},
+              {"round", round_.value - 1},
+              {"why", "an operator goes on without its part of the rounds behind"}});
+}
+
+Status Cluster::finish_replay() {
+  const auto replay = std::exchange(replay_, nullptr);
+  journal::Reader& reader = replay->reader;
+  // Which of them the replayed rounds have trained is not known.
+  if (round_ != replay->first) returned_.clear();
+  if (replay->is_at_gap) {
+    log::error("journal.gap", {{"round", round_.value - 1},
+                               {"why",
+                                "the journal could not be written then (journal.full), and "
+                                "no checkpoint came behind it: later rounds are lost"}});
+    for (const journal::Segment& segment : reader.segments())
+      if (segment.base.value >= round_.value) std::filesystem::remove(segment.path);
+  } else if (!replay->is_cut) {
+    if (!reader.torn().empty())
+      log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});
+    CENTROID_TRY(reader.cut_tail());
+  }
+  fault::point("journal.replayed");
+  const double elapsed = std::chrono::duration<double>(clock_.now() - replay->begin).count();
+  held_position_ = position();
+  log::info("journal.replayed",
+            {{"rounds", round_.value - replay->first.value},
+             {"round", round_.value - 1},
+             {"version", store_->version().value},
+             {"servers", std::max<std::size_t>(replay->route.servers.size(), 1)},
+             {"seconds", elapsed}});
+  return {};
+}
+
+/// The round's numbers are in the spare plane.
+Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
+  const std::vector<Chunk>& chunks = fragment().chunks;
+  if (replies_) {
+    CENTROID_CO_TRY(replay_replies(commit.generation));
+  } else if (form == Form::kMean) {
+    co_await clip(0);
+    for (const Chunk& chunk : chunks) store_->shadow_apply(chunk);
+    store_->commit_in_place(chunks);
+  } else {
+    if (form == Form::kSum) co_await clip(commit.weight);
+    for (const Chunk& chunk : chunks) {
+      if (form != Form::kSum) break;
+      if (config_.optimizer.clip_norm == 0) store_->scale(chunk, commit.weight);
+      store_->apply(chunk);
+    }
+    store_->commit_swap(chunks);
+  }
+  if (store_->version() != commit.version || store_->optimizer_step() != commit.optimizer_step)
+    co_return mismatch(config_.journal_dir, "round " + to_string(round_) + " ends at version " +
+                                                to_string(commit.version) + ", the replay at " +
+                                                to_string(store_->version()));
+  co_return Status();
+}
+
+/// Means through the codec of the results, as in the round itself.
+Status Cluster::replay_replies(Generation generation) {
+  if (replies_->resets_residual() && replies_generation_ != generation) {
+    store_->clear_residual();
+    replies_->set_rounds(0);
+  }
+  replies_generation_ = generation;
+  replies_->begin(round_);
+  std::deque<std::vector<std::byte>> payloads;
+  std::vector<Attempt::Piece> pieces;
+  const auto emit = [&](const Chunk& of, std::vector<std::byte> payload) {
+    payloads.push_back(std::move(payload));
+    pieces.push_back({of.id, payloads.back(), std::nullopt});
+  };
+  ReplyEncoder::Memory memory;
+  const std::vector<Chunk>& part = fragment().chunks;
+  for (const Chunk& chunk : part) (void)store_->spare(chunk);
+  memory.means = store_->all_spare();
+  if (store_->keeps_residual()) memory.residual = store_->residual();
+  for (const Chunk& chunk : part) CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
+  std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
+  if (config_.optimizer.clip_norm > 0) {
+    PlaneNorm norm;
+    for (const Attempt::Piece& piece : pieces) CENTROID_TRY(add_to_norm(piece, norm));
+    clip_to(norm.value());
+  }
+  for (const Attempt::Piece& piece : pieces) CENTROID_TRY(apply_reply(piece));
+  store_->commit_in_place(part);
+  replies_->commit();
+  return {};
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,159 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// Chunks that go to another server while rounds go on. Between two rounds they get their new owner
+/// in the route, some at a time; workers push there from then on. Their values are copied while the
+/// round is open, for until it is merged they do not change, and nobody but the merge needs them at
+/// the new place. So a round waits only for what is not copied when all contributions are there.
+namespace centroid::server {
+
+using proto::ServersKind;
+
+namespace {
+
+/// What copies may hold up a merge, where a round takes no time at all.
+constexpr std::chrono::milliseconds kMovePause{100};
+constexpr std::size_t kLeader = 0;
+/// Chunks under way at once.
+constexpr std::size_t kCopiers = 4;
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+/// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
+Task<bool> Cluster::may_move() {
+  bool may = !machine_.has_late();
+  while (may && checkpointing_) {
+    if (spread_.freezes > 0) (void)co_await freeze_for_checkpoint();
+    may = is_first_placement();  // else rounds go on, and so does this when it is over
+    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+  }
+  co_return may;
+}
+
+/// Give some chunks to the servers that are to have them, as many as can be copied in the pause
+/// that a round may make, and begin to copy them.
+Task<Status> Cluster::move_some() {
+  const TimePoint begin = clock_.now();
+  for (const auto& [id, link] : links_)  // what is under way was cut by the route that ends
+    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
+  spread_.whole.clear();
+  const bool is_first = is_first_placement();
+  const auto budget = static_cast<std::uint64_t>(spread_.copy_rate * seconds(kMovePause));
+  const std::uint64_t planes = 1 + store_->optimizer().slots();
+  auto owners = spread_.route.owners;
+  const auto chunks = std::make_shared<std::vector<Chunk>>();
+  spread_.moving_bytes = 0;
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    std::uint16_t& owner = owners[chunk.id.value];
+    if (owner == spread_.target[chunk.id.value]) continue;
+    const std::uint64_t bytes = chunk.elements * sizeof(float) * planes;
+    if (!is_first && !chunks->empty() && spread_.moving_bytes + bytes > budget) continue;
+    spread_.moving[chunk.id] = spread_.links[owner];
+    spread_.moving_bytes += bytes;
+    owner = spread_.target[chunk.id.value];
+    chunks->push_back(chunk);
+  }
+  auto links = spread_.links;
+  const Status told = co_await adopt_route(std::move(links), std::move(owners));
+  if (!told.ok()) spread_.copy_failure = told.error();
+  spread_.moving_since = clock_.now();
+  spread_.held = clock_.now() - begin;
+  std::ranges::reverse(*chunks);  // taken from the back
+  const std::size_t copiers = told.ok() ? kCopiers : 0;
+  spread_.copiers = copiers;  // who finds nothing to do ends before the next begins
+  for (std::size_t i = 0; i < copiers; ++i) tasks_.spawn(copy_chunks(chunks));
+  if (is_first) co_return co_await finish_moves();
+  co_return told;
+}
+
+/// One of the tasks that copy what is left of `chunks`.
+Task<void> Cluster::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks) {
+  while (!chunks->empty() && !spread_.copy_failure) {
+    const Chunk chunk = chunks->back();
+    chunks->pop_back();
+    const auto from = spread_.moving.at(chunk.id);
+    const auto to = spread_.links[spread_.route.owners[chunk.id.value]];
+    const Status copied = co_await copy_chunk(chunk, from, to);
+    if (copied.ok() || spread_.copy_failure) continue;
+    spread_.copy_failure = copied.error();
+    // What a server answers nothing or something else for is not what its leader takes it to have.
+    for (const auto& link : {from, to})
+      if (link && !link->is_gone()) shards_.give_up(link, copied.error());
+  }
+  if (--spread_.copiers == 0) spread_.copy_time = clock_.now() - spread_.moving_since;
+  changed_.notify_all();
+}
+
+/// All planes; nullptr: the leader.
+Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
+                                 std::shared_ptr<ShardGroup::Link> to) {
+  for (std::size_t plane = 0; plane <= store_->optimizer().slots(); ++plane) {
+    proto::ServerChunk head;
+    head.version = store_->version();
+    head.plane = static_cast<std::uint8_t>(plane);
+    head.chunk = chunk.id;
+    std::vector<std::byte> fetched;
+    Bytes values;
+    if (from == nullptr) {  // nothing changes it before this ends
+      values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
+    } else {
+      CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(head));
+      values = fetched;
+    }
+    if (to == nullptr) {
+      const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
+                                          chunk.elements);
+      CENTROID_CO_TRY(store_->load(plane, chunk.position, floats));
+      continue;
+    }
+    auto encoded = proto::encode(head);
+    const auto loaded = co_await shards_.ask(to, ServersKind::kLoad, std::move(encoded), values);
+    if (!loaded.ok()) co_return loaded.error();
+  }
+  co_return Status();
+}
+
+/// Before a round is merged, or the route or the servers change: all chunks are where the route
+/// says. fails with what the copies failed with: a server is gone then.
+Task<Status> Cluster::finish_moves() {
+  const TimePoint begin = clock_.now();
+  while (spread_.copiers > 0) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(20));
+  if (spread_.copy_failure) co_return *spread_.copy_failure;
+  if (spread_.moving.empty()) co_return Status();
+  const double copied = seconds(std::max(spread_.copy_time, Duration(1)));
+  spread_.copy_rate = std::clamp(static_cast<double>(spread_.moving_bytes) / copied,
+                                 spread_.copy_rate / 4, spread_.copy_rate * 2);
+  const auto is_being_sent = [this](const auto& one) {
+    return one.second == nullptr &&
+           (store_->params_are_held(one.first) || store_->spare_is_held(one.first));
+  };
+  while (std::ranges::any_of(spread_.moving, is_being_sent)) {  // results of the last round
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+  while (is_imaging_)  // a copy of the state reads chunks wherever they lie
+    co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+  store_->place(spread_.is_here);
+  const std::size_t moved = spread_.moving.size();
+  spread_.moving.clear();
+  for (const auto& [chunk, weight] : std::exchange(spread_.summed, {}))
+    chunk_complete(chunk, weight);
+  std::size_t left = 0;
+  for (std::size_t i = 0; i < spread_.target.size(); ++i)
+    left += spread_.target[i] != spread_.route.owners[i] ? 1 : 0;
+  spread_.held += clock_.now() - begin;
+  log::info("chunks.moved", {{"chunks", moved},
+                             {"bytes", spread_.moving_bytes},
+                             {"left", left},
+                             {"route", spread_.route.version},
+                             {"servers", spread_.links.size()},
+                             {"seconds", copied},
+                             {"held_seconds", seconds(spread_.held)}});
+  co_return Status();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,186 @@
+"""A model on several servers with the journal on, under kill -9 of the leader, of a shard server and of all. servers_journal_test.py BIN_DIR"""
+
+import json
+import signal
+
+import servers_test
+from cluster import DONE, USAGE, main, wait_for
+
+ROUNDS = 24
+CHECKPOINT_EVERY = 5
+OF_CHECKPOINTS = ("checkpoint.renamed",)  # durability_test.py has all of them
+
+
+class JournalTest(servers_test.ServersTest):
+    """A leader, the shard servers b and c, three workers."""
+
+    def start_leader(self, run, *arguments, name, environment=None, rounds=ROUNDS, **places):
+        goal = ["--rounds", rounds, "--exit-when-finished", "--checkpoint-every", CHECKPOINT_EVERY, "--run-id", "r"]
+        common = ["--servers", 3, "--min-workers", 3, "--optimizer", "momentum", "--lr", "0.05", *servers_test.CHUNKS]
+        common += ["--journal", "on", "--journal-sync", "0", "--log-level", "debug"]
+        return self.launch_server(*goal, *common, *arguments, run=run, name=name, environment=environment, **places)
+
+    def start_shard(self, leader, run, which, tag="", environment=None, folder=None):
+        places = ["--join", leader.data, "--name", which, "--listen", "127.0.0.1:0", "--run-dir", self.folder / (folder or run)]
+        return self._start(servers_test.Process, "centroid-server", f"{which}-{run}{tag}", places, environment)
+
+    def start_all(self, run, *arguments, environments=None, rounds=ROUNDS):
+        environments = environments or {}
+        leader = self.start_leader(run, *arguments, name=f"leader-{run}", environment=environments.get("leader"), rounds=rounds)
+        leader.wait_ready()
+        shards = {which: self.start_shard(leader, run, which, environment=environments.get(which)) for which in "bc"}
+        return leader, shards, self.workers(leader, f"-{run}")
+
+    def whole(self, run, *arguments, environments=None, rounds=ROUNDS):
+        leader, shards, workers = self.start_all(run, *arguments, environments=environments, rounds=rounds)
+        self.assert_exit(DONE, *workers, leader, *shards.values())
+        return self.model_bytes(run)
+
+    def committed(self, *leaders):
+        """Rounds that these processes have committed, in their order."""
+        return [event["round"] for leader in leaders for event in leader.events("round.committed")]
+
+    def assert_nothing_lost(self, run, expected, *leaders, rounds=ROUNDS):
+        # A round may be in the journal of a leader that was killed before it could say so.
+        done = self.committed(*leaders)
+        self.assertEqual(sorted(set(done)), done, "rounds done twice")
+        self.assertLessEqual(len(set(range(1, rounds + 1)) - set(done)), len(leaders) - 1, "rounds lost")
+        self.assertEqual(self.model_bytes(run), expected, "other bits")
+
+
+class Kill(JournalTest):
+    def kill_leader(self, run, fault, expected):
+        leader, shards, workers = self.start_all(run, environments={"leader": {"CENTROID_TEST_FAULT": fault}})
+        self.assertEqual(leader.exit_status(), -signal.SIGKILL, f"{fault} was not reached")
+        again = self.start_leader(run, "--resume", name=f"again-{run}", listen=leader.data, api=leader.api)
+        self.assert_exit(DONE, again)
+        replayed = again.events("journal.replayed")
+        reached = replayed[-1]["round"] if replayed else again.events("checkpoint.loaded")[-1]["round"]
+        if reached < ROUNDS:
+            self.assert_exit(DONE, *workers, *shards.values())
+        for process in [*workers, *shards.values()]:  # who comes when the goal has been reached is not taken
+            process.kill()
+        self.assertGreaterEqual(reached, max(self.committed(leader), default=0), "a committed round was lost")
+        self.assertEqual(self.committed(again), list(range(reached + 1, ROUNDS + 1)))
+        self.assertEqual(self.model_bytes(run), expected)
+
+    def kill_shard(self, run, fault, expected):
+        leader, shards, workers = self.start_all(run, environments={"b": {"CENTROID_TEST_FAULT": fault}})
+        self.assertEqual(shards["b"].exit_status(), -signal.SIGKILL, f"{fault} was not reached")
+        again = self.start_shard(leader, run, "b", tag="-again")
+        self.assert_exit(DONE, *workers, leader, again, shards["c"])
+        self.assert_nothing_lost(run, expected, leader)
+
+    def test_every_write_point_of_every_server(self):
+        logs = {who: self.folder / f"points-{who}" for who in ("leader", "b")}
+        environments = {who: {"CENTROID_TEST_FAULT_LOG": str(path)} for who, path in logs.items()}
+        expected = self.whole("whole", environments=environments)
+        points = {who: [name for name in path.read_text().split() if not name.startswith("checkpoint.") or name in OF_CHECKPOINTS]
+                  for who, path in logs.items()}
+        for name in ("servers.prepared", "servers.committed", "journal.end_written"):
+            self.assertIn(name, points["leader"])
+        for name in ("servers.part_prepared", "journal.payload_torn", "journal.segment_begun"):
+            self.assertIn(name, points["b"])
+        for who, kill in (("leader", self.kill_leader), ("b", self.kill_shard)):
+            for number, name in enumerate(points[who]):
+                count = 2 if "segment" in name or "checkpoint" in name else 9
+                with self.subTest(who=who, point=name, count=count):
+                    kill(f"{who}-{number}", f"{name}:{count}", expected)
+
+    def test_every_way_to_apply(self):
+        ways = {
+            "parameters": ["--optimizer", "sgd"],
+            "clipped": ["--optimizer", "adam", "--clip-norm", 0.5],
+            "mean": ["--apply", "worker"],
+            "clipped-mean": ["--apply", "worker", "--clip-norm", 0.5],
+            "quorum": ["--policy", "quorum:3"],
+        }
+        for name, arguments in ways.items():
+            expected = self.whole(f"whole-{name}", *arguments)
+            with self.subTest(way=name):
+                fault = {"CENTROID_TEST_FAULT": "servers.part_prepared:13"}
+                leader, shards, workers = self.start_all(name, *arguments, environments={"b": fault})
+                self.assertEqual(shards["b"].exit_status(), -signal.SIGKILL)
+                again = self.start_shard(leader, name, "b", tag="-again")
+                self.assert_exit(DONE, *workers, leader, again, shards["c"])
+                self.assert_nothing_lost(name, expected, leader)
+
+    def test_all_servers_at_once(self):
+        rounds = 400
+        expected = self.whole("whole", rounds=rounds)
+        leader, shards, workers = self.start_all("all", rounds=rounds)
+        leaders = [leader]
+        for kill in range(2):
+            leader.wait_round(100 * (kill + 1))
+            leader.kill()
+            for shard in shards.values():
+                shard.kill()
+            known = max(self.committed(leader))
+            leader = self.start_leader("all", "--resume", name=f"leader-{kill}", listen=leader.data, api=leader.api, rounds=rounds).wait_ready()
+            leaders.append(leader)
+            waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if w["for_whom"] == "servers"], "the cause")
+            self.assertIn("for its part of round", waits[0])
+            shards = {which: self.start_shard(leader, "all", which, tag=f"-{kill}") for which in "bc"}
+            self.assertGreaterEqual(leader.wait_event("journal.replayed")["round"], known, "a committed round was lost")
+        self.assert_exit(DONE, *workers, leader, *shards.values())
+        self.assert_nothing_lost("all", expected, *leaders, rounds=rounds)
+
+
+class Change(JournalTest):
+    def test_chunks_that_have_moved_are_recalled_from_where_they_lay(self):
+        rounds = 400
+        expected = self.whole("whole", rounds=rounds)
+        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=rounds)
+        leader.wait_round(60)
+        d = self.start_shard(leader, "run", "d")
+        leader.wait_event("chunks.moved", servers=4, left=0)
+        leader.wait_more_rounds(40)
+        shards["c"].kill()
+        wait_for(lambda: "server 'c'" in json.dumps(leader.get("/v1/waits")), "the cause in /v1/waits")
+        c = self.start_shard(leader, "run", "c", tag="-again")
+        self.assertEqual(leader.wait_event("journal.replayed")["servers"], 4)
+        self.assert_exit(DONE, *workers, leader, shards["b"], c, d)
+        self.assert_nothing_lost("run", expected, leader, rounds=rounds)
+
+    def test_a_drained_server_is_not_needed_any_more(self):
+        rounds = 500
+        expected = self.whole("whole", rounds=rounds)
+        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=rounds)
+        leader.wait_round(60)
+        self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        self.assert_status(shards["b"], DONE, "drained")
+        wait_for(lambda: len(leader.events("checkpoint.written")) > 1, "a checkpoint behind its last round")
+        leader.wait_more_rounds(20)
+        shards["c"].kill()
+        c = self.start_shard(leader, "run", "c", tag="-again")
+        self.assert_exit(DONE, *workers, leader, c)
+        self.assert_nothing_lost("run", expected, leader, rounds=rounds)
+
+    def test_a_lost_journal_is_waited_for_until_an_operator_goes_on_without(self):
+        leader, shards, workers = self.start_all("run", "--checkpoint-every", 100, rounds=300)
+        leader.wait_round(150)
+        shards["b"].kill()
+        empty = self.start_shard(leader, "run", "b", tag="-empty", folder="elsewhere")
+        waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if "run_dir" in w["what"]], "the cause")
+        self.assertIn("has no round of this run", waits[0])
+        self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        given_up = leader.wait_event("journal.rounds_given_up")
+        self.assertEqual((given_up["server"], given_up["round"]), ("b", 100))
+        self.assert_exit(DONE, *workers, leader, empty, shards["c"])
+        checked = leader.wait_event("job.ended")
+        self.assertEqual(checked["round"], 300)
+
+    def test_a_journal_of_another_run_is_not_written_over(self):
+        leader, shards, workers = self.start_all("run", rounds=20)
+        self.assert_exit(DONE, *workers, leader, *shards.values())
+        other = self.start_leader("other", "--run-id", "another", name="other").wait_ready()
+        shard = self.start_shard(other, "run", "b", tag="-other")
+        workers = self.workers(other, "-other")
+        self.start_shard(other, "other", "c", tag="-other")
+        self.assert_status(shard, USAGE, "belongs to run 'r'", "another run_dir")
+        for worker in workers:
+            worker.kill()
+
+
+if __name__ == "__main__":
+    main()

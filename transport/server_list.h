@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "transport/transport.h"
+
+namespace centroid::transport {
+
+/// Which of several servers to call next: the one that a standby named as the leader, else the next
+/// of the list. Pure.
+class ServerList {
+ public:
+  explicit ServerList(std::vector<Endpoint> servers) : servers_(std::move(servers)) {}
+
+  const Endpoint& present() const { return named_ ? *named_ : servers_[next_]; }
+  /// Its call failed like this; `leader`: the endpoint that it named as the leader's. True when
+  /// another is worth a call at once; false when all have been tried since the last pause.
+  bool failed(const Error& why, const std::optional<std::string>& leader = std::nullopt);
+  /// It took us: the next failure is of another series.
+  void joined();
+  /// Some server may lead in place of another.
+  bool is_several() const { return servers_.size() > 1 || is_several_; }
+
+ private:
+  std::vector<Endpoint> servers_;
+  std::size_t next_ = 0, tried_ = 0;
+  bool is_several_ = false, has_followed_ = false;  // the second: since the last pause
+  std::optional<Endpoint> named_;                   // by a standby
+  Endpoint silent_;                                 // did not answer in time
+  std::size_t passes_ = 0;                          // for which it is passed over
+};
+
+}  // namespace centroid::transport
