@@ -258,7 +258,7 @@ void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       tracing->add_option("HOST:PORT", options->workers, "workers, where they serve metrics");
   tracing
       ->add_option("--from", options->files,
-                   "files that programs wrote (their --trace) instead of running ones")
+                   "files that programs wrote (setting trace) instead of running ones")
       ->excludes(places);
   tracing->add_option("--seconds", options->seconds, "how far back, of the server")
       ->check(CLI::Range(1, 60))

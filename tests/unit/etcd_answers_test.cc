@@ -92,11 +92,11 @@ TEST(EtcdClient, NoKey) {
 
 TEST(EtcdClient, ADeadEndpointIsPassedOver) {
   const Canned etcd(http("200 OK", "{}"));
-  EXPECT_TRUE(get_from({"127.0.0.1:1", etcd.endpoint()}).ok());
+  EXPECT_TRUE(get_from({"http://127.0.0.1:1", etcd.endpoint()}).ok());
 }
 
 TEST(EtcdClient, AnErrorNamesEveryEndpointThatWasTried) {
-  const auto got = get_from({"127.0.0.1:1", "127.0.0.1:2"});
+  const auto got = get_from({"http://127.0.0.1:1", "http://127.0.0.1:2"});
   ASSERT_FALSE(got.ok());
   EXPECT_EQ(got.error().code(), ErrorCode::kUnavailable);
   EXPECT_NE(got.error().message().find("http://127.0.0.1:1: "), std::string::npos);
