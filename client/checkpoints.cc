@@ -215,7 +215,9 @@ void add_merge(CLI::App& group, int& status) {
       "Write base weights and the adapters that were trained beside them as one model without "
       "adapters.");
   merged->add_option("BASE", wish->base, "base weights, a safetensors file")->required();
-  merged->add_option("ADAPTERS", wish->adapters, "folder that a worker saved (adapter.save), or PEFT's")
+  merged
+      ->add_option("ADAPTERS", wish->adapters,
+                   "folder that a worker saved (adapter.save), or PEFT's")
       ->required();
   merged->add_option("--to", wish->target, "file to write, NAME.safetensors")->required();
   merged->add_option("--dtype", wish->dtype, "f32, bf16 or f16")->capture_default_str();
