@@ -82,7 +82,7 @@ class Words(ClusterTest):
         helps = [[self.programs / "centroid-server", "--help"], [self.programs / "centroid-worker", "--help"], [self.programs / "centroidctl", "man"],
                  [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
         known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps).replace("\\-", "-")
-        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir"}  # of docker, kubectl, etcd
+        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth"}  # of docker, kubectl, etcd
         settings = set(re.findall(r"CENTROID_[A-Z_]+", "".join(text_of(page) for page in GUIDES)))
         spec = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
         routes = [(re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))), {method.upper() for method in one}) for path, one in spec.items()]
@@ -128,6 +128,8 @@ RUN = {
     "workers [--all]": ["workers", "workers --all"],
     "events [--follow] [--type T,...] [--since ID] [-n N]": ["events", "events --type member --since 0 -n 5"],
     "scale": ["scale"],
+    "scale set WORKERS [--why TEXT]": ["scale set 4 --why because"],
+    "scale clear": ["scale clear"],
     "parameters": ["parameters"],
     "servers": ["servers"],
     "rounds [-n N]": ["rounds", "rounds -n 3"],
@@ -135,16 +137,19 @@ RUN = {
     "config get [PREFIX]": ["config get", "config get checkpoint."],
     "config set NAME=VALUE ...": ["config set checkpoint.keep=4 lease=15s"],
     "checkpoints make": ["checkpoints make"],
-    "list DIR": ["checkpoints list {run}/checkpoints"],
-    "verify DIR": ["checkpoints verify {run}/checkpoints"],
-    "export": ["checkpoints export {run}/checkpoints --to {folder}/model.safetensors"],
+    "checkpoints list": ["checkpoints list"],
+    "checkpoints verify VERSION": ["checkpoints verify {version}"],
+    "checkpoints list DIR": ["checkpoints list {run}/checkpoints"],
+    "checkpoints verify DIR": ["checkpoints verify {run}/checkpoints"],
+    "checkpoints merge BASE ADAPTERS": None,  # needs adapters of a trained language model: tests/process/models_test.py
+    "checkpoints export DIR --to FILE": ["checkpoints export {run}/checkpoints --to {folder}/model.safetensors"],
     "tokens create NAME --role R [--hours H]": ["tokens create looker --role viewer", "tokens create node-7 --role worker --hours 1"],
     "tokens list": ["tokens list"],
     "tokens revoke NAME": ["tokens revoke looker"],
     "audit": ["audit"],
     "job pause": ["job pause"],
     "job resume": ["job resume"],
-    "doctor": ["doctor"],
+    "doctor [--no-members]": ["doctor", "doctor --no-members"],
     "bench [HOST:PORT]": ["bench {data}"],
     "trace [WORKER:PORT ...]": ["trace", "trace {metrics}", "trace --out {folder}/all.json"],
     "tables": ["tables"],
@@ -173,7 +178,7 @@ class Table(ClusterTest):
     def test_every_command_of_the_table_runs(self):
         found = {word.removeprefix("centroidctl ") for word in self.documented()}
         self.assertEqual(found - set(RUN), set(), "in docs/operations.md, not here")
-        self.assertEqual(set(RUN) - found - {"list DIR", "verify DIR", "export", "man"}, set(), "here, not in docs/operations.md")
+        self.assertEqual(set(RUN) - found, set(), "here, not in docs/operations.md")
         server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
         workers = [self.worker(server, f"w{k}", "--metrics-listen", "127.0.0.1:0") for k in range(3)]
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
