@@ -262,7 +262,10 @@ class Pods(unittest.TestCase):
         return max(found)  # 0 where all have lost the server
 
     def exit_status(self, pod):
-        return int(podman("wait", self.container(pod), timeout=DEADLINE_SECONDS))
+        try:
+            return int(podman("wait", self.container(pod), timeout=DEADLINE_SECONDS))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{pod} has not ended after {DEADLINE_SECONDS} s:\n{self.logs(pod)[-6000:]}") from None
 
     def stop(self, pod, status):
         """As a kubelet ends a pod: SIGTERM, time, and what it exits with."""

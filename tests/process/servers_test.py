@@ -25,6 +25,13 @@ class ServersTest(ClusterTest):
     def workers(self, leader, tag=""):
         return [self.worker(leader, f"w{i}{tag}", model=MODEL) for i in range(3)]
 
+    def wait_placed(self, leader, count):
+        def is_placed():
+            servers = leader.get("/v1/servers")["servers"]
+            return len(servers) == count and all(server["chunks"] > 0 for server in servers)
+
+        wait_for(is_placed, f"chunks on {count} servers")
+
     def train(self, servers, rounds, *arguments, run="run", tag=""):
         """One whole job; ends with a checkpoint."""
         tag = f"-{run}-{rounds}{tag}"
@@ -65,6 +72,22 @@ class Loss(ServersTest):
         leader.wait_event("checkpoint.written")
         leader.wait_more_rounds(5)
         return leader, shards, workers
+
+    def test_job_is_stopped_after_servers_came_and_went(self):
+        leader = self.leader(1, "--epochs", 1_000_000, "--checkpoint-every", 20, "--servers-wait", "2s")
+        b = self.shard(leader, "b")
+        workers = self.workers(leader)
+        self.wait_placed(leader, 2)
+        leader.wait_event("checkpoint.written")
+        b.kill()
+        leader.wait_event("servers.state_restored")
+        leader.wait_more_rounds(5)
+        again = self.shard(leader, "b")
+        self.wait_placed(leader, 2)
+        leader.wait_more_rounds(20)
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers)
+        again.kill()
 
     def test_killed_server_that_comes_back_costs_the_rounds_since_the_checkpoint(self):
         self.train(1, self.GOAL, run="whole")
