@@ -155,6 +155,7 @@ class Manifests(Pods):
         self.start("centroid-shard-0")
         self.reach_servers("leader", "centroid-shard-0")
         self.reach_rounds(20)
+        self.reach_world(2, "for the end")  # whom the server does not know at the end, the server that is started again does
         self.call("centroid-server-0", "/v1/job:stop", "POST")
         for index in range(2):
             self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
