@@ -176,7 +176,8 @@ Shard::~Shard() = default;
 void Shard::request_stop(const std::string& why) {
   if (!stopping_ && !leaving_) log::info("server.stop_requested", {{"why", why}});
   stop_reason_ = why;
-  if (is_joined_ && leader_ != nullptr && !leaving_) {
+  const bool drains = options_.drain_timeout.count() > 0;
+  if (drains && is_joined_ && leader_ != nullptr && !leaving_) {
     leaving_ = true;
     leader_tasks_->spawn(leave(*leader_));
     return;

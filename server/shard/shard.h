@@ -34,7 +34,7 @@ struct ShardOptions {
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
   std::chrono::milliseconds stall_timeout{30'000};
   std::chrono::milliseconds drain_timeout{
-      30'000};  ///< how long a stop waits for its chunks to move
+      30'000};  ///< how long a stop waits for its chunks to move; 0: the leader loses them
 };
 
 /// A server that holds some chunks of a model and does what its leader says: it keeps the

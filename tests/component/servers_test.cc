@@ -32,6 +32,7 @@ class TestShard {
     options.advertise = listener_->endpoint().to_string();
     options.join_timeout = std::chrono::seconds(20);
     options.journal_dir = journal_dir;
+    if (!journal_dir.empty()) options.drain_timeout = {};  // who stops it means to lose it
     shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);
@@ -262,6 +263,8 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
         shards["s2"].reset();
         shards["s2"] = start("s2");
       }
+      const auto& lost = leader.registry().counter("centroid_server_state_lost_total", "");
+      EXPECT_EQ(lost.value(), 2) << "the server gave its chunks away";
     });
     EXPECT_EQ(params, expected);
   }
