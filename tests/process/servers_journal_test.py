@@ -1,7 +1,9 @@
 """A model on several servers with the journal on, under kill -9 of the leader, of a shard server and of all. servers_journal_test.py BIN_DIR"""
 
 import json
+import os
 import signal
+import subprocess
 
 import servers_test
 from cluster import DONE, USAGE, main, wait_for
@@ -20,9 +22,9 @@ class JournalTest(servers_test.ServersTest):
         common += ["--journal", "on", "--journal-sync", "0", "--log-level", "debug"]
         return self.launch_server(*goal, *common, *arguments, run=run, name=name, environment=environment, **places)
 
-    def start_shard(self, leader, run, which, tag="", environment=None, folder=None):
+    def start_shard(self, leader, run, which, *arguments, tag="", environment=None, folder=None):
         places = ["--join", leader.data, "--name", which, "--listen", "127.0.0.1:0", "--run-dir", self.folder / (folder or run)]
-        return self._start(servers_test.Process, "centroid-server", f"{which}-{run}{tag}", places, environment)
+        return self._start(servers_test.Process, "centroid-server", f"{which}-{run}{tag}", [*places, *arguments], environment)
 
     def start_all(self, run, *arguments, environments=None, rounds=ROUNDS):
         environments = environments or {}
@@ -124,6 +126,34 @@ class Kill(JournalTest):
             self.assertGreaterEqual(leader.wait_event("journal.replayed")["round"], known, "a committed round was lost")
         self.assert_exit(DONE, *workers, leader, *shards.values())
         self.assert_nothing_lost("all", expected, *leaders, rounds=rounds)
+
+
+class FullDisk(JournalTest):
+    def test_a_round_waits_for_the_part_that_a_server_cannot_write(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root may mount the small file system that this test fills")
+        place = self.folder / "disk"
+        place.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)], capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
+        rounds = 200
+        expected = self.whole("whole", rounds=rounds)
+        leader = self.start_leader("full", "--checkpoint-every", 0, name="leader-full", rounds=rounds)
+        leader.wait_ready()
+        b = self.start_shard(leader, "full", "b", "--journal-dir", place / "journal")
+        c = self.start_shard(leader, "full", "c")
+        workers = self.workers(leader, "-full")
+        b.wait_event("journal.waits", error="No space left")
+        held = leader.cluster()["version"]
+        told = wait_for(lambda: [one["trouble"] for one in leader.get("/v1/servers")["servers"] if one["name"] == "b" and one["trouble"]], "what b cannot do")
+        self.assertIn("No space left", told[0])
+        self.assertEqual(leader.cluster()["version"], held, "a round was committed that b has not written")
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        b.wait_event("journal.goes_on")
+        self.assert_exit(DONE, *workers, leader, b, c)
+        self.assert_nothing_lost("full", expected, leader, rounds=rounds)
 
 
 class Change(JournalTest):
