@@ -1,6 +1,5 @@
 #include "common/checkpoint/journal_format.h"
 
-#include <charconv>
 #include <cstring>
 
 #include "common/base/crc32c.h"
@@ -9,7 +8,6 @@ namespace centroid::journal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x314c4a43;  // "CJL1"
-constexpr std::string_view kPrefix = "journal-", kSuffix = ".log";
 constexpr std::size_t kMaxText = 4096, kMaxContributors = 65536, kMaxServers = 65535;
 
 Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
@@ -148,21 +146,6 @@ Result<Route> decode_route(Bytes payload) {
     if (route.owners.back() >= servers) return refused("a route record names no such server");
   }
   return route;
-}
-
-std::string segment_name(Round base) {
-  std::string digits = std::to_string(base.value);
-  if (digits.size() < 12) digits.insert(0, 12 - digits.size(), '0');
-  return std::string(kPrefix) + digits + std::string(kSuffix);
-}
-
-std::optional<Round> segment_round(const std::string& name) {
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
-  Round round;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size() - kSuffix.size(),
-                  round.value);
-  if (name != segment_name(round)) return std::nullopt;
-  return round;
 }
 
 }  // namespace centroid::journal

@@ -84,8 +84,4 @@ Result<Commit> decode_commit(Bytes payload);
 std::vector<std::byte> encode(const Route& route);
 Result<Route> decode_route(Bytes payload);
 
-/// "journal-000000000042.log" for rounds over before.
-std::string segment_name(Round base);
-std::optional<Round> segment_round(const std::string& name);
-
 }  // namespace centroid::journal

@@ -9,18 +9,12 @@ namespace centroid::journal {
 
 namespace fs = std::filesystem;
 
-std::vector<Segment> segments_of(const fs::path& folder) {
-  std::vector<Segment> segments;
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(folder, error)) {
-    const auto base = segment_round(item.path().filename().string());
-    std::error_code ignored;
-    const auto bytes = fs::file_size(item.path(), ignored);
-    if (base && !ignored) segments.push_back({item.path(), *base, bytes});
-  }
-  std::sort(segments.begin(), segments.end(),
-            [](const auto& a, const auto& b) { return a.base < b.base; });
-  return segments;
+constexpr std::string_view kPrefix = "journal-";
+
+std::string segment_name(Round base) { return log_segment_name(kPrefix, base.value); }
+
+std::vector<LogSegment> segments_of(const fs::path& folder) {
+  return log_segments_of(folder, kPrefix);
 }
 
 Reader::Reader(const fs::path& folder) : segments_(segments_of(folder)) {}
@@ -38,33 +32,23 @@ Status Reader::open_segment() {
 /// there is a later segment, which begins when all of this one is.
 bool Reader::is_known_durable(std::uint64_t offset) const {
   if (index_ + 1 < segments_.size()) return true;
-  const Segment& segment = segments_[index_];
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  std::vector<std::byte> piece;
+  const LogSegment& segment = segments_[index_];
   std::vector<std::byte> payload;
-  for (std::uint64_t at = offset; at < segment.bytes; at += kPiece) {
-    // A head may begin in one piece and end in the next.
-    piece.resize(static_cast<std::size_t>(
-        std::min<std::uint64_t>(kPiece + kHeadBytes - 1, segment.bytes - at)));
-    if (!file::read_at(file_, segment.path, at, piece).ok()) return true;
-    for (std::size_t i = 0; i + kHeadBytes <= piece.size() && i < kPiece; ++i) {
-      if (piece[i] != std::byte{'C'}) continue;
-      const auto head = decode_head(Bytes(piece).subspan(i, kHeadBytes));
-      if (!head.ok() || (head->kind != Kind::kCommit && head->kind != Kind::kSkip)) continue;
-      payload.resize(static_cast<std::size_t>(head->payload_bytes));
-      if (!file::read_at(file_, segment.path, at + i + kHeadBytes, payload).ok()) continue;
-      const auto commit = decode_commit(payload);
-      if (crc32c(payload) == head->payload_crc && commit.ok() && commit->durable_bytes > offset)
-        return true;
-    }
-  }
-  return false;
+  const auto knows = [&](Bytes bytes, std::uint64_t at) {
+    const auto head = decode_head(bytes);
+    if (!head.ok() || (head->kind != Kind::kCommit && head->kind != Kind::kSkip)) return false;
+    payload.resize(static_cast<std::size_t>(head->payload_bytes));
+    if (!file::read_at(file_, segment.path, at + kHeadBytes, payload).ok()) return false;
+    const auto commit = decode_commit(payload);
+    return crc32c(payload) == head->payload_crc && commit.ok() && commit->durable_bytes > offset;
+  };
+  return any_record(file_, segment, offset, kHeadBytes, knows);
 }
 
 /// All rounds before the next segment have been read. What stands behind them was written by a
 /// server that had been deposed when the other one began that segment.
 bool Reader::is_superseded() const {
-  return index_ + 1 < segments_.size() && ended_ && *ended_ >= segments_[index_ + 1].base;
+  return index_ + 1 < segments_.size() && ended_ && ended_->value >= segments_[index_ + 1].number;
 }
 
 Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
@@ -91,7 +75,7 @@ Result<std::optional<Reader::Record>> Reader::next() {
     if (index_ >= segments_.size()) return std::optional<Record>();
     CENTROID_TRY(open_segment());
   }
-  const Segment& segment = segments_[index_];
+  const LogSegment& segment = segments_[index_];
   std::byte bytes[kHeadBytes];
   if (segment.bytes - position_ < kHeadBytes)
     return damaged("the file ends within a record's head");
@@ -146,7 +130,7 @@ void Reader::skip() { position_ = payload_at_ + head_.payload_bytes; }
 
 Status Reader::cut_tail() const {
   if (segments_.empty()) return {};
-  const Segment& last = segments_.back();
+  const LogSegment& last = segments_.back();
   if (sound_bytes_ == last.bytes) return {};
   if (sound_bytes_ == 0) {  // not even its base record
     std::error_code error;
@@ -165,7 +149,7 @@ Result<Report> verify(const fs::path& folder) {
   Reader reader(folder);
   Report report;
   report.segments = reader.segments().size();
-  for (const Segment& segment : reader.segments()) report.bytes += segment.bytes;
+  for (const LogSegment& segment : reader.segments()) report.bytes += segment.bytes;
   Buffer scratch;
   for (;;) {
     CENTROID_ASSIGN(const auto record, reader.next());

@@ -9,17 +9,14 @@
 #include "common/base/result.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_format.h"
+#include "common/checkpoint/log_segments.h"
 
 namespace centroid::journal {
 
-/// One file of a journal.
-struct Segment {
-  std::filesystem::path path;
-  Round base;  ///< rounds over before it, by its name
-  std::uint64_t bytes = 0;
-};
+/// "journal-000000000042.log" for rounds over before: their number is the segment's.
+std::string segment_name(Round base);
 /// The segments of a folder, oldest first; none when there is no such folder.
-std::vector<Segment> segments_of(const std::filesystem::path& folder);
+std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
 
 /// Reads a journal record by record, through all segments of a folder. Blocking I/O; one thread.
 class Reader {
@@ -49,7 +46,7 @@ class Reader {
   const std::string& torn() const { return torn_; }
   /// Of the last segment: all up to its last commit (or base).
   std::uint64_t sound_bytes() const { return sound_bytes_; }
-  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<LogSegment>& segments() const { return segments_; }
   /// Cut the torn tail, and records of rounds that never ended, off the last segment.
   Status cut_tail() const;
 
@@ -59,7 +56,7 @@ class Reader {
   bool is_superseded() const;
   bool is_known_durable(std::uint64_t offset) const;
 
-  std::vector<Segment> segments_;
+  std::vector<LogSegment> segments_;
   std::size_t index_ = 0;
   file::Descriptor file_;
   bool is_open_ = false;

@@ -1,7 +1,6 @@
 #include "common/checkpoint/rows_journal.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <system_error>
 
@@ -13,21 +12,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint32_t kMagic = 0x314a5243;  // "CRJ1"
-constexpr std::string_view kPrefix = "rows-", kSuffix = ".log";
+constexpr std::string_view kPrefix = "rows-";
 constexpr std::size_t kEntryHeadBytes = 40, kAlign = 8;
 constexpr std::size_t kMaxText = 4096, kMaxTables = 65536;
 
 Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
 
 std::size_t padded(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-std::optional<std::uint64_t> number_of(const std::string& name) {
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
-  std::uint64_t number = 0;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size() - kSuffix.size(), number);
-  if (name != segment_name(number)) return std::nullopt;
-  return number;
-}
 
 }  // namespace
 
@@ -143,27 +134,14 @@ Result<std::vector<Entry>> decode_batch(Bytes payload) {
   return entries;
 }
 
-std::string segment_name(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  if (digits.size() < 12) digits.insert(0, 12 - digits.size(), '0');
-  return std::string(kPrefix) + digits + std::string(kSuffix);
-}
+std::string segment_name(std::uint64_t number) { return log_segment_name(kPrefix, number); }
 
-std::vector<Segment> segments_of(const fs::path& folder) {
-  std::vector<Segment> segments;
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(folder, error)) {
-    const auto number = number_of(item.path().filename().string());
-    std::error_code ignored;
-    const auto bytes = fs::file_size(item.path(), ignored);
-    if (number && !ignored) segments.push_back({item.path(), *number, bytes});
-  }
-  std::ranges::sort(segments, {}, &Segment::number);
-  return segments;
+std::vector<LogSegment> segments_of(const fs::path& folder) {
+  return log_segments_of(folder, kPrefix);
 }
 
 Reader::Reader(const fs::path& folder, std::uint64_t from) : segments_(segments_of(folder)) {
-  std::erase_if(segments_, [&](const Segment& segment) { return segment.number < from; });
+  std::erase_if(segments_, [&](const LogSegment& segment) { return segment.number < from; });
 }
 
 Status Reader::open_segment() {
@@ -179,21 +157,11 @@ Status Reader::open_segment() {
 /// there is a later segment, which begins when all of this one is.
 bool Reader::is_known_durable(std::uint64_t offset) const {
   if (index_ + 1 < segments_.size()) return true;
-  const Segment& segment = segments_[index_];
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  std::vector<std::byte> piece;
-  for (std::uint64_t at = offset; at < segment.bytes; at += kPiece) {
-    // A head may begin in one piece and end in the next.
-    piece.resize(static_cast<std::size_t>(
-        std::min<std::uint64_t>(kPiece + kHeadBytes - 1, segment.bytes - at)));
-    if (!file::read_at(file_, segment.path, at, piece).ok()) return true;
-    for (std::size_t i = 0; i + kHeadBytes <= piece.size() && i < kPiece; ++i) {
-      if (piece[i] != std::byte{'C'}) continue;
-      const auto head = decode_head(Bytes(piece).subspan(i, kHeadBytes));
-      if (head.ok() && head->durable_bytes > offset && head->durable_bytes <= at + i) return true;
-    }
-  }
-  return false;
+  const auto knows = [offset](Bytes bytes, std::uint64_t at) {
+    const auto head = decode_head(bytes);
+    return head.ok() && head->durable_bytes > offset && head->durable_bytes <= at;
+  };
+  return any_record(file_, segments_[index_], offset, kHeadBytes, knows);
 }
 
 /// How many batches came before the next segment, as its base says.
@@ -238,7 +206,7 @@ Result<Reader::Found> Reader::next() {
     if (index_ >= segments_.size()) return Found::kEnd;
     CENTROID_TRY(open_segment());
   }
-  const Segment& segment = segments_[index_];
+  const LogSegment& segment = segments_[index_];
   if (segment.bytes - position_ < kHeadBytes)
     return damaged("the file ends within a record's head");
   std::byte bytes[kHeadBytes];
@@ -279,7 +247,7 @@ Result<Reader::Found> Reader::next() {
 
 Status Reader::cut_tail() const {
   if (torn_.empty()) return {};
-  const Segment& last = segments_.back();
+  const LogSegment& last = segments_.back();
   if (position_ == 0) {  // not even its base record
     std::error_code error;
     fs::remove(last.path, error);
@@ -297,7 +265,7 @@ Result<Report> verify(const fs::path& folder) {
   Reader reader(folder, 0);
   Report report;
   report.segments = reader.segments().size();
-  for (const Segment& segment : reader.segments()) report.bytes += segment.bytes;
+  for (const LogSegment& segment : reader.segments()) report.bytes += segment.bytes;
   for (;;) {
     CENTROID_ASSIGN(const Reader::Found found, reader.next());
     if (found == Reader::Found::kEnd) break;

@@ -9,6 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/result.h"
 #include "common/checkpoint/file.h"
+#include "common/checkpoint/log_segments.h"
 
 /// Bytes of the journal of tables of sparse rows, the table of which stands in docs/durability.md,
 /// and how to read it. A segment is a file of records: a base, then batches of entries. A batch is
@@ -70,12 +71,8 @@ Result<std::vector<Entry>> decode_batch(Bytes payload);
 /// "rows-000000000042.log".
 std::string segment_name(std::uint64_t number);
 
-struct Segment {
-  std::filesystem::path path;
-  std::uint64_t number = 0, bytes = 0;
-};
 /// The segments of a folder, oldest first; none when there is no such folder.
-std::vector<Segment> segments_of(const std::filesystem::path& folder);
+std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
 
 /// Reads record by record through the segments of a folder from number `from` on. Blocking I/O; one
 /// thread.
@@ -96,7 +93,7 @@ class Reader {
   /// Batches so far, of earlier segments too.
   std::uint64_t batches() const { return batches_; }
 
-  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<LogSegment>& segments() const { return segments_; }
   /// Why the last segment is read no further; empty when nothing was left over.
   const std::string& torn() const { return torn_; }
   /// Cut what `torn` speaks of off the last segment.
@@ -108,7 +105,7 @@ class Reader {
   bool is_known_durable(std::uint64_t offset) const;
   std::optional<std::uint64_t> batches_before_next() const;
 
-  std::vector<Segment> segments_;
+  std::vector<LogSegment> segments_;
   std::size_t index_ = 0;
   bool is_open_ = false;
   file::Descriptor file_;

@@ -266,8 +266,8 @@ Status Cluster::finish_replay() {
                                {"why",
                                 "the journal could not be written then (journal.full), and "
                                 "no checkpoint came behind it: later rounds are lost"}});
-    for (const journal::Segment& segment : reader.segments())
-      if (segment.base.value >= round_.value) std::filesystem::remove(segment.path);
+    for (const LogSegment& segment : reader.segments())
+      if (segment.number >= round_.value) std::filesystem::remove(segment.path);
   } else if (!replay->is_cut) {
     if (!reader.torn().empty())
       log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});

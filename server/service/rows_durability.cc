@@ -208,7 +208,7 @@ Status RowsService::replay(const fs::path& folder, std::string& run_id) {
                 {"why",
                  "the journal could not be written then (journal.full), and no checkpoint came "
                  "behind it: later pushes are lost"}});
-    for (const rows_journal::Segment& segment : reader.segments())
+    for (const LogSegment& segment : reader.segments())
       if (segment.number >= gap) fs::remove(segment.path);
   }
   if (!reader.torn().empty())
@@ -217,7 +217,7 @@ Status RowsService::replay(const fs::path& folder, std::string& run_id) {
   CENTROID_TRY(reader.cut_tail());
   fault::point("rows_journal.replayed");
   next_position_.segment = first_segment_;
-  for (const rows_journal::Segment& there : rows_journal::segments_of(folder))
+  for (const LogSegment& there : rows_journal::segments_of(folder))
     next_position_.segment = std::max(next_position_.segment, there.number + 1);
   next_position_.batches = reader.batches();
   if (reader.segments().empty()) return {};

@@ -510,10 +510,10 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     rows.reset();
     std::error_code ignored;
     if (written->ok() && !keeps_journal)  // of a time when there was one
-      for (const journal::Segment& old : journal::segments_of(journal_dir))
+      for (const LogSegment& old : journal::segments_of(journal_dir))
         std::filesystem::remove(old.path, ignored);
     if (written->ok() && !keeps_journal)
-      for (const rows_journal::Segment& old : rows_journal::segments_of(journal_dir))
+      for (const LogSegment& old : rows_journal::segments_of(journal_dir))
         std::filesystem::remove(old.path, ignored);
     return written;
   };

@@ -88,7 +88,7 @@ void Shard::checkpointed(Round round) {
   journal_.checkpoint_written(round);
   if (model_.keeps_journal || !look_at_journal(terms_.run_id).ok()) return;
   std::error_code ignored;  // of a time when there was one
-  for (const journal::Segment& old : journal::segments_of(options_.journal_dir))
+  for (const LogSegment& old : journal::segments_of(options_.journal_dir))
     std::filesystem::remove(old.path, ignored);
   recalled_.reset();
 }

@@ -36,8 +36,9 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, jou
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
   writer->route_ = std::move(route);
-  for (const journal::Segment& old : journal::segments_of(writer->options_.folder))
-    writer->parts_.push_back({old.path, old.base, std::max(old.base, base.round), old.bytes});
+  for (const LogSegment& old : journal::segments_of(writer->options_.folder))
+    writer->parts_.push_back(
+        {old.path, Round(old.number), std::max(Round(old.number), base.round), old.bytes});
   writer->committed_ = writer->durable_ = base.round;
   {
     const file::ScopedFaultHook hook(writer->options_.faults ? writer->options_.faults

@@ -42,7 +42,7 @@ Result<std::unique_ptr<RowsJournalWriter>> RowsJournalWriter::start(Options opti
     return Error(ErrorCode::kFailedPrecondition,
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<RowsJournalWriter> writer(new RowsJournalWriter(std::move(options), position));
-  for (const rows_journal::Segment& old : rows_journal::segments_of(writer->options_.folder))
+  for (const LogSegment& old : rows_journal::segments_of(writer->options_.folder))
     writer->parts_.push_back({old.path, old.number, old.bytes});
   {
     const file::ScopedFaultHook hook(writer->options_.faults ? writer->options_.faults

@@ -97,9 +97,7 @@ class RowsJournal : public ::testing::Test {
     for (std::uint64_t i = 1; i <= last; ++i) out.push_back(i);
     return out;
   }
-  std::vector<rows_journal::Segment> segments() const {
-    return rows_journal::segments_of(folder_.path());
-  }
+  std::vector<LogSegment> segments() const { return rows_journal::segments_of(folder_.path()); }
 
   TemporaryDirectory folder_;
 };

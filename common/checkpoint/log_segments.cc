@@ -1,0 +1,64 @@
+#include "common/checkpoint/log_segments.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <system_error>
+
+namespace centroid {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSuffix = ".log";
+constexpr std::size_t kDigits = 12;
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // read at once
+constexpr std::byte kFirst{'C'};                      // of every record's magic number
+
+std::optional<std::uint64_t> number_of(const std::string& name, std::string_view prefix) {
+  if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  std::uint64_t number = 0;
+  std::from_chars(name.data() + prefix.size(), name.data() + name.size() - kSuffix.size(), number);
+  if (name != log_segment_name(prefix, number)) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+std::string log_segment_name(std::string_view prefix, std::uint64_t number) {
+  std::string digits = std::to_string(number);
+  if (digits.size() < kDigits) digits.insert(0, kDigits - digits.size(), '0');
+  return std::string(prefix).append(digits).append(kSuffix);
+}
+
+std::vector<LogSegment> log_segments_of(const fs::path& folder, std::string_view prefix) {
+  std::vector<LogSegment> segments;
+  std::error_code error;
+  for (const auto& item : fs::directory_iterator(folder, error)) {
+    const auto number = number_of(item.path().filename().string(), prefix);
+    std::error_code ignored;
+    const auto bytes = fs::file_size(item.path(), ignored);
+    if (number && !ignored) segments.push_back({item.path(), *number, bytes});
+  }
+  std::ranges::sort(segments, {}, &LogSegment::number);
+  return segments;
+}
+
+bool any_record(const file::Descriptor& file, const LogSegment& segment, std::uint64_t offset,
+                std::size_t head_bytes,
+                const std::function<bool(Bytes head, std::uint64_t at)>& is_wanted) {
+  std::vector<std::byte> piece;
+  for (std::uint64_t at = offset; at < segment.bytes; at += kPiece) {
+    // A head may begin in one piece and end in the next.
+    piece.resize(static_cast<std::size_t>(
+        std::min<std::uint64_t>(kPiece + head_bytes - 1, segment.bytes - at)));
+    if (!file::read_at(file, segment.path, at, piece).ok()) return true;
+    for (std::size_t i = 0; i + head_bytes <= piece.size() && i < kPiece; ++i) {
+      if (piece[i] != kFirst) continue;
+      if (is_wanted(Bytes(piece).subspan(i, head_bytes), at + i)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace centroid
