@@ -4,23 +4,23 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/base/random.h"
+#include "tests/support/examples.h"
 #include "tests/support/late_device.h"
 #include "tests/support/simt.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
 namespace {
+
+using namespace test;
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -81,37 +81,8 @@ class GpuGroup : public testing::TestWithParam<int> {
 constexpr std::uint64_t kFeatures = 12;
 constexpr const char* kGpus = "cuda:0,cuda:1,cuda:2";
 
-Dataset random_data(std::uint64_t samples) {
-  CounterRng rng(1);
-  Dataset data;
-  data.name = "random";
-  data.samples = samples;
-  data.features = kFeatures;
-  data.classes = 5;
-  for (std::uint64_t i = 0; i < samples * kFeatures; ++i)
-    data.x.push_back(static_cast<float>(rng.normal()));
-  for (std::uint64_t i = 0; i < samples; ++i)
-    data.y.push_back(static_cast<std::uint32_t>(rng.below(5)));
-  return data;
-}
-
-std::vector<std::uint64_t> first(std::uint64_t n) {
-  std::vector<std::uint64_t> index(n);
-  std::iota(index.begin(), index.end(), 0);
-  return index;
-}
-
 std::vector<float> gradient_of(ReplicaGroup& group) {
   return {group.gradients().begin(), group.gradients().end()};
-}
-
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 1e-30, worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(double{a[i]}));
-    worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
-  }
-  return worst / largest;
 }
 
 std::unique_ptr<Model> small_model() { return make_model("mlp:12-40-5,gelu").value(); }
@@ -119,7 +90,7 @@ std::unique_ptr<Model> small_model() { return make_model("mlp:12-40-5,gelu").val
 /// The same steps on three CPUs, three GPUs that add through NCCL and three that add on the host.
 TEST_P(GpuGroup, AddsAsTheCpusDo) {
   const auto model = small_model();
-  const Dataset data = random_data(100);
+  const Dataset data = random_data(100, 1);
   const auto cpus = group_of(*model, "cpu:0,cpu:1,cpu:2", "");
   const auto through_nccl = group_of(*model, kGpus, NCCL_STAND_IN);
   const auto on_host = group_of(*model, kGpus, "");
@@ -164,7 +135,7 @@ TEST_P(GpuGroup, AddsAsTheCpusDo) {
 /// Parameters come by broadcast; then a group of calls for every bucket, the last tensors first.
 TEST_P(GpuGroup, EveryBucketIsOneAddition) {
   const auto model = small_model();
-  const Dataset data = random_data(20);
+  const Dataset data = random_data(20, 1);
   const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
   ASSERT_TRUE(group->step(data, first(20), {}).ok());
   // 820 + 520 bytes are more than 1024; 1920 of the first weight alone are too.
@@ -175,7 +146,7 @@ TEST_P(GpuGroup, EveryBucketIsOneAddition) {
 
 TEST_P(GpuGroup, ACallThatFailsEndsTheStepOfAll) {
   const auto model = small_model();
-  const Dataset data = random_data(20);
+  const Dataset data = random_data(20, 1);
   const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
   ASSERT_TRUE(group->step(data, first(20), {}).ok());
   in_.set("fail_call", 0, 1);
@@ -194,7 +165,7 @@ TEST_P(GpuGroup, ACallThatFailsEndsTheStepOfAll) {
 /// A GPU that fails by itself never comes to the addition: the others are let go at once.
 TEST_P(GpuGroup, AGpuThatFailsEndsTheWaitOfTheOthers) {
   const auto model = small_model();
-  const Dataset data = random_data(20);
+  const Dataset data = random_data(20, 1);
   for (const std::uint64_t copy : {1U, 3U, 6U}) {
     SCOPED_TRACE(copy);
     const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
@@ -208,7 +179,7 @@ TEST_P(GpuGroup, AGpuThatFailsEndsTheWaitOfTheOthers) {
 
 TEST_P(GpuGroup, AnErrorOfACommunicatorEndsTheStep) {
   const auto model = small_model();
-  const Dataset data = random_data(20);
+  const Dataset data = random_data(20, 1);
   const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
   in_.set("async_error", 1, 2);
   // The watch looks every few milliseconds; steps before that are good ones.
@@ -220,7 +191,7 @@ TEST_P(GpuGroup, AnErrorOfACommunicatorEndsTheStep) {
 
 TEST_P(GpuGroup, WithoutNcclTheHostAdds) {
   const auto model = small_model();
-  const Dataset data = random_data(20);
+  const Dataset data = random_data(20, 1);
   const auto cpus = group_of(*model, "cpu:0,cpu:1,cpu:2", "");
   ASSERT_TRUE(cpus->step(data, first(20), {}).ok());
   in_.set("version", 2804, 0);
@@ -239,7 +210,7 @@ TEST_P(GpuGroup, WithoutNcclTheHostAdds) {
 /// Batches that wait on the GPUs are the same batches, the last short one too.
 TEST_P(GpuGroup, LoadsAheadOntoTheGpus) {
   const auto model = small_model();
-  const Dataset data = random_data(100);
+  const Dataset data = random_data(100, 1);
   const auto all = first(100);
   std::vector<std::span<const std::uint64_t>> steps;
   for (std::size_t at = 0; at < all.size(); at += 9)

@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/base/random.h"
+#include "tests/support/examples.h"
 #include "worker/model/cuda/cublas.h"
 #include "worker/model/cuda/cuda_backend.h"
 #include "worker/model/transformer.h"
@@ -29,6 +29,8 @@
 namespace centroid::worker {
 namespace {
 
+using namespace test;
+
 using testing::HasSubstr;
 
 #if defined(CENTROID_HAS_CUBLAS_HEADER)
@@ -40,53 +42,6 @@ static_assert(CUBLAS_COMPUTE_32F_FAST_TF32 == cublas::kComputeTf32);
 static_assert(CUBLAS_COMPUTE_32F_FAST_16BF == cublas::kComputeBf16);
 static_assert(sizeof(cublasOperation_t) == sizeof(int) && sizeof(cublasStatus_t) == sizeof(int));
 #endif
-
-std::size_t elements_of(const Manifest& manifest) {
-  std::size_t n = 0;
-  for (const auto& tensor : manifest) n += tensor.elements();
-  return n;
-}
-
-std::vector<float> random_floats(std::size_t n, std::uint64_t seed, double spread) {
-  CounterRng rng(seed);
-  std::vector<float> out(n);
-  for (float& x : out) x = static_cast<float>(spread * rng.normal());
-  return out;
-}
-
-struct Example {
-  std::vector<float> x;
-  std::vector<std::uint32_t> tokens, y, lengths;
-  std::vector<std::uint64_t> ids;
-  Batch batch() const {
-    Batch batch;
-    batch.x = x;
-    batch.y = y;
-    batch.tokens = tokens;
-    batch.lengths = lengths;
-    batch.ids = ids;
-    batch.samples = ids.size();
-    batch.noise = 5;
-    return batch;
-  }
-};
-
-Example random_example(const Model& model, std::size_t samples, std::uint64_t seed) {
-  CounterRng rng(seed);
-  Example e;
-  if (model.vocabulary() == 0) e.x = random_floats(samples * model.features(), seed, 1);
-  for (std::size_t i = 0; i < samples * model.features() && model.vocabulary() > 0; ++i)
-    e.tokens.push_back(static_cast<std::uint32_t>(rng.below(model.vocabulary())));
-  for (std::size_t i = 0; i < samples * model.targets(); ++i)
-    e.y.push_back(static_cast<std::uint32_t>(rng.below(model.classes())));
-  if (model.targets() > 1 && samples > 0) e.y.back() = kNoTarget;  // the last sample is short
-  for (std::size_t i = 0; i < samples; ++i) {
-    e.ids.push_back(100 + 7 * i);
-    if (model.vocabulary() > 0 && model.targets() == 1)
-      e.lengths.push_back(static_cast<std::uint32_t>(1 + rng.below(model.features())));
-  }
-  return e;
-}
 
 std::unique_ptr<Model> model_of(const std::string& spec) {
   if (spec.find("lora") == std::string::npos) return make_model(spec).value();

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,9 +16,12 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "tests/support/examples.h"
 
 namespace centroid::worker {
 namespace {
+
+using namespace test;
 
 using testing::AllOf;
 using testing::AnyOf;
@@ -39,20 +40,6 @@ std::unique_ptr<Model> small_transformer(const std::string& more) {
   return make_model("transformer:layers=1,width=8,heads=2,context=6,vocabulary=20" + more).value();
 }
 
-Dataset random_data(std::uint64_t samples, std::uint64_t seed) {
-  CounterRng rng(seed);
-  Dataset data;
-  data.name = "random";
-  data.samples = samples;
-  data.features = kFeatures;
-  data.classes = 5;
-  for (std::uint64_t i = 0; i < samples * kFeatures; ++i)
-    data.x.push_back(static_cast<float>(rng.normal()));
-  for (std::uint64_t i = 0; i < samples; ++i)
-    data.y.push_back(static_cast<std::uint32_t>(rng.below(5)));
-  return data;
-}
-
 std::string cpus(std::size_t count) {
   std::string all = "cpu:0";
   for (std::size_t i = 1; i < count; ++i) all += ",cpu:" + std::to_string(i);
@@ -66,25 +53,8 @@ std::unique_ptr<ReplicaGroup> group_of(const Model& model, std::size_t count) {
   return std::move(group).value();
 }
 
-std::vector<std::uint64_t> first(std::uint64_t n) {
-  std::vector<std::uint64_t> index(n);
-  std::iota(index.begin(), index.end(), 0);
-  return index;
-}
-
 std::vector<float> gradient_of(ReplicaGroup& group) {
   return {group.gradients().begin(), group.gradients().end()};
-}
-
-/// Largest difference relative to the largest element.
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 0;
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(double{a[i]}));
-    worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
-  }
-  return worst / largest;
 }
 
 TEST(ReplicaGroup, ManyDevicesEqualOneDeviceWithTheWholeBatch) {

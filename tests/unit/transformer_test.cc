@@ -4,19 +4,20 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/base/random.h"
 #include "tests/support/allocation_count.h"
+#include "tests/support/examples.h"
 #include "worker/model/elements.h"
 
 namespace centroid::worker {
 namespace {
+
+using namespace test;
 
 using testing::Each;
 using testing::HasSubstr;
@@ -29,19 +30,6 @@ TransformerConfig config_of(const std::string& spec) {
   return std::move(config).value();
 }
 
-std::size_t elements_of(const Manifest& manifest) {
-  std::size_t n = 0;
-  for (const auto& tensor : manifest) n += tensor.elements();
-  return n;
-}
-
-std::vector<float> random_floats(std::size_t n, std::uint64_t seed, double spread) {
-  CounterRng rng(seed);
-  std::vector<float> out(n);
-  for (float& x : out) x = static_cast<float>(spread * rng.normal());
-  return out;
-}
-
 Base base_of(const TransformerConfig& config) {
   return std::make_shared<const BaseWeights>(random_floats(elements_of(config.whole()), 77, 0.4));
 }
@@ -50,37 +38,6 @@ Transformer model_of(const std::string& spec) {
   auto config = config_of(spec);
   auto base = config.lora.rank > 0 ? base_of(config) : nullptr;
   return Transformer(std::move(config), std::move(base));
-}
-
-struct Example {
-  std::vector<std::uint32_t> tokens, y, lengths;
-  std::vector<std::uint64_t> ids;
-  Batch batch() const {
-    Batch batch;
-    batch.y = y;
-    batch.tokens = tokens;
-    batch.lengths = lengths;
-    batch.ids = ids;
-    batch.samples = ids.size();
-    batch.noise = 5;
-    return batch;
-  }
-};
-
-Example random_example(const Transformer& model, std::size_t samples, std::uint64_t seed) {
-  CounterRng rng(seed);
-  Example e;
-  for (std::size_t i = 0; i < samples * model.features(); ++i)
-    e.tokens.push_back(static_cast<std::uint32_t>(rng.below(model.vocabulary())));
-  for (std::size_t i = 0; i < samples * model.targets(); ++i)
-    e.y.push_back(static_cast<std::uint32_t>(rng.below(model.classes())));
-  if (model.targets() > 1) e.y.back() = kNoTarget;  // the last sample is short
-  for (std::size_t i = 0; i < samples; ++i) {
-    e.ids.push_back(100 + 7 * i);
-    if (model.targets() == 1)
-      e.lengths.push_back(static_cast<std::uint32_t>(1 + rng.below(model.features())));
-  }
-  return e;
 }
 
 std::vector<float> random_params(const Transformer& model, std::uint64_t seed) {
