@@ -17,15 +17,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::milliseconds kRepeat{200};
 constexpr std::size_t kMaxCopies = std::size_t{64} << 20;
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-/// Of `may_write`: no file operation fails so.
-bool is_fenced(const Status& status) { return status.error().code() == ErrorCode::kAborted; }
-
 }  // namespace
+
+JournalWriter::JournalWriter(Options options)
+    : LogWriter(std::move(options),
+                {.goes_on = "journal.goes_on",
+                 .waits = "journal.waits",
+                 .waits_action = "the round waits until it can be written",
+                 .broken = "journal.broken",
+                 .broken_action = "rounds are not written until the next checkpoint is",
+                 .sync_failed = "journal.sync_failed",
+                 .prune_failed = "journal.prune_failed",
+                 .removed = "journal.segment_removed"}) {}
 
 Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, journal::Base base,
                                                             journal::Route route) {
@@ -36,30 +41,18 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, jou
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
   writer->route_ = std::move(route);
-  for (const LogSegment& old : journal::segments_of(writer->options_.folder))
+  for (const LogSegment& old : journal::segments_of(writer->log_.folder))
     writer->parts_.push_back(
-        {old.path, Round(old.number), std::max(Round(old.number), base.round), old.bytes});
-  writer->committed_ = writer->durable_ = base.round;
+        {old.path, old.number, std::max(old.number, base.round.value), old.bytes});
   {
-    const file::ScopedFaultHook hook(writer->options_.faults ? writer->options_.faults
-                                                             : [](auto, const auto&) { return 0; });
+    const auto faults = writer->hook();
     CENTROID_TRY(writer->open_segment(base));
   }
-  writer->writer_ = std::thread([raw = writer.get()] { raw->run(); });
-  if (writer->options_.sync_every.count() > 0)
-    writer->syncer_ = std::thread([raw = writer.get()] { raw->run_sync(); });
+  writer->start_threads();
   return writer;
 }
 
-JournalWriter::~JournalWriter() {
-  {
-    const std::lock_guard lock(mutex_);
-    stops_ = gives_up_ = true;
-    changed_.notify_all();
-  }
-  if (writer_.joinable()) writer_.join();
-  if (syncer_.joinable()) syncer_.join();
-}
+JournalWriter::~JournalWriter() { join(); }
 
 std::uint64_t JournalWriter::ask(Job job) {
   const std::lock_guard lock(mutex_);
@@ -147,10 +140,14 @@ void JournalWriter::prune(Round checkpointed) {
 }
 
 void JournalWriter::give_up() {
-  const std::lock_guard lock(mutex_);
-  gives_up_ = true;
-  changed_.notify_all();
+  LogWriter::give_up();
   room_.notify_all();
+}
+
+void JournalWriter::break_off(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  is_broken_ = true;
+  trouble_ = why.message();
 }
 
 std::uint64_t JournalWriter::asked() const {
@@ -168,22 +165,15 @@ JournalWriter::State JournalWriter::state() const {
   State state;
   state.trouble = trouble_;
   state.is_broken = is_broken_;
-  for (const Part& part : parts_) state.bytes += part.bytes;
+  state.bytes = bytes_of_parts();
   state.written = written_;
   state.queued_bytes = queued_bytes_;
-  state.durable = durable_;
-  if (unsynced_since_ != TimePoint::max())
-    state.unsynced_seconds = seconds(now() - unsynced_since_);
+  state.durable = Round(durable_mark_);
+  state.unsynced_seconds = unsynced_seconds();
   return state;
 }
 
-void JournalWriter::tell() {
-  if (options_.on_progress) options_.on_progress();
-}
-
 void JournalWriter::run() {
-  const file::ScopedFaultHook hook(options_.faults ? options_.faults
-                                                   : [](auto, const auto&) { return 0; });
   for (;;) {
     Job job{};
     bool is_broken = false;
@@ -218,34 +208,6 @@ void JournalWriter::run() {
                   {"action", "rounds are not written until the next checkpoint is"}});
     if (tells) tell();
   }
-  if (const Status synced = sync_now(); !synced.ok())
-    log::error("journal.sync_failed", {{"error", synced.error()}, {"when", "at the end"}});
-}
-
-template <class Attempt>
-Status JournalWriter::persist(Attempt attempt) {
-  for (;;) {
-    Status allowed = options_.may_write ? options_.may_write() : Status();
-    const bool is_held = !allowed.ok() && allowed.error().code() == ErrorCode::kUnavailable;
-    Status status = allowed.ok() ? attempt() : std::move(allowed);
-    std::unique_lock lock(mutex_);
-    if (status.ok()) {
-      if (!trouble_.empty()) log::info("journal.goes_on", {});
-      trouble_.clear();
-      return status;
-    }
-    if (gives_up_ || (!is_held && (!options_.waits || is_fenced(status)))) return status;
-    const bool is_new = trouble_.empty();
-    trouble_ = status.error().message();
-    lock.unlock();
-    if (is_new) {
-      log::error("journal.waits", {{"error", status.error()},
-                                   {"action", "the round waits until it can be written"}});
-      tell();
-    }
-    lock.lock();
-    changed_.wait_for(lock, kRepeat, [this] { return gives_up_; });
-  }
 }
 
 Status JournalWriter::perform(Job& job) {
@@ -261,7 +223,7 @@ Status JournalWriter::perform(Job& job) {
     case Job::What::kRoute:
       return write_route();
     case Job::What::kRewind: {
-      const std::uint64_t to = committed_end_;  // only this thread changes it
+      const std::uint64_t to = sound_end_;  // only this thread changes it
       if (end_ == to) return {};
       CENTROID_TRY(persist([&] { return file::truncate(*file_, parts_.back().path, to); }));
       end_ = to;
@@ -272,7 +234,7 @@ Status JournalWriter::perform(Job& job) {
     case Job::What::kSegment:
       return persist([&] { return open_segment(job.base); });
     case Job::What::kPrune:
-      prune_now(job.head.round);
+      prune_now(job.head.round.value + 1);
       return {};
   }
   return {};
@@ -310,11 +272,11 @@ Status JournalWriter::end_round_now(Job& job) {
   fault::point("journal.end_written");
   {
     const std::lock_guard lock(mutex_);
-    committed_end_ = end_;
-    committed_ = parts_.back().last = job.head.round;
-    if (unsynced_since_ == TimePoint::max()) unsynced_since_ = now();
+    sound_end_ = end_;
+    sound_mark_ = parts_.back().last = job.head.round.value;
+    if (unsynced_since_ == TimePoint::max()) unsynced_since_ = std::chrono::steady_clock::now();
   }
-  if (options_.sync_every.count() > 0) return {};
+  if (log_.sync_every.count() > 0) return {};
   CENTROID_TRY(sync_now());
   fault::point("journal.synced");
   return {};
@@ -325,11 +287,11 @@ Status JournalWriter::write_route() {
   if (route_.servers.empty()) return {};
   Head head;
   head.kind = Kind::kRoute;
-  head.round = committed_;  // only this thread changes it
+  head.round = Round(sound_mark_);  // only this thread changes it
   CENTROID_TRY(write_record(head, journal::encode(route_)));
   fault::point("servers.route_written");
   const std::lock_guard lock(mutex_);
-  committed_end_ = end_;
+  sound_end_ = end_;
   return {};
 }
 
@@ -340,7 +302,7 @@ Status JournalWriter::remove_later(Round base) {
     fs::path path;
     {
       const std::lock_guard lock(mutex_);
-      if (parts_.empty() || parts_.back().base <= base) return {};
+      if (parts_.empty() || parts_.back().first <= base.value) return {};
       path = parts_.back().path;
       parts_.pop_back();
     }
@@ -350,21 +312,21 @@ Status JournalWriter::remove_later(Round base) {
     if (error)
       return Error(ErrorCode::kFailedPrecondition,
                    "remove " + path.string() + ": " + error.message());
-    CENTROID_TRY(file::sync_directory(options_.folder));
+    CENTROID_TRY(file::sync_directory(log_.folder));
   }
 }
 
 Status JournalWriter::open_segment(const journal::Base& base) {
   if (file_) CENTROID_TRY(sync_now());  // a segment begins when all before it is on the disk
   CENTROID_TRY(remove_later(base.round));
-  const fs::path path = options_.folder / journal::segment_name(base.round);
+  const fs::path path = log_.folder / journal::segment_name(base.round);
   journal::Base full = base;
   {
     const std::lock_guard lock(mutex_);
     full.follows_gap = is_broken_;
   }
-  if (file_ && !parts_.empty() && parts_.back().path == path && parts_.back().last == base.round &&
-      !full.follows_gap)
+  if (file_ && !parts_.empty() && parts_.back().path == path &&
+      parts_.back().last == base.round.value && !full.follows_gap)
     return {};  // no round in it yet
   std::error_code ignored;
   fs::remove(path, ignored);
@@ -385,86 +347,14 @@ Status JournalWriter::open_segment(const journal::Base& base) {
   if (!route_.servers.empty()) add(Kind::kRoute, journal::encode(route_));
   CENTROID_TRY(file::write_at(created, path, 0, bytes));
   CENTROID_TRY(file::sync(created, path));
-  CENTROID_TRY(file::sync_directory(options_.folder));
+  CENTROID_TRY(file::sync_directory(log_.folder));
   fault::point("journal.segment_begun");
   const std::lock_guard lock(mutex_);
   std::erase_if(parts_, [&](const Part& part) { return part.path == path; });
-  file_ = std::make_shared<file::Descriptor>(std::move(created));
-  parts_.push_back({path, base.round, base.round, bytes.size()});
-  end_ = committed_end_ = durable_end_ = bytes.size();
-  committed_ = durable_ = base.round;
-  unsynced_since_ = TimePoint::max();
+  take_file(std::move(created), {path, base.round.value, base.round.value, bytes.size()});
   is_broken_ = false;
   trouble_.clear();
   return {};
-}
-
-void JournalWriter::prune_now(Round checkpointed) {
-  for (;;) {
-    if (options_.may_write && !options_.may_write().ok()) return;
-    fs::path path;
-    {
-      const std::lock_guard lock(mutex_);
-      if (parts_.size() < 2 || parts_.front().last > checkpointed) return;
-      path = parts_.front().path;
-      parts_.pop_front();
-    }
-    std::error_code error;
-    fs::remove(path, error);
-    if (error)
-      log::warn("journal.prune_failed", {{"path", path.string()}, {"reason", error.message()}});
-    fault::point("journal.segment_removed");
-  }
-}
-
-/// What is committed goes to the disk. Callable from both threads.
-Status JournalWriter::sync_now() {
-  std::shared_ptr<file::Descriptor> file;
-  fs::path path;
-  std::uint64_t end = 0;
-  Round round;
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_broken_ || durable_end_ == committed_end_) return {};
-    file = file_;
-    path = parts_.back().path;
-    end = committed_end_;
-    round = committed_;
-    unsynced_since_ = TimePoint::max();
-  }
-  const TimePoint begin = now();
-  // Never repeated: after a failed one the system may have dropped the pages and call the next one
-  // a success.
-  CENTROID_TRY(file::sync_data(*file, path));
-  if (options_.on_sync) options_.on_sync(seconds(now() - begin));
-  const std::lock_guard lock(mutex_);
-  if (file != file_) return {};
-  durable_end_ = end;
-  durable_ = round;
-  if (committed_end_ != end && unsynced_since_ == TimePoint::max()) unsynced_since_ = begin;
-  return {};
-}
-
-void JournalWriter::run_sync() {
-  const file::ScopedFaultHook hook(options_.faults ? options_.faults
-                                                   : [](auto, const auto&) { return 0; });
-  std::unique_lock lock(mutex_);
-  while (!stops_) {
-    changed_.wait_for(lock, options_.sync_every, [this] { return stops_; });
-    if (stops_) return;
-    lock.unlock();
-    const Status synced = sync_now();
-    if (!synced.ok()) {
-      log::error("journal.broken",
-                 {{"error", synced.error()},
-                  {"action", "rounds are not written until the next checkpoint is"}});
-      const std::lock_guard again(mutex_);
-      is_broken_ = true;
-      trouble_ = synced.error().message();
-    }
-    if (!synced.ok()) tell();
-    lock.lock();
-  }
 }
 
 }  // namespace centroid::server

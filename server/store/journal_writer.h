@@ -3,19 +3,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/base/clock.h"
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_format.h"
+#include "server/store/log_writer.h"
 
 namespace centroid::server {
 
@@ -29,19 +23,9 @@ namespace centroid::server {
 /// failure a write that fails is repeated until it succeeds (`Options::waits`: whoever waits for
 ///         `done` waits as long), or the journal is broken: then all is dropped until
 ///         `begin_segment`
-class JournalWriter {
+class JournalWriter final : private LogWriter {
  public:
-  struct Options {
-    std::filesystem::path folder;
-    /// Between two fdatasync; 0: one for each commit, before it is done.
-    std::chrono::milliseconds sync_every{1000};
-    bool waits = true;
-    std::function<void()> on_progress;  ///< a commit is done, nothing is left, or it fails
-    std::function<void(double seconds)> on_sync;
-    /// Asked before each write. fails unavailable: not now, the write waits; else never again.
-    std::function<Status()> may_write;
-    file::FaultHook faults;  ///< for tests: as ScopedFaultHook, on the writer's threads
-  };
+  using LogWriter::Options;
   /// Create the folder and its first segment. Segments of earlier rounds stay until `prune`; one
   /// that begins where this one does is replaced, later ones are removed: their rounds do not
   /// count. `route` stands behind the base of every segment, where it names servers.
@@ -70,8 +54,7 @@ class JournalWriter {
   void begin_segment(journal::Base base);
   /// A checkpoint with that many rounds is on the disk: older segments are not needed any more.
   void prune(Round checkpointed);
-  /// Stop repeating a write that fails: the journal is broken then.
-  void give_up();
+  void give_up();  ///< as LogWriter's; chunk_copy waits no more
 
   struct State {
     std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
@@ -94,47 +77,22 @@ class JournalWriter {
     journal::Base base;
     journal::Route route;
   };
-  struct Part {
-    std::filesystem::path path;
-    Round base, last;  ///< rounds over before it and at its end
-    std::uint64_t bytes = 0;
-  };
-
-  explicit JournalWriter(Options options) : options_(std::move(options)) {}
+  explicit JournalWriter(Options options);
   std::uint64_t ask(Job job);
-  void run();
-  void run_sync();
+  void run() override;
+  void break_off(const Error& why) override;
   Status perform(Job& job);
   Status write_record(const journal::Head& head, Bytes payload);
   Status end_round_now(Job& job);
   Status write_route();
   Status remove_later(Round base);
   Status open_segment(const journal::Base& base);
-  void prune_now(Round checkpointed);
-  Status sync_now();
-  /// Until it succeeds or is given up.
-  template <class Attempt>
-  Status persist(Attempt attempt);
-  void tell();
 
-  const Options options_;
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable changed_, room_;
-  std::deque<Job> jobs_;
+  std::condition_variable room_;
+  std::deque<Job> jobs_;  // under the lock, as the next
   std::uint64_t asked_ = 0, done_ = 0;
-  bool stops_ = false, gives_up_ = false, is_broken_ = false;
-  std::string trouble_;
   std::size_t queued_bytes_ = 0;
-  std::uint64_t written_ = 0;
-  std::deque<Part> parts_;
-  std::uint64_t committed_end_ = 0, durable_end_ = 0;  // of the present segment
-  Round committed_, durable_;
-  TimePoint unsynced_since_ = TimePoint::max();
-  std::shared_ptr<file::Descriptor> file_;
-
-  std::uint64_t end_ = 0;  // of the present segment; the writer's thread only, as the next
-  journal::Route route_;
-  std::thread writer_, syncer_;
+  journal::Route route_;  // the writer's thread only
 };
 
 }  // namespace centroid::server

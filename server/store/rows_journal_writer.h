@@ -1,21 +1,14 @@
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "common/base/clock.h"
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/rows_journal.h"
+#include "server/store/log_writer.h"
 
 namespace centroid::server {
 
@@ -27,23 +20,14 @@ namespace centroid::server {
 /// memory  what is not yet written: whoever has no room (`has_room`) must wait
 /// failure a write that fails is repeated until it succeeds (`Options::waits`), or the journal is
 ///         broken: then all is dropped until `rotate`
-class RowsJournalWriter {
+class RowsJournalWriter final : private LogWriter {
  public:
   /// Entries that are not written yet, and the last of every client beyond.
   static constexpr std::size_t kQueueBytes = std::size_t{32} << 20;
 
-  struct Options {
-    std::filesystem::path folder;
+  struct Options : LogWriter::Options {
     std::string run_id;
     std::vector<std::string> tables;  ///< as the setting has them
-    /// Between two fdatasync; 0: entries are done when they are on the disk.
-    std::chrono::milliseconds sync_every{1000};
-    bool waits = true;
-    std::function<void()> on_progress;  ///< something is done, or it fails
-    std::function<void(double seconds)> on_sync;
-    /// Asked before each write. fails unavailable: not now, the write waits; else never again.
-    std::function<Status()> may_write;
-    file::FaultHook faults;  ///< for tests: as ScopedFaultHook, on the writer's threads
   };
   /// Where a journal begins: no segment of this number or a higher one is there.
   struct Position {
@@ -66,8 +50,7 @@ class RowsJournalWriter {
   std::uint64_t rotate();
   /// A checkpoint that needs no segment below `first` is on the disk.
   void prune(std::uint64_t first);
-  /// Stop repeating a write that fails: the journal is broken then.
-  void give_up();
+  using LogWriter::give_up;
 
   struct State {
     std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
@@ -86,44 +69,22 @@ class RowsJournalWriter {
     std::uint64_t segment = 0;     ///< it begins one of this number; 0: none
     bool follows_gap = false;
   };
-  struct Part {
-    std::filesystem::path path;
-    std::uint64_t number = 0, bytes = 0;
-  };
-
   RowsJournalWriter(Options options, Position position);
-  void run();
-  void run_sync();
+  void run() override;
+  void break_off(const Error& why) override;
   Status write(std::vector<Batch>& batches);
   Status write_batch(const Batch& batch);
   Status open_segment(std::uint64_t number, bool follows_gap);
-  Status sync_now();
-  void prune_now(std::uint64_t first);
-  void break_off(const Error& why);
-  /// Until it succeeds or is given up.
-  template <class Attempt>
-  Status persist(Attempt attempt);
-  void tell();
 
-  const Options options_;
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable changed_;
-  std::deque<Batch> batches_;
+  const std::string run_id_;
+  const std::vector<std::string> tables_;
+  std::deque<Batch> batches_;                  // under the lock, as the next
   std::vector<std::vector<std::byte>> spare_;  ///< memory of batches
   std::uint64_t asked_ = 0, done_ = 0, prune_below_ = 0;
   std::uint64_t segment_;     ///< of the next entry
   bool has_entries_ = false;  ///< in this segment, or dropped
-  bool stops_ = false, gives_up_ = false, is_broken_ = false;
-  std::string trouble_;
   std::size_t queued_bytes_ = 0;
-  std::uint64_t written_ = 0;
-  std::deque<Part> parts_;
-  std::uint64_t written_end_ = 0, durable_end_ = 0;  // of the present segment
-  TimePoint unsynced_since_ = TimePoint::max();
-  std::shared_ptr<file::Descriptor> file_;
-
-  std::uint64_t end_ = 0, batches_written_;  // the writer's thread only
-  std::thread writer_, syncer_;
+  std::uint64_t batches_written_;  // the writer's thread only
 };
 
 }  // namespace centroid::server

@@ -1,0 +1,156 @@
+#include "server/store/log_writer.h"
+
+#include <system_error>
+
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+
+namespace centroid::server {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kRepeat{200};
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+/// Of `may_write`: no file operation fails so.
+bool is_fenced(const Status& status) { return status.error().code() == ErrorCode::kAborted; }
+
+}  // namespace
+
+void LogWriter::start_threads() {
+  writer_ = std::thread([this] {
+    const auto faults = hook();
+    run();
+    if (const Status synced = sync_now(); !synced.ok())
+      log::error(names_.sync_failed, {{"error", synced.error()}, {"when", "at the end"}});
+  });
+  if (log_.sync_every.count() > 0) syncer_ = std::thread([this] { run_sync(); });
+}
+
+void LogWriter::join() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = gives_up_ = true;
+    changed_.notify_all();
+  }
+  if (writer_.joinable()) writer_.join();
+  if (syncer_.joinable()) syncer_.join();
+}
+
+void LogWriter::give_up() {
+  const std::lock_guard lock(mutex_);
+  gives_up_ = true;
+  changed_.notify_all();
+}
+
+void LogWriter::tell() const {
+  if (log_.on_progress) log_.on_progress();
+}
+
+file::ScopedFaultHook LogWriter::hook() const {
+  return file::ScopedFaultHook(log_.faults ? log_.faults : [](auto, const auto&) { return 0; });
+}
+
+std::uint64_t LogWriter::bytes_of_parts() const {
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts_) bytes += part.bytes;
+  return bytes;
+}
+
+double LogWriter::unsynced_seconds() const {
+  return unsynced_since_ == TimePoint::max() ? 0 : seconds(now() - unsynced_since_);
+}
+
+/// Of an attempt: false when there is to be another, after a while.
+bool LogWriter::may_end(const Status& status, bool is_held) {
+  std::unique_lock lock(mutex_);
+  if (status.ok()) {
+    if (!trouble_.empty()) log::info(names_.goes_on, {});
+    trouble_.clear();
+    return true;
+  }
+  if (gives_up_ || (!is_held && (!log_.waits || is_fenced(status)))) return true;
+  const bool is_new = trouble_.empty();
+  trouble_ = status.error().message();
+  lock.unlock();
+  if (is_new) {
+    log::error(names_.waits, {{"error", status.error()}, {"action", names_.waits_action}});
+    tell();
+  }
+  lock.lock();
+  changed_.wait_for(lock, kRepeat, [this] { return gives_up_; });
+  return false;
+}
+
+void LogWriter::take_file(file::Descriptor created, Part part) {
+  end_ = sound_end_ = durable_end_ = part.bytes;
+  sound_mark_ = durable_mark_ = part.last;
+  file_ = std::make_shared<file::Descriptor>(std::move(created));
+  parts_.push_back(std::move(part));
+  unsynced_since_ = TimePoint::max();
+}
+
+void LogWriter::prune_now(std::uint64_t first) {
+  for (;;) {
+    if (log_.may_write && !log_.may_write().ok()) return;
+    fs::path path;
+    {
+      const std::lock_guard lock(mutex_);
+      if (parts_.size() < 2 || parts_.front().last >= first) return;
+      path = parts_.front().path;
+      parts_.pop_front();
+    }
+    std::error_code error;
+    fs::remove(path, error);
+    if (error)
+      log::warn(names_.prune_failed, {{"path", path.string()}, {"reason", error.message()}});
+    fault::point(names_.removed);
+  }
+}
+
+Status LogWriter::sync_now() {
+  std::shared_ptr<file::Descriptor> file;
+  fs::path path;
+  std::uint64_t end = 0, mark = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_broken_ || durable_end_ == sound_end_) return {};
+    file = file_;
+    path = parts_.back().path;
+    end = sound_end_;
+    mark = sound_mark_;
+    unsynced_since_ = TimePoint::max();
+  }
+  const TimePoint begin = now();
+  // Never repeated: after a failed one the system may have dropped the pages and call the next one
+  // a success.
+  CENTROID_TRY(file::sync_data(*file, path));
+  if (log_.on_sync) log_.on_sync(seconds(now() - begin));
+  const std::lock_guard lock(mutex_);
+  if (file != file_) return {};
+  durable_end_ = end;
+  durable_mark_ = mark;
+  if (sound_end_ != end && unsynced_since_ == TimePoint::max()) unsynced_since_ = begin;
+  return {};
+}
+
+void LogWriter::run_sync() {
+  const auto faults = hook();
+  std::unique_lock lock(mutex_);
+  while (!stops_) {
+    changed_.wait_for(lock, log_.sync_every, [this] { return stops_; });
+    if (stops_) return;
+    lock.unlock();
+    if (const Status synced = sync_now(); !synced.ok()) {
+      break_off(synced.error());
+      log::error(names_.broken, {{"error", synced.error()}, {"action", names_.broken_action}});
+      tell();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace centroid::server
