@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "common/base/log.h"
@@ -33,8 +34,17 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
     for (std::uint64_t& count : samples) count = std::min(count + 1, most);
     return samples;
   }
+  // Nobody gets more than an epoch; the others then get less, too, so that all come at once.
+  double largest = 0;
+  const auto asked = [&](std::size_t rank) {
+    return static_cast<double>(batches[rank]) * static_cast<double>(steps[rank]);
+  };
   for (std::size_t rank = 0; rank < members.size(); ++rank)
-    samples.push_back(batches[rank] > most / steps[rank] ? most : batches[rank] * steps[rank]);
+    largest = std::max(largest, asked(rank));
+  const double limit = static_cast<double>(most), scale = largest > limit ? limit / largest : 1;
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    samples.push_back(
+        std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::round(asked(rank) * scale))));
   return samples;
 }
 

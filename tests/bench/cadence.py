@@ -51,7 +51,7 @@ def together(options, folder):
     server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
     server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence", options.cadence, "--log-level", "warn"]
     server += ["--local-steps", str(options.local_steps), "--outer", "average", "--cadence.overshoot", str(options.overshoot)]
-    server += ["--cadence.dead_zone", str(options.dead_zone)]
+    server += ["--cadence.dead_zone", str(options.dead_zone), "--cadence.overhead", str(options.overhead)]
     children = [subprocess.Popen(server)]
     try:
         while not endpoints.exists():
@@ -92,6 +92,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--overshoot", type=int, default=0)
     parser.add_argument("--dead-zone", type=float, default=0.10)
+    parser.add_argument("--overhead", type=float, default=0.10)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--solo-rounds", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=10_000)

@@ -179,6 +179,28 @@ TEST_F(CoordinatorTest, GivenSpeedsAreKept) {
   }
 }
 
+/// Where a round's steps are more than an epoch has, all get less, so that they still come at once.
+TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
+  const auto data = make_blobs(900, 8, 4, 1);
+  ServerConfig c = config(3);
+  c.rounds = 3;
+  c.local_steps = 100;
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "3,2,1";  // 2400, 1600 and 800 samples would be wanted
+  c.cadence_overshoot = 7;
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b"), spec("c")}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  // 900 samples and 21 steps of the next epoch; then what that has left, and 21 of the one after it.
+  for (std::size_t round = 0; round < 3; ++round) {
+    const std::uint64_t all = round == 0 ? 1068 : 900;
+    EXPECT_EQ(trained.shares["a"][round], all / 2) << round;
+    EXPECT_EQ(trained.shares["b"][round], all / 3) << round;
+    EXPECT_EQ(trained.shares["c"][round], all / 6) << round;
+  }
+}
+
 /// What is trained behind a contribution is told with the next: of 7 and 4 steps 5 and 2 are in the
 /// first, 2 and 2 and all of the second round's in the second.
 TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
