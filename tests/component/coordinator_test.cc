@@ -192,7 +192,8 @@ TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
   Trained trained;
   train({spec("a"), spec("b"), spec("c")}, data, server, trained);
   ASSERT_TRUE(server.join().ok());
-  // 900 samples and 21 steps of the next epoch; then what that has left, and 21 of the one after it.
+  // 900 samples and 21 steps of the next epoch; then what that has left, and 21 of the one after
+  // it.
   for (std::size_t round = 0; round < 3; ++round) {
     const std::uint64_t all = round == 0 ? 1068 : 900;
     EXPECT_EQ(trained.shares["a"][round], all / 2) << round;
