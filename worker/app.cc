@@ -313,6 +313,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   group_options.slowdown = config.slowdown;
   group_options.nccl = config.nccl;
   group_options.nccl_timeout = config.nccl_timeout;
+  group_options.pinned_bytes = config.pinned_memory > 0 ? config.pinned_memory : limit.bytes / 2;
   CENTROID_ASSIGN(group_options.matmul, parse_matmul(config.matmul));
   CENTROID_ASSIGN(const auto group, make_replica_group(*model, std::move(group_options)));
   const std::string cuda = cuda_release();
@@ -352,11 +353,13 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   local_options.state_dir = config.state_dir;
   local_options.schedules_by_cluster = config.inner_schedule_by == "cluster";
   local_options.scale_ratio = config.inner_scale_ratio;
+  local_options.on_gpu = config.inner_on_gpu;
   CENTROID_ASSIGN(const auto local, LocalSteps::make(*group, std::move(local_options)));
   ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
   memory.use_params = [&](std::span<float> params) { local->use_params(params); };
+  memory.allocate = [&](std::size_t bytes) { return group->host_memory(bytes); };
   memory.initialize = [&, params = group->params()](std::uint64_t seed) {
     if (adapters.empty())
       model->initialize(seed, params);

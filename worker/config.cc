@@ -120,6 +120,11 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                    "training; 0: the cgroup's limit, or the physical memory",
            .unit = "bytes"},
           "memory-limit");
+  s.field("pinned_memory", &c.pinned_memory,
+          {.text = "memory of the host that may be locked for copies to GPUs and back; the rest is "
+                   "plain, and copied more slowly; 0: half of memory_limit",
+           .unit = "bytes"},
+          "pinned-memory");
   s.field(
       "slowdown", &c.slowdown,
       {.text = "for tests of unequal machines: a batch takes so many times as long, the rest of "
@@ -202,6 +207,9 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "local steps: the step size is multiplied with 1 + (workers - 1) x this",
            .min = 0.0,
            .max = 1000.0});
+  s.field("inner.on_gpu", &c.inner_on_gpu,
+          {.text = "local steps: the optimizer runs on the GPUs, where parameters and slots stay; "
+                   "no: on the host, and the GPUs need no memory for slots"});
   s.field("inner.clip_norm", &c.inner.clip_norm,
           {.text = "local steps: bound of the gradient's norm; 0: none", .min = 0.0},
           "inner-clip-norm");

@@ -31,7 +31,7 @@ struct WorkerConfig {
   std::string nccl = "libnccl.so.2";
   std::chrono::milliseconds nccl_timeout{600'000};
   std::uint64_t blas_threads = 1;
-  std::uint64_t load_ahead = 512, memory_limit = 0;
+  std::uint64_t load_ahead = 512, memory_limit = 0, pinned_memory = 0;
   double slowdown = 1;
   std::string codec = "f32";
   std::string congestion_control = "auto";
@@ -50,6 +50,7 @@ struct WorkerConfig {
   OptimizerConfig inner;  // of local steps
   std::string inner_schedule_by = "worker";
   double inner_scale_ratio = 0;
+  bool inner_on_gpu = true;
   std::string nonfinite = "halt";
   std::string checkpoint_dir;
 };

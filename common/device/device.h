@@ -68,7 +68,7 @@ class Device {
   virtual unsigned processors() const = 0;
   virtual Result<std::unique_ptr<DeviceMemory>> allocate(std::size_t bytes) = 0;
   /// Host memory that the device copies from and to without a detour, and that its kernels may
-  /// write at the same address. Dear to make: keep it (PinnedPool).
+  /// write at the same address. Dear to make: keep it (HostMemory).
   virtual Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   virtual Result<std::unique_ptr<StreamEvent>> make_event() = 0;

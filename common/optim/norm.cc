@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/optim/rules.h"
 #include "common/tensor/multiversion.h"
 
 namespace centroid {
@@ -27,7 +28,43 @@ struct SquaresKernel {
   }
 };
 
+struct BlockKernel {
+  CENTROID_KERNEL void run(const float* x, std::size_t rows, double* sums) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      CENTROID_INDEPENDENT
+      for (std::size_t l = 0; l < rules::kSquaresLanes; ++l) {
+        const auto v = static_cast<double>(x[row * rules::kSquaresLanes + l]);
+        sums[l] += v * v;
+      }
+    }
+  }
+};
+
+double add_by_halves(std::span<double> sums) {
+  for (std::size_t half = sums.size() / 2; half > 0; half /= 2)
+    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+
 }  // namespace
+
+double sum_of_squares(std::span<const float> plane) {
+  std::array<double, rules::kSquaresTotals> totals{};
+  for (std::size_t b = 0; b * rules::kSquaresBlock < plane.size(); ++b) {
+    const std::size_t begin = b * rules::kSquaresBlock;
+    const auto block =
+        plane.subspan(begin, std::min<std::size_t>(rules::kSquaresBlock, plane.size() - begin));
+    std::array<double, rules::kSquaresLanes> sums{};
+    const std::size_t rows = block.size() / rules::kSquaresLanes;
+    run_multiversioned<BlockKernel>(block.data(), rows, sums.data());
+    for (std::size_t i = rows * rules::kSquaresLanes; i < block.size(); ++i) {
+      const auto v = static_cast<double>(block[i]);
+      sums[i % rules::kSquaresLanes] += v * v;
+    }
+    totals[b % rules::kSquaresTotals] += add_by_halves(sums);
+  }
+  return add_by_halves(totals);
+}
 
 void PlaneNorm::add(std::uint64_t position, std::span<const float> values) {
   const auto one = [&](std::size_t i) {
@@ -62,9 +99,6 @@ double PlaneNorm::value() const {
   return std::sqrt(sum_ + open);
 }
 
-float clip_factor(double norm, double bound) {
-  if (!(bound > 0) || !std::isfinite(norm) || norm <= bound) return 1;
-  return static_cast<float>(bound / norm);
-}
+float clip_factor(double norm, double bound) { return rules::clip_factor_of(norm, bound); }
 
 }  // namespace centroid

@@ -29,6 +29,14 @@ class PlaneNorm {
   double sum_ = 0;
 };
 
+/// Sum of the squares of a plane that one machine has, in an order that a GPU can keep, too
+/// (common/optim/cuda): the same bits there.
+///
+/// order   number i of a block of 4096 is added, as a square in double, to sum i mod 128; these are
+///         added by halves (0 += 64, 1 += 65, ...; then 0 += 32, ...). Block b is added to total b
+///         mod 256, and these by halves
+double sum_of_squares(std::span<const float> plane);
+
 /// What a gradient of this norm is multiplied with so that its norm is at most `bound`: 1 when it
 /// is already, when `bound` is 0 (no clipping), and when the norm is not finite.
 float clip_factor(double norm, double bound);

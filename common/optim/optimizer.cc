@@ -5,97 +5,44 @@
 #include <cmath>
 #include <string_view>
 
-#include "common/optim/adaptive.h"
-#include "common/optim/rule.h"
 #include "common/tensor/multiversion.h"
 #include "common/tensor/text.h"
 
 namespace centroid {
 namespace {
 
-enum class Rule { kMean, kSgd, kMomentum, kNesterov, kAdagrad, kAdam, kAdamW, kYogi, kFtrl };
-
 struct Entry {
   std::string_view name;
-  Rule rule;
+  OptimizerRule rule;
 };
 
-constexpr std::array<Entry, 9> kRules{{{"sgd", Rule::kSgd},
-                                       {"momentum", Rule::kMomentum},
-                                       {"nesterov", Rule::kNesterov},
-                                       {"adagrad", Rule::kAdagrad},
-                                       {"adam", Rule::kAdam},
-                                       {"adamw", Rule::kAdamW},
-                                       {"yogi", Rule::kYogi},
-                                       {"ftrl", Rule::kFtrl},
-                                       {"mean", Rule::kMean}}};
+constexpr std::array<Entry, 9> kRules{{{"sgd", OptimizerRule::kSgd},
+                                       {"momentum", OptimizerRule::kMomentum},
+                                       {"nesterov", OptimizerRule::kNesterov},
+                                       {"adagrad", OptimizerRule::kAdagrad},
+                                       {"adam", OptimizerRule::kAdam},
+                                       {"adamw", OptimizerRule::kAdamW},
+                                       {"yogi", OptimizerRule::kYogi},
+                                       {"ftrl", OptimizerRule::kFtrl},
+                                       {"mean", OptimizerRule::kMean}}};
 
-// The kernels read every operand of element i before they write it, so `out` may be `params` or
-// `gradient`.
-
-struct SgdKernel {
-  CENTROID_KERNEL void run(const float* params, const float* gradient, float* out, std::size_t n,
-                           float learning_rate, float weight_decay) {
+// Reads every operand of element i before it writes it, so `out` may be `params` or `gradient`.
+template <class Rule>
+struct StepKernel {
+  CENTROID_KERNEL void run(const Rule* rule, const float* params, const float* gradient,
+                           float* slot0, float* slot1, float* out, std::size_t n) {
+    const Rule r = *rule;
     CENTROID_INDEPENDENT
     for (std::size_t i = 0; i < n; ++i) {
-      const float g = gradient[i] + weight_decay * params[i];
-      out[i] = params[i] - learning_rate * g;
+      float a = 0, b = 0;
+      if constexpr (Rule::kSlots > 0) a = slot0[i];
+      if constexpr (Rule::kSlots > 1) b = slot1[i];
+      const float next = r.next(params[i], gradient[i], a, b);
+      if constexpr (Rule::kSlots > 0) slot0[i] = a;
+      if constexpr (Rule::kSlots > 1) slot1[i] = b;
+      out[i] = next;
     }
   }
-};
-
-template <bool kNesterov>
-struct MomentumKernel {
-  CENTROID_KERNEL void run(const float* params, const float* gradient, float* velocity, float* out,
-                           std::size_t n, float learning_rate, float weight_decay, float momentum) {
-    CENTROID_INDEPENDENT
-    for (std::size_t i = 0; i < n; ++i) {
-      const float p = params[i];
-      const float g = gradient[i] + weight_decay * p;
-      const float v = momentum * velocity[i] + g;
-      velocity[i] = v;
-      const float direction = kNesterov ? g + momentum * v : v;
-      out[i] = p - learning_rate * direction;
-    }
-  }
-};
-
-class Sgd final : public RuleBase {
- public:
-  Sgd(OptimizerConfig config, LearningRateSchedule schedule, Rule rule)
-      : RuleBase(std::move(config), schedule), rule_(rule) {}
-
-  std::vector<std::string> slot_names() const override {
-    if (rule_ == Rule::kSgd || rule_ == Rule::kMean) return {};
-    return {"momentum_buffer"};
-  }
-
-  double learning_rate(std::uint64_t step) const override {
-    return rule_ == Rule::kMean ? 1 : RuleBase::learning_rate(step);
-  }
-
-  void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
-            std::span<const std::span<float>> slots, std::span<float> out) const override {
-    const std::size_t n = params.size();
-    const auto rate = static_cast<float>(learning_rate(step));
-    const auto decay = static_cast<float>(config().weight_decay);
-    const auto momentum = static_cast<float>(config().momentum);
-    const bool has_slot = rule_ == Rule::kMomentum || rule_ == Rule::kNesterov;
-    CENTROID_CHECK(gradient.size() == n && out.size() == n);
-    CENTROID_CHECK(slots.size() == (has_slot ? 1u : 0u));
-    if (!has_slot)
-      return run_multiversioned<SgdKernel>(params.data(), gradient.data(), out.data(), n, rate,
-                                           decay);
-    CENTROID_CHECK(slots[0].size() == n);
-    if (rule_ == Rule::kNesterov)
-      return run_multiversioned<MomentumKernel<true>>(
-          params.data(), gradient.data(), slots[0].data(), out.data(), n, rate, decay, momentum);
-    run_multiversioned<MomentumKernel<false>>(params.data(), gradient.data(), slots[0].data(),
-                                              out.data(), n, rate, decay, momentum);
-  }
-
- private:
-  Rule rule_;
 };
 
 Error bad(const std::string& field, double value, const std::string& range) {
@@ -129,21 +76,111 @@ Status check(const OptimizerConfig& config) {
 }
 
 /// What does not go with one rule.
-Status check_rule(Rule rule, const OptimizerConfig& config, const LearningRateSchedule& schedule) {
+Status check_rule(OptimizerRule rule, const OptimizerConfig& config,
+                  const LearningRateSchedule& schedule) {
   const auto refuse = [&](const std::string& what) {
     return Error(ErrorCode::kInvalidArgument, "optimizer " + config.name + " " + what);
   };
   const bool is_constant = schedule == LearningRateSchedule();
-  if (rule == Rule::kMean && (!is_constant || config.weight_decay != 0))
+  if (rule == OptimizerRule::kMean && (!is_constant || config.weight_decay != 0))
     return refuse("takes the mean as it is: leave schedule constant and weight_decay 0");
-  if (rule == Rule::kFtrl && !is_constant)
+  if (rule == OptimizerRule::kFtrl && !is_constant)
     return refuse("adapts the learning rate by itself: leave schedule constant");
-  if (rule == Rule::kFtrl && !(config.learning_rate > 0))
+  if (rule == OptimizerRule::kFtrl && !(config.learning_rate > 0))
     return refuse("needs a learning_rate above 0");
   return {};
 }
 
 }  // namespace
+
+std::vector<std::string> Optimizer::slot_names() const {
+  switch (rule_) {
+    case OptimizerRule::kMean:
+    case OptimizerRule::kSgd:
+      return {};
+    case OptimizerRule::kMomentum:
+    case OptimizerRule::kNesterov:
+      return {"momentum_buffer"};
+    case OptimizerRule::kAdagrad:
+      return {"sum"};
+    case OptimizerRule::kFtrl:
+      return {"linear", "sum"};
+    default:
+      return {"exp_avg", "exp_avg_sq"};
+  }
+}
+
+double Optimizer::learning_rate(std::uint64_t step) const {
+  if (rule_ == OptimizerRule::kMean) return 1;
+  return config_.learning_rate * schedule_.factor(step) * rate_factor_;
+}
+
+// Per-step factors in double, rounded once.
+template <bool kYogi>
+rules::Adam<kYogi> Optimizer::adam_at(std::uint64_t step) const {
+  CENTROID_CHECK(step >= 1);
+  const auto t = static_cast<double>(step);
+  const double rate = learning_rate(step);
+  const bool is_decoupled = rule_ == OptimizerRule::kAdamW;
+  rules::Adam<kYogi> s{};
+  s.l2_decay = is_decoupled ? 0.0f : static_cast<float>(config_.weight_decay);
+  s.decay = is_decoupled ? static_cast<float>(rate * config_.weight_decay) : 0.0f;
+  s.one_minus_beta1 = static_cast<float>(1.0 - config_.beta1);
+  s.one_minus_beta2 = static_cast<float>(1.0 - config_.beta2);
+  s.epsilon = static_cast<float>(config_.epsilon);
+  s.step_size = static_cast<float>(rate / (1.0 - std::pow(config_.beta1, t)));
+  s.root_bias_correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(config_.beta2, t)));
+  return s;
+}
+
+rules::Step Optimizer::at(std::uint64_t step) const {
+  const auto rate = static_cast<float>(learning_rate(step));
+  const auto decay = static_cast<float>(config_.weight_decay);
+  const auto momentum = static_cast<float>(config_.momentum);
+  const auto ftrl = [&]<bool kFirst>(rules::Ftrl<kFirst>) -> rules::Step {
+    return rules::Ftrl<kFirst>{static_cast<float>(1.0 / config_.learning_rate),
+                               static_cast<float>(config_.ftrl_beta),
+                               static_cast<float>(config_.l1), decay};
+  };
+  switch (rule_) {
+    case OptimizerRule::kMean:
+    case OptimizerRule::kSgd:
+      return rules::Sgd{rate, decay};
+    case OptimizerRule::kMomentum:
+      return rules::Momentum<false>{rate, decay, momentum};
+    case OptimizerRule::kNesterov:
+      return rules::Momentum<true>{rate, decay, momentum};
+    case OptimizerRule::kAdagrad:
+      return rules::Adagrad{rate, decay, static_cast<float>(config_.epsilon)};
+    case OptimizerRule::kYogi:
+      return adam_at<true>(step);
+    case OptimizerRule::kFtrl:
+      return step == 1 ? ftrl(rules::Ftrl<true>()) : ftrl(rules::Ftrl<false>());
+    default:
+      return adam_at<false>(step);
+  }
+}
+
+void Optimizer::step(std::uint64_t step, std::span<const float> params,
+                     std::span<const float> gradient, std::span<const std::span<float>> slots,
+                     std::span<float> out) const {
+  run_step(at(step), params, gradient, slots, out);
+}
+
+void run_step(const rules::Step& rule, std::span<const float> params,
+              std::span<const float> gradient, std::span<const std::span<float>> slots,
+              std::span<float> out) {
+  const std::size_t n = params.size();
+  CENTROID_CHECK(gradient.size() == n && out.size() == n);
+  for (const auto& slot : slots) CENTROID_CHECK(slot.size() == n);
+  const auto slot = [&](std::size_t k) { return k < slots.size() ? slots[k].data() : nullptr; };
+  const auto run = [&]<class Rule>(const Rule& of) {
+    CENTROID_CHECK(slots.size() == Rule::kSlots);
+    run_multiversioned<StepKernel<Rule>>(&of, params.data(), gradient.data(), slot(0), slot(1),
+                                         out.data(), n);
+  };
+  std::visit(run, rule);
+}
 
 void Optimizer::step_at(std::uint64_t number, std::span<const std::uint32_t> index,
                         std::span<const float> gradient, std::span<float> params) const {
@@ -178,20 +215,7 @@ Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config)
     CENTROID_TRY(check(config));
     CENTROID_ASSIGN(const auto schedule, LearningRateSchedule::parse(config.schedule));
     CENTROID_TRY(check_rule(entry.rule, config, schedule));
-    switch (entry.rule) {
-      case Rule::kAdagrad:
-        return make_adaptive(AdaptiveRule::kAdagrad, config, schedule);
-      case Rule::kAdam:
-        return make_adaptive(AdaptiveRule::kAdam, config, schedule);
-      case Rule::kAdamW:
-        return make_adaptive(AdaptiveRule::kAdamW, config, schedule);
-      case Rule::kYogi:
-        return make_adaptive(AdaptiveRule::kYogi, config, schedule);
-      case Rule::kFtrl:
-        return make_adaptive(AdaptiveRule::kFtrl, config, schedule);
-      default:
-        return std::unique_ptr<Optimizer>(std::make_unique<Sgd>(config, schedule, entry.rule));
-    }
+    return std::unique_ptr<Optimizer>(new Optimizer(config, schedule, entry.rule));
   }
   return Error(ErrorCode::kInvalidArgument,
                "optimizer name: \"" + printable(config.name) + "\" is not one of " + known);

@@ -4,9 +4,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/optim/rules.h"
+#include "common/optim/schedule.h"
 
 namespace centroid {
 
@@ -30,7 +33,20 @@ struct OptimizerConfig {
 /// All names, in the order of their documentation.
 const std::vector<std::string>& optimizer_names();
 
-/// Update rule over slices: the same code, and the same bits, on server and worker.
+enum class OptimizerRule : std::uint8_t {
+  kMean,
+  kSgd,
+  kMomentum,
+  kNesterov,
+  kAdagrad,
+  kAdam,
+  kAdamW,
+  kYogi,
+  kFtrl
+};
+
+/// Update rule over slices: the same formulas (rules.h), and the same bits, on server, worker and
+/// GPU.
 ///
 /// slots    per-parameter state planes of the parameters' length (0 for mean and sgd, 1 for
 ///          momentum, nesterov and adagrad, 2 for the others); all zero before step 1
@@ -44,17 +60,17 @@ const std::vector<std::string>& optimizer_names();
 ///          `set_rate_factor` between steps
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
-  virtual const OptimizerConfig& config() const = 0;
-  virtual std::vector<std::string> slot_names() const = 0;  ///< e.g. {"exp_avg", "exp_avg_sq"}
+  const OptimizerConfig& config() const { return config_; }
+  std::vector<std::string> slot_names() const;  ///< e.g. {"exp_avg", "exp_avg_sq"}
   std::size_t slots() const { return slot_names().size(); }
-  virtual double learning_rate(std::uint64_t step) const = 0;  ///< of that step, by the schedule
+  double learning_rate(std::uint64_t step) const;  ///< of that step, by the schedule
+  /// The rule with the numbers of that step, for `run_step` and for GPUs. `step` counts from 1.
+  rules::Step at(std::uint64_t step) const;
   /// out[i] = params[i] updated by gradient[i]; slots[k] are updated in place. `out` may be
   /// `params`, or may be `gradient`. `step` counts from 1. All spans have the same length; slot k
   /// is slots[k].
-  virtual void step(std::uint64_t step, std::span<const float> params,
-                    std::span<const float> gradient, std::span<const std::span<float>> slots,
-                    std::span<float> out) const = 0;
+  void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
+            std::span<const std::span<float>> slots, std::span<float> out) const;
 
   /// From here on the learning rate is multiplied with this (not those of mean and ftrl).
   void set_rate_factor(double factor) { rate_factor_ = factor; }
@@ -66,14 +82,25 @@ class Optimizer {
   void step_at(std::uint64_t step, std::span<const std::uint32_t> index,
                std::span<const float> gradient, std::span<float> params) const;
 
- protected:
-  double rate_factor() const { return rate_factor_; }
-
  private:
+  friend Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config);
+  Optimizer(OptimizerConfig config, LearningRateSchedule schedule, OptimizerRule rule)
+      : config_(std::move(config)), schedule_(schedule), rule_(rule) {}
+  template <bool kYogi>
+  rules::Adam<kYogi> adam_at(std::uint64_t step) const;
+
+  OptimizerConfig config_;
+  LearningRateSchedule schedule_;
+  OptimizerRule rule_;
   double rate_factor_ = 1;
 };
 
 /// fails invalid_argument: unknown name (lists the known ones), a value out of its range.
 Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config);
+
+/// Optimizer::step with the rule of a step.
+void run_step(const rules::Step& rule, std::span<const float> params,
+              std::span<const float> gradient, std::span<const std::span<float>> slots,
+              std::span<float> out);
 
 }  // namespace centroid

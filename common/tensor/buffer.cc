@@ -68,7 +68,8 @@ Buffer::Buffer(std::size_t bytes) : data_(allocate(bytes)), size_(bytes) {}
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      home_(std::move(other.home_)) {}
+      home_(std::move(other.home_)),
+      owner_(std::move(other.owner_)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
@@ -76,6 +77,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
     home_ = std::move(other.home_);
+    owner_ = std::move(other.owner_);
   }
   return *this;
 }
@@ -86,6 +88,7 @@ void Buffer::release() noexcept {
   std::byte* const data = std::exchange(data_, nullptr);
   size_ = 0;
   if (data == nullptr) return;
+  if (owner_ != nullptr) return owner_.reset();
   const auto home = std::move(home_);
   home_ = nullptr;
   if (home == nullptr) {

@@ -4,13 +4,14 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "common/base/bytes.h"
 
 namespace centroid {
 
 /// Uninitialised memory on a 64-byte boundary, owned by exactly one holder. Returns to its pool
-/// when it came from one.
+/// when it came from one; so does what another owner lends.
 class Buffer {
  public:
   Buffer() = default;
@@ -18,6 +19,9 @@ class Buffer {
   /// costs one fault per 2 MiB instead of 512. Throws std::bad_alloc when there is no such memory
   /// (a length from a peer is checked before).
   explicit Buffer(std::size_t bytes);
+  /// Memory of `owner`, which is let go with the buffer.
+  Buffer(std::byte* data, std::size_t bytes, std::shared_ptr<void> owner)
+      : data_(data), size_(bytes), owner_(std::move(owner)) {}
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
@@ -37,6 +41,7 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::shared_ptr<struct BufferPoolState> home_;
+  std::shared_ptr<void> owner_;
 };
 
 /// A bounded set of equal buffers. Thread-safe; buffers may outlive the pool object.

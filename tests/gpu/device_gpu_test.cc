@@ -11,7 +11,7 @@
 
 #include "common/device/cuda/cuda_device.h"
 #include "common/device/device.h"
-#include "common/device/pinned_pool.h"
+#include "common/device/host_memory.h"
 #include "tests/gpu/gpu.h"
 
 namespace centroid {
@@ -81,15 +81,17 @@ TEST_F(GpuDevice, MemoryThatIsNotThereIsAnErrorWithTheNameOfTheCall) {
   EXPECT_TRUE(device_->allocate(1).ok());  // and it goes on
 }
 
-TEST_F(GpuDevice, PinnedBuffersComeBack) {
-  PinnedPool pool(*device_, 4096, 1);
+TEST_F(GpuDevice, PinnedMemoryIsBoundedAndComesBack) {
+  HostMemory pool(*device_, 8192);
+  std::byte* data = nullptr;
   {
-    const auto first = pool.try_acquire();
-    ASSERT_TRUE(first.ok() && first->has_value());
-    EXPECT_EQ((*first)->size(), 4096u);
-    EXPECT_FALSE(pool.try_acquire()->has_value());
+    const Buffer first = pool.take(4096);
+    data = first.data();
+    EXPECT_EQ(pool.use().pinned, 4096u);
+    const Buffer too_much = pool.take(8192);  // plain
+    EXPECT_EQ(pool.use().refused, 8192u);
   }
-  EXPECT_TRUE(pool.try_acquire()->has_value());
+  EXPECT_EQ(pool.take(4000).data(), data);
 }
 
 TEST_F(GpuDevice, AGpuThatIsNotThereIsNamed) {

@@ -20,6 +20,9 @@ centroid_gpu_test(codec_gpu_test
 centroid_gpu_test(transformer_gpu_test
   SOURCES unit/transformer_cuda_test.cc
   DEPS centroid::model_cuda centroid::model)
+centroid_gpu_test(optimizer_gpu_test
+  SOURCES unit/optimizer_cuda_test.cc
+  DEPS centroid::optim_cuda centroid::optim centroid::device)
 centroid_gpu_test(models_gpu_test
   SOURCES unit/models_cuda_test.cc
   DEPS centroid::node)
@@ -28,6 +31,7 @@ centroid_gpu_test(group_gpu_test
   DEPS centroid::node)
 if(CENTROID_TESTS)
   target_compile_definitions(transformer_gpu_test PRIVATE CENTROID_TEST_GPU)
+  target_compile_definitions(optimizer_gpu_test PRIVATE CENTROID_TEST_GPU)
   target_compile_definitions(models_gpu_test PRIVATE CENTROID_TEST_GPU)
   target_include_directories(models_gpu_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})  # for cublas_v2.h
 endif()

@@ -50,8 +50,8 @@ MAY = {
     + ["transport", "transport/tls", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/events", "server/config", "server/election", "server/shard", "server/api/view"],
     "worker/data": [BASE, TENSOR],
-    "worker/model": [BASE, TENSOR, DEVICE, CHECKPOINT],
-    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, "worker/data", "worker/model"],
+    "worker/model": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
+    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, OPTIM, "worker/data", "worker/model"],
     "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING

@@ -154,6 +154,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   local_options.worker = spec.name;
   local_options.schedules_by_cluster = spec.schedules_by_cluster;
   local_options.scale_ratio = spec.scale_ratio;
+  local_options.on_gpu = spec.on_gpu;
   local_options.state_dir = spec.state_dir;
   const auto local = worker::LocalSteps::make(*group, local_options).value();
   worker::ExchangeMemory memory;

@@ -82,6 +82,7 @@ struct WorkerSpec {
   bool schedules_by_cluster = false;
   double scale_ratio = 0;  ///< of the inner learning rate
   double slowdown = 1;
+  bool on_gpu = true;  ///< local steps: LocalSteps::Options
   std::string state_dir{};
   std::shared_ptr<const CustomModel> custom{};  ///< instead of `model`
   std::chrono::milliseconds join_timeout{20'000};

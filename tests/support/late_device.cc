@@ -32,10 +32,12 @@ struct World {
   std::vector<LateStream*> streams;
   CounterRng random{1};
   std::uint64_t copies_to_failure = 0;
+  Traffic traffic;
+  std::size_t pinned = 0, most_pinned = std::size_t{1} << 40;
   std::byte* arena = nullptr;
   std::size_t used = 0;
 };
-constexpr std::size_t kArenaBytes = std::size_t{4} << 30;  // of addresses
+constexpr std::size_t kArenaBytes = std::size_t{16} << 30;  // of addresses
 
 World& world() {
   static World only;
@@ -52,6 +54,8 @@ std::byte* arena() {
   }
   return w.arena;
 }
+
+bool is_on_device(const std::byte* at) { return at >= arena() && at < arena() + kArenaBytes; }
 
 /// The host sees the devices' memory while this lives, that is while a task runs.
 class Opened {
@@ -91,6 +95,9 @@ class LateStream final : public Stream, public Queue {
       const std::lock_guard lock(world().mutex);
       if (world().copies_to_failure > 0 && --world().copies_to_failure == 0)
         return Error(ErrorCode::kInternal, "cudaMemcpyAsync: an illegal memory access");
+      const bool from_device = is_on_device(from), into_device = is_on_device(to);
+      if (into_device && !from_device) world().traffic.to_device += bytes;
+      if (from_device && !into_device) world().traffic.to_host += bytes;
     }
     push([=] {
       if (bytes > 0) std::memmove(to, from, bytes);
@@ -194,6 +201,23 @@ class LateMemory final : public DeviceMemory {
   std::shared_ptr<std::atomic<std::size_t>> used_;
 };
 
+/// Of the host, counted.
+class PinnedMemory final : public DeviceMemory {
+ public:
+  explicit PinnedMemory(std::unique_ptr<DeviceMemory> of) : memory_(std::move(of)) {}
+  ~PinnedMemory() override {
+    const std::lock_guard lock(world().mutex);
+    world().pinned -= size();
+  }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  std::byte* data() const override { return memory_->data(); }
+  std::size_t size() const override { return memory_->size(); }
+
+ private:
+  std::unique_ptr<DeviceMemory> memory_;
+};
+
 class LateDevice final : public Device {
  public:
   LateDevice(unsigned number, std::size_t bytes)
@@ -210,12 +234,21 @@ class LateDevice final : public Device {
     if (bytes > bytes_ - std::min(bytes_, used_->load()) || taken > kArenaBytes - w.used)
       return Error(ErrorCode::kResourceExhausted, "cudaMallocFromPoolAsync: out of memory")
           .with_context(name_ + ": " + std::to_string(bytes) + " bytes");
+    ++w.traffic.allocations;
     std::byte* const at = arena() + w.used;
     w.used += taken;
     return std::unique_ptr<DeviceMemory>(new LateMemory(at, bytes, used_));
   }
   Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) override {
-    return host_->allocate(bytes);
+    const std::lock_guard lock(world().mutex);
+    World& w = world();
+    if (bytes > w.most_pinned - std::min(w.most_pinned, w.pinned))
+      return Error(ErrorCode::kResourceExhausted, "cudaHostAlloc: out of memory")
+          .with_context(name_ + ": " + std::to_string(bytes) + " bytes");
+    CENTROID_ASSIGN(auto memory, host_->allocate(bytes));
+    w.pinned += bytes;
+    ++w.traffic.allocations;
+    return std::unique_ptr<DeviceMemory>(new PinnedMemory(std::move(memory)));
   }
   Result<std::unique_ptr<Stream>> make_stream() override {
     return std::unique_ptr<Stream>(new LateStream);
@@ -335,6 +368,16 @@ void use_stream_seed(std::uint64_t seed) {
 void fail_copy(std::uint64_t count) {
   const std::lock_guard lock(world().mutex);
   world().copies_to_failure = count;
+}
+
+void limit_pinned(std::size_t bytes) {
+  const std::lock_guard lock(world().mutex);
+  world().most_pinned = bytes;
+}
+
+Traffic traffic() {
+  const std::lock_guard lock(world().mutex);
+  return world().traffic;
 }
 
 void push(void* stream, bool (*poll)(void*), void* of) {

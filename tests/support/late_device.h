@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,6 +23,14 @@ std::unique_ptr<Device> make_late_device(unsigned number, std::size_t bytes = 64
 void use_stream_seed(std::uint64_t seed);
 /// Let the `count`-th copy of all devices from now on fail; 0: none.
 void fail_copy(std::uint64_t count);
+/// Let all devices pin no more than so many bytes of the host's memory at a time.
+void limit_pinned(std::size_t bytes);
+/// What all devices did since the beginning.
+struct Traffic {
+  std::uint64_t to_device = 0, to_host = 0;  ///< bytes copied
+  std::uint64_t allocations = 0;             ///< of device memory and of pinned memory
+};
+Traffic traffic();
 /// Queue `poll(of)` on a stream; it is tried again until it says that it is done.
 void push(void* stream, bool (*poll)(void*), void* of);
 

@@ -13,7 +13,7 @@
 
 #include "common/base/random.h"
 #include "common/device/blas.h"
-#include "common/device/pinned_pool.h"
+#include "common/device/host_memory.h"
 
 namespace centroid {
 namespace {
@@ -97,34 +97,17 @@ TEST(CpuDevice, StreamIsDoneAtOnce) {
   EXPECT_EQ(device->processors(), 1U);
 }
 
-TEST(PinnedPool, LendsSoManyAndTakesThemBack) {
+TEST(HostMemory, OfACpuIsPlainAndNothingIsKept) {
   const auto device = make_device("cpu").value();
-  std::optional<PinnedBuffer> last;
+  HostMemory memory(*device, std::size_t{1} << 30);
   {
-    PinnedPool pool(*device, 100, 2);
-    auto a = pool.try_acquire().value(), b = pool.try_acquire().value();
-    ASSERT_TRUE(a && b);
-    EXPECT_EQ(a->size(), 100U);
-    EXPECT_NE(a->data(), b->data());
-    EXPECT_FALSE(pool.try_acquire().value());
-    std::byte* const data = a->data();
-    a.reset();
-    EXPECT_EQ(pool.in_use(), 1U);
-    last = pool.try_acquire().value();
-    ASSERT_TRUE(last);
-    EXPECT_EQ(last->data(), data);
-    *b = std::move(*last);  // what b had goes back
-    EXPECT_EQ(pool.in_use(), 1U);
-    last = std::move(b);
+    const Buffer a = memory.take(100);
+    EXPECT_EQ(a.size(), 100U);
+    EXPECT_EQ(memory.use().pinned, 0U);
   }
-  last->bytes()[99] = std::byte{1};  // outlives its pool
-}
-
-TEST(PinnedPool, SaysWhenThereIsNoMemory) {
-  const auto device = make_device("cpu").value();
-  PinnedPool pool(*device, std::numeric_limits<std::size_t>::max(), 1);
-  EXPECT_EQ(pool.try_acquire().error().code(), ErrorCode::kResourceExhausted);
-  EXPECT_EQ(pool.in_use(), 0U);
+  EXPECT_EQ(memory.use().kept, 0U);
+  EXPECT_EQ(memory.use().refused, 0U);
+  EXPECT_THROW((void)memory.take(std::numeric_limits<std::size_t>::max()), std::bad_alloc);
 }
 
 struct GemmCase {

@@ -4,14 +4,19 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/device/host_memory.h"
+#include "common/optim/norm.h"
+#include "common/optim/optimizer.h"
 #include "tests/support/examples.h"
 #include "tests/support/late_device.h"
 #include "tests/support/simt.h"
@@ -245,6 +250,180 @@ TEST_P(GpuGroup, AStepThatDoesNotFitIsRefusedBeforeTraining) {
   EXPECT_THAT(group.error().message(),
               AllOf(HasSubstr("device cuda:0: a step of 200000 samples takes "),
                     HasSubstr("of 67108864 are free"), HasSubstr("Lower --batch")));
+}
+
+/// Parameters and slots stay on the GPUs; the same optimizer on the host, after every step, has the
+/// same bits. A rank that went another way would spoil the mean of the next step.
+TEST_P(GpuGroup, AnOptimizerOnTheGpusGivesTheBitsOfTheHosts) {
+  const auto model = small_model();
+  const Dataset data = random_data(100, 1);
+  const OptimizerConfig config{.name = "adamw", .learning_rate = 0.02, .weight_decay = 0.1};
+  const auto optimizer = make_optimizer(config).value();
+  for (const char* const devices : {"cuda:0", kGpus})
+    for (const double bound : {0.0, 0.2}) {
+      SCOPED_TRACE(std::string(devices) + ", bound " + std::to_string(bound));
+      auto host = group_of(*model, devices, NCCL_STAND_IN);
+      auto group = group_of(*model, devices, NCCL_STAND_IN);
+      ResidentTraining* const there = group->resident();
+      ASSERT_NE(there, nullptr);
+      const std::size_t n = host->params().size();
+      std::vector<std::vector<float>> slots(2, std::vector<float>(n));
+      std::vector<float> params(n), slot(n);
+      ASSERT_TRUE(there->reserve(2).ok());
+      ASSERT_TRUE(there->load(group->params()).ok());
+      std::uint64_t number = 0;
+      for (const std::uint64_t samples : {30, 31, 2, 12}) {
+        const auto expected = host->step(data, first(samples), {}).value();
+        const std::span<float> gradient = host->gradients();
+        const float factor = clip_factor(std::sqrt(sum_of_squares(gradient)), bound);
+        for (float& g : gradient) g *= factor;
+        EXPECT_EQ(factor < 1, bound > 0);
+        const std::vector<std::span<float>> spans(slots.begin(), slots.end());
+        optimizer->step(++number, host->params(), gradient, spans, host->params());
+        const auto result = there->advance(data, first(samples), {optimizer->at(number), bound});
+        ASSERT_TRUE(result.ok()) << result.error().to_string();
+        EXPECT_EQ(result->loss_sum, expected.loss_sum);
+        EXPECT_EQ(result->samples, samples);
+      }
+      ASSERT_TRUE(there->store(params).ok());
+      EXPECT_TRUE(std::ranges::equal(params, host->params()));
+      for (std::size_t k = 0; k < 2; ++k) {
+        ASSERT_TRUE(there->store_slot(k, slot).ok());
+        EXPECT_EQ(slot, slots[k]);
+      }
+      // Slots that come from elsewhere.
+      for (float& x : slot) x += 1;
+      ASSERT_TRUE(there->load_slot(1, slot).ok());
+      std::vector<float> back(n);
+      ASSERT_TRUE(there->store_slot(1, back).ok());
+      EXPECT_EQ(back, slot);
+      host.reset();
+      group.reset();
+      EXPECT_LE(in_.aborts(0), 0);  // nothing was under way (-1: one GPU, no communicator)
+    }
+}
+
+TEST_P(GpuGroup, AStepOnTheGpusMovesBatchAndLossesAndTakesNoMemory) {
+  const auto model = small_model();
+  const Dataset data = random_data(20, 1);
+  const auto optimizer = make_optimizer({.name = "momentum"}).value();
+  const auto group = group_of(*model, "cuda:0", "");
+  ResidentTraining* const there = group->resident();
+  ASSERT_TRUE(there->reserve(1).ok());
+  ASSERT_TRUE(there->load(group->params()).ok());
+  ASSERT_TRUE(there->advance(data, first(20), {optimizer->at(1), 1.0}).ok());
+  const simt::Traffic before = simt::traffic();
+  ASSERT_TRUE(there->advance(data, first(20), {optimizer->at(2), 1.0}).ok());
+  const simt::Traffic after = simt::traffic();
+  EXPECT_EQ(after.allocations, before.allocations);
+  const std::uint64_t batch = 20 * (kFeatures + 1) * sizeof(float);
+  EXPECT_LE(after.to_device - before.to_device, batch + 256);
+  EXPECT_LE(after.to_host - before.to_host, 64U);
+  ASSERT_TRUE(group->step(data, first(20), {}).ok());
+  EXPECT_GE(simt::traffic().to_host - after.to_host, group->gradients().size_bytes());
+}
+
+TEST_P(GpuGroup, WhereTheHostAddsNothingStaysOnTheGpus) {
+  const auto model = small_model();
+  EXPECT_EQ(group_of(*model, kGpus, "")->resident(), nullptr);
+  EXPECT_EQ(group_of(*model, "cuda:0,cpu:0", "")->resident(), nullptr);
+  EXPECT_EQ(group_of(*model, "cpu:0", "")->resident(), nullptr);
+  EXPECT_NE(group_of(*model, "cuda:0", "")->resident(), nullptr);
+}
+
+TEST_P(GpuGroup, SlotsThatDoNotFitAreRefusedBeforeTraining) {
+  const auto model = make_model("mlp:12-4000-5,gelu").value();
+  GroupOptions options;
+  options.devices = "cuda:0";
+  options.open = simt::open_late;
+  const std::uint64_t plane = elements_of(model->manifest()) * sizeof(float);
+  // What is free beside cuBLAS's memory, parameters and gradient holds a step and one slot.
+  const std::uint64_t free = (64u << 20) - (32u << 20) - 2 * plane - (1u << 16);
+  options.batch = 1;
+  while (model->work_bytes(options.batch + 1, true) + plane < free) ++options.batch;
+  const auto group = make_replica_group(*model, options);
+  ASSERT_TRUE(group.ok()) << group.error().to_string();
+  EXPECT_TRUE((*group)->resident()->reserve(1).ok());
+  EXPECT_TRUE((*group)->resident()->reserve(0).ok());
+  const Status refused = (*group)->resident()->reserve(2);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message(),
+              AllOf(HasSubstr("2 slots of the optimizer " + std::to_string(2 * plane)),
+                    HasSubstr("of 67108864 are free"), HasSubstr("inner.on_gpu no")));
+}
+
+TEST_P(GpuGroup, AFailureOnTheGpusEndsTheStep) {
+  const auto model = small_model();
+  const Dataset data = random_data(20, 1);
+  const auto optimizer = make_optimizer({.name = "sgd"}).value();
+  for (const std::uint64_t copy : {1U, 2U}) {  // of a batch, or of losses
+    const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
+    ResidentTraining* const there = group->resident();
+    ASSERT_TRUE(there->reserve(0).ok() && there->load(group->params()).ok());
+    simt::fail_copy(copy);
+    const auto failed = there->advance(data, first(20), {optimizer->at(1), 0.0});
+    simt::fail_copy(0);
+    ASSERT_FALSE(failed.ok());
+    EXPECT_THAT(failed.error().message(), HasSubstr("an illegal memory access"));
+  }
+}
+
+/// Memory of the host: pinned up to a bound, lent again, and plain where it is refused.
+TEST_P(GpuGroup, HostMemoryIsPinnedAndComesBack) {
+  const auto device = simt::make_late_device(0);
+  HostMemory memory(*device, 10'000);
+  const std::uint64_t before = simt::traffic().allocations;
+  std::byte* data = nullptr;
+  {
+    const Buffer a = memory.take(4000);
+    data = a.data();
+    EXPECT_EQ(memory.use().pinned, 4000U);
+  }
+  EXPECT_EQ(memory.use().kept, 4000U);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(memory.take(3000).data(), data);
+  EXPECT_EQ(simt::traffic().allocations - before, 1U);
+  {
+    const Buffer small = memory.take(1000);  // not in memory that is four times as large
+    EXPECT_NE(small.data(), data);
+    const Buffer b = memory.take(8000);  // what is kept makes room for it
+    EXPECT_EQ(memory.use().pinned, 9000U);
+    EXPECT_EQ(memory.use().kept, 0U);
+    const Buffer plain = memory.take(2000);
+    EXPECT_EQ(memory.use().refused, 2000U);
+    EXPECT_EQ(memory.use().pinned, 9000U);
+  }
+  EXPECT_EQ(memory.use().kept, 9000U);
+  simt::limit_pinned(300);
+  {
+    const Buffer plain = memory.take(400);
+    EXPECT_EQ(memory.use().refused, 2400U);
+    EXPECT_EQ(memory.use().kept, 0U);  // given back before that
+    std::ranges::fill(plain.bytes(), std::byte{1});
+  }
+  simt::limit_pinned(std::size_t{1} << 40);
+  std::optional<Buffer> longest;
+  {
+    HostMemory gone(*device, 100);
+    longest = gone.take(100);
+  }
+  std::ranges::fill(longest->bytes(), std::byte{2});  // outlives its pool
+}
+
+TEST_P(GpuGroup, WithoutPinnedMemoryTheGradientIsTheSame) {
+  const auto model = small_model();
+  const Dataset data = random_data(20, 1);
+  const auto pinned = group_of(*model, kGpus, "");
+  GroupOptions options;
+  options.devices = kGpus;
+  options.nccl = "";
+  options.open = simt::open_late;
+  options.pinned_bytes = 4000;  // less than two planes
+  const auto plain = make_replica_group(*model, std::move(options)).value();
+  model->initialize(7, plain->params());
+  ASSERT_TRUE(pinned->step(data, first(20), {}).ok());
+  ASSERT_TRUE(plain->step(data, first(20), {}).ok());
+  EXPECT_EQ(gradient_of(*plain), gradient_of(*pinned));
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, GpuGroup, testing::Values(1, 2));

@@ -7,7 +7,8 @@ if(CENTROID_TESTS)
   target_link_libraries(nccl_test PRIVATE ${CMAKE_DL_LIBS})
   add_dependencies(nccl_test nccl_stand_in)
   if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
-    set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu)  # as in unit/worker.cmake
+    set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu  # as in unit/worker.cmake
+                      ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu)
     centroid_test(gpu_group_test LABEL unit TIMEOUT 300
       SOURCES unit/gpu_group_test.cc support/late_device.cc support/simt.cc ${model_kernels}
       DEPS centroid::node)

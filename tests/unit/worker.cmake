@@ -11,12 +11,14 @@ centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc D
 
 # The transformer's CUDA kernels, on the CPU (tests/unit/codec.cmake does so with the codecs').
 if(NOT CENTROID_SANITIZE MATCHES "thread")
-  set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu)
+  set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu)
   set_source_files_properties(${model_kernels} PROPERTIES
     LANGUAGE CXX
     COMPILE_OPTIONS "-include;${PROJECT_SOURCE_DIR}/tests/support/simt.h")
   centroid_test(transformer_cuda_test LABEL unit SOURCES unit/transformer_cuda_test.cc support/simt.cc ${model_kernels}
     DEPS centroid::model centroid::device)
+  centroid_test(optimizer_cuda_test LABEL unit SOURCES unit/optimizer_cuda_test.cc support/simt.cc
+    ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu DEPS centroid::optim centroid::device)
   # Models and groups of GPUs, on devices whose streams run late.
   centroid_test(models_cuda_test LABEL unit TIMEOUT 300
     SOURCES unit/models_cuda_test.cc support/late_device.cc support/simt.cc ${model_kernels}

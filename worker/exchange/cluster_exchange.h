@@ -10,6 +10,7 @@
 #include "common/base/metrics.h"
 #include "common/codec/error_feedback.h"
 #include "common/proto/messages.h"
+#include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "transport/transport.h"
 #include "worker/exchange/exchange.h"
@@ -38,6 +39,8 @@ struct ExchangeMemory {
   /// change places with the parameters. Called by the loop's thread, inside `finish`; `leave`
   /// brings the last parameters back to `params`.
   std::function<void(std::span<float>)> use_params;
+  /// Optional: memory for what takes the place of the parameters.
+  std::function<Buffer(std::size_t bytes)> allocate;
   std::function<void(std::uint64_t seed)>
       initialize;  ///< fill params with initial values; called at most once, while `next` waits
   /// Optional: whoever makes local steps. Called at most once, while `next` waits; gives the memory

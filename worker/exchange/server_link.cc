@@ -192,7 +192,8 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       CENTROID_ASSIGN(codec_down_, make_codec(reply.codec_down));
       encoded_results_.resize(plan_.chunks().size());
     } else {
-      second_plane_ = Buffer(plan_.total_elements() * sizeof(float));
+      const std::size_t bytes = plan_.total_elements() * sizeof(float);
+      second_plane_ = memory_.allocate ? memory_.allocate(bytes) : Buffer(bytes);
     }
     results_ = second_plane_.as<float>();
     encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));

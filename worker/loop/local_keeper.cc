@@ -91,13 +91,22 @@ LocalKeeper::Found LocalKeeper::resume(Round next, State& state) {
   return found;
 }
 
-void LocalKeeper::closed(Round round, const State& state) {
+void LocalKeeper::closed(Round round, const Source& state) {
   after_ = round;
   is_used_ = true;
   if (every_ > 0 && round.value % every_ == 0) save(round, state);
 }
 
-void LocalKeeper::save(Round round, const State& state) {
+void LocalKeeper::save(Round round, const Source& source) {
+  const auto state = source();
+  const Status written = state.ok() ? write(round, *state) : Status(state.error());
+  if (written.ok())
+    saved_ = round;
+  else
+    log::error("local.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+}
+
+Status LocalKeeper::write(Round round, const State& state) {
   CheckpointInfo info;
   info.run_id = run_id_;
   info.version = Version(round.value);
@@ -116,13 +125,10 @@ void LocalKeeper::save(Round round, const State& state) {
     return Status();
   };
   const auto written = directory_.write(info, manifest_, read);
-  if (written.ok())
-    saved_ = round;
-  else
-    log::error("local.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+  return written.ok() ? Status() : Status(written.error());
 }
 
-void LocalKeeper::leave(const State& state) {
+void LocalKeeper::leave(const Source& state) {
   if (is_used_ && after_ && saved_ != after_) save(*after_, state);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,6 +32,8 @@ class LocalKeeper {
     std::uint64_t steps = 0;  ///< made by the optimizer
     StepStats untold;         ///< of steps that are in no contribution yet
   };
+  /// The state as it is now: asked for when it is written.
+  using Source = std::function<Result<State>()>;
   enum class Found : std::uint8_t { kNothing, kOlder, kExact };
 
   /// fails: the folder cannot be made
@@ -42,14 +45,14 @@ class LocalKeeper {
   /// use). kNothing: the state is as it was, or its optimizer is not the one on disk.
   Found resume(Round next, State& state);
   /// The round is over, the state is the one after it.
-  void closed(Round round, const State& state);
+  void closed(Round round, const Source& state);
   /// The server saves the state after `round`.
-  void keep(Round round, const State& state) {
+  void keep(Round round, const Source& state) {
     if (after_ == round && saved_ != after_) save(round, state);
   }
   /// A round broke off: the state belongs to no round.
   void broken() { after_.reset(); }
-  void leave(const State& state);
+  void leave(const Source& state);
 
  private:
   LocalKeeper(CheckpointDirectory directory, std::string run_id, std::uint64_t every,
@@ -58,7 +61,8 @@ class LocalKeeper {
         run_id_(std::move(run_id)),
         every_(every),
         manifest_(std::move(manifest)) {}
-  void save(Round round, const State& state);
+  void save(Round round, const Source& source);
+  Status write(Round round, const State& state);
   Status restore(const CheckpointEntry& entry, State& state) const;
 
   CheckpointDirectory directory_;

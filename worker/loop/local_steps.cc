@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "common/base/log.h"
 #include "common/optim/norm.h"
 
 namespace centroid::worker {
@@ -40,15 +41,24 @@ Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const 
   CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, terms.fragments));
   const std::size_t bytes = global_.size_bytes();
   try {
-    own_memory_ = Buffer(bytes);
+    own_memory_ = group_.host_memory(bytes);
     delta_memory_ = Buffer(bytes);
     if (terms.fragments > 1) sent_memory_ = Buffer(bytes);
-    slots_.assign(optimizer_->slots(), std::vector<float>(global_.size()));
+    resident_ = options_.on_gpu ? group_.resident() : nullptr;
+    slots_.resize(optimizer_->slots());
+    if (resident_ == nullptr || !options_.state_dir.empty())
+      for (auto& slot : slots_) slot.resize(global_.size());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted,
                  "no memory for local steps: own parameters, contribution and " +
                      std::to_string(optimizer_->slots()) + " slots of " + std::to_string(bytes) +
                      " bytes each");
+  }
+  if (resident_ != nullptr) {
+    CENTROID_TRY(resident_->reserve(slots_.size()));
+    log::info("local.on_gpu", {{"optimizer", optimizer_->config().name},
+                               {"slots", slots_.size()},
+                               {"slot_bytes", bytes}});
   }
   own_ = own_memory_.as<float>();
   delta_ = delta_memory_.as<float>();
@@ -85,8 +95,24 @@ LocalKeeper::State LocalSteps::state() {
   return state;
 }
 
+/// The slots as they are, on the host.
+Status LocalSteps::fetch_slots() {
+  for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k) {
+    slots_[k].resize(global_.size());
+    CENTROID_TRY(resident_->store_slot(k, slots_[k]));
+  }
+  return {};
+}
+
+LocalKeeper::Source LocalSteps::source() {
+  return [this]() -> Result<LocalKeeper::State> {
+    CENTROID_TRY(fetch_slots());
+    return state();
+  };
+}
+
 /// Own parameters and optimizer as the round begins with them.
-void LocalSteps::take_up(const Share& share) {
+Status LocalSteps::take_up(const Share& share) {
   if (share.overlap > 0 && sent_.empty()) {
     sent_memory_ = Buffer(global_.size_bytes());
     sent_ = sent_memory_.as<float>();
@@ -97,13 +123,18 @@ void LocalSteps::take_up(const Share& share) {
     const auto what = keeper_->resume(share.round, found);
     if (what != LocalKeeper::Found::kNothing) steps_ = found.steps;
     if (what == LocalKeeper::Found::kExact) untold_ = found.untold;
-    if (what != LocalKeeper::Found::kNothing) begins_anew_ = what != LocalKeeper::Found::kExact;
+    if (what != LocalKeeper::Found::kNothing) {
+      begins_anew_ = what != LocalKeeper::Found::kExact;
+      for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k)
+        CENTROID_TRY(resident_->load_slot(k, slots_[k]));
+    }
   }
   // What came late went into parameters that are here only now.
   if (std::exchange(was_late_, false)) measure_divergence(last_);
   if (std::exchange(begins_anew_, false)) std::ranges::copy(global_, own_.begin());
   is_resting_ = false;
   group_.use_params(own_);
+  return resident_ != nullptr && share.samples() > 0 ? resident_->load(own_) : Status();
 }
 
 /// The learning rate of the next step.
@@ -112,12 +143,35 @@ void LocalSteps::set_rate() {
   optimizer_->set_rate_factor(factor * schedule_.factor(++cluster_steps_));
 }
 
+/// Gradient and inner step on one batch.
+Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uint64_t> batch) {
+  set_rate();
+  const double bound = optimizer_->config().clip_norm;
+  const std::uint64_t number = steps_ + 1;
+  if (resident_ != nullptr) {
+    CENTROID_ASSIGN(const auto made,
+                    resident_->advance(data, batch, {optimizer_->at(number), bound}));
+    steps_ = number;
+    return made;
+  }
+  CENTROID_ASSIGN(const auto made, group_.step(data, batch, [](TensorId) {}));
+  const std::span<float> gradient = group_.gradients();
+  if (bound > 0) {
+    const float factor = clip_factor(std::sqrt(sum_of_squares(gradient)), bound);
+    if (factor != 1)
+      for (float& g : gradient) g *= factor;
+  }
+  const std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
+  optimizer_->step(number, own_, gradient, slots, own_);
+  steps_ = number;
+  return made;
+}
+
 /// Steps [begin, end) of the `of` into which the share is cut.
 Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                          std::uint64_t of, StepStats& stats) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
   std::vector<std::span<const std::uint64_t>> batches;
   for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
     const Range range = part_of(samples.size(), of, i);
@@ -125,21 +179,12 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   }
   group_.expect(data, batches);
   for (const auto batch : batches) {
-    CENTROID_ASSIGN(const auto step, group_.step(data, batch, [](TensorId) {}));
-    stats.samples += step.samples;
-    stats.correct += step.correct;
-    stats.loss_sum += step.loss_sum;
-    const std::span<float> gradient = group_.gradients();
-    if (const double bound = optimizer_->config().clip_norm; bound > 0) {
-      PlaneNorm norm;
-      norm.add(0, gradient);
-      const float factor = clip_factor(norm.value(), bound);
-      if (factor != 1)
-        for (float& g : gradient) g *= factor;
-    }
-    set_rate();
-    optimizer_->step(++steps_, own_, gradient, slots, own_);
+    CENTROID_ASSIGN(const auto done, step(data, batch));
+    stats.samples += done.samples;
+    stats.correct += done.correct;
+    stats.loss_sum += done.loss_sum;
   }
+  if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(own_));
   stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   return {};
 }
@@ -179,7 +224,7 @@ void LocalSteps::measure_divergence(const Share& share) {
 }
 
 /// own = the cluster's + (own - sent).
-void LocalSteps::merge(const Share& share, const RoundReport& report) {
+Status LocalSteps::merge(const Share& share, const RoundReport& report) {
   const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
   divergence_ = -1;
   if (is_committed) measure_divergence(share);
@@ -188,30 +233,35 @@ void LocalSteps::merge(const Share& share, const RoundReport& report) {
   if (!is_committed || sent_.empty()) {
     begins_anew_ = true;
     if (!is_committed) untold_ = {};
-    if (report.outcome == RoundReport::Outcome::kSkipped) forget_nonfinite();
-    return;
+    return report.outcome == RoundReport::Outcome::kSkipped ? forget_nonfinite() : Status();
   }
   for (const TensorId tensor : fragments_[share.fragment].tensors) {
     const std::span<const float> global = part(global_, tensor), sent = part(sent_, tensor);
     const std::span<float> own = part(own_, tensor);
     for (std::size_t i = 0; i < own.size(); ++i) own[i] = global[i] + (own[i] - sent[i]);
   }
+  return {};
 }
 
 /// A slot that is not finite would spoil every step to come.
-void LocalSteps::forget_nonfinite() {
+Status LocalSteps::forget_nonfinite() {
+  CENTROID_TRY(fetch_slots());
   const auto is_bad = [](float x) { return !std::isfinite(x); };
   const auto has_bad = [&](const auto& slot) { return std::ranges::any_of(slot, is_bad); };
-  if (std::ranges::none_of(slots_, has_bad)) return;
-  for (auto& slot : slots_) std::ranges::fill(slot, 0.0f);
+  if (std::ranges::none_of(slots_, has_bad)) return {};
+  for (std::size_t k = 0; k < slots_.size(); ++k) {
+    std::ranges::fill(slots_[k], 0.0f);
+    if (resident_ != nullptr) CENTROID_TRY(resident_->load_slot(k, slots_[k]));
+  }
   steps_ = 0;
+  return {};
 }
 
 Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
                                       std::span<const std::uint64_t> samples, Exchange& exchange,
                                       StepStats& stats) {
   const auto begin = std::chrono::steady_clock::now();
-  take_up(share);
+  CENTROID_TRY(take_up(share));
   cluster_steps_ = share.steps_before;
   world_ = share.world;
   const std::uint64_t batch = options_.batch;
@@ -236,7 +286,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   stats = first;
   add(stats, rest);
   CENTROID_ASSIGN(auto report, exchange.finish(told));
-  merge(share, report);
+  CENTROID_TRY(merge(share, report));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   exchange_seconds_ = std::max(took.count() - stats.compute_seconds, 0.0);
   stats.exchange_seconds = exchange_seconds_;
@@ -245,7 +295,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
     const bool is_over = report.outcome == RoundReport::Outcome::kCommitted ||
                          report.outcome == RoundReport::Outcome::kSkipped;
     if (is_over)
-      keeper_->closed(share.round, state());
+      keeper_->closed(share.round, source());
     else
       keeper_->broken();
   }
@@ -253,7 +303,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
 }
 
 void LocalSteps::leave() {
-  if (keeper_) keeper_->leave(state());
+  if (keeper_) keeper_->leave(source());
 }
 
 }  // namespace centroid::worker

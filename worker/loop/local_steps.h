@@ -25,6 +25,9 @@ namespace centroid::worker {
 ///          since is kept. A worker that was left out of a round, or lost the server, and all after
 ///          a round that was skipped, begin again from the cluster's parameters
 /// steps    a share of n samples is ceil(n / batch) steps of near-equal size
+/// GPU      own parameters and slots stay there from step to step (ReplicaGroup::resident); the
+///          host has the parameters after the last step before a contribution and of a round, and
+///          slots when they are written to disk
 /// memory   own parameters, contribution, the inner optimizer's slots; with fragments or overlap a
 ///          copy of what was contributed
 /// thread   the loop's; `begin` while the loop waits in Exchange::next
@@ -37,6 +40,7 @@ class LocalSteps {
     std::string state_dir;      ///< see LocalKeeper; "": nothing is kept
     /// The schedule goes by the local steps of the whole cluster, not by this worker's own.
     bool schedules_by_cluster = false;
+    bool on_gpu = true;      ///< the optimizer runs where the gradient is, if it can
     double scale_ratio = 0;  ///< the learning rate is multiplied with 1 + (world - 1) ratio
   };
   /// `group` outlives it; its parameters are the cluster's. fails as make_optimizer
@@ -46,7 +50,7 @@ class LocalSteps {
   Result<std::span<const float>> begin(const LocalTerms& terms, const ChunkPlan& plan);
   void use_params(std::span<float> params);
   void keep(Round round) {
-    if (keeper_) keeper_->keep(round, state());
+    if (keeper_) keeper_->keep(round, source());
   }
 
   /// The replicas read the cluster's parameters, until the next round.
@@ -68,15 +72,18 @@ class LocalSteps {
         optimizer_(std::move(optimizer)),
         schedule_(schedule),
         global_(group.params()) {}
-  void take_up(const Share& share);
+  Status take_up(const Share& share);
   Status train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                std::uint64_t of, StepStats& stats);
   void contribute(const Share& share);
-  void merge(const Share& share, const RoundReport& report);
+  Status merge(const Share& share, const RoundReport& report);
   void measure_divergence(const Share& share);
   void set_rate();
-  void forget_nonfinite();
+  Status forget_nonfinite();
+  Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> batch);
+  Status fetch_slots();
   LocalKeeper::State state();
+  LocalKeeper::Source source();
   std::span<float> part(std::span<float> plane, TensorId tensor) const;
 
   ReplicaGroup& group_;
@@ -87,8 +94,9 @@ class LocalSteps {
   FragmentPlan fragments_;
   std::span<float> global_;  // the cluster's parameters
   Buffer own_memory_, delta_memory_, sent_memory_;
-  std::span<float> own_, delta_, sent_;  // sent_: own_ when it was contributed; empty: not needed
-  std::vector<std::vector<float>> slots_;
+  std::span<float> own_, delta_, sent_;    // sent_: own_ when it was contributed; empty: not needed
+  ResidentTraining* resident_ = nullptr;   // own parameters and slots are on GPUs
+  std::vector<std::vector<float>> slots_;  // of resident_: their copies, when they are wanted
   std::uint64_t steps_ = 0;
   std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
   std::uint32_t world_ = 1;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <string_view>
 
 #include "common/base/result.h"
+#include "common/optim/rules.h"
 #include "worker/model/activation.h"
 #include "worker/model/attention.h"
 #include "worker/model/kernels.h"
@@ -24,6 +26,16 @@ enum class Matmul : std::uint8_t {
 
 /// "f32", "tf32", "bf16"
 Result<Matmul> parse_matmul(std::string_view name);
+
+/// One step of an optimizer over a model's parameters, in place.
+struct Update {
+  rules::Step rule{};
+  double clip_norm = 0;  ///< bound of the gradient's norm (norm.h: sum_of_squares); 0: none
+  std::size_t elements = 0;
+  float* gradient = nullptr;  ///< may be scaled
+  float* params = nullptr;
+  std::array<float*, 2> slots{};  ///< as many as the rule has
+};
 
 /// What models compute with, on one device: the CPU does it in the call, a GPU gets it queued on
 /// one stream and does it in that order. Loops are those of kernels.h, activation.h and loss.h,
@@ -96,6 +108,8 @@ class Backend {
   /// (sum of losses) when `want_gradient`. Losses add up until `result`.
   virtual void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
                              const float* bias, float share, bool want_gradient, float* logits) = 0;
+  /// The bits of Optimizer::step.
+  virtual void update(const Update& step) = 0;
   /// Wait for everything that was queued: the losses since the last time.
   virtual StepResult result() = 0;
   virtual Status status() const = 0;

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "common/base/random.h"
 #include "common/device/blas.h"
+#include "common/optim/norm.h"
+#include "common/optim/optimizer.h"
 #include "worker/model/backend.h"
 #include "worker/model/loss.h"
 
@@ -125,6 +128,20 @@ class CpuBackend final : public Backend {
     sum_.loss_sum += part.loss_sum;
     sum_.correct += part.correct;
     sum_.targets += part.targets;
+  }
+  void update(const Update& step) override {
+    const std::span<float> params(step.params, step.elements),
+        gradient(step.gradient, step.elements);
+    if (step.clip_norm > 0) {
+      const float factor = clip_factor(std::sqrt(sum_of_squares(gradient)), step.clip_norm);
+      if (factor != 1)
+        for (float& g : gradient) g *= factor;
+    }
+    std::array<std::span<float>, 2> slots;
+    std::size_t count = 0;
+    for (float* const slot : step.slots)
+      if (slot != nullptr) slots[count++] = {slot, step.elements};
+    run_step(step.rule, params, gradient, std::span(slots).first(count), params);
   }
   StepResult result() override { return std::exchange(sum_, {}); }
   Status status() const override { return {}; }

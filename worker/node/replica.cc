@@ -61,7 +61,7 @@ struct Bucket {
 /// leaves when it is computed, computing begins when the parameters are there. The thread queues
 /// the step, hands out what has arrived between two tensors, and then waits for one bucket after
 /// the other.
-class DeviceReplica final : public Replica {
+class DeviceReplica final : public Replica, public Residence {
  public:
   DeviceReplica(Compute compute, ReplicaOptions options)
       : name_(compute.device->name()),
@@ -83,6 +83,8 @@ class DeviceReplica final : public Replica {
     CENTROID_ASSIGN(gradient_, device_->allocate(bytes));
     CENTROID_ASSIGN(transfer_, device_->make_stream());
     CENTROID_ASSIGN(loaded_, device_->make_event());
+    CENTROID_ASSIGN(added_, device_->make_event());
+    CENTROID_ASSIGN(advanced_, device_->make_event());
     return cut(model.manifest());
   }
 
@@ -105,20 +107,13 @@ class DeviceReplica final : public Replica {
 
   Result<StepResult> train(const Batch& batch, std::uint64_t total,
                            const std::function<void(TensorId)>& deliver) override {
-    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
-    shipped_ = delivered_ = 0;
-    failed_.reset();
-    model_->queue_step(batch, floats(*params_), floats(*gradient_), [&](TensorId tensor) {
-      CENTROID_CHECK(shipped_ < buckets_.size());
-      if (tensor.value != buckets_[shipped_].first) return;
-      note(ship(buckets_[shipped_], batch.samples, total));
-      ++shipped_;
-      note(hand_out(deliver));
-    });
+    CENTROID_TRY(queue_step(batch, total, !is_left_, [&] { note(hand_out(deliver)); }));
     while (!failed_ && delivered_ < shipped_) {
       note(wait_for(*buckets_[delivered_].there));
       note(hand_out(deliver));
     }
+    // The group learns that all is over, however it was seen.
+    if (options_.seat.group != nullptr && !failed_) note(wait_for(*buckets_.back().there));
     const StepResult result = model_->backend().result();
     CENTROID_TRY(model_->backend().status());
     if (failed_) return *failed_;
@@ -128,6 +123,46 @@ class DeviceReplica final : public Replica {
 
   Result<StepResult> evaluate(const Batch& batch) override {
     const StepResult result = model_->evaluate(batch, floats(*params_));
+    CENTROID_TRY(model_->backend().status());
+    return result;
+  }
+
+  Residence* residence() override { return this; }
+
+  Status reserve(std::size_t slots) override {
+    slots_.clear();
+    for (std::size_t k = 0; k < slots; ++k) {
+      CENTROID_ASSIGN(slots_.emplace_back(), device_->allocate(params_->size()));
+    }
+    return {};
+  }
+  Status write_slot(std::size_t slot, std::span<const float> from) override {
+    CENTROID_CHECK(from.size_bytes() == slots_.at(slot)->size());
+    CENTROID_TRY(transfer_->copy(
+        slots_[slot]->data(), reinterpret_cast<const std::byte*>(from.data()), from.size_bytes()));
+    return transfer_->wait();
+  }
+  Status read_slot(std::size_t slot, std::span<float> to) override {
+    return read(*slots_.at(slot), to);
+  }
+  Status read_params(std::span<float> to) override { return read(*params_, to); }
+
+  Result<StepResult> advance(const Batch& batch, std::uint64_t total,
+                             const OptimizerStep& step) override {
+    CENTROID_TRY(queue_step(batch, total, false, [] {}));
+    if (failed_) return *failed_;
+    CENTROID_TRY(added_->record(*transfer_));
+    CENTROID_TRY(added_->hold(*compute_));
+    Update update{.rule = step.rule, .clip_norm = step.clip_norm};
+    update.params = floats(*params_).data();
+    update.gradient = floats(*gradient_).data();
+    update.elements = floats(*params_).size();
+    CENTROID_CHECK(slots_.size() <= update.slots.size());
+    for (std::size_t k = 0; k < slots_.size(); ++k) update.slots[k] = floats(*slots_[k]).data();
+    model_->backend().update(update);
+    CENTROID_TRY(advanced_->record(*compute_));
+    CENTROID_TRY(wait_for(*advanced_));  // with a group: under its watch
+    const StepResult result = model_->backend().result();
     CENTROID_TRY(model_->backend().status());
     return result;
   }
@@ -195,7 +230,33 @@ class DeviceReplica final : public Replica {
     return {};
   }
 
-  Status ship(Bucket& bucket, std::uint64_t samples, std::uint64_t total) {
+  /// Queue forward, backward and the additions; `between` after each bucket.
+  template <class Between>
+  Status queue_step(const Batch& batch, std::uint64_t total, bool to_host, const Between& between) {
+    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+    shipped_ = delivered_ = 0;
+    failed_.reset();
+    model_->queue_step(batch, floats(*params_), floats(*gradient_), [&](TensorId tensor) {
+      CENTROID_CHECK(shipped_ < buckets_.size());
+      if (tensor.value != buckets_[shipped_].first) return;
+      note(ship(buckets_[shipped_], batch.samples, total, to_host));
+      ++shipped_;
+      between();
+    });
+    return {};
+  }
+
+  /// Out of the device's memory, behind all that computes.
+  Status read(const DeviceMemory& from, std::span<float> to) {
+    CENTROID_CHECK(to.size_bytes() == from.size());
+    CENTROID_TRY(advanced_->record(*compute_));
+    CENTROID_TRY(advanced_->hold(*transfer_));
+    CENTROID_TRY(
+        transfer_->copy(reinterpret_cast<std::byte*>(to.data()), from.data(), from.size()));
+    return transfer_->wait();
+  }
+
+  Status ship(Bucket& bucket, std::uint64_t samples, std::uint64_t total, bool to_host) {
     const auto own = floats(*gradient_).subspan(bucket.begin, bucket.end - bucket.begin);
     CENTROID_TRY(bucket.ready->record(*compute_));
     CENTROID_TRY(bucket.ready->hold(*transfer_));
@@ -205,7 +266,7 @@ class DeviceReplica final : public Replica {
       CENTROID_TRY(seat.group->all_reduce(seat.rank, all, static_cast<double>(samples),
                                           static_cast<double>(total), transfer_->native()));
     }
-    if (!options_.gradient.empty() && !is_left_)
+    if (!options_.gradient.empty() && to_host)
       CENTROID_TRY(
           transfer_->copy(reinterpret_cast<std::byte*>(options_.gradient.data() + bucket.begin),
                           reinterpret_cast<const std::byte*>(own.data()), own.size_bytes()));
@@ -240,8 +301,10 @@ class DeviceReplica final : public Replica {
   std::unique_ptr<Stream> compute_;
   ReplicaOptions options_;
   std::unique_ptr<DeviceMemory> params_, gradient_;
+  std::vector<std::unique_ptr<DeviceMemory>> slots_;  // of an optimizer that lives here
   std::unique_ptr<Stream> transfer_;
-  std::unique_ptr<StreamEvent> loaded_;
+  std::unique_ptr<StreamEvent> loaded_;            // the parameters are here
+  std::unique_ptr<StreamEvent> added_, advanced_;  // the gradients; the step of the optimizer
   std::vector<Bucket> buckets_;
   std::unique_ptr<Model> model_;
   bool is_left_ = false;  // the gradient, on the device

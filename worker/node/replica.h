@@ -10,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/device/device.h"
+#include "common/optim/rules.h"
 #include "worker/model/backend.h"
 #include "worker/model/model.h"
 #include "worker/node/nccl_group.h"
@@ -37,6 +38,31 @@ struct StagedBatch {
   Inputs inputs;
 };
 
+/// One step of an optimizer over the whole of a model (Update).
+struct OptimizerStep {
+  rules::Step rule{};
+  double clip_norm = 0;
+};
+
+/// Training that stays on a device: parameters and the optimizer's slots are there from step to
+/// step. thread: as Replica's.
+class Residence {
+ public:
+  /// Memory for so many slots, all 0; those that were there are gone.
+  virtual Status reserve(std::size_t slots) = 0;
+  virtual Status write_slot(std::size_t slot, std::span<const float> from) = 0;
+  virtual Status read_slot(std::size_t slot, std::span<float> to) = 0;
+  /// The parameters; they come with Replica::use.
+  virtual Status read_params(std::span<float> to) = 0;
+  /// Forward and backward, as Replica::train but that nothing is delivered, and the step: on every
+  /// rank of a group the same one, with the same bits.
+  virtual Result<StepResult> advance(const Batch& batch, std::uint64_t total,
+                                     const OptimizerStep& step) = 0;
+
+ protected:
+  ~Residence() = default;
+};
+
 /// One device of a worker: a model with its memory. thread: one at a time, but for `name`.
 class Replica {
  public:
@@ -60,6 +86,8 @@ class Replica {
   /// From now on `train` leaves it there: delivered is what is complete on the device. Between
   /// steps.
   virtual void leave_gradient() {}
+  /// Null on the CPU.
+  virtual Residence* residence() { return nullptr; }
   /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the
   /// replica's. False: batches stay on the host.
   virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;

@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "common/device/device.h"
+#include "common/device/host_memory.h"
 #include "common/tensor/chunk_plan.h"
 #include "worker/data/batch_loader.h"
 #include "worker/node/tensor_reducer.h"
@@ -27,28 +28,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxDevices = 256;
-/// Rows of one forward pass of `evaluate`, samples or tokens: bounds the work space, long enough to
-/// keep BLAS busy.
-constexpr std::uint64_t kEvaluateRows = 256;
-constexpr std::uint64_t kEvaluateTokens = 2048;
-
-std::uint64_t evaluate_samples(const Model& model) {
-  if (model.vocabulary() == 0) return kEvaluateRows;
-  return std::max<std::uint64_t>(kEvaluateTokens / model.features(), 1);
-}
-
-std::uint64_t bytes_of(const Dataset& data) {
-  return sizeof(float) * (data.x.size() + data.vals.size()) +
-         sizeof(std::uint32_t) * (data.y.size() + data.cols.size() + data.tokens.size()) +
-         sizeof(std::uint64_t) * (data.row_begin.size() + data.token_begin.size());
-}
-
 /// What all devices do next; lives on the caller's stack until the last one is done.
 struct Job {
+  enum class Kind : std::uint8_t { kTrain, kEvaluate, kLoad, kAdvance } kind = Kind::kTrain;
   const Dataset* data = nullptr;
-  const LoadedBatch* batch = nullptr;  // to train on
-  Range rows;                          // to evaluate
-  bool is_training = false;
+  const LoadedBatch* batch = nullptr;        // to train on
+  Range rows{};                              // to evaluate
+  std::span<const float> params{};           // to train on; of kAdvance: those that are there
+  const OptimizerStep* optimizer = nullptr;  // of kAdvance
+  bool is_training() const { return kind == Kind::kTrain || kind == Kind::kAdvance; }
 };
 
 struct Outcome {
@@ -56,8 +44,11 @@ struct Outcome {
   std::optional<Error> error;
 };
 
-std::span<float> floats(const DeviceMemory& memory) {
-  return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
+/// All 0.
+Buffer plane_of(HostMemory& memory, std::size_t bytes) {
+  Buffer plane = memory.take(bytes);
+  std::ranges::fill(plane.as<float>(), 0.0F);
+  return plane;
 }
 
 /// Rows [part.begin, part.end) of a loaded batch, as a model takes them.
@@ -81,7 +72,7 @@ Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
 /// One device's place in the group. Used by the device's thread only, except at construction.
 struct Seat {
   trace::Lane lane;
-  std::unique_ptr<DeviceMemory> gradient;  // on the host; null: the group's, or none
+  Buffer gradient;  // on the host; none: the group's, or nowhere
   std::unique_ptr<Replica> replica;
   LoadedBatch rows;  // that it evaluates
 };
@@ -126,25 +117,46 @@ std::optional<std::uint64_t> least_room(const std::vector<Seat>& seats) {
   return least;
 }
 
+/// Whether a step, and the slots of an optimizer beside it, fit into the device.
+Status check_room(const Replica& replica, std::uint64_t samples, std::size_t slots,
+                  std::uint64_t plane) {
+  const std::uint64_t of_step = replica.step_bytes(samples), need = of_step + slots * plane;
+  const auto room = replica.room();
+  if (!room || need <= room->free) return {};
+  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
+  std::string takes = "a step of " + text(samples) + " samples takes " + text(of_step) + " bytes";
+  std::string remedy = "Lower --batch, the model's context or width, or give more devices";
+  if (slots > 0) {
+    takes += " and " + text(slots) + " slots of the optimizer " + text(slots * plane);
+    remedy += "; inner.on_gpu no keeps the slots on the host";
+  }
+  return Error(ErrorCode::kFailedPrecondition,
+               "device " + replica.name() + ": " + takes + ", " + text(room->free) + " of " +
+                   text(room->total) + " are free beside parameters and gradients. " + remedy);
+}
+
 /// What a group is made of.
 struct Parts {
-  std::unique_ptr<DeviceMemory> params, gradients;
+  std::optional<HostMemory> memory;
+  Buffer params, gradients;
   std::unique_ptr<NcclGroup> nccl;
   std::vector<Seat> seats;
 };
 
-class ThreadedReplicaGroup final : public ReplicaGroup {
+class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining {
  public:
   ThreadedReplicaGroup(const Model& model, Parts parts, const GroupOptions& options)
       : slowdown_(options.slowdown),
+        batch_(options.batch),
         model_(model.clone()),
         evaluated_at_a_time_(evaluate_samples(model)),
+        memory_(std::move(*parts.memory)),
         params_(std::move(parts.params)),
-        current_(floats(*params_)),
+        current_(params_.as<float>()),
         gradients_(std::move(parts.gradients)),
         nccl_(std::move(parts.nccl)),
         seats_(std::move(parts.seats)),
-        reducer_(model.manifest(), sources(), floats(*gradients_)),
+        reducer_(model.manifest(), sources(), gradients_.as<float>()),
         outcomes_(seats_.size()),
         shares_(seats_.size()),
         room_before_(least_room(seats_)),
@@ -166,7 +178,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     CENTROID_CHECK(memory.size() == current_.size());
     current_ = memory;
   }
-  std::span<float> gradients() override { return floats(*gradients_); }
+  std::span<float> gradients() override { return gradients_.as<float>(); }
+  Buffer host_memory(std::size_t bytes) override { return memory_.take(bytes); }
   Replica::OnDevice device_gradient() override {
     return nccl_ || seats_.size() == 1 ? seats_.front().replica->gradient_on_device()
                                        : Replica::OnDevice{};
@@ -182,29 +195,46 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
   std::uint64_t staged() const override { return staged_; }
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
                          const std::function<void(TensorId)>& on_ready) override {
-    CENTROID_TRY(check_fits(*model_, data));
-    const auto outside = std::find_if(samples.begin(), samples.end(),
-                                      [&](std::uint64_t i) { return i >= data.samples; });
-    if (outside != samples.end())
-      return Error(ErrorCode::kInvalidArgument, "sample " + std::to_string(*outside) +
-                                                    " of a data set of " +
-                                                    std::to_string(data.samples));
     for (std::size_t d = 0; d < seats_.size(); ++d)
       shares_[d] = part_of(samples.size(), seats_.size(), d).size();
     reducer_.begin(shares_, &on_ready);
-    const LoadedBatch* batch = nullptr;
-    try {
-      batch = &loader_.take(data, samples);
-    } catch (const std::bad_alloc&) {
-      return Error(ErrorCode::kResourceExhausted,
-                   "no memory to load " + std::to_string(samples.size()) + " samples");
+    return train_on(data, samples, {.kind = Job::Kind::kTrain, .params = current_});
+  }
+
+  ResidentTraining* resident() override {
+    const bool is_on_gpus = seats_.front().replica->residence() != nullptr;
+    return is_on_gpus && (nccl_ || seats_.size() == 1) ? this : nullptr;
+  }
+  Status reserve(std::size_t slots) override {
+    const std::uint64_t plane = current_.size_bytes();
+    for (std::size_t d = 0; batch_ > 0 && d < seats_.size(); ++d)
+      CENTROID_TRY(
+          check_room(*seats_[d].replica, part_of(batch_, seats_.size(), d).size(), slots, plane));
+    for (Seat& seat : seats_) {
+      if (Status taken = seat.replica->residence()->reserve(slots); !taken.ok())
+        return std::move(taken).error().with_context("memory for " + std::to_string(slots) +
+                                                     " slots of the optimizer");
     }
-    const Job job{&data, batch, {}, true};
-    if (batch->is_on_devices) ++staged_;
-    auto done = run_on_all(job);
-    if (done.ok() && room_before_ && !samples.empty())
-      calibrate(batch_bytes(data, shares_.front()));
-    return done;
+    if (room_before_) room_before_ = least_room(seats_);
+    return {};
+  }
+  Status load(std::span<const float> params) override {
+    const auto done = run_on_all({.kind = Job::Kind::kLoad, .params = params});
+    return done.ok() ? Status() : Status(done.error());
+  }
+  Status store(std::span<float> params) override {
+    return seats_.front().replica->residence()->read_params(params);
+  }
+  Status load_slot(std::size_t slot, std::span<const float> from) override {
+    for (Seat& seat : seats_) CENTROID_TRY(seat.replica->residence()->write_slot(slot, from));
+    return {};
+  }
+  Status store_slot(std::size_t slot, std::span<float> to) override {
+    return seats_.front().replica->residence()->read_slot(slot, to);
+  }
+  Result<GroupStep> advance(const Dataset& data, std::span<const std::uint64_t> samples,
+                            const OptimizerStep& step) override {
+    return train_on(data, samples, {.kind = Job::Kind::kAdvance, .optimizer = &step});
   }
 
   Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin, std::uint64_t end) override {
@@ -213,11 +243,33 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
       return Error(ErrorCode::kInvalidArgument, "samples " + std::to_string(begin) + " to " +
                                                     std::to_string(end) + " of a data set of " +
                                                     std::to_string(data.samples));
-    const Job job{&data, nullptr, {begin, end}, false};
-    return run_on_all(job);
+    return run_on_all(
+        {.kind = Job::Kind::kEvaluate, .data = &data, .rows = {begin, end}, .params = current_});
   }
 
  private:
+  Result<GroupStep> train_on(const Dataset& data, std::span<const std::uint64_t> samples, Job job) {
+    CENTROID_TRY(check_fits(*model_, data));
+    const auto outside = std::find_if(samples.begin(), samples.end(),
+                                      [&](std::uint64_t i) { return i >= data.samples; });
+    if (outside != samples.end())
+      return Error(ErrorCode::kInvalidArgument, "sample " + std::to_string(*outside) +
+                                                    " of a data set of " +
+                                                    std::to_string(data.samples));
+    try {
+      job.batch = &loader_.take(data, samples);
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory to load " + std::to_string(samples.size()) + " samples");
+    }
+    job.data = &data;
+    if (job.batch->is_on_devices) ++staged_;
+    auto done = run_on_all(job);
+    if (done.ok() && room_before_ && !samples.empty())
+      calibrate(batch_bytes(data, part_of(samples.size(), seats_.size(), 0).size()));
+    return done;
+  }
+
   /// The first step has taken what steps take: from now on batches wait on the GPUs, as many as fit
   /// beside it.
   void calibrate(std::uint64_t batch_bytes) {
@@ -237,7 +289,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     std::vector<std::span<const float>> all;
     for (const auto& seat : seats_)
       if (!nccl_ || all.empty())
-        all.push_back(floats(seat.gradient ? *seat.gradient : *gradients_));
+        all.push_back((seat.gradient ? seat.gradient : gradients_).as<float>());
     return all;
   }
 
@@ -285,9 +337,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     const auto begin = Clock::now();
     std::string cause;
     try {
-      Status done = seats_[d].replica->use(current_);
-      if (done.ok())
-        done = job.is_training ? train(d, job, outcome.result) : forward(d, job, outcome.result);
+      Status done;
+      if (job.kind != Job::Kind::kAdvance) done = seats_[d].replica->use(job.params);
+      if (done.ok() && job.kind == Job::Kind::kEvaluate)
+        done = forward(d, job, outcome.result);
+      else if (done.ok() && job.is_training())
+        done = train(d, job, outcome.result);
       if (!done.ok()) outcome.error = std::move(done).error();
     } catch (const std::bad_alloc&) {
       cause = "out of memory";
@@ -300,11 +355,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     if (!cause.empty())
       outcome.error = Error(ErrorCode::kInternal, "device " + name + ": " + cause);
     if (outcome.error && nccl_) nccl_->abort(name + " failed: " + outcome.error->message());
-    if (job.is_training && slowdown_ > 1)
+    if (job.is_training() && slowdown_ > 1)
       std::this_thread::sleep_for((slowdown_ - 1) * (Clock::now() - begin));
     const auto end = Clock::now();
     outcome.result.compute_seconds = std::chrono::duration<double>(end - begin).count();
-    seats_[d].lane.span(job.is_training ? trace::Stage::kCompute : trace::Stage::kEvaluate, begin,
+    if (job.kind == Job::Kind::kLoad) return outcome;
+    seats_[d].lane.span(job.is_training() ? trace::Stage::kCompute : trace::Stage::kEvaluate, begin,
                         end);
     return outcome;
   }
@@ -315,9 +371,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
     batch.noise = noise_;
     if (job.batch->is_on_devices)
       batch.resident = &static_cast<const OnReplicas&>(*job.batch->on_devices).parts[d].inputs;
-    CENTROID_ASSIGN(const StepResult step,
-                    seats_[d].replica->train(batch, samples,
-                                             [this](TensorId tensor) { reducer_.ready(tensor); }));
+    Replica& replica = *seats_[d].replica;
+    const auto deliver = [this](TensorId tensor) { reducer_.ready(tensor); };
+    auto trained = job.optimizer != nullptr
+                       ? replica.residence()->advance(batch, samples, *job.optimizer)
+                       : replica.train(batch, samples, deliver);
+    CENTROID_ASSIGN(const StepResult step, std::move(trained));
     result.loss_sum = step.loss_sum;
     result.correct = step.correct;
     result.samples = step.targets;
@@ -342,11 +401,13 @@ class ThreadedReplicaGroup final : public ReplicaGroup {
   }
 
   const double slowdown_;
+  const std::uint64_t batch_;           // of all devices
   const std::unique_ptr<Model> model_;  // asked about shapes only
   const std::uint64_t evaluated_at_a_time_;
-  std::unique_ptr<DeviceMemory> params_;
+  HostMemory memory_;
+  Buffer params_;
   std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
-  std::unique_ptr<DeviceMemory> gradients_;
+  Buffer gradients_;
   std::unique_ptr<NcclGroup> nccl_;
   std::vector<Seat> seats_;
   std::uint64_t noise_ = 0;
@@ -421,8 +482,9 @@ Result<Parts> make_parts(const Model& model, const GroupOptions& options) {
   // Pinned where there is a GPU: all copies of it end or begin here.
   const auto gpu = std::ranges::find_if(all, [](const Compute& c) { return !c.device->is_host(); });
   Device& of_memory = *(gpu == all.end() ? all.front() : *gpu).device;
-  CENTROID_ASSIGN(parts.params, of_memory.allocate_pinned(bytes));
-  CENTROID_ASSIGN(parts.gradients, of_memory.allocate_pinned(bytes));
+  parts.memory.emplace(of_memory, options.pinned_bytes);
+  parts.params = plane_of(*parts.memory, bytes);
+  parts.gradients = plane_of(*parts.memory, bytes);
   parts.nccl = join_by_nccl(all, options);
   for (Compute& compute : all) {
     Seat seat;
@@ -431,94 +493,33 @@ Result<Parts> make_parts(const Model& model, const GroupOptions& options) {
     mine.bucket_bytes = options.bucket_bytes;
     if (parts.nccl) mine.seat = {parts.nccl.get(), parts.seats.size()};
     if (parts.nccl || all.size() == 1) {
-      if (parts.seats.empty()) mine.gradient = floats(*parts.gradients);
+      if (parts.seats.empty()) mine.gradient = parts.gradients.as<float>();
     } else {
-      CENTROID_ASSIGN(seat.gradient, compute.device->allocate_pinned(bytes));
-      mine.gradient = floats(*seat.gradient);
+      seat.gradient = plane_of(*parts.memory, bytes);
+      mine.gradient = seat.gradient.as<float>();
     }
     CENTROID_ASSIGN(seat.replica, make_replica(model, std::move(compute), mine));
     parts.seats.push_back(std::move(seat));
   }
-  for (std::size_t d = 0; options.batch > 0 && d < parts.seats.size(); ++d) {
-    const Replica& replica = *parts.seats[d].replica;
-    const std::uint64_t share = part_of(options.batch, parts.seats.size(), d).size();
-    const std::uint64_t need = replica.step_bytes(share);
-    if (const auto room = replica.room(); room && need > room->free)
-      return Error(ErrorCode::kFailedPrecondition,
-                   "device " + replica.name() + ": a step of " + std::to_string(share) +
-                       " samples takes " + std::to_string(need) + " bytes, " +
-                       std::to_string(room->free) + " of " + std::to_string(room->total) +
-                       " are free beside parameters and gradients. Lower --batch, the model's "
-                       "context or width, or give more devices");
-  }
+  for (std::size_t d = 0; options.batch > 0 && d < parts.seats.size(); ++d)
+    CENTROID_TRY(check_room(*parts.seats[d].replica,
+                            part_of(options.batch, parts.seats.size(), d).size(), 0, bytes));
   return parts;
 }
 
 }  // namespace
 
-Status check_fits(const Model& model, const Dataset& data) {
-  const auto has = [](std::uint64_t features, std::uint32_t vocabulary, std::uint64_t classes,
-                      bool is_language) {
-    std::string text;
-    if (vocabulary == 0)
-      text = std::to_string(features) + " features";
-    else
-      text = "sequences of " + std::to_string(features) + " tokens out of " +
-             std::to_string(vocabulary);
-    return text +
-           (is_language ? " without classes" : " and " + std::to_string(classes) + " classes");
-  };
-  const bool of_data = data.targets() > 1, of_model = model.targets() > 1;
-  const bool fits = data.features == model.features() && data.vocabulary == model.vocabulary() &&
-                    of_data == of_model && data.classes == model.classes();
-  if (fits) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               "model " + model.spec() + " does not fit the data: it takes " +
-                   has(model.features(), model.vocabulary(), model.classes(), of_model) + ", '" +
-                   data.name + "' has " +
-                   has(data.features, data.vocabulary, data.classes, of_data));
-}
-
-GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,
-                      const DataSplit& data, bool on_gpus) {
-  std::uint64_t plane = 0;
-  for (const auto& tensor : model.manifest()) plane += tensor.bytes();
-  const std::uint64_t share = part_of(batch, devices, 0).size();
-  const std::uint64_t rows = evaluate_samples(model);
-  GroupMemory need;
-  need.shared = 2 * plane + model.frozen_bytes();
-  need.data = bytes_of(data.train) + bytes_of(data.test);
-  need.batch = batch_bytes(data.train, batch);
-  need.per_device = (devices > 1 ? plane : 0) + batch_bytes(data.test, rows);
-  if (on_gpus)
-    need.per_device += 2 * batch_bytes(data.train, share);  // what they are copied from
-  else
-    need.per_device += std::max(model.work_bytes(share, true), model.work_bytes(rows, false));
-  need.devices = devices;
-  return need;
-}
-
-Status check_memory(const GroupMemory& need, const MemoryLimit& limit) {
-  if (need.total() <= limit.bytes) return {};
-  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
-  return Error(ErrorCode::kFailedPrecondition,
-               "model, data and batch need " + text(need.total()) + " bytes, " + limit.source +
-                   " allows " + text(limit.bytes) + ": " + text(need.shared) +
-                   " for parameters, gradient and frozen weights, " + text(need.data) +
-                   " for the data, " + text(need.batch) + " for a batch, and for each of " +
-                   text(need.devices) + " devices " + text(need.per_device) +
-                   ". Lower --batch, the model's context or width, or the number of devices; "
-                   "memory_limit overrides the limit");
-}
-
 Result<std::unique_ptr<ReplicaGroup>> make_replica_group(const Model& model, GroupOptions options) {
-  CENTROID_ASSIGN(Parts parts, make_parts(model, options));
   try {
+    CENTROID_ASSIGN(Parts parts, make_parts(model, options));
     return std::unique_ptr<ReplicaGroup>(
         new ThreadedReplicaGroup(model, std::move(parts), options));
   } catch (const std::system_error& failure) {
     return Error(ErrorCode::kResourceExhausted,
                  "no thread for each of the devices '" + options.devices + "': " + failure.what());
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for parameters and gradients of model " + model.spec());
   }
 }
 

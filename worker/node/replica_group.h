@@ -3,16 +3,18 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "common/base/ids.h"
-#include "common/base/memory_limit.h"
 #include "common/base/result.h"
+#include "common/tensor/buffer.h"
 #include "worker/data/data_source.h"
 #include "worker/model/model.h"
+#include "worker/node/group_memory.h"
 #include "worker/node/replica.h"
 
 namespace centroid::worker {
@@ -22,6 +24,29 @@ struct GroupStep {
   std::uint64_t correct = 0;
   std::uint64_t samples = 0;   ///< judged: of a language model the tokens it predicted
   double compute_seconds = 0;  ///< of the slowest device
+};
+
+/// Training that stays on the GPUs of a group from step to step: parameters and the slots of an
+/// optimizer are there, the same bits on each. thread: the caller's of ReplicaGroup, between steps.
+class ResidentTraining {
+ public:
+  /// Memory for so many slots, all 0.
+  /// fails  failed_precondition: a GPU has not the memory for them beside a step (both numbers, and
+  ///        what to change)
+  virtual Status reserve(std::size_t slots) = 0;
+  /// The steps to come begin with these parameters, until a step or an evaluation of the group
+  /// brings others.
+  virtual Status load(std::span<const float> params) = 0;
+  virtual Status store(std::span<float> params) = 0;
+  virtual Status load_slot(std::size_t slot, std::span<const float> from) = 0;
+  virtual Status store_slot(std::size_t slot, std::span<float> to) = 0;
+  /// Forward and backward on `samples`, the mean gradient of all devices, and a step of the
+  /// optimizer with it. Nothing but losses comes back.
+  virtual Result<GroupStep> advance(const Dataset& data, std::span<const std::uint64_t> samples,
+                                    const OptimizerStep& step) = 0;
+
+ protected:
+  ~ResidentTraining() = default;
 };
 
 /// The devices of one worker: one thread and one full model replica each, one reduced gradient.
@@ -46,6 +71,8 @@ class ReplicaGroup {
   /// Read parameters from `memory` (the same length) from the next step on; it must outlive its
   /// use. Between steps only.
   virtual void use_params(std::span<float> memory) = 0;
+  /// Host memory for more of what is copied to the devices and back (HostMemory).
+  virtual Buffer host_memory(std::size_t bytes) { return Buffer(bytes); }
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
   /// The same on a device, where one device has all of it; complete when `on_ready` says so. Null:
@@ -53,6 +80,8 @@ class ReplicaGroup {
   virtual Replica::OnDevice device_gradient() { return {}; }
   /// The steps to come leave it there: `gradients` is not written any more. Between steps only.
   virtual void leave_gradient() {}
+  /// Null where there is no GPU, or where the host adds the gradients of several.
+  virtual ResidentTraining* resident() { return nullptr; }
   /// Key of the random numbers of the steps to come (dropout); with it a sample draws the same on
   /// every device and worker. Between steps only.
   virtual void use_noise(std::uint64_t key) = 0;
@@ -73,25 +102,6 @@ class ReplicaGroup {
                                      std::uint64_t end) = 0;
 };
 
-/// Whether a model can be trained on a data set. fails invalid_argument: says what each has.
-Status check_fits(const Model& model, const Dataset& data);
-
-/// Memory of a worker before the exchange takes its own. Bytes.
-struct GroupMemory {
-  std::uint64_t shared = 0;  ///< parameters, the reduced gradient, frozen weights
-  std::uint64_t data = 0;    ///< the data sets
-  std::uint64_t batch = 0;   ///< one loaded batch of all devices
-  std::uint64_t per_device =
-      0;  ///< of the one with the largest share: its gradient, its work space
-  std::uint64_t devices = 1;
-  std::uint64_t total() const { return shared + data + batch + devices * per_device; }
-};
-/// `on_gpus`: work space and gradients are there, and not counted.
-GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,
-                      const DataSplit& data, bool on_gpus = false);
-/// fails  failed_precondition: with both numbers, what they are made of, and what to change
-Status check_memory(const GroupMemory& need, const MemoryLimit& limit);
-
 struct GroupOptions {
   std::string devices = "cpu:0";  ///< "cpu:0,cpu:1", "cuda:0,cuda:1"
   std::uint64_t load_ahead = 0;   ///< batches that may be loaded before they are asked for
@@ -107,6 +117,8 @@ struct GroupOptions {
   std::string nccl = "libnccl.so.2";
   std::chrono::milliseconds nccl_timeout{600'000};  ///< of one step's additions
   std::size_t bucket_bytes = 4u << 20;              ///< ReplicaOptions
+  /// Bound of host memory that is pinned for GPUs: parameters, gradients, what the exchange takes.
+  std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
   std::function<Result<Compute>(const std::string& spec, Matmul matmul)> open = open_compute;
 };
 /// fails  as make_device; invalid_argument for a device named twice; failed_precondition: a step

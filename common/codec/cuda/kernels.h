@@ -5,23 +5,16 @@
 
 #include "common/base/result.h"
 #include "common/codec/spec.h"
-#include "common/device/device.h"
+#include "common/device/cuda/queue.h"
 
 namespace centroid::cuda {
 
-/// The codecs' loops on a GPU: what common/codec computes on the CPU, bit for bit (but which NaN a
-/// sum is). All addresses are the device's, or of pinned host memory; all functions queue work and
-/// return at once. None allocates or waits.
-///
-/// limits  n < 2^32; floats on 4-byte boundaries; n = 0 is nothing to do
-/// speed   16-byte accesses where the addresses allow it: see each function
-struct Queue {
-  unsigned processors = 1;
-  void* stream = nullptr;
-};
-inline Queue queue_of(const Device& device, const Stream& stream) {
-  return {device.processors(), stream.native()};
-}
+// The codecs' loops on a GPU: what common/codec computes on the CPU, bit for bit (but which NaN a
+// sum is). All addresses are the device's, or of pinned host memory; all functions queue work and
+// return at once. None allocates or waits.
+//
+// limits  n < 2^32; floats on 4-byte boundaries; n = 0 is nothing to do
+// speed   16-byte accesses where the addresses allow it: see each function
 
 /// residual += gradient (with momentum correction); element by element as error_feedback.h says.
 struct AddArguments {

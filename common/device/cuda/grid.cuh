@@ -34,6 +34,30 @@ inline unsigned blocks_for(std::uint64_t work, unsigned processors) {
 
 inline std::uint64_t address(const void* of) { return reinterpret_cast<std::uintptr_t>(of); }
 
+/// Floats that a thread loads and stores at a time: with kWide four, from a 16-byte boundary.
+template <bool kWide>
+constexpr unsigned kPer = kWide ? 4 : 1;
+
+template <bool kWide>
+__device__ __forceinline__ void load(const float* from, float* to) {
+  if constexpr (kWide) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  } else {
+    to[0] = *from;
+  }
+}
+template <bool kWide>
+__device__ __forceinline__ void store(float* to, const float* from) {
+  if constexpr (kWide)
+    *reinterpret_cast<float4*>(to) = float4{from[0], from[1], from[2], from[3]};
+  else
+    *to = from[0];
+}
+
 __device__ __forceinline__ std::uint64_t thread_number() {
   return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }

@@ -9,6 +9,7 @@
 
 #include <climits>
 
+#include "common/optim/cuda/kernels.h"
 #include "worker/model/cuda/kernels.h"
 
 namespace centroid::worker::cuda {
@@ -253,6 +254,21 @@ class CudaBackend final : public Backend {
                                  correct, queue_);
     });
     run([&] { return add_up(labels, rows, losses, correct, totals, queue_); });
+  }
+  void update(const Update& step) override {
+    centroid::cuda::UpdateArguments of{.rule = step.rule,
+                                       .n = step.elements,
+                                       .gradient = step.gradient,
+                                       .params = step.params,
+                                       .slots = step.slots};
+    if (step.clip_norm > 0) {
+      if (!grow(scratch_, centroid::cuda::clip_bytes(of.n))) return;
+      of.factor = &reinterpret_cast<const centroid::cuda::Clip*>(scratch_->data())->factor;
+      run([&] {
+        return centroid::cuda::clip(of.gradient, of.n, step.clip_norm, scratch_->data(), queue_);
+      });
+    }
+    run([&] { return centroid::cuda::update(of, queue_); });
   }
   StepResult result() override {
     auto* const seen = reinterpret_cast<Totals*>(seen_->data());  // and zeros behind it

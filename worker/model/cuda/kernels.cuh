@@ -11,8 +11,11 @@ namespace centroid::worker::cuda {
 
 using centroid::cuda::kAllLanes;
 using centroid::cuda::kLanes;
+using centroid::cuda::kPer;
 using centroid::cuda::kThreads;
 using centroid::cuda::kWarps;
+using centroid::cuda::load;
+using centroid::cuda::store;
 using centroid::cuda::thread_count;
 using centroid::cuda::thread_number;
 using centroid::cuda::warp_max;
@@ -22,29 +25,6 @@ constexpr float kEpsilon = 1e-5f;  // worker/model/kernels.cc
 constexpr std::uint32_t kNotJudged = 0xFFFFFFFFu;
 /// Rows whose columns one block adds up on the way back of a normalisation.
 constexpr std::uint64_t kColumnRows = 128;
-
-template <bool kWide>
-constexpr unsigned kPer = kWide ? 4 : 1;
-
-template <bool kWide>
-__device__ __forceinline__ void load(const float* from, float* to) {
-  if constexpr (kWide) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    to[0] = four.x;
-    to[1] = four.y;
-    to[2] = four.z;
-    to[3] = four.w;
-  } else {
-    to[0] = *from;
-  }
-}
-template <bool kWide>
-__device__ __forceinline__ void store(float* to, const float* from) {
-  if constexpr (kWide)
-    *reinterpret_cast<float4*>(to) = float4{from[0], from[1], from[2], from[3]};
-  else
-    *to = from[0];
-}
 
 __device__ __forceinline__ std::uint64_t first_row() {
   return std::uint64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;

@@ -4,22 +4,20 @@
 #include <cstdint>
 
 #include "common/base/result.h"
+#include "common/device/cuda/queue.h"
 
 namespace centroid::worker::cuda {
 
-/// The transformer's loops (worker/model/kernels.h) on a GPU: fused, one warp per row, 16-byte
-/// accesses where rows and addresses are multiples of them.
-///
-/// All addresses are the device's; all functions queue work on the stream and return at once. None
-/// allocates or waits.
-///
-/// bits    elementwise functions and dropout: those of the CPU. Sums over rows run in another
-/// order:
-///         the same every time, within 1e-5 of the largest result of the CPU's
-struct Queue {
-  unsigned processors = 1;
-  void* stream = nullptr;  ///< cudaStream_t
-};
+// The transformer's loops (worker/model/kernels.h) on a GPU: fused, one warp per row, 16-byte
+// accesses where rows and addresses are multiples of them.
+//
+// All addresses are the device's; all functions queue work on the stream and return at once. None
+// allocates or waits.
+//
+// bits    elementwise functions and dropout: those of the CPU. Sums over rows run in another order:
+//         the same every time, within 1e-5 of the largest result of the CPU's
+
+using centroid::cuda::Queue;
 
 Status gelu(std::uint64_t elements, const float* in, float* out, const Queue& queue);
 Status gelu_back(std::uint64_t elements, const float* in, float* gradient, const Queue& queue);
