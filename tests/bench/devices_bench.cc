@@ -2,7 +2,11 @@
 // batch, over that on one. 1 is perfect, N is one after the other.
 //
 //   centroid-bench-devices                        CPU devices, as many as there are cores
-//   centroid-bench-devices cuda:0,cuda:1 [tf32]   these, with 256 samples each
+//   centroid-bench-devices cuda:0,cuda:1 [tf32]   these, with 256 samples each: a step whose
+//   gradient
+//                                                 comes to the host, and a local step with SGD,
+//                                                 which stays on the GPUs
+//   centroid-bench-devices cuda:0 f32 --json      local steps as {"steps": {model: milliseconds}}
 
 #include <algorithm>
 #include <chrono>
@@ -46,9 +50,9 @@ std::string cpus(std::size_t devices) {
   return names;
 }
 
-/// Best mean time of a step, in seconds.
+/// Best mean time of a step, in seconds. `stays`: of a local step on the GPUs.
 double time_of(const Model& model, const std::string& devices, std::uint64_t per_device,
-               Matmul matmul = Matmul::kF32) {
+               Matmul matmul = Matmul::kF32, bool stays = false) {
   auto made = make_replica_group(model, {.devices = devices, .matmul = matmul});
   if (!made.ok()) {
     std::fprintf(stderr, "%s\n", made.error().to_string().c_str());
@@ -59,11 +63,22 @@ double time_of(const Model& model, const std::string& devices, std::uint64_t per
   const Dataset data = random_data(model, per_device * group->devices());
   std::vector<std::uint64_t> samples(data.samples);
   std::iota(samples.begin(), samples.end(), 0);
+  ResidentTraining* const resident = stays ? group->resident() : nullptr;
+  if (stays && (resident == nullptr || !resident->reserve(0).ok() ||
+                !resident->load(group->params()).ok())) {
+    std::fprintf(stderr, "%s: nothing stays on these devices (docs/gpu.md)\n", devices.c_str());
+    std::exit(2);
+  }
+  const OptimizerStep sgd{.rule = rules::Sgd{1e-3F, 0}};
+  const auto one = [&] {
+    return stays ? resident->advance(data, samples, sgd).ok()
+                 : group->step(data, samples, [](TensorId) {}).ok();
+  };
   double best = 1e9;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();
     for (int step = 0; step < kSteps; ++step)
-      if (!group->step(data, samples, [](TensorId) {}).ok()) std::abort();
+      if (!one()) std::abort();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     best = std::min(best, seconds.count() / kSteps);
   }
@@ -84,10 +99,23 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "%s\n", matmul.error().to_string().c_str());
       return 2;
     }
+    if (argc > 3 && std::string(argv[3]) == "--json") {
+      std::string steps;
+      for (const char* spec : kSpecs) {
+        const double best = time_of(*make_model(spec).value(), first, kPerGpu, *matmul, true);
+        steps += steps.empty() ? "" : ", ";
+        steps.append("\"").append(spec).append("\": ").append(std::to_string(1e3 * best));
+      }
+      std::printf("{\"steps\": {%s}}\n", steps.c_str());
+      return 0;
+    }
     for (const char* spec : kSpecs) {
       const auto model = make_model(spec).value();
       const double one = time_of(*model, first, kPerGpu, *matmul);
       std::printf("%-44s %s %8.2f ms\n", spec, first.c_str(), 1e3 * one);
+      if (first.starts_with("cuda"))
+        std::printf("%-44s %s %8.2f ms, a local step\n", spec, first.c_str(),
+                    1e3 * time_of(*model, first, kPerGpu, *matmul, true));
       if (first == all) continue;
       const double many = time_of(*model, all, kPerGpu, *matmul);
       std::printf("%-44s %s %8.2f ms, %.2f of one (bar: 1.40)\n", spec, all.c_str(), 1e3 * many,

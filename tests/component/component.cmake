@@ -11,7 +11,7 @@ centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc c
   DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client)
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   centroid_test(gpu_local_steps_test LABEL component TIMEOUT 300
-    SOURCES component/gpu_local_steps_test.cc support/late_device.cc support/simt.cc
+    SOURCES component/gpu_local_steps_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
     DEPS centroid_test_cluster)
 endif()

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/optim/norm.h"
+#include "common/optim/optimizer.h"
 #include "tests/gpu/gpu.h"
 #include "worker/node/replica_group.h"
 
@@ -55,6 +57,37 @@ TEST(GpuGroup, AddsAsTheCpuDoes) {
     for (std::size_t i = 0; i < right.size(); ++i)
       ASSERT_NEAR(got[i], right[i], 1e-4F * largest) << i << " of " << devices;
   }
+}
+
+/// One GPU: additions through NCCL need not give the same bits twice.
+TEST(GpuGroup, AnOptimizerOnTheGpuGivesTheBitsOfTheHosts) {
+  SKIP_WITHOUT_GPU();
+  const auto model = make_model("mlp:64-512-512-10").value();
+  const Dataset data = random_data(256);
+  std::vector<std::uint64_t> samples(256);
+  std::iota(samples.begin(), samples.end(), 0);
+  const auto optimizer = make_optimizer({.name = "adamw", .learning_rate = 0.01}).value();
+  GroupOptions options;
+  options.devices = "cuda:0";
+  const auto host = make_replica_group(*model, options).value();
+  const auto group = make_replica_group(*model, options).value();
+  model->initialize(7, host->params());
+  ResidentTraining* const there = group->resident();
+  ASSERT_NE(there, nullptr);
+  ASSERT_TRUE(there->reserve(2).ok() && there->load(host->params()).ok());
+  std::vector<std::vector<float>> slots(2, std::vector<float>(host->params().size()));
+  constexpr double kBound = 0.1;
+  for (std::uint64_t number = 1; number <= 3; ++number) {
+    ASSERT_TRUE(host->step(data, samples, [](TensorId) {}).ok());
+    const float factor = clip_factor(std::sqrt(sum_of_squares(host->gradients())), kBound);
+    for (float& g : host->gradients()) g *= factor;
+    const std::vector<std::span<float>> spans(slots.begin(), slots.end());
+    optimizer->step(number, host->params(), host->gradients(), spans, host->params());
+    ASSERT_TRUE(there->advance(data, samples, {optimizer->at(number), kBound}).ok());
+  }
+  std::vector<float> got(host->params().size());
+  ASSERT_TRUE(there->store(got).ok());
+  EXPECT_TRUE(std::ranges::equal(got, host->params()));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/base/random.h"
+#include "tests/support/late_cublas_lt.h"
 #include "tests/support/simt.h"
 #include "worker/model/cuda/cuda_backend.h"
 
@@ -415,8 +416,8 @@ Result<worker::Compute> open_late(const std::string& spec, worker::Matmul matmul
   worker::Compute out;
   out.device = make_late_device(static_cast<unsigned>(std::stoul(spec.substr(5))));
   CENTROID_ASSIGN(out.stream, out.device->make_stream());
-  CENTROID_ASSIGN(out.backend,
-                  worker::cuda::make_cuda_backend(*out.device, *out.stream, matmul, host_cublas()));
+  CENTROID_ASSIGN(out.backend, worker::cuda::make_cuda_backend(*out.device, *out.stream, matmul,
+                                                               host_cublas(), host_cublas_lt()));
   return out;
 }
 

@@ -39,7 +39,7 @@ std::shared_ptr<const worker::cublas::Library> host_cublas();
 /// The arithmetic that the last product asked for (cublas::kCompute...).
 int last_compute();
 
-/// "cuda:N" with both of them, for GroupOptions::open; all else as worker::open_compute.
+/// "cuda:N" with them and host_cublas_lt, for GroupOptions::open; all else as worker::open_compute.
 Result<worker::Compute> open_late(const std::string& spec, worker::Matmul matmul);
 
 }  // namespace centroid::simt

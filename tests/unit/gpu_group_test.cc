@@ -236,6 +236,29 @@ TEST_P(GpuGroup, LoadsAheadOntoTheGpus) {
   EXPECT_EQ(plain->staged(), 0U);
 }
 
+/// What a batch may take of a GPU is that of a whole batch, though the first one was short.
+TEST_P(GpuGroup, AShortFirstStepLeavesRoomForLongerOnes) {
+  const auto model = make_model("mlp:12-4000-5,gelu").value();
+  const Dataset data = random_data(100, 1);
+  const auto all = first(100);
+  const std::vector<std::span<const std::uint64_t>> steps{
+      std::span(all).subspan(1, 2), std::span(all).subspan(3, 2), std::span(all).subspan(5, 2)};
+  for (const bool fills_the_gpu : {true, false}) {
+    GroupOptions options;
+    options.devices = "cuda:0";
+    options.open = simt::open_late;
+    options.load_ahead = 3;
+    options.batch = 10;
+    while (fills_the_gpu && model->work_bytes(options.batch + 1, true) < (30u << 20))
+      ++options.batch;
+    const auto group = make_replica_group(*model, options).value();
+    ASSERT_TRUE(group->step(data, first(1), {}).ok());
+    group->expect(data, steps);
+    for (const auto step : steps) ASSERT_TRUE(group->step(data, step, {}).ok());
+    EXPECT_EQ(group->staged() == 0, fills_the_gpu) << group->staged();
+  }
+}
+
 TEST_P(GpuGroup, AStepThatDoesNotFitIsRefusedBeforeTraining) {
   const auto model = small_model();
   GroupOptions options;

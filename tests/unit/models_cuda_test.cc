@@ -15,6 +15,10 @@
 #include "worker/model/cuda/cuda_backend.h"
 #include "worker/model/transformer.h"
 #include "worker/node/replica.h"
+#if __has_include(<cublasLt.h>) && defined(CENTROID_TEST_GPU)
+#include <cublasLt.h>
+#define CENTROID_HAS_CUBLASLT_HEADER
+#endif
 #if defined(CENTROID_TEST_GPU)
 #include "tests/gpu/gpu.h"
 #if __has_include(<cublas_v2.h>)
@@ -22,6 +26,7 @@
 #define CENTROID_HAS_CUBLAS_HEADER
 #endif
 #else
+#include "tests/support/late_cublas_lt.h"
 #include "tests/support/late_device.h"
 #include "tests/support/simt.h"
 #endif
@@ -41,6 +46,22 @@ static_assert(CUBLAS_COMPUTE_32F == cublas::kComputeF32);
 static_assert(CUBLAS_COMPUTE_32F_FAST_TF32 == cublas::kComputeTf32);
 static_assert(CUBLAS_COMPUTE_32F_FAST_16BF == cublas::kComputeBf16);
 static_assert(sizeof(cublasOperation_t) == sizeof(int) && sizeof(cublasStatus_t) == sizeof(int));
+#endif
+
+#if defined(CENTROID_HAS_CUBLASLT_HEADER)
+static_assert(CUBLASLT_MATMUL_DESC_TRANSA == cublas_lt::kTransposeA);
+static_assert(CUBLASLT_MATMUL_DESC_EPILOGUE == cublas_lt::kEpilogue);
+static_assert(CUBLASLT_MATMUL_DESC_BIAS_POINTER == cublas_lt::kBiasPointer);
+static_assert(CUBLASLT_EPILOGUE_RELU_BIAS == cublas_lt::kReluBias);
+static_assert(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES == cublas_lt::kMaxWorkspace);
+static_assert(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES == cublas_lt::kMinAlignmentA);
+static_assert(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES == cublas_lt::kMinAlignmentB);
+static_assert(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES == cublas_lt::kMinAlignmentC);
+static_assert(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES == cublas_lt::kMinAlignmentD);
+static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(cublas_lt::Algorithm));
+static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == sizeof(cublas_lt::Found));
+static_assert(offsetof(cublasLtMatmulHeuristicResult_t, state) ==
+              offsetof(cublas_lt::Found, state));
 #endif
 
 std::unique_ptr<Model> model_of(const std::string& spec) {
@@ -193,6 +214,55 @@ TEST(CudaBackend, ProductsAreAskedForAsExactlyAsTheSettingSays) {
   EXPECT_THAT(parse_matmul("fp8").error().message(), HasSubstr("'fp8' is not f32, tf32 or bf16"));
 }
 
+/// Products of cuBLASLt in a step of `spec` on 9 samples, and the gradient.
+std::pair<std::uint64_t, std::vector<float> > step_with(const char* spec, simt::LtMode mode) {
+  const auto model = model_of(spec);
+  const std::vector<float> params = random_floats(elements_of(model->manifest()), 1, 0.3);
+  std::vector<float> gradient(params.size());
+  ReplicaOptions options;
+  options.gradient = gradient;
+  simt::use_lt_mode(mode);
+  const auto replica =
+      make_replica(*model, simt::open_late("cuda:0", Matmul::kF32).value(), options).value();
+  const std::uint64_t before = simt::lt_products();
+  const Example e = random_example(*model, 9, 4);
+  EXPECT_TRUE(replica->use(params).ok());
+  EXPECT_TRUE(replica->train(e.batch(), 9, [](TensorId) {}).ok());
+  const std::uint64_t count = simt::lt_products() - before;
+  simt::use_lt_mode(simt::LtMode::kGood);
+  return {count, gradient};
+}
+
+TEST(CudaBackend, LayersWithReluAreOneProductWhereCublasLtIsGood) {
+  using simt::LtMode;
+  constexpr const char* kRelu = "mlp:12-40-8-5,relu";
+  const auto [count, gradient] = step_with(kRelu, LtMode::kGood);
+  EXPECT_EQ(count, 2U);  // the third layer's bias is added with the loss
+  for (const LtMode mode :
+       {LtMode::kNoAlgorithm, LtMode::kHidesNan, LtMode::kWrong, LtMode::kFails}) {
+    const auto [other_count, other] = step_with(kRelu, mode);
+    EXPECT_EQ(other_count, 0U);
+    expect_near(model_of(kRelu)->manifest(), gradient, other, 1e-5F);
+  }
+  EXPECT_EQ(step_with("mlp:12-40-8-5,gelu", LtMode::kGood).first, 0U);
+}
+
+TEST(CudaBackend, AProductOfCublasLtThatFailsLaterEndsTheStep) {
+  const auto model = model_of("mlp:12-40-5,relu");
+  const std::vector<float> params = random_floats(elements_of(model->manifest()), 1, 0.3);
+  const auto replica =
+      make_replica(*model, simt::open_late("cuda:0", Matmul::kF32).value(), {}).value();
+  const Example e = random_example(*model, 3, 4);
+  ASSERT_TRUE(replica->use(params).ok());
+  ASSERT_TRUE(replica->evaluate(e.batch()).ok());
+  simt::use_lt_mode(simt::LtMode::kFails);
+  const auto failed = replica->evaluate(e.batch());
+  simt::use_lt_mode(simt::LtMode::kGood);
+  ASSERT_FALSE(failed.ok());
+  EXPECT_THAT(failed.error().to_string(),
+              HasSubstr("cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED"));
+}
+
 TEST(CudaBackend, TheFirstFailureStaysAndSaysWhereItWas) {
   const auto model = model_of("mlp:5-40-4,relu");
   const std::vector<float> params = random_floats(elements_of(model->manifest()), 1, 1);
@@ -241,6 +311,10 @@ TEST(Cublas, ALibraryThatIsNotThereOrAnotherIsNamedWithTheRemedy) {
   const auto other = cublas::Library::load({"libm.so.6"});
   ASSERT_FALSE(other.ok());
   EXPECT_THAT(other.error().message(), HasSubstr("libm.so.6 has no cublasCreate_v2"));
+  EXPECT_THAT(cublas_lt::Library::load({"liblt-that-is-not-here.so"}).error().message(),
+              HasSubstr("cuBLASLt cannot be loaded: liblt-that-is-not-here.so"));
+  EXPECT_THAT(cublas_lt::Library::load({"libm.so.6"}).error().message(),
+              HasSubstr("libm.so.6 has no cublasLtCreate"));
 }
 #endif
 

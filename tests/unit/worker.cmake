@@ -21,11 +21,11 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")
     ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu DEPS centroid::optim centroid::device)
   # Models and groups of GPUs, on devices whose streams run late.
   centroid_test(models_cuda_test LABEL unit TIMEOUT 300
-    SOURCES unit/models_cuda_test.cc support/late_device.cc support/simt.cc ${model_kernels}
+    SOURCES unit/models_cuda_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
     DEPS centroid::node)
   set(codec_kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)
   centroid_test(device_residual_test LABEL unit
-    SOURCES unit/device_residual_test.cc support/late_device.cc support/simt.cc ${model_kernels}
+    SOURCES unit/device_residual_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
             ${codec_kernels}/kernels.cu ${codec_kernels}/device_codec.cc ${codec_kernels}/device_residual.cc
     DEPS centroid::node centroid::codec)
 endif()

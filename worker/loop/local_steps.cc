@@ -114,7 +114,13 @@ LocalKeeper::Source LocalSteps::source() {
 /// Own parameters and optimizer as the round begins with them.
 Status LocalSteps::take_up(const Share& share) {
   if (share.overlap > 0 && sent_.empty()) {
-    sent_memory_ = Buffer(global_.size_bytes());
+    try {
+      sent_memory_ = Buffer(global_.size_bytes());
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory for overlap: a copy of what is contributed, " +
+                       std::to_string(global_.size_bytes()) + " bytes");
+    }
     sent_ = sent_memory_.as<float>();
   }
   if (keeper_) {

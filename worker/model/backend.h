@@ -72,6 +72,12 @@ class Backend {
 
   virtual void add_bias_activate(Activation activation, std::size_t rows, std::size_t width,
                                  const float* bias, float* z, float* slope) = 0;
+  /// A layer: z[m, n] = f(x[m, k] w[n, k]^T + bias[n]), and its slope as above.
+  virtual void layer(Activation activation, std::size_t m, std::size_t n, std::size_t k,
+                     const float* x, const float* w, const float* bias, float* z, float* slope) {
+    gemm(false, true, m, n, k, 1.0F, x, k, w, k, 0.0F, z, n);
+    add_bias_activate(activation, m, n, bias, z, slope);
+  }
   virtual void scale_by_slope(Activation activation, std::size_t elements, const float* output,
                               const float* slope, float* gradient) = 0;
 

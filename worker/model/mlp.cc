@@ -93,11 +93,13 @@ void Mlp::forward(const Batch& batch, std::span<const float> params, bool with_g
   for (std::size_t i = 0; i < layers(); ++i) {
     const std::size_t in = widths_[i];
     const std::size_t out = widths_[i + 1];
-    backend_->gemm(false, true, rows, out, in, 1.0F, input_of(i), in, params.data() + weight_at(i),
-                   in, 0.0F, output_[i], out);
+    const float* const weight = params.data() + weight_at(i);
     if (i + 1 < layers())
-      backend_->add_bias_activate(activation_, rows, out, params.data() + bias_at(i), output_[i],
-                                  slope_[i]);
+      backend_->layer(activation_, rows, out, in, input_of(i), weight, params.data() + bias_at(i),
+                      output_[i], slope_[i]);
+    else  // its bias is added with the loss
+      backend_->gemm(false, true, rows, out, in, 1.0F, input_of(i), in, weight, in, 0.0F,
+                     output_[i], out);
   }
   backend_->cross_entropy(rows, widths_.back(), in_.y, params.data() + bias_at(layers() - 1),
                           1.0F / static_cast<float>(rows), with_gradient, output_.back());

@@ -1,4 +1,5 @@
 #if defined(CENTROID_HAS_CUDA)
+#include "common/base/log.h"
 #include "worker/model/cuda/cuda_backend.h"
 #endif
 #include "worker/node/replica.h"
@@ -16,8 +17,11 @@ Result<Compute> open_compute(const std::string& spec, [[maybe_unused]] Matmul ma
 #if defined(CENTROID_HAS_CUDA)
   auto library = cublas::Library::load();
   if (!library.ok()) return std::move(library).error().with_context("device '" + spec + "'");
-  CENTROID_ASSIGN(out.backend, cuda::make_cuda_backend(*out.device, *out.stream, matmul,
-                                                       std::move(library).value()));
+  auto layers = cublas_lt::Library::load();
+  if (!layers.ok()) log::info("cublaslt.not_used", {{"device", spec}, {"why", layers.error()}});
+  CENTROID_ASSIGN(out.backend, cuda::make_cuda_backend(
+                                   *out.device, *out.stream, matmul, std::move(library).value(),
+                                   layers.ok() ? std::move(layers).value() : nullptr));
 #endif
   return out;
 }

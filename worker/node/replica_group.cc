@@ -275,7 +275,11 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   void calibrate(std::uint64_t batch_bytes) {
     const std::uint64_t before = *std::exchange(room_before_, std::nullopt);
     const std::uint64_t after = least_room(seats_).value_or(before);
-    const std::uint64_t peak = before - std::min(before, after);
+    // The first step may have been a short one.
+    std::uint64_t peak = before - std::min(before, after);
+    for (std::size_t d = 0; d < seats_.size(); ++d)
+      peak =
+          std::max(peak, seats_[d].replica->step_bytes(part_of(batch_, seats_.size(), d).size()));
     const std::uint64_t depth = load_depth({.free_bytes = before,
                                             .peak_bytes = peak,
                                             .batch_bytes = batch_bytes,

@@ -9,6 +9,7 @@
 
 #include <climits>
 
+#include "common/base/log.h"
 #include "common/optim/cuda/kernels.h"
 #include "worker/model/cuda/kernels.h"
 
@@ -63,6 +64,16 @@ class CudaBackend final : public Backend {
                       "cublasSetWorkspace"));
     CENTROID_ASSIGN(totals_, device_.allocate(sizeof(Totals)));
     CENTROID_ASSIGN(seen_, device_.allocate_pinned(2 * sizeof(Totals)));
+    return {};
+  }
+
+  /// Without it layers are a product and a kernel.
+  Status start_layers(std::shared_ptr<const cublas_lt::Library> library) {
+    CENTROID_ASSIGN(auto layers, cublas_lt::ReluLayers::make(std::move(library), compute_,
+                                                             cublas_memory_->data(), kCublasBytes,
+                                                             queue_.stream));
+    CENTROID_TRY(layers->check(device_, stream_));
+    layers_ = std::move(layers);
     return {};
   }
 
@@ -158,6 +169,17 @@ class CudaBackend final : public Backend {
   void sum_rows(std::size_t rows, std::size_t width, const float* values, float* sums) override {
     if (!grow(scratch_, sum_rows_scratch(rows, width) * sizeof(float))) return;
     run([&] { return cuda::sum_rows(rows, width, values, sums, floats(scratch_), queue_); });
+  }
+
+  void layer(Activation activation, std::size_t m, std::size_t n, std::size_t k, const float* x,
+             const float* w, const float* bias, float* z, float* slope) override {
+    bool is_queued = false;
+    if (layers_ && activation == Activation::kRelu && m * n * k > 0)
+      run([&]() -> Status {
+        CENTROID_ASSIGN(is_queued, layers_->run(m, n, k, x, w, bias, z));
+        return {};
+      });
+    if (!is_queued) Backend::layer(activation, m, n, k, x, w, bias, z, slope);
   }
 
   // Loops.
@@ -349,6 +371,7 @@ class CudaBackend final : public Backend {
   int compute_ = cublas::kComputeF32;
   std::shared_ptr<const cublas::Library> library_;
   cublas::Handle handle_ = nullptr;
+  std::unique_ptr<cublas_lt::ReluLayers> layers_;
   std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, staged_, scratch_, losses_;
   std::unique_ptr<DeviceMemory> pointers_, totals_, seen_;
   std::vector<std::unique_ptr<DeviceMemory>> kept_;
@@ -453,11 +476,17 @@ void CudaBackend::attend_back(const Attention& a, const float* out, const float*
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_cuda_backend(Device& device, Stream& stream, Matmul matmul,
-                                                   std::shared_ptr<const cublas::Library> library) {
+Result<std::unique_ptr<Backend>> make_cuda_backend(
+    Device& device, Stream& stream, Matmul matmul, std::shared_ptr<const cublas::Library> library,
+    std::shared_ptr<const cublas_lt::Library> layers) {
   auto backend = std::make_unique<CudaBackend>(device, stream, matmul, std::move(library));
   if (auto status = backend->start(); !status.ok())
     return std::move(status).error().with_context("device " + device.name());
+  if (layers != nullptr)
+    if (const auto status = backend->start_layers(std::move(layers)); !status.ok())
+      log::warn("cublaslt.not_used", {{"device", device.name()},
+                                      {"why", status.error()},
+                                      {"instead", "bias and ReLU are a pass behind the product"}});
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

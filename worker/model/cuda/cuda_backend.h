@@ -6,6 +6,7 @@
 #include "common/device/device.h"
 #include "worker/model/backend.h"
 #include "worker/model/cuda/cublas.h"
+#include "worker/model/cuda/cublas_lt.h"
 
 namespace centroid::worker::cuda {
 
@@ -19,8 +20,14 @@ namespace centroid::worker::cuda {
 ///         Matmul::kF32
 /// thread  one at a time; the device's, where there is one
 ///
+/// layers  with ReLU are one product of cuBLASLt, if it is given, has an algorithm for the shape
+/// and
+///         passed ReluLayers::check (else why is logged); others, and without it, a product and a
+///         kernel
+///
 /// fails   as cuBLAS does when it makes a handle, and as the device
-Result<std::unique_ptr<Backend>> make_cuda_backend(Device& device, Stream& stream, Matmul matmul,
-                                                   std::shared_ptr<const cublas::Library> library);
+Result<std::unique_ptr<Backend>> make_cuda_backend(
+    Device& device, Stream& stream, Matmul matmul, std::shared_ptr<const cublas::Library> library,
+    std::shared_ptr<const cublas_lt::Library> layers = nullptr);
 
 }  // namespace centroid::worker::cuda

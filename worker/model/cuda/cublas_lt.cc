@@ -1,0 +1,221 @@
+#include "worker/model/cuda/cublas_lt.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "worker/model/cuda/cublas.h"
+
+namespace centroid::worker::cublas_lt {
+
+namespace {
+
+/// Shapes whose algorithms are kept: layers times the batch sizes that occur.
+constexpr std::size_t kMostPlans = 256;
+
+/// The largest power of two, up to what the library assumes when nobody says otherwise (256), that
+/// divides the address.
+std::uint32_t alignment_of(const void* address) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address) | 256U;
+  return static_cast<std::uint32_t>(at & (0U - at));
+}
+
+}  // namespace
+
+Library::~Library() {
+  if (handle_ != nullptr) ::dlclose(handle_);
+}
+
+Result<std::shared_ptr<const Library>> Library::load(const std::vector<std::string>& names) {
+  const auto library = std::make_shared<Library>();
+  std::string why, name;
+  for (const std::string& one : names) {
+    library->handle_ = ::dlopen(one.c_str(), RTLD_NOW | RTLD_LOCAL);
+    name = one;
+    if (library->handle_ != nullptr) break;
+    const char* const said = ::dlerror();
+    if (why.empty()) why = said != nullptr ? said : one;
+  }
+  if (library->handle_ == nullptr)
+    return Error(ErrorCode::kFailedPrecondition, "cuBLASLt cannot be loaded: " + why);
+  std::string missing;
+  const auto look_up = [&](auto*& function, const char* symbol) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
+        ::dlsym(library->handle_, symbol));
+    if (function == nullptr && missing.empty()) missing = symbol;
+  };
+  look_up(library->create, "cublasLtCreate");
+  look_up(library->destroy, "cublasLtDestroy");
+  look_up(library->product_create, "cublasLtMatmulDescCreate");
+  look_up(library->product_set, "cublasLtMatmulDescSetAttribute");
+  look_up(library->product_destroy, "cublasLtMatmulDescDestroy");
+  look_up(library->layout_create, "cublasLtMatrixLayoutCreate");
+  look_up(library->layout_destroy, "cublasLtMatrixLayoutDestroy");
+  look_up(library->preference_create, "cublasLtMatmulPreferenceCreate");
+  look_up(library->preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  look_up(library->preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  look_up(library->find, "cublasLtMatmulAlgoGetHeuristic");
+  look_up(library->multiply, "cublasLtMatmul");
+  look_up(library->status_text, "cublasLtGetStatusString");
+  if (!missing.empty()) return Error(ErrorCode::kFailedPrecondition, name + " has no " + missing);
+  return std::shared_ptr<const Library>(library);
+}
+
+Status Library::status_of(int code, const std::string& call) const {
+  if (code == 0) return {};
+  return Error(ErrorCode::kInternal,
+               call + ": " + status_text(code) + " (cuBLASLt " + std::to_string(code) + ")");
+}
+
+/// Column-major: D [n, m] = W^T [n, k] X [k, m].
+struct ReluLayers::Plan {
+  Plan(std::shared_ptr<const Library> of, std::array<std::uint64_t, 7> of_key)
+      : library(std::move(of)), key(of_key) {}
+  ~Plan() {
+    for (const Layout layout : {w, x, z})
+      if (layout != nullptr) (void)library->layout_destroy(layout);
+    if (product != nullptr) (void)library->product_destroy(product);
+  }
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  std::shared_ptr<const Library> library;
+  std::array<std::uint64_t, 7> key;  // m, n, k; alignments of x, w, bias and z
+  Product product = nullptr;
+  Layout w = nullptr, x = nullptr, z = nullptr;
+  Found found{};
+  bool is_there = false;  // an algorithm
+};
+
+Result<std::unique_ptr<ReluLayers>> ReluLayers::make(std::shared_ptr<const Library> library,
+                                                     int compute, std::byte* workspace,
+                                                     std::size_t workspace_bytes, void* stream) {
+  std::unique_ptr<ReluLayers> layers(
+      new ReluLayers(std::move(library), compute, workspace, workspace_bytes, stream));
+  CENTROID_TRY(
+      layers->library_->status_of(layers->library_->create(&layers->handle_), "cublasLtCreate"));
+  return layers;
+}
+
+ReluLayers::ReluLayers(std::shared_ptr<const Library> library, int compute, std::byte* workspace,
+                       std::size_t workspace_bytes, void* stream)
+    : library_(std::move(library)),
+      compute_(compute),
+      workspace_(workspace),
+      workspace_bytes_(workspace_bytes),
+      stream_(stream) {}
+
+ReluLayers::~ReluLayers() {
+  plans_.clear();
+  if (handle_ != nullptr) (void)library_->destroy(handle_);
+}
+
+/// Describe the product, and ask for an algorithm.
+Status ReluLayers::choose(Plan& plan, const float* bias) {
+  const Library& of = *library_;
+  const auto [m, n, k, x_line, w_line, bias_line, z_line] = plan.key;
+  const auto said = [&](int code, const char* call) { return of.status_of(code, call); };
+  CENTROID_TRY(said(of.product_create(&plan.product, compute_, cublas::kFloat32),
+                    "cublasLtMatmulDescCreate"));
+  const auto set = [&](int attribute, const auto& value) {
+    return said(of.product_set(plan.product, attribute, &value, sizeof value),
+                "cublasLtMatmulDescSetAttribute");
+  };
+  CENTROID_TRY(set(kTransposeA, std::int32_t{cublas::kTranspose}));
+  CENTROID_TRY(set(kEpilogue, std::int32_t{kReluBias}));
+  CENTROID_TRY(set(kBiasPointer, bias));  // whose boundary counts, too
+  const auto lay = [&](Layout& out, std::uint64_t rows, std::uint64_t columns) {
+    return said(
+        of.layout_create(&out, cublas::kFloat32, rows, columns, static_cast<std::int64_t>(rows)),
+        "cublasLtMatrixLayoutCreate");
+  };
+  CENTROID_TRY(lay(plan.w, k, n));
+  CENTROID_TRY(lay(plan.x, k, m));
+  CENTROID_TRY(lay(plan.z, n, m));
+  Preference preference = nullptr;
+  CENTROID_TRY(said(of.preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+  const std::unique_ptr<SearchPreference, int (*)(Preference)> kept(preference,
+                                                                    of.preference_destroy);
+  const auto prefer = [&](int attribute, const auto& value) {
+    return said(of.preference_set(preference, attribute, &value, sizeof value),
+                "cublasLtMatmulPreferenceSetAttribute");
+  };
+  CENTROID_TRY(prefer(kMaxWorkspace, std::uint64_t{workspace_bytes_}));
+  CENTROID_TRY(prefer(kMinAlignmentA, static_cast<std::uint32_t>(w_line)));
+  CENTROID_TRY(prefer(kMinAlignmentB, static_cast<std::uint32_t>(x_line)));
+  CENTROID_TRY(prefer(kMinAlignmentC, static_cast<std::uint32_t>(z_line)));
+  CENTROID_TRY(prefer(kMinAlignmentD, static_cast<std::uint32_t>(z_line)));
+  int count = 0;
+  const int code = of.find(handle_, plan.product, plan.w, plan.x, plan.z, plan.z, preference, 1,
+                           &plan.found, &count);
+  plan.is_there = code == 0 && count > 0 && plan.found.state == 0;
+  return {};
+}
+
+Result<bool> ReluLayers::run(std::size_t m, std::size_t n, std::size_t k, const float* x,
+                             const float* w, const float* bias, float* z) {
+  const std::array<std::uint64_t, 7> key{
+      m, n, k, alignment_of(x), alignment_of(w), alignment_of(bias), alignment_of(z)};
+  const auto known = std::ranges::find_if(plans_, [&](const auto& one) { return one->key == key; });
+  const Plan* chosen = known == plans_.end() ? nullptr : known->get();
+  if (chosen == nullptr) {
+    if (plans_.size() >= kMostPlans) plans_.clear();
+    auto made = std::make_unique<Plan>(library_, key);
+    CENTROID_TRY(choose(*made, bias));
+    chosen = plans_.emplace_back(std::move(made)).get();
+  }
+  const Plan& plan = *chosen;
+  if (!plan.is_there) return false;
+  CENTROID_TRY(
+      library_->status_of(library_->product_set(plan.product, kBiasPointer, &bias, sizeof bias),
+                          "cublasLtMatmulDescSetAttribute"));
+  constexpr float kOne = 1, kZero = 0;
+  CENTROID_TRY(library_->status_of(
+      library_->multiply(handle_, plan.product, &kOne, w, plan.w, x, plan.x, &kZero, z, plan.z, z,
+                         plan.z, &plan.found.algorithm, workspace_, workspace_bytes_, stream_),
+      "cublasLtMatmul"));
+  return true;
+}
+
+Status ReluLayers::check(Device& device, Stream& stream) {
+  constexpr std::size_t kSide = 16, kMatrix = kSide * kSide;
+  constexpr std::size_t kFloats = 3 * kMatrix + kSide;  // x, w, z; bias
+  CENTROID_ASSIGN(const auto memory, device.allocate(kFloats * sizeof(float)));
+  std::array<float, kFloats> host{};
+  const auto x = std::span(host).first(kMatrix), w = std::span(host).subspan(kMatrix, kMatrix);
+  const auto z = std::span(host).subspan(2 * kMatrix, kMatrix), bias = std::span(host).last(kSide);
+  for (std::size_t r = 0; r < kSide; ++r)
+    for (std::size_t c = 0; c < kSide; ++c) {  // whole numbers: exact in every arithmetic
+      x[r * kSide + c] = static_cast<float>((r + 2 * c) % 5) - 2;
+      w[r * kSide + c] = static_cast<float>((r * c) % 3) - 1;
+      bias[c] = static_cast<float>(c) - 8;
+    }
+  x[0] = std::numeric_limits<float>::quiet_NaN();
+  auto* const there = reinterpret_cast<float*>(memory->data());
+  auto* const bytes = reinterpret_cast<std::byte*>(host.data());
+  CENTROID_TRY(stream.copy(memory->data(), bytes, sizeof host));
+  CENTROID_TRY(stream.wait());
+  CENTROID_ASSIGN(const bool has_run, run(kSide, kSide, kSide, there, there + kMatrix,
+                                          there + 3 * kMatrix, there + 2 * kMatrix));
+  CENTROID_TRY(stream.wait());
+  if (!has_run) return Error(ErrorCode::kFailedPrecondition, "cuBLASLt has no algorithm");
+  CENTROID_TRY(stream.copy(bytes, memory->data(), sizeof host));
+  CENTROID_TRY(stream.wait());
+  for (std::size_t r = 0; r < kSide; ++r)
+    for (std::size_t c = 0; c < kSide; ++c) {
+      float right = bias[c];
+      for (std::size_t k = 0; k < kSide; ++k) right += x[r * kSide + k] * w[c * kSide + k];
+      const float got = z[r * kSide + c];
+      if (r == 0 && got == got) return Error(ErrorCode::kFailedPrecondition, "its ReLU hides NaN");
+      if (r > 0 && got != (right < 0 ? 0.0F : right))
+        return Error(ErrorCode::kFailedPrecondition,
+                     "its ReLU gives " + std::to_string(got) + " of " + std::to_string(right));
+    }
+  return {};
+}
+
+}  // namespace centroid::worker::cublas_lt
