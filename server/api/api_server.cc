@@ -36,6 +36,8 @@ using SystemError = boost::system::error_code;
 using Tcp = asio::ip::tcp;
 
 constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
+/// Between two looks at the tokens that other servers made or revoked.
+constexpr std::chrono::seconds kFollow{1};
 
 /// Only a connection that is running a call or writing its answer is kept by `stop`.
 enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
@@ -109,6 +111,7 @@ struct ApiServer::Impl {
 
   Status listen();
   Task<void> accept_loop();
+  Task<void> follow_tokens();
   void take(Tcp::socket socket);
   bool make_room();
   Task<void> serve(std::list<Peer>::iterator at);
@@ -185,6 +188,21 @@ Status ApiServer::Impl::listen() {
   bound.host = address.to_string();
   bound.port = acceptor.local_endpoint(ec).port();
   return {};
+}
+
+/// Of several servers with one folder.
+Task<void> ApiServer::Impl::follow_tokens() {
+  std::string trouble;
+  while (!is_stopping) {
+    const TimePoint next = Steady::now() + kFollow;
+    while (!is_stopping && Steady::now() < next) co_await changed.wait(next);
+    auto look = [store = tokens.get()] { return store->refresh(); };
+    const Status seen = co_await run_on(options.blocking, std::move(look));
+    const std::string now = seen.ok() ? "" : seen.error().message();
+    if (now != trouble && !now.empty())
+      log::error("tokens.not_followed", {{"why", now}, {"action", "those known so far hold"}});
+    trouble = now;
+  }
 }
 
 Task<void> ApiServer::Impl::accept_loop() {
@@ -445,6 +463,7 @@ Task<void> ApiServer::Impl::stop() {
     co_return;
   }
   is_stopping = true;
+  changed.notify_all();
   SystemError ec;
   acceptor.close(ec);
   feed.close();
@@ -506,6 +525,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
                               {"port", impl->bound.port},
                               {"token", !impl->policy.token.empty()}});
   impl->group.spawn(impl->accept_loop());
+  if (!impl->options.state_name.empty()) impl->group.spawn(impl->follow_tokens());
   return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
 }
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -178,6 +179,31 @@ Status IdempotencyLog::append(const std::string& line) {
   bytes_ += text.size();
   if (::fdatasync(fd_) != 0) return failure(path_, "cannot be written");
   return {};
+}
+
+std::optional<IdempotencyLog::Kept> IdempotencyLog::find_elsewhere(const std::string& key,
+                                                                   double now_unix_seconds) const {
+  if (path_.empty()) return std::nullopt;
+  std::optional<Kept> newest;
+  const std::filesystem::path mine(path_);
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(mine.parent_path(), failed), end; at != end;
+       at.increment(failed)) {
+    if (failed) break;
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with("idempotency") || !name.ends_with(".jsonl") || name == mine.filename())
+      continue;
+    struct stat about{};
+    if (::stat(at->path().c_str(), &about) != 0 || (about.st_mode & 077) != 0) continue;
+    if (static_cast<std::uint64_t>(about.st_size) > 2 * kMostBytes) continue;
+    std::ifstream file(at->path(), std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    for (Kept& one : parse_idempotency(text, now_unix_seconds, lifetime_seconds_))
+      if (one.key == key && (!newest || newest->begun_unix_seconds < one.begun_unix_seconds))
+        newest = std::move(one);
+  }
+  return newest;
 }
 
 Status IdempotencyLog::begin(const std::string& key, const std::string& request,

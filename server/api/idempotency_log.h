@@ -37,6 +37,9 @@ class IdempotencyLog {
   /// What the file held, oldest first; once.
   std::vector<Kept> take_kept() { return std::move(kept_); }
 
+  /// What another server has of a key, which keeps its own in the same folder.
+  std::optional<Kept> find_elsewhere(const std::string& key, double now_unix_seconds) const;
+
   Status begin(const std::string& key, const std::string& request, double unix_seconds);
   Status finish(const std::string& key, const HttpResponse& response);
   Status forget(const std::string& key);

@@ -64,6 +64,25 @@ Task<void> IdempotentCalls::keep(std::function<Status()> write) {
   if (!written.ok()) log::error("idempotency.failed", {{"error", written.error()}});
 }
 
+/// Take over what another server answered. An answer: it has begun, and has not answered.
+Task<std::optional<HttpResponse>> IdempotentCalls::look_elsewhere(std::string key,
+                                                                  std::string instance) {
+  const double now = SystemClock().unix_seconds();
+  auto look = [log = log_.get(), key, now] { return log->find_elsewhere(key, now); };
+  auto found = co_await run_on(blocking_, std::move(look));
+  if (!found) co_return std::nullopt;
+  if (!found->response)
+    co_return make_problem(
+        409, ErrorCode::kAborted,
+        "another server has begun the request with this Idempotency-Key and not answered it: "
+        "repeat it; if that server is gone look whether it was done, and take a new key if not",
+        instance);
+  const std::chrono::duration<double> age(std::max(0.0, now - found->begun_unix_seconds));
+  const TimePoint begun = Steady::now() - std::chrono::duration_cast<Duration>(age);
+  table_.restore(key, found->request, begun, std::move(*found->response));
+  co_return std::nullopt;
+}
+
 /// A call with an Idempotency-Key that was run before gets the answer of then.
 Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
   const std::string* const key = call.request.field("idempotency-key");
@@ -77,6 +96,10 @@ Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
   const std::string name = call.caller.name + " " + *key;
   const std::string same =
       call.request.method + " " + call.request.target + " " + sha256(call.request.body);
+  if (!table_.knows(name)) {
+    auto problem = co_await look_elsewhere(name, instance);
+    if (problem) co_return std::move(*problem);
+  }
   auto found = table_.begin(name, same, Steady::now());
   switch (found.verdict) {
     case IdempotencyTable::Verdict::kNew:

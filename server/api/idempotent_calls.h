@@ -13,7 +13,7 @@
 namespace centroid::server {
 
 /// Runs calls that carry an Idempotency-Key once: who sends one again gets the first one's answer,
-/// also from a server that was restarted in between.
+/// also from a server that was restarted in between, or from another one with the same folder.
 ///
 /// thread  one executor; files are waited for on `blocking`
 class IdempotentCalls {
@@ -31,6 +31,7 @@ class IdempotentCalls {
   IdempotentCalls(Executor blocking, std::size_t most, Duration lifetime,
                   std::unique_ptr<IdempotencyLog> log);
   Task<void> keep(std::function<Status()> write);
+  Task<std::optional<HttpResponse>> look_elsewhere(std::string key, std::string instance);
 
   const Executor blocking_;
   const std::unique_ptr<IdempotencyLog> log_;

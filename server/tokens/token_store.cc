@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -62,6 +65,44 @@ Error file_error(const std::string& path, const char* doing) {
   return {ErrorCode::kFailedPrecondition,
           "tokens " + path + ": " + doing + ": " + std::strerror(errno)};
 }
+
+/// Changes when the file is replaced; empty: there is none.
+std::string stamp_of(const std::string& path) {
+  struct stat about{};
+  if (::stat(path.c_str(), &about) != 0) return {};
+  return std::to_string(about.st_ino) + " " + std::to_string(about.st_size) + " " +
+         std::to_string(about.st_mtim.tv_sec) + "." + std::to_string(about.st_mtim.tv_nsec);
+}
+
+/// One server at a time. A file system without locks has one server.
+class FileLock {
+ public:
+  static Result<FileLock> take(const std::string& path) {
+    FileLock lock;
+    if (path.empty()) return lock;
+    const std::string file = path + ".lock";
+    lock.fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock.fd_ < 0) return file_error(file, "cannot be written");
+    const auto limit = std::chrono::steady_clock::now() + kPatience;
+    while (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+      if (std::chrono::steady_clock::now() >= limit)
+        return Error(ErrorCode::kUnavailable,
+                     "tokens " + path + ": another server holds " + file + " for 2 s: repeat");
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return lock;
+  }
+  FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileLock& operator=(FileLock&&) = delete;
+  ~FileLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+ private:
+  FileLock() = default;
+  static constexpr std::chrono::seconds kPatience{2};
+  int fd_ = -1;
+};
 
 /// A new file of mode 0600 with this text, on the disk.
 Status write_private(const std::string& path, const std::string& text) {
@@ -122,17 +163,32 @@ TokenStore::~TokenStore() = default;
 Result<std::unique_ptr<TokenStore>> TokenStore::open(std::string path,
                                                      std::shared_ptr<const Clock> clock) {
   std::unique_ptr<TokenStore> store(new TokenStore(std::move(path), std::move(clock)));
-  CENTROID_TRY(store->load());
+  CENTROID_TRY(store->reload());
   return store;
 }
 
-Status TokenStore::load() {
+/// A file that is gone says nothing: the folder may be away.
+Status TokenStore::reload() {
   if (path_.empty()) return {};
+  const std::string stamp = stamp_of(path_);
+  if (stamp.empty() && errno != ENOENT) return file_error(path_, "cannot be read");
+  if (stamp.empty() || stamp == stamp_) return {};
+  CENTROID_ASSIGN(auto entries, read());
+  const std::scoped_lock lock(mutex_);
+  entries_ = std::move(entries);
+  stamp_ = stamp;  // of a file that was replaced meanwhile: it is read again
+  return {};
+}
+
+Status TokenStore::refresh() {
+  const std::scoped_lock lock(file_mutex_);
+  return reload();
+}
+
+Result<std::vector<TokenStore::Entry>> TokenStore::read() const {
+  std::vector<Entry> entries;
   struct stat about{};
-  if (::stat(path_.c_str(), &about) != 0) {
-    if (errno == ENOENT) return {};
-    return file_error(path_, "cannot be read");
-  }
+  if (::stat(path_.c_str(), &about) != 0) return file_error(path_, "cannot be read");
   if ((about.st_mode & 077) != 0)
     return Error(ErrorCode::kFailedPrecondition,
                  "tokens " + path_ + ": others may read or write it; chmod 600 " + path_);
@@ -158,16 +214,16 @@ Status TokenStore::load() {
       entry.id = one.at("id");
       entry.salt = one.at("salt");
       entry.hash = one.at("sha256");
-      entries_.push_back(std::move(entry));
+      entries.push_back(std::move(entry));
     }
   } catch (const Json::exception&) {
     return damaged;
   }
-  return {};
+  return entries;
 }
 
-Status TokenStore::save(const std::vector<Entry>& entries) const {
-  if (path_.empty()) return {};
+/// With the lock: what everybody is to know from now on.
+Status TokenStore::save(std::vector<Entry> entries) {
   Json list = Json::array();
   for (const Entry& entry : entries)
     list.push_back({{"name", entry.info.name},
@@ -180,10 +236,14 @@ Status TokenStore::save(const std::vector<Entry>& entries) const {
                     {"sha256", entry.hash}});
   Json json;
   json["tokens"] = std::move(list);
-  const std::string temporary = path_ + ".tmp";
-  CENTROID_TRY(write_private(temporary, json.dump(1) + "\n"));
-  if (::rename(temporary.c_str(), path_.c_str()) != 0)
-    return file_error(path_, "cannot be replaced");
+  if (const std::string temporary = path_ + ".tmp"; !path_.empty()) {
+    CENTROID_TRY(write_private(temporary, json.dump(1) + "\n"));
+    if (::rename(temporary.c_str(), path_.c_str()) != 0)
+      return file_error(path_, "cannot be replaced");
+    stamp_ = stamp_of(path_);
+  }
+  const std::scoped_lock lock(mutex_);
+  entries_ = std::move(entries);
   return {};
 }
 
@@ -198,17 +258,19 @@ Result<TokenStore::Created> TokenStore::create(const std::string& name, Role rol
   CENTROID_ASSIGN(const std::string id, random_hex(kIdBytes));
   CENTROID_ASSIGN(const std::string random, random_hex(kSecretBytes));
   CENTROID_ASSIGN(const std::string salt, random_hex(kSaltBytes));
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock file(file_mutex_);
+  CENTROID_ASSIGN(const FileLock lock, FileLock::take(path_));
+  CENTROID_TRY(reload());
   const auto is_same = [&](const Entry& entry) { return entry.info.name == name; };
-  const auto old = std::find_if(entries_.begin(), entries_.end(), is_same);
   const double now = clock_->unix_seconds();
   std::vector<Entry> entries = entries_;
-  if (old != entries_.end()) {
+  const auto old = std::find_if(entries.begin(), entries.end(), is_same);
+  if (old != entries.end()) {
     const double end = old->info.expires_unix_seconds;
     if (end == 0 || end > now)
       return Error(ErrorCode::kAlreadyExists,
                    "there is a token '" + name + "': revoke it first, or choose another name");
-    entries.erase(entries.begin() + (old - entries_.begin()));
+    entries.erase(old);
   }
   if (entries.size() >= kMaxTokens)
     return Error(ErrorCode::kResourceExhausted,
@@ -229,20 +291,19 @@ Result<TokenStore::Created> TokenStore::create(const std::string& name, Role rol
   entries.push_back(std::move(entry));
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return a.info.name < b.info.name; });
-  CENTROID_TRY(save(entries));
-  entries_ = std::move(entries);
+  CENTROID_TRY(save(std::move(entries)));
   return out;
 }
 
 Status TokenStore::revoke(const std::string& name) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock file(file_mutex_);
+  CENTROID_ASSIGN(const FileLock lock, FileLock::take(path_));
+  CENTROID_TRY(reload());
   std::vector<Entry> entries = entries_;
   const auto removed =
       std::erase_if(entries, [&](const Entry& entry) { return entry.info.name == name; });
   if (removed == 0) return Error(ErrorCode::kNotFound, "there is no token '" + name + "'");
-  CENTROID_TRY(save(entries));
-  entries_ = std::move(entries);
-  return {};
+  return save(std::move(entries));
 }
 
 std::vector<TokenInfo> TokenStore::list() const {

@@ -34,10 +34,11 @@ struct TokenInfo {
 };
 
 /// Named tokens, kept in a file of mode 0600 as salted SHA-256 (the secrets are 256 random bits, so
-/// that a slow hash would protect nothing).
+/// that a slow hash would protect nothing). Several servers may have one file: each changes what is
+/// in it then, one at a time (a lock on FILE.lock), and takes what others wrote with `refresh`.
 ///
-/// thread  any; `create` and `revoke` write the file and wait for the disk
-/// bounds  at most 1000 tokens
+/// thread  any; `create`, `revoke` and `refresh` wait for the disk, the others do not
+/// bounds  at most 1000 tokens; 2 s for the lock
 class TokenStore {
  public:
   /// `path` empty: in memory only. fails failed_precondition: others can read the file; data_loss:
@@ -50,11 +51,14 @@ class TokenStore {
     TokenInfo info;
     std::string secret;  ///< shown once
   };
-  /// `lifetime` 0: for ever. fails invalid_argument (name), already_exists, resource_exhausted
+  /// `lifetime` 0: for ever. fails invalid_argument (name), already_exists, resource_exhausted,
+  /// unavailable (another server holds the lock)
   Result<Created> create(const std::string& name, Role role, std::chrono::seconds lifetime,
                          const std::string& created_by);
-  /// fails not_found
+  /// fails not_found, unavailable
   Status revoke(const std::string& name);
+  /// What another server has written since. fails as `open`; what was known stays then
+  Status refresh();
   std::vector<TokenInfo> list() const;  ///< by name; those that have expired too
   /// Whose secret it is. Takes the same time for every wrong secret of a known token.
   std::optional<TokenInfo> find(std::string_view secret) const;
@@ -62,13 +66,16 @@ class TokenStore {
  private:
   struct Entry;
   TokenStore(std::string path, std::shared_ptr<const Clock> clock);
-  Status load();
-  Status save(const std::vector<Entry>& entries) const;
+  Result<std::vector<Entry>> read() const;
+  Status reload();
+  Status save(std::vector<Entry> entries);
 
   const std::string path_;
   const std::shared_ptr<const Clock> clock_;
-  mutable std::mutex mutex_;
-  std::vector<Entry> entries_;
+  std::mutex file_mutex_;       ///< held while the file is read or written
+  std::string stamp_;           ///< of the file that `entries_` are from
+  mutable std::mutex mutex_;    ///< held for a moment
+  std::vector<Entry> entries_;  ///< changed with both held
 };
 
 }  // namespace centroid::server

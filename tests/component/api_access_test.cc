@@ -1,8 +1,13 @@
 // Who may do what over REST: named tokens and their roles, the audit log, requests that are sent
 // twice.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <latch>
 #include <thread>
 
 #include "server/api/audit_log.h"
@@ -121,6 +126,69 @@ TEST(Tokens, EndWhenTheirTimeIsOver) {
   EXPECT_EQ(store->list().size(), 1U);
   EXPECT_TRUE(store->create("a", Role::kAdmin, {}, "test").ok()) << "its name is free again";
   EXPECT_FALSE(store->find(made.secret).has_value());
+}
+
+TEST(Tokens, OfServersWithOneFileAreTheSame) {
+  TemporaryDirectory folder;
+  const std::string path = (folder.path() / "tokens.json").string();
+  const auto a = TokenStore::open(path).value(), b = TokenStore::open(path).value();
+  const auto made = a->create("one", Role::kViewer, {}, "test").value();
+  EXPECT_FALSE(b->find(made.secret)) << "not before it has looked";
+  ASSERT_TRUE(b->refresh().ok());
+  EXPECT_TRUE(b->find(made.secret));
+  EXPECT_EQ(b->create("one", Role::kAdmin, {}, "test").error().code(), ErrorCode::kAlreadyExists);
+  const auto other = b->create("two", Role::kAdmin, {}, "test").value();
+  ASSERT_TRUE(a->revoke("one").ok()) << "which knows nothing of `two` yet, and keeps it";
+  ASSERT_TRUE(b->refresh().ok());
+  EXPECT_FALSE(b->find(made.secret)) << "revoked stays revoked";
+  EXPECT_TRUE(a->find(other.secret));
+  ASSERT_TRUE(b->create("three", Role::kViewer, {}, "test").ok());
+  EXPECT_FALSE(TokenStore::open(path).value()->find(made.secret));
+
+  std::filesystem::rename(path, path + ".away");
+  EXPECT_TRUE(b->refresh().ok());
+  EXPECT_TRUE(b->find(other.secret)) << "a folder that is away revokes nothing";
+  std::ofstream(path) << "{";
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  EXPECT_EQ(b->refresh().error().code(), ErrorCode::kDataLoss);
+  EXPECT_TRUE(b->find(other.secret));
+}
+
+/// Each thread is a server of its own; without the lock one overwrites what another has written.
+TEST(Tokens, NoneIsLostWhenServersChangeThemAtOnce) {
+  constexpr int kServers = 3, kEach = 30;
+  std::latch begin(kServers);
+  TemporaryDirectory folder;
+  const std::string path = (folder.path() / "tokens.json").string();
+  std::vector<std::thread> servers;
+  for (int i = 0; i < kServers; ++i)
+    servers.emplace_back([&path, &begin, i] {
+      const auto store = TokenStore::open(path).value();
+      begin.arrive_and_wait();
+      for (int k = 0; k < kEach; ++k) {
+        const std::string name = std::string("t").append(std::to_string(i * kEach + k));
+        EXPECT_TRUE(store->create(name, Role::kViewer, {}, "test").ok());
+        if (k % 3 == 0) {
+          EXPECT_TRUE(store->revoke(name).ok());
+        }
+      }
+    });
+  for (std::thread& one : servers) one.join();
+  EXPECT_EQ(TokenStore::open(path).value()->list().size(), kServers * kEach * 2U / 3);
+}
+
+TEST(Tokens, AnotherServerThatHoldsTheLockIsNotWaitedForForEver) {
+  TemporaryDirectory folder;
+  const std::string path = (folder.path() / "tokens.json").string();
+  const auto store = TokenStore::open(path).value();
+  const int held = ::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  const auto refused = store->create("one", Role::kViewer, {}, "test");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_NE(refused.error().message().find("another server holds"), std::string::npos);
+  ::close(held);
+  EXPECT_TRUE(store->create("one", Role::kViewer, {}, "test").ok());
 }
 
 TEST(Tokens, ADamagedFileIsRefused) {

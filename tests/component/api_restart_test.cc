@@ -86,6 +86,29 @@ TEST_F(ApiRestart, ARequestThatNeverGotAnAnswerIsSaidToBeUnknown) {
   EXPECT_EQ(control.actions(), "pause;");
 }
 
+TEST_F(ApiRestart, AnotherServerWithTheSameFolderKnowsTheKeys) {
+  options.state_name = "a:7070";
+  const HttpReply first = request("POST", "/v1/checkpoints", "Idempotency-Key: k-1\r\n");
+  EXPECT_EQ(first.status, 201);
+  stop();
+  // A second one, which `a` was killed in the middle of.
+  std::ofstream(options.state_dir + "/idempotency-a_7070.jsonl", std::ios::app)
+      << R"({"key": "local k-2", "request": "POST /v1/job:pause x", "begun_unix_seconds": )"
+      << static_cast<std::int64_t>(SystemClock().unix_seconds()) << "}\n";
+  options.state_name = "b";
+  start();
+  const HttpReply second = request("POST", "/v1/checkpoints", "Idempotency-Key: k-1\r\n");
+  EXPECT_EQ(second.status, 201);
+  EXPECT_EQ(second.body, first.body);
+  EXPECT_EQ(second.fields.at("idempotency-replayed"), "true");
+  expect_problem(request("POST", "/v1/job:pause", "Idempotency-Key: k-1\r\n"), 422,
+                 "invalid_argument", "another request");
+  expect_problem(request("POST", "/v1/job:pause", "Idempotency-Key: k-2\r\n"), 409, "aborted",
+                 "another server has begun");
+  EXPECT_EQ(request("POST", "/v1/job:pause", "Idempotency-Key: k-3\r\n").status, 202);
+  EXPECT_EQ(control.actions(), "checkpoint;pause;");
+}
+
 TEST_F(ApiRestart, AFileThatOthersCanReadIsRefused) {
   start();
   stop();
