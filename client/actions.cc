@@ -245,8 +245,9 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     });
   };
   verb("pause", "Open no new round.", "pauses after the open round; `job resume` goes on");
-  verb("resume", "Open rounds again.", "goes on");
-  verb("stop", "Finish the round, write a checkpoint, end.", "stops after the open round");
+  verb("resume", "Open rounds again, after a pause or a stop.", "goes on");
+  verb("stop", "Finish the round, write a checkpoint, end; holds when the server is started again.",
+       "stops after the open round; `job resume` on a server that was started again goes on");
 
   CLI::App* const probed = app.add_subcommand(
       "probe",

@@ -257,7 +257,7 @@ void check_job(Report& report, const Json& cluster) {
                "look at etcd and the network to it");
   if (state == "halted")
     report.add(Verdict::kBad, "job", found, "correct what the reason names, start with --resume");
-  else if (state == "paused")
+  else if (state == "paused" || state == "stopped")
     report.add(Verdict::kWarning, "job", found, "centroidctl job resume");
   else if (state == "waiting")
     report.add(Verdict::kWarning, "job", found, "start the missing workers");

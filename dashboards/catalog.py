@@ -242,6 +242,26 @@ CLUSTER = Dashboard(
             ),
         ),
         (
+            "Several servers",
+            (
+                Panel("Shard servers", "Here, and missing: of those that `servers` asks for or that the model lies on. Missing: start it again.", "none",
+                      (("sum(centroid_server_shards{SELECT})", "here"), ("sum(centroid_server_shards_missing{SELECT})", "missing")), width=6),
+                Panel("Memory of shard servers", "Parameters, slots and what is prepared; and contributions that wait for their round to close.", "bytes",
+                      (("sum by (server) (centroid_shard_memory_bytes{SELECT})", "{{server}}"),
+                       ("sum by (server) (centroid_shard_staged_bytes{SELECT})", "{{server}}, contributions")), width=6),
+                Panel("Journals of shard servers", "Bytes on each one's disk; a checkpoint makes them short again.", "bytes",
+                      (("sum by (server) (centroid_shard_journal_bytes{SELECT})", "{{server}}"),), width=6),
+                Panel("Traffic of shard servers", "Contributions from workers, and results to them.", "Bps",
+                      ((rate("centroid_shard_received_bytes", "server"), "{{server}} in"),
+                       (rate("centroid_shard_sent_bytes", "server"), "{{server}} out")), width=6),
+                Panel("Merging on shard servers", "Time of sums, steps and journal in one round. One far above the others holds all up.", "s",
+                      ((rate("centroid_shard_merge_seconds", "server") + " / (" + rate("centroid_shard_rounds", "server") + " > 0)", "{{server}}"),),
+                      width=12),
+                Panel("Workers of shard servers", "Sessions of workers on each; as many as there are workers.", "none",
+                      (("sum by (server) (centroid_shard_workers{SELECT})", "{{server}}"),), width=12),
+            ),
+        ),
+        (
             "Tables of sparse rows",
             (
                 Panel("Rows", "Rows that each table stores, and keys that wait for admission.", "short",
@@ -361,6 +381,17 @@ ALERTS = (
     Alert("CentroidJournalBroken", "max by (job, instance) (centroid_server_journal_broken + centroid_server_journal_waits)", "> 0", "1m",
           "critical", "The journal of {{ $labels.instance }} cannot be written.",
           "The server's log says why; mostly the disk is full. Make room, then centroidctl checkpoints make: a checkpoint begins a new journal."),
+    Alert("CentroidShardServerAway", "max by (job, instance) (centroid_server_shards_missing)", "> 0", "2m",
+          "critical", "{{ $value }} shard servers of the leader {{ $labels.instance }} are missing.",
+          "GET /v1/servers (centroidctl servers) says who is here; start the missing one again under its name, with its journal's folder. Before the first "
+          "round the job waits for it; later it goes on without, from its newest checkpoint or journal, when servers_wait is over."),
+    Alert("CentroidShardJournalGrows",
+          "max by (job, instance, server) (centroid_shard_journal_bytes - centroid_shard_journal_bytes offset 2h)"
+          " * (max by (job, instance, server) (resets(centroid_shard_journal_bytes[2h])) == bool 0)",
+          "> 1e9", "10m",
+          "warning", "The journal of shard server {{ $labels.server }} has only grown for two hours.",
+          "Only a checkpoint makes it short again: centroidctl checkpoints make, and look in the leader's log why none was written "
+          "(checkpoint.failed). Then set checkpoint.every_rounds to a smaller number."),
     Alert("CentroidStateLost", "sum by (job, instance) (increase(centroid_server_state_lost_total[10m]))", "> 0", "0m",
           "critical", "The job on {{ $labels.instance }} went back to an older state.",
           "Every worker of a ring was gone at once. Find what they share (a power supply, a switch, a node pool); checkpoint more often."),

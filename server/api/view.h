@@ -31,7 +31,7 @@ struct WorkerView {
 
 struct ClusterView {
   std::string run_id, state,
-      state_reason;  ///< waiting | initializing | training | paused | finished | halted | stopping
+      state_reason;  ///< one of kJobStates (server/service/probe.h)
   std::uint64_t generation = 0, world = 0, round = 0, version = 0, epoch = 0, offset = 0,
                 samples_total = 0;
   std::uint64_t epochs = 0, rounds = 0,

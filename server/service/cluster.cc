@@ -101,7 +101,9 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(watch_waits());
   Status result = co_await take_the_lead();
   const bool never_led = !result.ok();
-  if (!never_led && phase_ != Phase::kStandby) result = co_await run_rounds();
+  if (stop_ && !never_led) co_await stay_stopped();
+  if (!never_led && !stop_ && phase_ != Phase::kStandby) result = co_await run_rounds();
+  if (stop_ && result.ok() && goal_reached()) co_await heed_stop();  // a larger goal may be set
   rounds_ended_ = true;
   state_fetched_.notify_all();
 
@@ -124,23 +126,31 @@ Task<Status> Cluster::run(transport::Listener& listener) {
       tell(events_, log::Level::kError, "checkpoint.failed",
            {{"why", written.error()}, {"when", "at the end"}});
   }
+  if (stop_ && !writes_nothing && stop_->version != checkpointed_.value) {
+    stop_->version = checkpointed_.value;
+    const Kept kept = keep();
+    (void)co_await save(kept.state, kept.revision);
+  }
+  const bool is_stopped = stop_requested_ || stop_;
+  const std::string why_stopped = stop_requested_ ? stop_reason_ : phase_reason_;
   set_phase(halted            ? Phase::kHalted
             : stop_requested_ ? Phase::kStopping
+            : stop_           ? Phase::kStopped
                               : Phase::kFinished,
-            halted            ? result.error().message()
-            : stop_requested_ ? stop_reason_
-                              : "the goal is reached");
-  log::info("job.ended", {{"state", halted            ? "halted"
-                                    : stop_requested_ ? "stopped"
-                                                      : "finished"},
+            halted       ? result.error().message()
+            : is_stopped ? why_stopped
+                         : "the goal is reached");
+  log::info("job.ended", {{"state", halted       ? "halted"
+                                    : is_stopped ? "stopped"
+                                                 : "finished"},
                           {"round", round_.value - 1},
                           {"version", store_ ? store_->version().value : 0}});
   const bool is_coming_back = is_over_here || (leave_workers_ && !halted && !goal_reached());
   if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
   if (!is_coming_back)
-    co_await finish_everybody(halted            ? proto::FinishReason::kHalted
-                              : stop_requested_ ? proto::FinishReason::kStopped
-                                                : proto::FinishReason::kFinished,
+    co_await finish_everybody(halted       ? proto::FinishReason::kHalted
+                              : is_stopped ? proto::FinishReason::kStopped
+                                           : proto::FinishReason::kFinished,
                               phase_reason_);
   while (!stop_requested_ && !config_.exit_when_finished && !halted && !is_over_here &&
          !is_deposed())
@@ -227,6 +237,9 @@ Task<void> Cluster::watch_leases() {
     }
     rows_.tick();
     shards_.expire(config_.lease);
+    const std::size_t here = shards_.present().size() + 1;
+    const std::size_t wanted = std::max<std::size_t>(config_.servers, spread_.links.size());
+    probe_.shards(here - 1, wanted - std::min(wanted, here));
     if (const auto rows = rows_.journal(); journal_.is_on() || rows)
       probe_.journal(journal_.state(rows));
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());

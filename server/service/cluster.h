@@ -173,7 +173,8 @@ class Cluster final : public ControlPlane {
     kFinished,
     kHalted,
     kStopping,
-    kStandby
+    kStandby,
+    kStopped
   };
 
   // cluster.cc
@@ -190,6 +191,15 @@ class Cluster final : public ControlPlane {
   std::optional<Error> held() const;
   Status check_lead() const;
   Task<void> send_workers_away();
+
+  // job.cc: pause, resume, and a stop that a restart does not forget
+  struct Kept {
+    std::shared_ptr<const OperatorState> state;
+    std::uint64_t revision = 0;
+  };
+  Kept keep();
+  Task<void> heed_stop();
+  Task<void> stay_stopped();
 
   // sessions.cc
   void tell_codecs(Link& link, const proto::PushEnd& end);
@@ -356,6 +366,7 @@ class Cluster final : public ControlPlane {
   Task<Status> drop_server(std::size_t index);
   void plan_moves();
   void let_go(ShardGroup::Link& server);
+  Task<Status> drain_while_paused();
   bool is_mine(ChunkId chunk) const {
     return spread_.route.owners.empty() || spread_.route.owners[chunk.value] == 0;
   }
@@ -420,6 +431,7 @@ class Cluster final : public ControlPlane {
   Status replay_replies(Generation generation);
 
   std::shared_ptr<Link> find(MemberId member) const;
+  bool waits_for_operator() const;
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
@@ -539,6 +551,8 @@ class Cluster final : public ControlPlane {
   };
   std::map<std::string, Eviction> evicted_;
   OperatorState::ScaleHint scale_hint_;
+  std::optional<OperatorState::Stop> stop_;
+  std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
   std::uint64_t operator_revision_ = 0, operator_saved_ = 0;  ///< saved: the blocking thread's
   struct Restore {
     Version version;

@@ -49,13 +49,18 @@ std::string to_json(const OperatorState& state) {
   out["scale"]["workers"] = state.scale.workers;
   out["scale"]["why"] = state.scale.why;
   out["scale"]["since_unix_seconds"] = state.scale.since_unix_seconds;
+  if (state.stop) {
+    out["stop"]["run_id"] = state.stop->run_id;
+    out["stop"]["version"] = state.stop->version;
+    out["stop"]["since_unix_seconds"] = state.stop->since_unix_seconds;
+  }
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 Result<OperatorState> parse_operator_state(std::string_view text) {
   const Error damaged(ErrorCode::kDataLoss,
-                      "damaged; move it away, then say again who is evicted and how many workers "
-                      "are wanted");
+                      "damaged; move it away, then say again who is evicted, how many workers are "
+                      "wanted and whether the job is to stop");
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return damaged;
   OperatorState state;
@@ -75,6 +80,14 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
     state.scale.workers = scale.at("workers").get<std::uint64_t>();
     state.scale.why = scale.at("why").get<std::string>();
     state.scale.since_unix_seconds = scale.at("since_unix_seconds").get<double>();
+    if (const auto stop = json.find("stop"); stop != json.end()) {
+      if (!stop->at("version").is_number_unsigned()) return damaged;
+      OperatorState::Stop said;
+      said.run_id = stop->at("run_id").get<std::string>();
+      said.version = stop->at("version").get<std::uint64_t>();
+      said.since_unix_seconds = stop->at("since_unix_seconds").get<double>();
+      state.stop = std::move(said);
+    }
   } catch (const Json::exception&) {
     return damaged;
   }

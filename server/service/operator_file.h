@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,14 @@ struct OperatorState {
     double since_unix_seconds = 0;
     bool operator==(const ScaleHint&) const = default;
   } scale;
+  /// POST /v1/job:stop, until POST /v1/job:resume.
+  struct Stop {
+    std::string run_id;
+    std::uint64_t version = 0;  ///< of the newest checkpoint; 0: there was none
+    double since_unix_seconds = 0;
+    bool operator==(const Stop&) const = default;
+  };
+  std::optional<Stop> stop;
   bool operator==(const OperatorState&) const = default;
 };
 

@@ -53,6 +53,7 @@ Status Cluster::take_operator_state() {
     evicted_[one.name] = std::move(eviction);
   }
   scale_hint_ = state.scale;
+  stop_ = state.stop;
   probe_.scale_hint(scale_hint_.workers);
   if (!evicted_.empty())
     log::info("evictions.remembered",
@@ -68,7 +69,13 @@ OperatorState Cluster::operator_state() const {
                                .since_unix_seconds = eviction.since_unix_seconds,
                                .until_unix_seconds = eviction.until_unix_seconds});
   state.scale = scale_hint_;
+  state.stop = stop_;
   return state;
+}
+
+/// What is to be written now; on the executor.
+Cluster::Kept Cluster::keep() {
+  return {std::make_shared<const OperatorState>(operator_state()), ++operator_revision_};
 }
 
 /// A later revision may be on the disk already.

@@ -60,6 +60,11 @@ void Probe::shard_gone(const std::string& server) const {
   for (const ShardGauge& one : kShardGauges) registry_.remove(one.name, {{"server", server}});
 }
 
+void Probe::shards(std::size_t present, std::size_t missing) const {
+  shards_.set(static_cast<double>(present));
+  shards_missing_.set(static_cast<double>(missing));
+}
+
 Probe::Probe(metrics::Registry& r) : registry_(r) {
   const auto& latency = metrics::latency_bounds();
   const auto rounds = [&](const char* outcome) {
@@ -127,6 +132,10 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   loss_ =
       r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   present_ = r.gauge("centroid_server_members", "Workers present.");
+  shards_ = r.gauge("centroid_server_shards", "Shard servers present.");
+  shards_missing_ = r.gauge("centroid_server_shards_missing",
+                            "Shard servers that are not here, of those that `servers` asks for or "
+                            "that the model lies on.");
   world_ = r.gauge("centroid_server_world_members", "Workers in the present generation.");
   generation_ = r.gauge("centroid_server_generation_number", "Number of the membership.");
   round_ = r.gauge("centroid_server_round_number", "Round now open.");

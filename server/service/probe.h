@@ -12,8 +12,9 @@
 namespace centroid::server {
 
 /// States of the job, in the order of Cluster::Phase.
-inline constexpr std::array kJobStates = {"waiting",  "initializing", "training", "paused",
-                                          "finished", "halted",       "stopping", "standby"};
+inline constexpr std::array kJobStates = {"waiting",  "initializing", "training",
+                                          "paused",   "finished",     "halted",
+                                          "stopping", "standby",      "stopped"};
 
 /// States of workers, in the order of MemberState.
 inline constexpr std::array kWorkerStates = {"joining", "active", "draining",
@@ -106,6 +107,7 @@ class Probe {
   /// Of a shard server, as it tells; and when it is gone.
   void shard(const std::string& server, const proto::ServerReport& report) const;
   void shard_gone(const std::string& server) const;
+  void shards(std::size_t present, std::size_t missing) const;
   void residual_up(double norm) const { residual_up_.set(norm); }
   void residual_down(double norm) const { residual_down_.set(norm); }
 
@@ -114,6 +116,7 @@ class Probe {
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
       clipped_, carried_, dropped_, nudges_, returned_;
+  metrics::Gauge shards_, shards_missing_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
       residual_up_, residual_down_, round_open_, cadence_steps_, exchange_seconds_, overhead_,

@@ -19,7 +19,7 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
           "and the newer checkpoints away, and start it with `resume`");
     if (self->phase_ == Phase::kStandby)
       co_return refuse("this server is a " + self->leadership_.to_string() + ": ask the leader");
-    if (self->rounds_ended_ || self->stop_requested_)
+    if (self->rounds_ended_ || self->stop_requested_ || self->stop_)
       co_return refuse("the job is over: " + self->phase_reason_);
     if (self->restore_) co_return refuse("another one is under way");
     const auto mine = std::make_shared<Restore>();

@@ -80,12 +80,12 @@ Task<Status> Cluster::run_rounds() {
       CENTROID_CO_TRY(co_await may_commit());
       continue;
     }
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     if (paused_) {
       set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
-      co_await changed_.wait(TimePoint::max());
+      CENTROID_CO_TRY(co_await drain_while_paused());
       continue;
     }
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (!is_over) set_phase(Phase::kWaiting, replay_->why);
@@ -579,6 +579,8 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
                                  .version = store_ ? store_->version() : Version(),
                                  .text = text};
   }
+  epilogue_ = proto::Finish{
+      .reason = reason, .version = store_ ? store_->version() : Version(), .text = std::move(text)};
   outgoing_.notify_all();
   const TimePoint deadline = clock_.now() + config_.drain_timeout;
   while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);

@@ -228,15 +228,14 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
   if (join.name.empty()) return refuse("it has no name (--name)");
-  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted)
-    return refuse("the job is over: " + phase_reason_);
-  if (stop_requested_)
-    return Error(ErrorCode::kUnavailable, "the server is stopping: " + stop_reason_);
+  if (!epilogue_ && (stop_requested_ || rounds_ended_))
+    return Error(ErrorCode::kUnavailable,
+                 "the server is stopping: " + (stop_requested_ ? stop_reason_ : phase_reason_));
   CENTROID_TRY(check_evicted(join.name));
-  if (spread_.lost_since)
+  if (spread_.lost_since && !epilogue_)
     return Error(ErrorCode::kUnavailable,
                  "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
-  if (replay_)
+  if (replay_ && !epilogue_)
     return Error(ErrorCode::kUnavailable, "the journal is being replayed, server '" +
                                               replay_->waits_for +
                                               "' is waited for: GET /v1/waits");
@@ -312,9 +311,14 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
     agreed_.reset();
   }
   CENTROID_TRY(check_join(session, join));
-  if (!store_) CENTROID_TRY(make_store(join.manifest));
-  if (!agreed_) agreed_ = join;
-  if (links_.empty()) agreed_->codec = join.codec;
+  std::optional<ChunkPlan> plan;  // of one that only hears that it is over
+  if (!store_ && epilogue_) {
+    CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
+  } else if (!store_) {
+    CENTROID_TRY(make_store(join.manifest));
+  }
+  if (!agreed_ && !epilogue_) agreed_ = join;
+  if (links_.empty() && agreed_) agreed_->codec = join.codec;
   const Round counted = counted_of(join.name);
   CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
                                                   clock_.unix_seconds()));
@@ -337,6 +341,8 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
   link->session = &session;
   link->join = std::move(join);
+  link->finish = epilogue_;
+  if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
   links_[link->id] = link;
   probe_.member_joined();
   tell(events_, log::Level::kInfo, "member.joined",
@@ -353,7 +359,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.run_id = run_id_;
   reply.seed = config_.seed;
   reply.chunk_bytes = config_.chunk_bytes;
-  reply.plan_hash = store_->plan().hash();
+  reply.plan_hash = plan ? plan->hash() : store_->plan().hash();
   reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);

@@ -15,6 +15,8 @@ using proto::ServersKind;
 namespace {
 
 constexpr std::size_t kLeader = 0;
+/// While a checkpoint or copies hold up a server that is to go.
+constexpr std::chrono::milliseconds kDrainLook{50};
 
 }  // namespace
 
@@ -33,7 +35,7 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
     return Error(ErrorCode::kFailedPrecondition,
                  who + "that is the leader's name: give each server its own --name");
   if (phase_ == Phase::kFinished || phase_ == Phase::kHalted)
-    return Error(ErrorCode::kFailedPrecondition, who + "the job is over: " + phase_reason_);
+    return Error(ErrorCode::kCancelled, "the job is over: " + phase_reason_);
   if (stop_requested_)
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);
   if (!join.run_id.empty() && join.run_id != run_id_)
@@ -247,6 +249,23 @@ void Cluster::let_go(ShardGroup::Link& server) {
     return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));
   if (spread_.has_others()) plan_moves();
   changed_.notify_all();
+}
+
+/// No round holds up the chunks that a server gives away, and none waits for them; else wait for
+/// something to change.
+Task<Status> Cluster::drain_while_paused() {
+  const auto drains = [](const auto& link) {
+    return link && !link->is_gone() && link->is_draining;
+  };
+  TimePoint limit = TimePoint::max();
+  if (std::ranges::any_of(spread_.links, drains) && !replay_ && !spread_.lost_since &&
+      !has_lost_server()) {
+    CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
+    if (!is_settled) co_return Status();
+    limit = clock_.now() + kDrainLook;
+  }
+  co_await changed_.wait(limit);
+  co_return Status();
 }
 
 /// A chunk that lies elsewhere, as it is in this version.

@@ -61,6 +61,7 @@ Task<Status> Cluster::prepare() {
     CENTROID_CO_TRY(finish(fresh));
     run_id_ = fresh.run_id;
   }
+  co_await heed_stop();
   CENTROID_CO_TRY(start_rows_journal());
   if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
   co_return Status();

@@ -226,6 +226,10 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
   }
 }
 
+bool Cluster::waits_for_operator() const {
+  return phase_ == Phase::kPaused || phase_ == Phase::kStopped;
+}
+
 std::vector<WaitView> Cluster::present_waits() const {
   std::vector<WaitView> views;
   if (phase_ == Phase::kStandby)
@@ -240,11 +244,11 @@ std::vector<WaitView> Cluster::present_waits() const {
          .for_whom = "etcd",
          .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
          .seconds = seconds(clock_.now() - round_opened_)});
-  else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || phase_ == Phase::kPaused)
+  else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator())
     views.push_back({.who = "job",
-                     .for_whom = phase_ == Phase::kPaused ? "operator"
-                                 : waits_for_servers()    ? "servers"
-                                                          : "workers",
+                     .for_whom = waits_for_operator()  ? "operator"
+                                 : waits_for_servers() ? "servers"
+                                                       : "workers",
                      .what = phase_reason_,
                      .seconds = seconds(clock_.now() - started_)});
   if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
@@ -275,7 +279,7 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
   std::array<std::size_t, kWaitCauses.size()> counts{};
   const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
   if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing) count(WaitCause::kWorkers);
-  if (phase_ == Phase::kPaused) count(WaitCause::kOperator);
+  if (waits_for_operator()) count(WaitCause::kOperator);
   if (attempt_ && !attempt_->closed && machine_.is_open())
     for (const MemberId member : machine_.missing()) {
       const auto link = find(member);
@@ -441,35 +445,6 @@ Task<Status> Cluster::drain(std::uint64_t member) {
     roster_.drain(MemberId(member));
     events_.publish("member.drain_asked", {{"worker", found->name}, {"member", member}});
     changed_.notify_all();
-    return {};
-  };
-  co_return co_await run_on(executor_, std::move(act));
-}
-
-Task<Status> Cluster::pause() {
-  auto act = [this]() -> Status {
-    if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_requested_)
-      return Error(ErrorCode::kFailedPrecondition, "the job is over: " + phase_reason_);
-    paused_ = true;
-    changed_.notify_all();
-    return {};
-  };
-  co_return co_await run_on(executor_, std::move(act));
-}
-
-Task<Status> Cluster::resume() {
-  auto act = [this]() -> Status {
-    if (!paused_) return Error(ErrorCode::kFailedPrecondition, "the job is not paused");
-    paused_ = false;
-    changed_.notify_all();
-    return {};
-  };
-  co_return co_await run_on(executor_, std::move(act));
-}
-
-Task<Status> Cluster::stop() {
-  auto act = [this]() -> Status {
-    request_stop("POST /v1/job:stop");
     return {};
   };
   co_return co_await run_on(executor_, std::move(act));

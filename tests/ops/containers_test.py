@@ -155,8 +155,7 @@ class Manifests(Pods):
         self.start("centroid-shard-0")
         self.reach_servers("leader", "centroid-shard-0")
         self.reach_rounds(20)
-        self.reach_world(2, "for the end")  # whom the server does not know at the end, the server that is started again does
-        self.call("centroid-server-0", "/v1/job:stop", "POST")
+        self.call("centroid-server-0", "/v1/job:stop", "POST")  # workers that are away at this moment hear of it later
         for index in range(2):
             self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
 
@@ -198,7 +197,12 @@ class Manifests(Pods):
         self.reach_world(2, "after an upgrade of the server")
         self.reach_rounds(20)
         self.assertGreaterEqual(self.began("centroid-server-0"), told)
+        self.cut("centroid-worker-1")
+        self.reach_world(1, "after one was cut off")
         self.call("centroid-server-0", "/v1/job:stop", "POST")
+        self.assertEqual(self.exit_status("centroid-worker-0"), 0)
+        self.reach("a stopped job", lambda view: view["state"] == "stopped")  # podman starts the container again, as a kubelet does
+        self.join("centroid-worker-1")
         for index in (0, 1):
             self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
 

@@ -89,11 +89,17 @@ class Scraped(ClusterTest):
     """A cluster of three workers and a Prometheus that scrapes it every second."""
 
     scrape_seconds = 1
+    spread = ("--servers", "2", "--chunk-bytes", "512")  # a model on a leader and a shard server
+
+    def shard(self, leaders, name, *arguments):
+        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        return self._start(Process, "centroid-server", name, [*places, *arguments], None)
 
     def setUp(self):
         self.begun = time.monotonic()
         arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200", "--tables", "emb:dim=4", "--journal", "on"]
-        self.cluster = self.server(*arguments)
+        self.cluster = self.server(*arguments, *self.spread)
+        self.shard(self.cluster.data, "s1")
         gpus = self.stand_in_for_gpus()
         self.workers = [
             self.worker(self.cluster, f"w{k}", "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
@@ -173,7 +179,7 @@ class Scraped(ClusterTest):
                     queries.append((f"{dashboard.title} / {panel['title']} / {target['refId']}", query))
         self.assertGreater(len(queries), 20)
         self.assert_data(queries)
-        self.assert_data([(alert.name, alert.value.replace("[5m]", "[10s]")) for alert in alerts])
+        self.assert_data([(alert.name, re.sub(r"(?<=\[)5m|(?<=\[)2h|(?<=offset )2h", "10s", alert.value)) for alert in alerts])
         firing = json.loads(self.fetch(f"http://{self.prometheus}/api/v1/alerts"))["data"]["alerts"]
         self.assertEqual([alert["labels"]["alertname"] for alert in firing if alert["state"] == "firing"], [])
         print(f"{len(queries)} queries of panels and {len(alerts)} of alerts have data", file=sys.stderr)
@@ -225,8 +231,9 @@ class Encrypted(TlsTest, Scraped):
         secure = [*self.issue("server"), *self.trust, "--api-tls", "--api.token", "secret", "--api.viewer_token", "look"]
         common = ["--etcd", etcd.url, "--cluster", "test", "--journal", "on", "--epochs", "1000000", "--min-workers", "2", "--clip-norm", "1"]
         common += ["--checkpoint.every_rounds", "200", "--tables", "emb:dim=4"]
-        servers = [self.server(*common, *secure, "--name", name, name=name) for name in ("a", "b")]
+        servers = [self.server(*common, *self.spread, *secure, "--name", name, name=name) for name in ("a", "b")]
         places = ",".join(server.data for server in servers)
+        self.shard(places, "s1", *self.issue("s1"), *self.trust)
         gpus = self.stand_in_for_gpus()
         workers = [
             self.worker(places, f"w{k}", *self.trust, *self.issue(f"w{k}"), "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)

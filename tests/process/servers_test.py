@@ -171,6 +171,39 @@ class Change(ServersTest):
             self.assertEqual(len(worker.events("cluster.joined")), 1)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
+    def test_servers_of_a_paused_job_can_be_drained(self):
+        self.train(1, 600, run="whole")
+        leader = self.leader(3, "--rounds", 600, "--exit-when-finished", "--journal", "on")
+        b, c = [self.shard(leader, name, "--drain-timeout", "60s") for name in ("b", "c")]
+        workers = self.workers(leader)
+        leader.wait_more_rounds(20)
+        self.assertEqual(leader.post("/v1/job:pause")[0], 202)
+        paused = leader.wait_cluster("paused", lambda view: view["state"] == "paused")
+        b.send(signal.SIGTERM)
+        self.assert_status(b, DONE, "its chunks have moved")
+        self.assertEqual(leader.post("/v1/servers/c:drain")[0], 202)
+        self.assert_status(c, DONE, "drained")
+        self.assertEqual([one["name"] for one in leader.get("/v1/servers")["servers"]], ["leader"])
+        now = leader.cluster()
+        self.assertEqual((now["state"], now["version"], now["round"]), ("paused", paused["version"], paused["round"]))
+        self.assertEqual(leader.post("/v1/job:resume")[0], 202)
+        self.assert_exit(DONE, *workers, leader)
+        self.assertEqual(leader.events("servers.chunks_lost"), [])
+        self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+    def test_a_paused_job_can_write_a_checkpoint(self):
+        leader = self.leader(2)
+        b = self.shard(leader, "b")
+        workers = self.workers(leader)
+        self.wait_placed(leader, 2)
+        leader.wait_more_rounds(5)
+        leader.post("/v1/job:pause")
+        paused = leader.wait_cluster("paused", lambda view: view["state"] == "paused")
+        status, made = leader.post("/v1/checkpoints")
+        self.assertEqual((status, made["version"]), (201, paused["version"]))
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, b, *workers)
+
     def test_a_server_that_holds_nothing_stops_at_once(self):
         leader = self.leader(1, "--rounds", 600)  # no worker has brought a model
         b = self.shard(leader, "b", "--drain-timeout", "60s")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
@@ -211,6 +212,75 @@ class Fencing(StandbyTest):
         standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
         workers = self.ha_workers([standby])  # knows of no other
         self.assert_exit(DONE, *workers, leader)
+
+
+class Stop(StandbyTest):
+    def test_what_one_server_was_told_holds_when_another_takes_over(self):
+        etcd, leader, (standby,), workers = self.pair("--rounds", 0, "--lease", 1000, "--exit-when-finished=false")
+        status, problem = standby.post("/v1/job:stop")
+        self.assertEqual(status, 503)
+        self.assertIn("leader", problem["detail"])
+        workers[2].send(signal.SIGSTOP)
+        leader.wait_worker("w2", "dead")
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, *workers[:2])
+        standby.wait_cluster("the end", lambda cluster: (cluster["role"], cluster["state"]) == ("leader", "stopped"))
+        workers[2].send(signal.SIGCONT)
+        self.assert_exit(DONE, workers[2])
+        self.assertIn("stopped by an operator", self.summary("w2")["end"])
+        self.assertEqual(standby.post("/v1/job:resume")[0], 202)
+        workers = [self.worker(standby.data, f"v{i}") for i in range(3)]
+        standby.wait_more_rounds(5)
+        standby.send(signal.SIGTERM)
+        self.assert_exit(DONE, standby)
+        again = self.ha_server(etcd, "c", "--rounds", 0)
+        again.wait_cluster("the lead", lambda cluster: cluster["role"] == "leader")
+        self.assertEqual(again.events("job.stopped"), [])
+
+
+class Said(StandbyTest):
+    """Tokens and idempotency keys of servers with one folder."""
+
+    def ask(self, server, method, path, token="operator", body=None, **fields):
+        fields = {name.replace("_", "-"): value for name, value in fields.items()}
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Authorization": f"Bearer {token}", **({"Content-Type": "application/json"} if data else {}), **fields}
+        request = urllib.request.Request(f"http://{server.api}{path}", method=method, data=data, headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as reply:
+                return reply.status, dict(reply.headers), json.loads(reply.read() or "{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, dict(error.headers), json.loads(error.read() or "{}")
+
+    def test_tokens_and_keys_of_one_hold_on_the_other(self):
+        etcd = self.start_etcd()
+        tokens = ["--api.token", "operator"]
+        cluster = lambda server: self.ask(server, "GET", "/v1/cluster")[2]  # noqa: E731
+        leader = self.ha_server(etcd, "a", *tokens)
+        wait_for(lambda: cluster(leader)["role"] == "leader", "a leads")
+        standby = self.ha_server(etcd, "b", *tokens)
+        secrets = {}
+        for name in ("kept", "revoked"):
+            status, _, made = self.ask(leader, "POST", "/v1/tokens", body={"name": name, "role": "viewer"})
+            self.assertEqual(status, 201, made)
+            secrets[name] = made["secret"]
+        status = lambda server, name: self.ask(server, "GET", "/v1/cluster", secrets[name])[0]  # noqa: E731
+        for name in secrets:
+            wait_for(lambda name=name: status(standby, name) == 200, f"{name} on the standby")
+        self.assertEqual(self.ask(leader, "DELETE", "/v1/tokens/revoked")[0], 200)
+        wait_for(lambda: status(standby, "revoked") == 401, "the revoked token refused by the standby")
+        self.assertEqual(self.ask(standby, "POST", "/v1/tokens", body={"name": "third", "role": "viewer"})[0], 201)
+        first = self.ask(leader, "POST", "/v1/scale", body={"workers": 5, "why": "more"}, Idempotency_Key="once")
+        self.assertEqual(first[0], 200, first)
+        leader.kill()
+        wait_for(lambda: cluster(standby)["role"] == "leader", "b leads")
+        self.assertEqual((status(standby, "kept"), status(standby, "revoked")), (200, 401))
+        again = self.ask(standby, "POST", "/v1/scale", body={"workers": 5, "why": "more"}, Idempotency_Key="once")
+        self.assertEqual((again[0], again[1].get("Idempotency-Replayed"), again[2]), (200, "true", first[2]))
+        listed = [one["name"] for one in self.ask(standby, "GET", "/v1/tokens")[2]["tokens"]]
+        self.assertEqual(listed, ["kept", "third"])
 
 
 class EtcdGone(StandbyTest):

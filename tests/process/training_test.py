@@ -155,7 +155,7 @@ class Operator(ClusterTest):
         state = server.wait_cluster("finished", lambda cluster: cluster["state"] == "finished")
         self.assertEqual((state["progress"], state["version"]), (1, 11))
         self.assertEqual(server.post("/v1/job:pause")[0], 409)
-        self.assert_status(self.worker(server, "w1"), USAGE, "the job is over")
+        self.assert_exit(DONE, self.worker(server, "w1"))  # there is nothing to do for it
         server.post("/v1/job:stop")
         self.assert_exit(DONE, server)
 

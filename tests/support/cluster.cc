@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/random.h"
@@ -68,7 +69,8 @@ TestServer::~TestServer() {
 }
 
 void TestServer::stop() {
-  (void)asio::co_spawn(service_.context(), to_optional(cluster_->stop()), asio::use_future).get();
+  const auto ask = [this] { cluster_->request_stop("the test stops the server"); };
+  asio::post(service_.context(), asio::use_future(ask)).get();
 }
 
 Status TestServer::join() { return running_.get(); }

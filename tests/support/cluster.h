@@ -46,7 +46,7 @@ class TestServer {
   Result<server::CheckpointView> checkpoint();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();
-  void stop();
+  void stop();  ///< as a signal does: it may go on with `resume`
 
  private:
   server::ServerConfig config_;

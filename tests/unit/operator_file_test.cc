@@ -15,6 +15,7 @@ OperatorState sample() {
   state.evictions.push_back({"w \"1\"", "its disk\nis failing", 1000.5, 0});
   state.evictions.push_back({"w2", "", 1000, 2000.25});
   state.scale = {6, "a holiday", 999};
+  state.stop = {.run_id = "r \"2\"", .version = 77, .since_unix_seconds = 1001.5};
   return state;
 }
 
@@ -32,6 +33,14 @@ TEST(OperatorFile, IsReadAsItWasWritten) {
   }
 }
 
+TEST(OperatorFile, OneOfAnOlderServerHasNoStop) {
+  const auto state = parse_operator_state(
+      R"({"evictions": [], "scale": {"workers": 2, "why": "", "since_unix_seconds": 5}})");
+  ASSERT_TRUE(state.ok());
+  EXPECT_EQ(state->scale.workers, 2u);
+  EXPECT_FALSE(state->stop);
+}
+
 TEST(OperatorFile, AFolderThatCannotBeWrittenIsNamed) {
   const auto refused = write_operator_state("/nowhere/at/all", sample());
   ASSERT_FALSE(refused.ok());
@@ -42,7 +51,9 @@ TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {
   const std::string whole = to_json(sample());
   ASSERT_TRUE(parse_operator_state(whole).ok());
   for (const char* bad : {"", "null", "[]", "{}", R"({"evictions": 1, "scale": {}})",
-                          R"({"evictions": [{"name": ""}], "scale": {"workers": 1}})"})
+                          R"({"evictions": [{"name": ""}], "scale": {"workers": 1}})",
+                          R"({"evictions": [], "scale": {"workers": 1, "why": "",
+                              "since_unix_seconds": 0}, "stop": {"version": -1}})"})
     EXPECT_EQ(parse_operator_state(bad).error().code(), ErrorCode::kDataLoss) << bad;
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(seed);

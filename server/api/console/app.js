@@ -282,9 +282,10 @@ function show(workers, waits, rounds) {
   find('speed').textContent = number(cluster.samples_per_second, 3)
   find('generation').textContent = `${cluster.generation} · ${cluster.world}`
   const isOver = ['finished', 'halted', 'stopping'].includes(cluster.state)
-  find('pause').disabled = isOver || cluster.state === 'paused'
+  const isHeld = ['paused', 'stopped'].includes(cluster.state)
+  find('pause').disabled = isOver || isHeld
   find('stop').disabled = isOver
-  find('resume').disabled = cluster.state !== 'paused'
+  find('resume').disabled = !isHeld
   fill('workers', workers.map((w) => [w.name, badge(w.state), w.rank < 0 ? '–' : w.rank, w.rounds.toLocaleString('en'), w.samples.toLocaleString('en'),
     shares(w), size(w.bytes_in), size(w.bytes_out), drainButton(w)]), 'no worker has joined yet')
   fill('waits', waits.map((w) => [w.who, w.for_whom, w.what, duration(w.seconds)]), 'nobody waits')

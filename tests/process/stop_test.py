@@ -1,0 +1,197 @@
+"""POST /v1/job:stop holds when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
+
+import json
+import shutil
+import signal
+
+from cluster import DONE, ClusterTest, Process, main, wait_for
+
+LEASE = ["--lease", 1000]
+
+
+class StopTest(ClusterTest):
+    def operator_file(self, run="run"):
+        return self.folder / run / "checkpoints" / "operator.json"
+
+    def stopped_with_one_away(self, *arguments):
+        """A server that ended after job:stop, a worker that heard of it, and one that was frozen beyond its lease."""
+        server = self.server("--min-workers", 2, *LEASE, *arguments)
+        here, away = (self.worker(server, name) for name in ("w0", "w1"))
+        server.wait_round(10)
+        away.send(signal.SIGSTOP)
+        server.wait_worker("w1", "dead")
+        server.wait_more_rounds(3)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, here, server)
+        return server, away
+
+    def again(self, server, *arguments, name="again", **places):
+        return self.server("--resume", "--min-workers", 2, *LEASE, *arguments, name=name, listen=server.data, **places)
+
+    def assert_stopped(self, server):
+        view = server.wait_cluster("stopped", lambda view: view["state"] == "stopped")
+        self.assertIn("stopped by an operator at 20", view["state_reason"])
+        self.assertIn("job:resume", view["state_reason"])
+        self.assertIn("centroidctl job resume", server.wait_event("job.stopped")["action"])
+        self.assertEqual(server.metric("centroid_server_job_state", state="stopped"), 1)
+        self.assertEqual([wait["for_whom"] for wait in server.get("/v1/waits")["waits"]], ["operator"])
+        return view
+
+    def assert_told(self, worker, name):
+        self.assert_exit(DONE, worker)
+        self.assertIn("stopped by an operator", self.summary(name)["end"])
+
+
+class Restart(StopTest):
+    def test_a_worker_that_was_away_is_told_by_the_server_that_was_started_again(self):
+        server, away = self.stopped_with_one_away()
+        again = self.again(server)
+        version = self.assert_stopped(again)["version"]
+        self.assertEqual(self.checkpoints()[-1].name, f"checkpoint-{version:012}")
+        away.send(signal.SIGCONT)
+        self.assert_told(away, "w1")
+        self.assert_told(self.worker(again, "w2"), "w2")  # one that nobody knew
+        self.assertEqual(again.post("/v1/job:pause")[0], 409)
+        self.assertEqual(again.post(f"/v1/checkpoints/{version}:restore")[0], 409)
+
+        again.kill()  # it holds however this one ends
+        third = self.again(server, name="third")
+        self.assertEqual(self.assert_stopped(third)["version"], version)
+        self.assertEqual(third.post("/v1/job:resume")[0], 202)
+        self.assertEqual(third.post("/v1/job:resume")[0], 409)
+        workers = [self.worker(third, f"v{i}") for i in range(2)]
+        third.wait_round(version + 5)  # rounds and versions go together here
+        third.send(signal.SIGTERM)
+        self.assert_exit(DONE, third, *workers)
+
+        last = self.again(server, name="last")  # what was taken back stays so
+        last.wait_cluster("waiting", lambda view: view["state"] == "waiting")
+        self.assertEqual(last.events("job.stopped"), [])
+
+    def test_a_stop_that_was_answered_is_not_lost_with_a_killed_server(self):
+        server = self.server("--min-workers", 2)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(5)
+        workers[1].send(signal.SIGSTOP)
+        server.wait_missing("w1")
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        server.kill()  # while it waits for the open round
+        workers[1].send(signal.SIGCONT)
+        again = self.again(server)
+        for worker, name in zip(workers, ("w0", "w1")):
+            self.assert_told(worker, name)
+        self.assert_stopped(again)
+
+    def test_a_server_that_leaves_at_its_end_waits_for_those_that_were_away(self):
+        server, away = self.stopped_with_one_away()
+        again = self.again(server, "--exit-when-finished", "--drain-timeout", 3000)
+        self.assert_stopped(again)
+        away.send(signal.SIGCONT)
+        self.assert_told(away, "w1")
+        self.assert_exit(DONE, again)
+        self.assertEqual(again.events("job.ended")[0]["state"], "stopped")
+
+    def test_signals_and_a_second_stop_end_a_stopped_server(self):
+        server, away = self.stopped_with_one_away()
+        away.kill()
+        for name, end in (("by-signal", lambda again: again.send(signal.SIGTERM)), ("by-rest", lambda again: again.post("/v1/job:stop"))):
+            again = self.again(server, name=name)
+            self.assert_stopped(again)
+            end(again)
+            self.assert_exit(DONE, again)
+
+    def test_a_stop_that_cannot_be_kept_stops_all_the_same_and_says_so(self):
+        server = self.server()
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.operator_file().with_suffix(".json.tmp").mkdir()
+        status, problem = server.post("/v1/job:stop")
+        self.assertEqual(status, 503, problem)
+        self.assertIn("not kept on the disk", problem["detail"])
+        self.assert_exit(DONE, worker, server)
+
+    def test_a_late_worker_of_a_finished_job_is_done(self):
+        server = self.server("--rounds", 5)
+        self.assert_exit(DONE, self.worker(server, "w0"))
+        server.wait_cluster("finished", lambda view: view["state"] == "finished")
+        self.assert_exit(DONE, self.worker(server, "w1"))
+        self.assertEqual(self.summary("w1")["rounds"], 0)
+
+
+class OtherJobs(StopTest):
+    """An old stop does not catch what is begun anew in the same folder."""
+
+    def assert_begins(self, server):
+        server.wait_cluster("waiting", lambda view: view["state"] == "waiting")
+        self.assertEqual(server.events("job.stopped"), [])
+        self.assertNotIn("stop", json.loads(self.operator_file().read_text()))
+        server.kill()
+
+    def stop(self, server):
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server)
+        self.assertIn("stop", json.loads(self.operator_file().read_text()))
+
+    def test_of_a_folder_without_a_model(self):
+        self.stop(self.server("--run-id", "r"))
+        same = self.server("--resume", name="same")
+        self.assert_stopped(same)
+        same.kill()
+        other = self.server("--resume", "--run-id", "other", name="other")
+        other.wait_event("job.stop_forgotten", why="another job")
+        self.assert_begins(other)
+        self.stop(self.server("--resume", name="third"))
+        self.assert_begins(self.server(name="afresh"))  # without resume: a new run
+
+    def test_of_a_folder_whose_checkpoints_were_moved_away(self):
+        server = self.server()
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.stop(server)
+        self.assert_exit(DONE, worker)
+        for checkpoint in self.checkpoints():
+            shutil.rmtree(checkpoint)
+        self.assert_begins(self.server("--resume", name="again"))
+
+    def test_a_job_at_its_goal_is_finished_and_may_get_a_larger_goal(self):
+        server = self.server("--rounds", 5)
+        self.assert_exit(DONE, self.worker(server, "w0"))
+        server.wait_cluster("finished", lambda view: view["state"] == "finished")
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server)
+        again = self.server("--resume", "--rounds", 10, "--exit-when-finished", name="again")
+        self.assert_exit(DONE, self.worker(again, "w1"), again)
+
+
+class SeveralServers(StopTest):
+    def shard(self, leader, name):
+        places = ["--join", leader.data, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        return self._start(Process, "centroid-server", name, places, None)
+
+    def test_a_stop_holds_with_a_journal_that_waits_for_a_shard_server(self):
+        common = ["--servers", 2, "--journal", "on", "--chunk-bytes", 256]
+        server = self.server("--min-workers", 2, *LEASE, *common)
+        shard = self.shard(server, "s1")
+        here, away = (self.worker(server, name) for name in ("w0", "w1"))
+        server.wait_round(10)
+        away.send(signal.SIGSTOP)
+        wait_for(lambda: server.workers("w1")[-1]["state"] == "dead", "w1 dead")
+        server.wait_more_rounds(3)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        server.kill()
+        shard.kill()
+        here.kill()
+        again = self.again(server, *common)  # it needs s1 for what it does not know, but not to say that the job is stopped
+        self.assert_stopped(again)
+        away.send(signal.SIGCONT)
+        self.assert_told(away, "w1")
+        s1 = self.shard(again, "s1")
+        self.assertEqual(again.post("/v1/job:resume")[0], 202)
+        workers = [self.worker(again, f"v{i}") for i in range(2)]
+        again.wait_cluster("training", lambda view: view["state"] == "training" and view["round"] > 15)
+        self.assertEqual(again.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers, again, s1)
+
+
+if __name__ == "__main__":
+    main()
