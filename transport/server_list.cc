@@ -1,6 +1,19 @@
 #include "transport/server_list.h"
 
+#include <algorithm>
+
 namespace centroid::transport {
+
+Result<std::vector<Endpoint>> ServerList::parse(const std::string& list) {
+  std::vector<Endpoint> servers;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    CENTROID_ASSIGN(const auto one, Endpoint::parse(list.substr(at, end - at)));
+    servers.push_back(one);
+    at = end + 1;
+  }
+  return servers;
+}
 
 namespace {
 /// Calls for which a server that did not answer in time is passed over: each would cost as long

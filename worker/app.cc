@@ -22,6 +22,7 @@
 #include "common/device/blas.h"
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
+#include "transport/server_list.h"
 #include "transport/tls/tls.h"
 #include "transport/tls/tls_files.h"
 #include "worker/data/batch_loader.h"
@@ -42,18 +43,6 @@ namespace {
 
 std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
-}
-
-/// HOST:PORT, several separated by commas.
-Result<std::vector<transport::Endpoint>> parse_servers(const std::string& list) {
-  std::vector<transport::Endpoint> servers;
-  for (std::size_t at = 0; at <= list.size();) {
-    const std::size_t end = std::min(list.find(',', at), list.size());
-    CENTROID_ASSIGN(const auto one, transport::Endpoint::parse(list.substr(at, end - at)));
-    servers.push_back(one);
-    at = end + 1;
-  }
-  return servers;
 }
 
 /// TLS towards the server, or among the workers; nullptr where it is off.
@@ -136,7 +125,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
       registry.counter("centroid_worker_peer_connections_total",
                        "Connections opened with other workers, by either side.");
   ClusterOptions options;
-  CENTROID_ASSIGN(options.servers, parse_servers(config.server));
+  CENTROID_ASSIGN(options.servers, transport::ServerList::parse(config.server));
   options.token = config.token;
   options.join_timeout = config.join_timeout;
   options.state_dir = config.state_dir;

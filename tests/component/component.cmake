@@ -15,3 +15,4 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
     DEPS centroid_test_cluster)
 endif()
+centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 120)

@@ -1,10 +1,8 @@
 #include "worker/loop/local_steps.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <utility>
 
 #include "common/base/log.h"
@@ -37,13 +35,9 @@ Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Option
 }
 
 Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const ChunkPlan& plan) {
-  plan_ = plan;
-  CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, terms.fragments));
   const std::size_t bytes = global_.size_bytes();
   try {
-    own_memory_ = group_.host_memory(bytes);
-    delta_memory_ = Buffer(bytes);
-    if (terms.fragments > 1) sent_memory_ = Buffer(bytes);
+    CENTROID_TRY(planes_.open(plan, terms.fragments, global_, group_.host_memory(bytes)));
     resident_ = options_.on_gpu ? group_.resident() : nullptr;
     slots_.resize(optimizer_->slots());
     if (resident_ == nullptr || !options_.state_dir.empty())
@@ -60,18 +54,16 @@ Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const 
                                {"slots", slots_.size()},
                                {"slot_bytes", bytes}});
   }
-  own_ = own_memory_.as<float>();
-  delta_ = delta_memory_.as<float>();
-  sent_ = sent_memory_.as<float>();
   if (!options_.state_dir.empty()) {
-    CENTROID_ASSIGN(
-        keeper_, LocalKeeper::open(options_.state_dir, options_.worker, terms, plan_.manifest()));
+    CENTROID_ASSIGN(keeper_,
+                    LocalKeeper::open(options_.state_dir, options_.worker, terms, plan.manifest()));
   }
-  return std::span<const float>(delta_);
+  return planes_.contribution();
 }
 
 void LocalSteps::use_params(std::span<float> params) {
   global_ = params;
+  planes_.move_params(params);
   if (is_resting_) group_.use_params(global_);
 }
 
@@ -80,13 +72,9 @@ void LocalSteps::rest() {
   group_.use_params(global_);
 }
 
-std::span<float> LocalSteps::part(std::span<float> plane, TensorId tensor) const {
-  return plane.subspan(plan_.position_of(tensor), plan_.manifest()[tensor.value].elements());
-}
-
 LocalKeeper::State LocalSteps::state() {
   LocalKeeper::State state;
-  state.params = begins_anew_ ? global_ : own_;
+  state.params = begins_anew_ ? global_ : planes_.own();
   for (auto& slot : slots_) state.slots.emplace_back(slot);
   state.slot_names = optimizer_->slot_names();
   state.optimizer = optimizer_->config().name;
@@ -113,19 +101,11 @@ LocalKeeper::Source LocalSteps::source() {
 
 /// Own parameters and optimizer as the round begins with them.
 Status LocalSteps::take_up(const Share& share) {
-  if (share.overlap > 0 && sent_.empty()) {
-    try {
-      sent_memory_ = Buffer(global_.size_bytes());
-    } catch (const std::bad_alloc&) {
-      return Error(ErrorCode::kResourceExhausted,
-                   "no memory for overlap: a copy of what is contributed, " +
-                       std::to_string(global_.size_bytes()) + " bytes");
-    }
-    sent_ = sent_memory_.as<float>();
-  }
+  CENTROID_TRY(planes_.begin(share));
+  const std::span<float> own = planes_.own();
   if (keeper_) {
     LocalKeeper::State found = state();
-    found.params = own_;
+    found.params = own;
     const auto what = keeper_->resume(share.round, found);
     if (what != LocalKeeper::Found::kNothing) steps_ = found.steps;
     if (what == LocalKeeper::Found::kExact) untold_ = found.untold;
@@ -136,11 +116,11 @@ Status LocalSteps::take_up(const Share& share) {
     }
   }
   // What came late went into parameters that are here only now.
-  if (std::exchange(was_late_, false)) measure_divergence(last_);
-  if (std::exchange(begins_anew_, false)) std::ranges::copy(global_, own_.begin());
+  if (std::exchange(was_late_, false)) divergence_ = planes_.divergence(last_);
+  if (std::exchange(begins_anew_, false)) planes_.restart();
   is_resting_ = false;
-  group_.use_params(own_);
-  return resident_ != nullptr && share.samples() > 0 ? resident_->load(own_) : Status();
+  group_.use_params(own);
+  return resident_ != nullptr && share.samples() > 0 ? resident_->load(own) : Status();
 }
 
 /// The learning rate of the next step.
@@ -168,7 +148,7 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
       for (float& g : gradient) g *= factor;
   }
   const std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
-  optimizer_->step(number, own_, gradient, slots, own_);
+  optimizer_->step(number, planes_.own(), gradient, slots, planes_.own());
   steps_ = number;
   return made;
 }
@@ -190,62 +170,23 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
     stats.correct += done.correct;
     stats.loss_sum += done.loss_sum;
   }
-  if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(own_));
+  if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(planes_.own()));
   stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   return {};
 }
 
-/// contribution = the cluster's - own, of the fragment whose turn it is.
-void LocalSteps::contribute(const Share& share) {
-  for (const TensorId tensor : fragments_[share.fragment].tensors) {
-    const std::span<const float> global = part(global_, tensor), own = part(own_, tensor);
-    std::ranges::transform(global, own, part(delta_, tensor).begin(), std::minus<>());
-    if (!sent_.empty())  // an empty share gives nothing: all it has learned is kept
-      std::ranges::copy(share.samples() > 0 ? own : global, part(sent_, tensor).begin());
-  }
-}
-
-/// |own - new| / |new| of what was contributed: how far this worker was from the others' mean.
-void LocalSteps::measure_divergence(const Share& share) {
-  divergence_ = -1;
-  if (share.samples() == 0) return;
-  PlaneNorm apart, norm;
-  std::array<float, 1024> block;
-  for (const TensorId tensor : fragments_[share.fragment].tensors) {
-    const std::span<const float> after = part(global_, tensor),
-                                 before = part(sent_.empty() ? own_ : sent_, tensor);
-    const std::uint64_t position = plan_.position_of(tensor);
-    norm.add(position, after);
-    for (std::size_t i = 0; i < after.size(); i += block.size()) {
-      const std::size_t n = std::min(block.size(), after.size() - i);
-      std::ranges::transform(before.subspan(i, n), after.subspan(i, n), block.begin(),
-                             std::minus<>());
-      apart.add(position + i, std::span(block).first(n));
-    }
-  }
-  if (norm.value() <= 1e-10) return;
-  constexpr double kFar = 1e300;  // stands for what is not finite
-  const double ratio = apart.value() / norm.value();
-  divergence_ = std::isfinite(ratio) ? ratio : kFar;
-}
-
-/// own = the cluster's + (own - sent).
+/// What the round made of the contribution.
 Status LocalSteps::merge(const Share& share, const RoundReport& report) {
   const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
-  divergence_ = -1;
-  if (is_committed) measure_divergence(share);
-  was_late_ = report.outcome == RoundReport::Outcome::kLate && sent_.empty();
+  divergence_ = is_committed ? planes_.divergence(share) : -1;
+  was_late_ = report.outcome == RoundReport::Outcome::kLate && !planes_.keeps_sent();
   last_ = share;
-  if (!is_committed || sent_.empty()) {
+  if (!is_committed || !planes_.keeps_sent()) {
     begins_anew_ = true;
     if (!is_committed) untold_ = {};
     return report.outcome == RoundReport::Outcome::kSkipped ? forget_nonfinite() : Status();
   }
-  for (const TensorId tensor : fragments_[share.fragment].tensors) {
-    const std::span<const float> global = part(global_, tensor), sent = part(sent_, tensor);
-    const std::span<float> own = part(own_, tensor);
-    for (std::size_t i = 0; i < own.size(); ++i) own[i] = global[i] + (own[i] - sent[i]);
-  }
+  planes_.merge(share);
   return {};
 }
 
@@ -277,8 +218,8 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   exchange.begin(share);
   StepStats first, rest;
   CENTROID_TRY(train(data, samples, {0, before}, steps, first));
-  contribute(share);
-  const auto& tensors = fragments_[share.fragment].tensors;
+  planes_.contribute(share);
+  const auto tensors = planes_.tensors(share);
   if (steps > 0)
     for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor)
       exchange.ready(*tensor);

@@ -7,11 +7,10 @@
 
 #include "common/optim/optimizer.h"
 #include "common/optim/schedule.h"
-#include "common/tensor/buffer.h"
-#include "common/tensor/fragments.h"
 #include "worker/data/data_source.h"
 #include "worker/exchange/exchange.h"
 #include "worker/loop/local_keeper.h"
+#include "worker/loop/local_planes.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -75,26 +74,20 @@ class LocalSteps {
   Status take_up(const Share& share);
   Status train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                std::uint64_t of, StepStats& stats);
-  void contribute(const Share& share);
   Status merge(const Share& share, const RoundReport& report);
-  void measure_divergence(const Share& share);
   void set_rate();
   Status forget_nonfinite();
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> batch);
   Status fetch_slots();
   LocalKeeper::State state();
   LocalKeeper::Source source();
-  std::span<float> part(std::span<float> plane, TensorId tensor) const;
 
   ReplicaGroup& group_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;  // of the cluster's steps; else the optimizer has it
-  ChunkPlan plan_;
-  FragmentPlan fragments_;
-  std::span<float> global_;  // the cluster's parameters
-  Buffer own_memory_, delta_memory_, sent_memory_;
-  std::span<float> own_, delta_, sent_;    // sent_: own_ when it was contributed; empty: not needed
+  std::span<float> global_;        // the cluster's parameters
+  LocalPlanes planes_;
   ResidentTraining* resident_ = nullptr;   // own parameters and slots are on GPUs
   std::vector<std::vector<float>> slots_;  // of resident_: their copies, when they are wanted
   std::uint64_t steps_ = 0;
@@ -104,7 +97,7 @@ class LocalSteps {
   Share last_;                                     // the round before,
   bool was_late_ = false;                          // which closed without this worker
   StepStats untold_;                               // of steps since the last contribution
-  bool begins_anew_ = true;                        // own_ is to be the cluster's
+  bool begins_anew_ = true;                        // own parameters are to be the cluster's
   bool is_resting_ = true;                         // the replicas read global_
   std::unique_ptr<LocalKeeper> keeper_;
 };

@@ -7,56 +7,12 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "worker/loop/epoch_order.h"
 #include "worker/loop/local_steps.h"
 
 namespace centroid::worker {
 
 namespace {
-
-/// The epoch's order, kept while the epoch lasts.
-class EpochOrder {
- public:
-  std::span<const std::uint64_t> part(const Dataset& data, const Share& share) {
-    if (last_ && last_->epoch == share.epoch && share.begin > last_->begin)
-      stride_ = share.begin - last_->begin;
-    last_ = share;
-    if (share.end <= data.samples) {
-      load(data, share.seed, share.epoch);
-      return std::span(order_).subspan(share.begin, share.samples());
-    }
-    // It runs into the next epoch.
-    joined_.clear();
-    for (std::uint64_t at = share.begin; at < share.end;) {
-      const std::uint64_t past = at / data.samples, first = at % data.samples;
-      load(data, share.seed, share.epoch + past);
-      const std::uint64_t count = std::min(share.end - at, data.samples - first);
-      const auto from = order_.begin() + static_cast<std::ptrdiff_t>(first);
-      joined_.insert(joined_.end(), from, from + static_cast<std::ptrdiff_t>(count));
-      at += count;
-    }
-    return joined_;
-  }
-
-  /// The part that comes next, if all goes on as it did: as far on as this one is from the one
-  /// before. A guess: only where samples are loaded ahead hangs on it.
-  std::vector<std::span<const std::uint64_t>> next(const Share& share) const {
-    const std::uint64_t begin = share.begin + stride_;
-    if (stride_ == 0 || begin >= order_.size()) return {};
-    return {std::span(order_).subspan(begin, std::min(share.samples(), order_.size() - begin))};
-  }
-
- private:
-  void load(const Dataset& data, std::uint64_t seed, std::uint64_t epoch) {
-    if (key_ && key_->first == seed && key_->second == epoch) return;
-    order_ = permutation(data.samples, seed, epoch);
-    key_.emplace(seed, epoch);
-  }
-
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> key_;
-  std::vector<std::uint64_t> order_, joined_;
-  std::optional<Share> last_;
-  std::uint64_t stride_ = 0;
-};
 
 Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Version version,
                 TrainingSummary& summary) {
@@ -126,7 +82,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     }
     StepStats stats;
     group.use_noise(mix64(share.seed, share.epoch));
-    const auto samples = order.part(data.train, share);
+    const auto samples = order.part(data.train.samples, share);
     auto report = share.is_local ? local->round(share, data.train, samples, exchange, stats)
                                  : gradient_round(group, data.train, share, samples,
                                                   order.next(share), exchange, stats);

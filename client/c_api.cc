@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "client/centroid.h"
+#include "client/rows_client.h"
+#include "client/trainer.h"
+#include "common/base/log.h"
+#include "common/base/version.h"
+
+/// The C interface: arguments looked at, errors as codes, nothing thrown across.
+
+using centroid::Error;
+using centroid::ErrorCode;
+using centroid::Result;
+using centroid::Status;
+using centroid::TensorId;
+
+struct centroid_trainer {
+  std::unique_ptr<centroid::client::Trainer> it;
+};
+struct centroid_rows {
+  std::unique_ptr<centroid::client::RowsClient> it;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+int failed(const Error& error) {
+  last_error = error.message();
+  return static_cast<int>(error.code());
+}
+
+Error bad(const std::string& message) { return Error(ErrorCode::kInvalidArgument, message); }
+
+/// Runs `what`, a Status().
+template <class F>
+int guarded(const F& what) noexcept {
+  try {
+    last_error.clear();
+    const Status status = what();
+    return status.ok() ? CENTROID_OK : failed(status.error());
+  } catch (const std::bad_alloc&) {
+    return failed(Error(ErrorCode::kResourceExhausted, "no memory"));
+  } catch (const std::exception& e) {
+    return failed(Error(ErrorCode::kInternal, e.what()));
+  }
+}
+
+/// A struct of a caller, who may know fewer fields than we do; the others are 0.
+template <class S>
+S taken(const S* given) {
+  S out{};
+  if (given != nullptr) std::memcpy(&out, given, std::min<std::size_t>(given->size, sizeof out));
+  return out;
+}
+
+template <class S>
+void give(S* to, S from) {
+  from.size = to->size;
+  std::memcpy(to, &from, std::min<std::size_t>(to->size, sizeof from));
+}
+
+std::string text(const char* given, const char* otherwise = "") {
+  return given != nullptr ? given : otherwise;
+}
+
+/// Logs would mix with the program's own: only what is wrong, until it asks for more.
+void quiet_logs() {
+  static const bool is_set = [] {
+    (void)centroid::log::configure(centroid::log::Level::kWarn, centroid::log::Format::kText);
+    return true;
+  }();
+  (void)is_set;
+}
+
+std::optional<centroid::transport::TlsOptions> tls_of(const centroid_server& server) {
+  if (server.tls_authority == nullptr) return std::nullopt;
+  centroid::transport::TlsOptions tls;
+  tls.authority = text(server.tls_authority);
+  tls.certificate = text(server.tls_certificate);
+  tls.key = text(server.tls_key);
+  tls.server_name = text(server.tls_server_name);
+  return tls;
+}
+
+centroid::worker::StepStats stats_of(const centroid_step* step) {
+  const centroid_step given = taken(step);
+  centroid::worker::StepStats stats;
+  stats.samples = given.samples;
+  stats.correct = given.correct;
+  stats.loss_sum = given.loss_sum;
+  stats.compute_seconds = given.compute_seconds;
+  return stats;
+}
+
+Result<TensorId> tensor_of(const centroid_trainer& trainer, std::uint64_t tensor) {
+  const std::size_t count = trainer.it->manifest().size();
+  if (tensor >= count)
+    return bad("tensor " + std::to_string(tensor) + " of " + std::to_string(count));
+  return TensorId(static_cast<std::uint32_t>(tensor));
+}
+
+template <class F>
+auto memory_of(centroid_trainer* trainer, std::uint64_t tensor, const F& plane) noexcept
+    -> decltype(plane(TensorId(0)).data()) {
+  last_error.clear();
+  const auto id = tensor_of(*trainer, tensor);
+  if (id.ok()) return plane(*id).data();
+  failed(id.error());
+  return nullptr;
+}
+
+Status open_trainer(const centroid_server& server, const centroid_training& training,
+                    const centroid_tensor* tensors, std::uint64_t count,
+                    centroid_trainer** trainer) {
+  centroid::client::TrainerOptions options;
+  if (server.servers != nullptr) options.servers = server.servers;
+  options.token = text(server.token);
+  options.name = text(server.name);
+  options.tls = tls_of(server);
+  if (server.timeout_ms > 0) options.join_timeout = std::chrono::milliseconds(server.timeout_ms);
+  options.model = text(training.model, "external");
+  options.codec = text(training.codec, "f32");
+  options.state_dir = text(training.state_dir);
+  options.samples = training.samples;
+  options.batch = training.batch;
+  options.data_fingerprint = training.data_fingerprint;
+  centroid::Manifest manifest;
+  std::vector<float> initial;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const centroid_tensor& one = tensors[i];
+    centroid::TensorInfo info;
+    info.name = text(one.name);
+    if (one.rank > centroid::kMaxTensorRank)
+      return bad("tensor " + info.name + " has rank " + std::to_string(one.rank) + ", at most 8");
+    info.shape.assign(one.shape, one.shape + one.rank);
+    if (!centroid::checked_bytes(info)) return bad("tensor " + info.name + " is too large");
+    if (one.initial == nullptr && info.elements() > 0)
+      return bad("tensor " + info.name + " has no initial values");
+    initial.insert(initial.end(), one.initial, one.initial + info.elements());
+    manifest.push_back(std::move(info));
+  }
+  CENTROID_ASSIGN(
+      auto made, centroid::client::Trainer::open(std::move(options), std::move(manifest), initial));
+  *trainer = new centroid_trainer{std::move(made)};
+  return {};
+}
+
+Status next_share(centroid_trainer& trainer, centroid_share* share) {
+  CENTROID_ASSIGN(const auto what, trainer.it->next());
+  centroid_share out{};
+  if (const auto* end = std::get_if<centroid::worker::Finished>(&what)) {
+    out.end = static_cast<std::uint32_t>(end->reason) + CENTROID_FINISHED;
+    out.evaluate = end->evaluate ? 1 : 0;
+    out.version = end->version.value;
+    last_error = end->text;  // why
+    give(share, out);
+    return {};
+  }
+  const auto& open = std::get<centroid::worker::Share>(what);
+  out.evaluate = open.evaluate ? 1 : 0;
+  out.round = open.round.value;
+  out.version = open.version.value;
+  out.epoch = open.epoch;
+  out.rank = open.rank.value;
+  out.world = open.world;
+  out.begin = open.begin;
+  out.count = open.samples();
+  out.is_local = open.is_local ? 1 : 0;
+  out.overlap = open.overlap;
+  give(share, out);
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t centroid_abi(void) { return CENTROID_ABI; }
+const char* centroid_version(void) { return centroid::kVersion; }
+const char* centroid_error(void) { return last_error.c_str(); }
+
+int centroid_log_level(const char* level) {
+  return guarded([&]() -> Status {
+    quiet_logs();
+    CENTROID_ASSIGN(const auto parsed, centroid::log::parse_level(text(level, "warn")));
+    return centroid::log::configure(parsed, centroid::log::Format::kText);
+  });
+}
+
+int centroid_trainer_open(const centroid_server* server, const centroid_training* training,
+                          const centroid_tensor* tensors, uint64_t count,
+                          centroid_trainer** trainer) {
+  return guarded([&]() -> Status {
+    quiet_logs();
+    *trainer = nullptr;
+    return open_trainer(taken(server), taken(training), tensors, count, trainer);
+  });
+}
+
+int centroid_trainer_next(centroid_trainer* trainer, centroid_share* share) {
+  return guarded([&] { return next_share(*trainer, share); });
+}
+
+int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers) {
+  return guarded([&]() -> Status {
+    std::ranges::copy(trainer->it->indices(), numbers);
+    return {};
+  });
+}
+
+float* centroid_trainer_parameters(centroid_trainer* trainer, uint64_t tensor) {
+  return memory_of(trainer, tensor, [&](TensorId id) { return trainer->it->parameters(id); });
+}
+
+const float* centroid_trainer_committed(centroid_trainer* trainer, uint64_t tensor) {
+  return memory_of(trainer, tensor, [&](TensorId id) { return trainer->it->committed(id); });
+}
+
+float* centroid_trainer_gradient(centroid_trainer* trainer, uint64_t tensor) {
+  return memory_of(trainer, tensor, [&](TensorId id) { return trainer->it->gradient(id); });
+}
+
+int centroid_trainer_ready(centroid_trainer* trainer, uint64_t tensor) {
+  return guarded([&]() -> Status {
+    CENTROID_ASSIGN(const TensorId id, tensor_of(*trainer, tensor));
+    return trainer->it->ready(id);
+  });
+}
+
+int centroid_trainer_contribute(centroid_trainer* trainer, const centroid_step* step) {
+  return guarded([&] { return trainer->it->contribute(stats_of(step)); });
+}
+
+int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step,
+                            centroid_round* round) {
+  return guarded([&]() -> Status {
+    CENTROID_ASSIGN(const auto report, trainer->it->finish(stats_of(step)));
+    centroid_round out{};
+    out.outcome = static_cast<std::uint32_t>(report.outcome);
+    out.version = report.version.value;
+    out.wait_seconds = report.wait_seconds;
+    last_error = report.reason;  // why it was not committed
+    give(round, out);
+    return {};
+  });
+}
+
+int centroid_trainer_report(centroid_trainer* trainer, uint64_t version, uint64_t samples,
+                            uint64_t correct, double loss_sum) {
+  return guarded([&]() -> Status {
+    trainer->it->report({.version = centroid::Version(version),
+                         .samples = samples,
+                         .correct = correct,
+                         .loss_sum = loss_sum});
+    return {};
+  });
+}
+
+void centroid_trainer_stop(centroid_trainer* trainer, const char* why) {
+  (void)guarded([&]() -> Status {
+    trainer->it->request_stop(text(why, "the program stops"));
+    return {};
+  });
+}
+
+void centroid_trainer_close(centroid_trainer* trainer, const char* why) {
+  if (trainer == nullptr) return;
+  (void)guarded([&]() -> Status {
+    trainer->it->leave(text(why, "the program is done"));
+    return {};
+  });
+  delete trainer;
+}
+
+int centroid_rows_open(const centroid_server* server, const char* table, centroid_rows** rows) {
+  return guarded([&]() -> Status {
+    quiet_logs();
+    *rows = nullptr;
+    const centroid_server where = taken(server);
+    centroid::client::RowsClientOptions options;
+    CENTROID_ASSIGN(options.server,
+                    centroid::transport::Endpoint::parse(text(where.servers, "127.0.0.1:7070")));
+    options.token = text(where.token);
+    options.name = text(where.name, "rows-client");
+    options.tls = tls_of(where);
+    if (where.timeout_ms > 0) options.timeout = std::chrono::milliseconds(where.timeout_ms);
+    CENTROID_ASSIGN(auto made, centroid::client::RowsClient::open(std::move(options), text(table)));
+    *rows = new centroid_rows{std::move(made)};
+    return {};
+  });
+}
+
+uint32_t centroid_rows_dim(const centroid_rows* rows) { return rows->it->dim(); }
+
+int centroid_rows_pull(centroid_rows* rows, const uint64_t* keys, uint64_t count, float* values) {
+  return guarded([&] { return rows->it->pull({keys, count}, {values, count * rows->it->dim()}); });
+}
+
+int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count,
+                       const float* gradients) {
+  return guarded(
+      [&] { return rows->it->push({keys, count}, {gradients, count * rows->it->dim()}); });
+}
+
+uint64_t centroid_rows_pushed(const centroid_rows* rows) { return rows->it->pushed(); }
+uint64_t centroid_rows_lost(const centroid_rows* rows) { return rows->it->lost(); }
+void centroid_rows_close(centroid_rows* rows) { delete rows; }
+
+}  // extern "C"

@@ -1,0 +1,163 @@
+/* C interface of Centroid, for programs in any language: libcentroid.so.
+ *
+ * Functions return 0, or the code of an error, whose text centroid_error() has until the next call
+ * of the same thread. Handles belong to one thread at a time, except where it says otherwise.
+ * Strings are UTF-8 and are copied; NULL is the default. Structs begin with their size, so that
+ * they can grow: set it to sizeof. docs/clients.md explains the use. */
+#ifndef CENTROID_H
+#define CENTROID_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define CENTROID_API __attribute__((visibility("default")))
+#else
+#define CENTROID_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CENTROID_ABI 1
+
+enum centroid_status {
+  CENTROID_OK = 0,
+  CENTROID_UNAVAILABLE = 1,         /* not reached, or gone */
+  CENTROID_DEADLINE_EXCEEDED = 2,   /* too slow */
+  CENTROID_ABORTED = 3,             /* rows: pushes are lost with the server */
+  CENTROID_FAILED_PRECONDITION = 4, /* refused, halted, or called at the wrong moment */
+  CENTROID_RESOURCE_EXHAUSTED = 5,
+  CENTROID_CANCELLED = 6,
+  CENTROID_DATA_LOSS = 7,
+  CENTROID_INVALID_ARGUMENT = 8,
+  CENTROID_NOT_FOUND = 9,
+  CENTROID_ALREADY_EXISTS = 10,
+  CENTROID_UNIMPLEMENTED = 11,
+  CENTROID_INTERNAL = 12
+};
+
+typedef struct centroid_trainer centroid_trainer;
+typedef struct centroid_rows centroid_rows;
+
+/* Of the library that is loaded; refuse another than CENTROID_ABI. */
+CENTROID_API uint32_t centroid_abi(void);
+CENTROID_API const char* centroid_version(void);
+/* What went wrong in this thread's last call; "" when it went well. */
+CENTROID_API const char* centroid_error(void);
+/* To stderr: trace, debug, info, warn (the default), error or off. */
+CENTROID_API int centroid_log_level(const char* level);
+
+/* Where the cluster is, and who asks. */
+typedef struct centroid_server {
+  uint64_t size;
+  const char* servers; /* HOST:PORT, several separated by commas */
+  const char* token;
+  const char* name;          /* unique in the cluster; NULL: host name and process id */
+  const char* tls_authority; /* PEM file, or "system"; NULL: no TLS */
+  const char* tls_certificate;
+  const char* tls_key;
+  const char* tls_server_name;
+  uint64_t timeout_ms; /* outside the cluster, or of one call of rows; 0: 60 s, 30 s */
+} centroid_server;
+
+/* ---- training: dense tensors by name --------------------------------------------------------- */
+
+typedef struct centroid_training {
+  uint64_t size;
+  const char* model;         /* what all workers of the job call alike; NULL: "external" */
+  const char* codec;         /* of contributions; NULL: "f32" */
+  const char* state_dir;     /* keeps what error feedback has left to send; NULL: nowhere */
+  uint64_t samples;          /* of the whole training data, the same for all workers */
+  uint64_t batch;            /* samples of a step */
+  uint64_t data_fingerprint; /* of the training data, the same for all; 0: not said */
+} centroid_training;
+
+typedef struct centroid_tensor {
+  const char* name;
+  const uint64_t* shape;
+  uint32_t rank;        /* at most 8; 0: a scalar */
+  const float* initial; /* product of the shape; the cluster begins at the first worker's */
+} centroid_tensor;
+
+enum centroid_end {
+  CENTROID_GOES_ON,
+  CENTROID_FINISHED,
+  CENTROID_STOPPED,
+  CENTROID_DRAINED,
+  CENTROID_HALTED
+};
+
+typedef struct centroid_share {
+  uint64_t size;
+  uint32_t end;      /* centroid_end; else there is a round */
+  uint32_t evaluate; /* look at held-out data with the committed parameters and report, first */
+  uint64_t round, version, epoch;
+  uint32_t rank, world;
+  uint64_t begin, count; /* positions in the epoch's order: centroid_trainer_indices has samples */
+  uint32_t is_local;     /* train the parameters in place; else give gradients */
+  uint32_t overlap;      /* local steps to be made between contribute and finish */
+} centroid_share;
+
+typedef struct centroid_step {
+  uint64_t size;
+  uint64_t samples, correct; /* trained, and of them right */
+  double loss_sum;           /* over samples, nats */
+  double compute_seconds;    /* what a step costs here: unequal workers get shares by it */
+} centroid_step;
+
+enum centroid_outcome { CENTROID_COMMITTED, CENTROID_SKIPPED, CENTROID_LOST, CENTROID_LATE };
+
+typedef struct centroid_round {
+  uint64_t size;
+  uint32_t
+      outcome; /* centroid_outcome; lost: the cluster went on without us, late: it closed before */
+  uint64_t version;
+  double wait_seconds;
+} centroid_round;
+
+CENTROID_API int centroid_trainer_open(const centroid_server* server,
+                                       const centroid_training* training,
+                                       const centroid_tensor* tensors, uint64_t count,
+                                       centroid_trainer** trainer);
+/* Waits for the next round or the end. */
+CENTROID_API int centroid_trainer_next(centroid_trainer* trainer, centroid_share* share);
+/* Writes share.count numbers of samples. */
+CENTROID_API int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers);
+/* Memory of one tensor, from the first share on; NULL: there is no such tensor, or (gradient) the
+ * server wants local steps. Valid until close. */
+CENTROID_API float* centroid_trainer_parameters(centroid_trainer* trainer, uint64_t tensor);
+CENTROID_API const float* centroid_trainer_committed(centroid_trainer* trainer, uint64_t tensor);
+CENTROID_API float* centroid_trainer_gradient(centroid_trainer* trainer, uint64_t tensor);
+/* The gradient of this tensor is final and may leave. */
+CENTROID_API int centroid_trainer_ready(centroid_trainer* trainer, uint64_t tensor);
+CENTROID_API int centroid_trainer_contribute(centroid_trainer* trainer, const centroid_step* step);
+/* Contributes where contribute was not called, and waits for the round's end. */
+CENTROID_API int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step,
+                                         centroid_round* round);
+CENTROID_API int centroid_trainer_report(centroid_trainer* trainer, uint64_t version,
+                                         uint64_t samples, uint64_t correct, double loss_sum);
+/* From any thread: next returns CENTROID_STOPPED soon. */
+CENTROID_API void centroid_trainer_stop(centroid_trainer* trainer, const char* why);
+/* Says goodbye (at most a few seconds) and frees. */
+CENTROID_API void centroid_trainer_close(centroid_trainer* trainer, const char* why);
+
+/* ---- sparse rows by 64-bit keys (docs/rows.md) ----------------------------------------------- */
+
+CENTROID_API int centroid_rows_open(const centroid_server* server, const char* table,
+                                    centroid_rows** rows);
+CENTROID_API uint32_t centroid_rows_dim(const centroid_rows* rows);
+/* values, gradients: count * dim floats, a row after another. */
+CENTROID_API int centroid_rows_pull(centroid_rows* rows, const uint64_t* keys, uint64_t count,
+                                    float* values);
+CENTROID_API int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count,
+                                    const float* gradients);
+/* Pushes that were answered; those of them that were lost with a server that had no journal. */
+CENTROID_API uint64_t centroid_rows_pushed(const centroid_rows* rows);
+CENTROID_API uint64_t centroid_rows_lost(const centroid_rows* rows);
+CENTROID_API void centroid_rows_close(centroid_rows* rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,499 @@
+"""Training programs and Centroid: tensors by name, and sparse rows by key (docs/clients.md).
+
+Needs libcentroid.so and nothing else; arrays may be NumPy's, PyTorch's on any device, or whatever has a writable buffer of float32.
+
+    trainer = centroid.Trainer("server:7070", {"w": w, "b": b}, samples=60000, batch=32)
+    with trainer:
+        for share in trainer:                       # w and b are the cluster's now
+            gradients, loss = compute(share.indices())
+            trainer.finish(gradients, samples=len(share), loss_sum=loss)
+"""
+
+import concurrent.futures
+import ctypes
+import dataclasses
+import enum
+import os
+import pathlib
+import time
+
+__all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Trainer", "load", "log_level", "version"]
+
+_ABI = 1
+_library = None
+_u32, _u64, _double, _text, _memory = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p, ctypes.c_void_p
+
+
+class _Struct(ctypes.Structure):
+    """A struct of centroid.h: its first field is its size."""
+
+    def __init__(self, **fields):
+        super().__init__(size=ctypes.sizeof(type(self)), **fields)
+
+
+class _Server(_Struct):
+    _fields_ = [("size", _u64), ("servers", _text), ("token", _text), ("name", _text), ("tls_authority", _text)]
+    _fields_ += [("tls_certificate", _text), ("tls_key", _text), ("tls_server_name", _text), ("timeout_ms", _u64)]
+
+
+class _Training(_Struct):
+    _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("name", _text), ("shape", ctypes.POINTER(_u64)), ("rank", _u32), ("initial", _memory)]
+
+
+class _Share(_Struct):
+    _fields_ = [("size", _u64), ("end", _u32), ("evaluate", _u32), ("round", _u64), ("version", _u64), ("epoch", _u64)]
+    _fields_ += [("rank", _u32), ("world", _u32), ("begin", _u64), ("count", _u64), ("is_local", _u32), ("overlap", _u32)]
+
+
+class _Step(_Struct):
+    _fields_ = [("size", _u64), ("samples", _u64), ("correct", _u64), ("loss_sum", _double), ("compute_seconds", _double)]
+
+
+class _Round(_Struct):
+    _fields_ = [("size", _u64), ("outcome", _u32), ("version", _u64), ("wait_seconds", _double)]
+
+
+_PROTOTYPES = {
+    "abi": (_u32, []),
+    "version": (_text, []),
+    "error": (_text, []),
+    "log_level": (ctypes.c_int, [_text]),
+    "trainer_open": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory]),
+    "trainer_next": (ctypes.c_int, [_memory, _memory]),
+    "trainer_indices": (ctypes.c_int, [_memory, _memory]),
+    "trainer_parameters": (_memory, [_memory, _u64]),
+    "trainer_committed": (_memory, [_memory, _u64]),
+    "trainer_gradient": (_memory, [_memory, _u64]),
+    "trainer_ready": (ctypes.c_int, [_memory, _u64]),
+    "trainer_contribute": (ctypes.c_int, [_memory, _memory]),
+    "trainer_finish": (ctypes.c_int, [_memory, _memory, _memory]),
+    "trainer_report": (ctypes.c_int, [_memory, _u64, _u64, _u64, _double]),
+    "trainer_stop": (None, [_memory, _text]),
+    "trainer_close": (None, [_memory, _text]),
+    "rows_open": (ctypes.c_int, [_memory, _text, _memory]),
+    "rows_dim": (_u32, [_memory]),
+    "rows_pull": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
+    "rows_push": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
+    "rows_pushed": (_u64, [_memory]),
+    "rows_lost": (_u64, [_memory]),
+    "rows_close": (None, [_memory]),
+}
+
+_CODES = "ok unavailable deadline_exceeded aborted failed_precondition resource_exhausted cancelled data_loss invalid_argument".split()
+_CODES += "not_found already_exists unimplemented internal".split()
+
+
+class CentroidError(Exception):
+    """What went wrong; `code` says of what kind it is ("unavailable", "invalid_argument", ...)."""
+
+    def __init__(self, code, message):
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+class End(enum.IntEnum):
+    FINISHED, STOPPED, DRAINED, HALTED = 1, 2, 3, 4
+
+
+class Outcome(enum.IntEnum):
+    COMMITTED, SKIPPED, LOST, LATE = 0, 1, 2, 3
+
+
+def load(path=None):
+    """Use this libcentroid.so. Without a path: what LIBCENTROID names, else beside this package, the newest in a build folder of the
+    sources, or where the system looks."""
+    global _library
+    here = pathlib.Path(__file__).resolve().parent
+    built = [found for pattern in ("build/lib", "build/*/lib") for found in here.parents[2].glob(f"{pattern}/libcentroid.so")]
+    near = [here / "libcentroid.so", *sorted(built, key=lambda one: -one.stat().st_mtime)]
+    name = path or os.environ.get("LIBCENTROID") or next((one for one in near if one.exists()), "libcentroid.so.1")
+    try:
+        found = ctypes.CDLL(os.fspath(name))
+    except OSError as error:
+        raise CentroidError("not_found", f"no libcentroid.so ({error}): build it (`./centroid build`), then centroid.load(PATH) or LIBCENTROID=PATH") from None
+    for function, (result, arguments) in _PROTOTYPES.items():
+        prototype = getattr(found, f"centroid_{function}")
+        prototype.restype, prototype.argtypes = result, arguments
+    if found.centroid_abi() != _ABI:
+        raise CentroidError("failed_precondition", f"{found._name} has ABI {found.centroid_abi()}, this package needs {_ABI}")
+    _library = found
+    return found
+
+
+def _call(function, *arguments):
+    """A function that returns a code; its text is that of the thread that calls."""
+    code = getattr(_library, f"centroid_{function}")(*arguments)
+    text = _library.centroid_error().decode(errors="replace")
+    if code != 0:
+        raise CentroidError(_CODES[code] if code < len(_CODES) else str(code), text)
+    return text
+
+
+def _bytes(text):
+    return None if text is None else os.fsencode(text)
+
+
+def version():
+    """Of the library."""
+    return (_library or load()).centroid_version().decode()
+
+
+def log_level(level):
+    """What the library logs to stderr: trace, debug, info, warn (at first), error or off."""
+    _library or load()
+    _call("log_level", level.encode())
+
+
+class _Worker:
+    """Runs calls that wait on a thread of their own, so that Ctrl-C is heard meanwhile."""
+
+    def __init__(self):
+        self.pool = concurrent.futures.ThreadPoolExecutor(1, "centroid")
+
+    def call(self, stop, function, *arguments):
+        waiting = self.pool.submit(_call, function, *arguments)
+        try:
+            return waiting.result()
+        except KeyboardInterrupt:
+            stop()
+            concurrent.futures.wait([waiting], 30)
+            raise
+
+
+def _is_torch(array):
+    return hasattr(array, "data_ptr") and hasattr(array, "detach")
+
+
+def _shape(array):
+    return tuple(int(n) for n in (array.shape if hasattr(array, "shape") else memoryview(array).shape))
+
+
+def _read(array, name, shape=None):
+    """(address, what keeps it alive) of the array as float32, one row after another."""
+    if shape is not None and _shape(array) != shape:
+        raise CentroidError("invalid_argument", f"{name} has shape {list(_shape(array))}, not {list(shape)}")
+    if _is_torch(array):
+        import torch
+
+        plain = array.detach().to("cpu", torch.float32).contiguous()
+        return plain.data_ptr(), plain
+    if hasattr(array, "astype"):  # NumPy's
+        array = array.astype("float32", order="C", copy=False)
+    view = memoryview(array)
+    if view.format != "f" or not view.c_contiguous:
+        raise CentroidError("invalid_argument", f"{name} is no array of float32 without gaps (format {view.format})")
+    if view.readonly:
+        copy = ctypes.create_string_buffer(view.tobytes(), max(view.nbytes, 1))
+        return ctypes.addressof(copy), copy
+    if view.nbytes == 0:
+        return 0, view
+    keep = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B") if view.ndim else array)
+    return ctypes.addressof(keep), keep
+
+
+def _write(array, name, address, count):
+    """The numbers at `address` go into the array."""
+    if count == 0:
+        return
+    if _is_torch(array):
+        import torch
+
+        plain = torch.empty(array.shape, dtype=torch.float32)
+        ctypes.memmove(plain.data_ptr(), address, 4 * count)
+        with torch.no_grad():
+            array.copy_(plain)
+        return
+    view = memoryview(array)
+    if view.readonly or view.format != "f" or not view.c_contiguous:
+        raise CentroidError("invalid_argument", f"{name} is not writable float32 without gaps: it is to hold the parameters")
+    ctypes.memmove((ctypes.c_char * view.nbytes).from_buffer(view.cast("B") if view.ndim else array), address, 4 * count)
+
+
+def _size(shape):
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return count
+
+
+def _server(server, token, name, timeout, tls):
+    tls = tls or {}
+    unknown = set(tls) - {"authority", "certificate", "key", "server_name"}
+    if unknown:
+        raise CentroidError("invalid_argument", f"tls has authority, certificate, key and server_name, not {', '.join(sorted(unknown))}")
+    return _Server(
+        servers=_bytes(server),
+        token=_bytes(token),
+        name=_bytes(name),
+        timeout_ms=int(1000 * timeout) if timeout else 0,
+        **{f"tls_{key}": _bytes(value) for key, value in tls.items()},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """This worker's part of one round; its length is the number of samples."""
+
+    round: int
+    version: int  # of the parameters
+    epoch: int
+    rank: int
+    world: int
+    begin: int  # position in the epoch's order
+    count: int
+    is_local: bool  # train the parameters in place; else give gradients
+    overlap: int  # local steps to make between contribute and finish
+    evaluate: bool  # somebody is to look at held-out data: Trainer.report
+    _indices: list = dataclasses.field(repr=False, default_factory=list)
+
+    def __len__(self):
+        return self.count
+
+    def indices(self):
+        """Numbers of the samples, below `samples`; no two workers have the same in an epoch."""
+        return self._indices
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    outcome: Outcome  # committed; skipped (not finite); lost (the cluster went on without us); late
+    version: int
+    wait_seconds: float
+    reason: str
+
+
+class Trainer:
+    """A program as a worker of a cluster. One thread, but `stop`.
+
+    server   HOST:PORT, several separated by commas
+    tensors  names and float32 arrays, changed in place: they hold the cluster's parameters in each round. The cluster begins at the first
+             worker's, unless it goes on from a checkpoint
+    samples  of the whole training data, the same for all workers
+    batch    samples of one step here
+    model    what all workers of the job call alike
+    tls      None, or a dict of authority, and certificate, key, server_name where needed (paths)
+    """
+
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, timeout=None, tls=None):
+        self._handle = None
+        _library or load()
+        self.tensors = dict(tensors)
+        self._names = list(self.tensors)
+        self._shapes = [_shape(array) for array in self.tensors.values()]
+        keep, structs = [], (_Tensor * max(len(self._names), 1))()
+        for struct, name_, shape in zip(structs, self._names, self._shapes):
+            address, memory = _read(self.tensors[name_], name_)
+            dimensions = (_u64 * max(len(shape), 1))(*shape)
+            keep.append((memory, dimensions))
+            struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
+        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=samples, batch=batch, data_fingerprint=data_fingerprint)
+        where = _server(server, token, name, timeout, tls)
+        handle = _memory()
+        _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
+        self._handle, self._worker, self._share, self._is_contributed, self._began = handle, _Worker(), None, False, 0.0
+        self.end = self.end_reason = None  # after the last share: an End, and why
+        self.final_evaluation = False  # report what held-out data says, before close
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close(None if kind is None else f"{kind.__name__}: {error}")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        """The next round's share; ends with the job. fails failed_precondition where the job was halted"""
+        if self.end is not None:
+            raise StopIteration
+        out = _Share()
+        text = self._wait("trainer_next", self._open(), ctypes.byref(out))
+        self._take()
+        if out.end:
+            self.end, self.end_reason, self.final_evaluation = End(out.end), text, bool(out.evaluate)
+            self._version = out.version
+            if self.end == End.HALTED:
+                raise CentroidError("failed_precondition", text)
+            raise StopIteration
+        numbers = (_u64 * max(out.count, 1))()
+        _call("trainer_indices", self._handle, numbers)
+        self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), numbers[: out.count])
+        self._version, self._began = out.version, time.monotonic()
+        return self._share
+
+    def contribute(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
+        """Send what was done up to here and go on at once; `finish` waits. Between them the server's `overlap` local steps are made."""
+        self._open()
+        self._give(gradients)
+        _call("trainer_contribute", self._handle, ctypes.byref(self._step(samples, loss_sum, correct)))
+        self._is_contributed = True
+
+    def finish(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
+        """Give the mean gradients of the share (name to array), or with local steps the arrays as they are now, and wait for the round's end.
+
+        samples, loss_sum, correct: what was trained since the share or `contribute`; samples are the share's where nothing is said.
+        """
+        self._open()
+        if self._is_contributed:
+            if gradients is not None:
+                raise CentroidError("invalid_argument", "this round has had its gradients, with contribute")
+            if self._share.is_local:
+                self._give(None)  # what was learned since is not lost
+        else:
+            self._give(gradients)
+        out = _Round()
+        reason = self._wait("trainer_finish", self._open(), ctypes.byref(self._step(samples, loss_sum, correct)), ctypes.byref(out))
+        self._share, self._is_contributed = None, False
+        self._take()
+        return Round(Outcome(out.outcome), out.version, out.wait_seconds, reason)
+
+    def report(self, *, samples, correct, loss_sum):
+        """What held-out data says of the cluster's parameters."""
+        _call("trainer_report", self._open(), self._version, samples, correct, loss_sum)
+
+    def committed(self, name):
+        """What all workers agreed on last, as bytes of float32: with fragments or overlap other than the tensors."""
+        at = self._names.index(name)
+        address = _library.centroid_trainer_committed(self._open(), at)
+        return ctypes.string_at(address, 4 * _size(self._shapes[at]))
+
+    def stop(self, why="the program stops"):
+        """From any thread: the loop ends soon."""
+        if self._handle:
+            _library.centroid_trainer_stop(self._handle, _bytes(why))
+
+    def close(self, why=None):
+        """Say goodbye to the cluster. Twice is once."""
+        if self._handle:
+            handle, self._handle = self._handle, None
+            self._worker.pool.shutdown()
+            _library.centroid_trainer_close(handle, _bytes(why))
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def _open(self):
+        if not self._handle:
+            raise CentroidError("failed_precondition", "this trainer is closed")
+        return self._handle
+
+    def _wait(self, function, *arguments):
+        return self._worker.call(self.stop, function, *arguments)
+
+    def _step(self, samples, loss_sum, correct):
+        seconds, self._began = time.monotonic() - self._began, time.monotonic()
+        count = samples if samples is not None else 0 if self._is_contributed or self._share is None else self._share.count
+        return _Step(samples=count, correct=correct, loss_sum=float(loss_sum), compute_seconds=seconds)
+
+    def _give(self, gradients):
+        """Gradients, or the parameters as they are now, go into the library's memory."""
+        share = self._share
+        if share is None:
+            raise CentroidError("failed_precondition", "no round is open: next comes before finish")
+        if share.is_local and gradients is not None:
+            raise CentroidError("invalid_argument", "the server wants local steps: train the tensors in place and give no gradients")
+        if not share.is_local and gradients is None and share.count > 0:
+            raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
+        given = self.tensors if share.is_local else gradients or {}
+        if share.count > 0 or share.is_local:
+            odd = [name for name in self._names if name not in given] + [name for name in given if name not in self.tensors]
+            if odd:
+                raise CentroidError("invalid_argument", f"gradients and tensors differ: {', '.join(odd)}")
+        memory = _library.centroid_trainer_parameters if share.is_local else _library.centroid_trainer_gradient
+        for at in reversed(range(len(self._names))):  # the last layer's first, as backward has them
+            name, shape = self._names[at], self._shapes[at]
+            if name not in given:
+                continue
+            if _size(shape) > 0:
+                address, keep = _read(given[name], name, shape)
+                ctypes.memmove(memory(self._handle, at), address, 4 * _size(shape))
+                del keep
+            if not share.is_local:
+                _call("trainer_ready", self._handle, at)
+
+    def _take(self):
+        for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
+            _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), _size(shape))
+
+
+class Rows:
+    """One table of sparse rows by 64-bit keys (docs/rows.md). One call at a time; reconnects by itself.
+
+    Keys are whatever has a buffer of 64-bit integers, or an iterable of int; values and gradients as the tensors of a Trainer.
+    """
+
+    def __init__(self, server, table, *, token=None, name=None, timeout=None, tls=None):
+        self._handle = None
+        _library or load()
+        handle = _memory()
+        _call("rows_open", ctypes.byref(_server(server, token, name, timeout, tls)), _bytes(table), ctypes.byref(handle))
+        self._handle = handle
+        self.dim = _library.centroid_rows_dim(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def pull(self, keys, out=None):
+        """Rows of the keys: into `out` [keys, dim], or as a memoryview of float32 in that shape."""
+        address, count, keep = self._keys(keys)
+        values = (ctypes.c_float * (count * self.dim))()
+        _call("rows_pull", self._open(), address, count, values)
+        del keep
+        if out is None:
+            flat = memoryview(values).cast("B")
+            return flat.cast("f", [count, self.dim]) if count else flat
+        if _shape(out) != (count, self.dim):
+            raise CentroidError("invalid_argument", f"out has shape {list(_shape(out))}, not {[count, self.dim]}")
+        _write(out, "out", ctypes.addressof(values), count * self.dim)
+        return out
+
+    def push(self, keys, gradients):
+        """Gradients [keys, dim]; the server's rule changes the rows. Applied once, whatever happens to the connection."""
+        address, count, keep = self._keys(keys)
+        values, keep_values = _read(gradients, "gradients", (count, self.dim))
+        _call("rows_push", self._open(), address, count, values)
+        del keep, keep_values
+
+    @property
+    def pushed(self):
+        return _library.centroid_rows_pushed(self._open())
+
+    @property
+    def lost(self):
+        return _library.centroid_rows_lost(self._open())
+
+    def close(self):
+        if self._handle:
+            handle, self._handle = self._handle, None
+            _library.centroid_rows_close(handle)
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def _open(self):
+        if not self._handle:
+            raise CentroidError("failed_precondition", "these rows are closed")
+        return self._handle
+
+    @staticmethod
+    def _keys(keys):
+        try:
+            view = memoryview(keys)
+        except TypeError:
+            view = None
+        if view is not None and view.ndim == 1 and view.format in ("q", "Q", "l", "L") and view.itemsize == 8 and view.c_contiguous:
+            memory = (_u64 * max(len(view), 1)).from_buffer_copy(view) if len(view) else (_u64 * 1)()
+            return ctypes.addressof(memory), len(view), memory
+        numbers = [int(key) & 0xFFFFFFFFFFFFFFFF for key in keys]
+        memory = (_u64 * max(len(numbers), 1))(*numbers)
+        return ctypes.addressof(memory), len(numbers), memory

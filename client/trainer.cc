@@ -1,0 +1,311 @@
+#include "client/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <utility>
+
+#include "common/async/io_thread.h"
+#include "common/base/metrics.h"
+#include "common/tensor/buffer.h"
+#include "transport/server_list.h"
+#include "worker/exchange/cluster_exchange.h"
+#include "worker/loop/epoch_order.h"
+#include "worker/loop/local_planes.h"
+
+namespace centroid::client {
+
+using worker::Finished;
+using worker::RoundReport;
+using worker::Share;
+using worker::StepStats;
+
+namespace {
+
+std::string default_name() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return std::string(host.data()).append("-").append(std::to_string(::getpid()));
+}
+
+Error state_error(const std::string& message) {
+  return Error(ErrorCode::kFailedPrecondition, message);
+}
+
+Error bad(const std::string& message) { return Error(ErrorCode::kInvalidArgument, message); }
+
+void add(StepStats& sum, const StepStats& more) {
+  sum.samples += more.samples;
+  sum.correct += more.correct;
+  sum.loss_sum += more.loss_sum;
+  sum.compute_seconds += more.compute_seconds;
+}
+
+}  // namespace
+
+struct Trainer::Impl {
+  TrainerOptions options;
+  Manifest manifest;
+  std::vector<std::uint64_t> positions;  // of each tensor, and the end
+  Buffer params_memory, gradients_memory, initial;
+  std::span<float> params;  // the cluster's
+  std::span<float> gradients;
+  worker::LocalPlanes local;
+  bool is_local = false;
+  metrics::Registry registry;
+  IoThread io{"io"};
+  std::unique_ptr<worker::Exchange> exchange;
+
+  std::optional<Share> share;  // of the round that is open
+  bool is_contributed = false;
+  bool begins_anew = true;  // own parameters are to be the cluster's
+  std::vector<bool> is_ready;
+  StepStats untold;                              // of steps since the last contribution
+  double divergence = -1, exchange_seconds = 0;  // of the last round
+  std::chrono::steady_clock::time_point began;
+  double computed = 0;  // in this round
+  worker::EpochOrder order;
+
+  std::span<float> part(std::span<float> plane, TensorId tensor) const {
+    return plane.subspan(positions[tensor.value],
+                         positions[tensor.value + 1] - positions[tensor.value]);
+  }
+
+  Status open(std::span<const float> start);
+  Status contribute(const StepStats& stats);
+};
+
+Status Trainer::Impl::open(std::span<const float> start) {
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : manifest) {
+    positions.push_back(total);
+    total += tensor.elements();
+  }
+  positions.push_back(total);
+  if (start.size() != total)
+    return bad("initial values: " + std::to_string(start.size()) + " numbers, the tensors have " +
+               std::to_string(total));
+  const std::size_t bytes = start.size_bytes();
+  try {
+    params_memory = Buffer(bytes);
+    gradients_memory = Buffer(bytes);
+    initial = Buffer(bytes);
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for parameters, gradients and initial values of " +
+                     std::to_string(bytes) + " bytes each");
+  }
+  params = params_memory.as<float>();
+  gradients = gradients_memory.as<float>();
+  std::ranges::copy(start, initial.as<float>().begin());
+  std::ranges::copy(start, params.begin());
+  is_ready.resize(manifest.size());
+
+  worker::ClusterOptions cluster;
+  CENTROID_ASSIGN(cluster.servers, transport::ServerList::parse(options.servers));
+  cluster.token = options.token;
+  cluster.join_timeout = options.join_timeout;
+  cluster.stall_timeout = options.stall_timeout;
+  cluster.state_dir = options.state_dir;
+  cluster.join.name = options.name;
+  cluster.join.exchange = "star";
+  cluster.join.node = transport::this_node();
+  cluster.join.codec = options.codec;
+  cluster.join.batch = options.batch;
+  cluster.join.train_samples = options.samples;
+  cluster.join.data_fingerprint = options.data_fingerprint;
+  cluster.join.model = options.model;
+  cluster.join.manifest = manifest;
+  transport::TransportOptions wire;
+  wire.limits.max_head_bytes = transport::kMaxHeadBytes;
+  wire.limits.max_payload_bytes = 256u << 20;
+  if (options.tls) {
+    CENTROID_ASSIGN(wire.layer, transport::make_tls(*options.tls));
+  }
+  worker::ExchangeMemory memory;
+  memory.params = params;
+  memory.gradients = gradients;
+  memory.initialize = [this](std::uint64_t) {
+    std::ranges::copy(initial.as<float>(), params.begin());
+  };
+  memory.begin_local = [this](const worker::LocalTerms& terms,
+                              const ChunkPlan& plan) -> Result<std::span<const float>> {
+    try {
+      CENTROID_TRY(local.open(plan, terms.fragments, params, Buffer(params.size_bytes())));
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory for local steps: own parameters and contribution of " +
+                       std::to_string(params.size_bytes()) + " bytes each");
+    }
+    is_local = true;
+    gradients = {};
+    gradients_memory = Buffer();
+    return local.contribution();
+  };
+  exchange = worker::make_cluster_exchange(io.executor(), transport::make_tcp(io.executor(), wire),
+                                           std::move(cluster), std::move(memory), registry);
+  return {};
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Trainer::~Trainer() { leave("the trainer is going"); }
+
+Result<std::unique_ptr<Trainer>> Trainer::open(TrainerOptions options, Manifest manifest,
+                                               std::span<const float> initial) {
+  CENTROID_TRY(validate(manifest));
+  for (const TensorInfo& tensor : manifest)
+    if (tensor.dtype != DType::kF32)
+      return bad("tensor " + tensor.name + ": only float32 can be trained");
+  if (options.samples == 0) return bad("samples is 0: say how many the training data has");
+  if (options.batch == 0 || options.batch > options.samples)
+    return bad("batch " + std::to_string(options.batch) + " is not from 1 to the " +
+               std::to_string(options.samples) + " samples of the training data");
+  if (options.name.empty()) options.name = default_name();
+  auto impl = std::make_unique<Impl>();
+  impl->options = std::move(options);
+  impl->manifest = std::move(manifest);
+  CENTROID_TRY(impl->open(initial));
+  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+const Manifest& Trainer::manifest() const { return impl_->manifest; }
+
+std::span<float> Trainer::parameters(TensorId tensor) {
+  return impl_->part(impl_->is_local ? impl_->local.own() : impl_->params, tensor);
+}
+
+std::span<const float> Trainer::committed(TensorId tensor) {
+  return impl_->part(impl_->params, tensor);
+}
+
+std::span<float> Trainer::gradient(TensorId tensor) {
+  if (impl_->is_local) return {};
+  return impl_->part(impl_->gradients, tensor);
+}
+
+std::vector<std::uint64_t> Trainer::indices() {
+  if (!impl_->share) return {};
+  const auto found = impl_->order.part(impl_->options.samples, *impl_->share);
+  return {found.begin(), found.end()};
+}
+
+Result<std::variant<Share, Finished>> Trainer::next() {
+  Impl& my = *impl_;
+  if (!my.exchange) return state_error("this trainer has left the cluster");
+  if (my.share)
+    return state_error("round " + std::to_string(my.share->round.value) +
+                       " is not finished: finish comes before the next one");
+  CENTROID_ASSIGN(auto what, my.exchange->next());
+  if (const auto* share = std::get_if<Share>(&what)) {
+    if (share->end < share->begin || share->samples() > my.options.samples)
+      return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share->end) +
+                                             " of " + std::to_string(my.options.samples) +
+                                             " samples");
+    if (share->is_local) {
+      CENTROID_TRY(my.local.begin(*share));
+      if (std::exchange(my.begins_anew, false)) my.local.restart();
+    }
+    my.share = *share;
+    my.is_contributed = false;
+    my.computed = 0;
+    my.began = std::chrono::steady_clock::now();
+    my.is_ready.assign(my.manifest.size(), false);
+    my.exchange->begin(*share);
+  } else if (my.is_local) {
+    my.local.restart();
+  }
+  return what;
+}
+
+Status Trainer::ready(TensorId tensor) {
+  Impl& my = *impl_;
+  if (!my.share) return state_error("no round is open: next comes before ready");
+  if (tensor.value >= my.manifest.size())
+    return bad("tensor " + std::to_string(tensor.value) + " of " +
+               std::to_string(my.manifest.size()));
+  if (my.is_local)
+    return state_error("the server wants local steps: train the parameters in place, then finish");
+  if (my.is_contributed || my.is_ready[tensor.value])
+    return state_error("tensor " + my.manifest[tensor.value].name + " was given already");
+  my.is_ready[tensor.value] = true;
+  my.exchange->ready(tensor);
+  return {};
+}
+
+Status Trainer::Impl::contribute(const StepStats& stats) {
+  if (!share) return state_error("no round is open: next comes before contribute");
+  if (is_contributed) return state_error("this round has had its contribution");
+  const bool is_empty = share->samples() == 0;
+  if (is_local) {
+    local.contribute(*share);
+    const auto tensors = local.tensors(*share);
+    if (!is_empty)
+      for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor)
+        exchange->ready(*tensor);
+  } else {
+    if (is_empty) std::ranges::fill(gradients, 0.0f);
+    for (std::size_t i = 0; i < manifest.size(); ++i) {
+      if (is_ready[i]) continue;
+      if (!is_empty) return bad("tensor " + manifest[i].name + " has no gradient in this round");
+      exchange->ready(TensorId(static_cast<std::uint32_t>(i)));
+    }
+  }
+  add(untold, stats);
+  StepStats told = std::exchange(untold, {});
+  if (is_local) {
+    told.exchange_seconds = exchange_seconds;
+    told.divergence = divergence;
+  }
+  exchange->complete(told);
+  is_contributed = true;
+  computed += stats.compute_seconds;
+  return {};
+}
+
+Status Trainer::contribute(const StepStats& stats) { return impl_->contribute(stats); }
+
+Result<RoundReport> Trainer::finish(const StepStats& stats) {
+  Impl& my = *impl_;
+  if (!my.share) return state_error("no round is open: next comes before finish");
+  if (!my.is_contributed) {
+    CENTROID_TRY(my.contribute(stats));
+  } else {
+    add(my.untold, stats);
+    my.computed += stats.compute_seconds;
+  }
+  CENTROID_ASSIGN(auto report, my.exchange->finish({}));
+  const Share share = *std::exchange(my.share, std::nullopt);
+  if (!my.is_local) {
+    my.untold = {};
+    return report;
+  }
+  my.divergence = -1;
+  if (report.outcome == RoundReport::Outcome::kCommitted) {
+    my.divergence = my.local.divergence(share);
+    my.local.merge(share);
+  } else {
+    my.begins_anew = true;
+    my.untold = {};
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - my.began;
+  my.exchange_seconds = std::max(took.count() - my.computed, 0.0);
+  return report;
+}
+
+void Trainer::report(const worker::Evaluation& evaluation) {
+  if (impl_->exchange) impl_->exchange->report(evaluation);
+}
+
+void Trainer::leave(const std::string& why) {
+  if (!impl_->exchange) return;
+  impl_->exchange->leave(why);
+  impl_->exchange.reset();
+}
+
+void Trainer::request_stop(const std::string& why) {
+  if (impl_->exchange) impl_->exchange->request_stop(why);
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/tensor/tensor.h"
+#include "transport/tls/tls.h"
+#include "worker/exchange/exchange.h"
+
+namespace centroid::client {
+
+struct TrainerOptions {
+  std::string servers = "127.0.0.1:7070";  ///< HOST:PORT; several separated by commas
+  std::string token;
+  std::string name;  ///< unique in the cluster, ranks follow it; "": host name and process id
+  std::string model = "external";      ///< what all workers of a job must call alike
+  std::string codec = "f32";           ///< of contributions (docs/compression.md)
+  std::string state_dir;               ///< keeps what error feedback has left to send; "": nothing
+  std::uint64_t samples = 0;           ///< of the whole training data, the same for all workers
+  std::uint64_t batch = 1;             ///< samples of a step
+  std::uint64_t data_fingerprint = 0;  ///< of the training data, the same for all; 0: not said
+  std::optional<transport::TlsOptions> tls;
+  std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
+  std::chrono::milliseconds stall_timeout{30'000};
+};
+
+/// A training program of any kind as a worker of a cluster: it brings tensors with names, computes
+/// on the shares of data that it is given, and gives gradients, or, where the server wants local
+/// steps, parameters that it has trained (docs/clients.md). Exchange star; reconnects by itself.
+///
+/// loop     next, train, finish; the share of a round that is not finished cannot be skipped
+/// memory   parameters and gradients, and two planes more with local steps
+/// thread   one; request_stop from any
+/// source   the same exchange as centroid-worker's
+class Trainer {
+ public:
+  /// `initial`: all tensors end to end; the cluster begins at the first worker's. Does not wait for
+  /// the server. fails invalid_argument (manifest, sizes, options), resource_exhausted, as make_tls
+  static Result<std::unique_ptr<Trainer>> open(TrainerOptions options, Manifest manifest,
+                                               std::span<const float> initial);
+  ~Trainer();
+
+  /// Wait for the next round or the end. Errors are final. After an end parameters() are the
+  /// cluster's.
+  Result<std::variant<worker::Share, worker::Finished>> next();
+  /// Samples of the share that `next` gave, as numbers below `samples`: the same epoch order on all
+  /// workers.
+  std::vector<std::uint64_t> indices();
+
+  const Manifest& manifest() const;
+  /// From the first round on: read them; with local steps train them in place.
+  std::span<float> parameters(TensorId tensor);
+  /// What all workers have agreed on last; other than parameters() only with local steps.
+  std::span<const float> committed(TensorId tensor);
+  /// Without local steps: the mean gradient of the share goes here.
+  std::span<float> gradient(TensorId tensor);
+
+  /// Without local steps: this gradient is final, and may leave while others are computed.
+  Status ready(TensorId tensor);
+  /// Give what was done up to here. Called by `finish` where it has not been; with overlap the
+  /// steps that follow count in the next round.
+  Status contribute(const worker::StepStats& stats);
+  /// Wait for the round's end; then parameters() are the new ones. `stats` as contribute; after it
+  /// those of the steps since.
+  Result<worker::RoundReport> finish(const worker::StepStats& stats);
+  /// What held-out data says of committed(), when a share or the end asks for it.
+  void report(const worker::Evaluation& evaluation);
+  /// Say goodbye, at most a few seconds. The destructor does it, too.
+  void leave(const std::string& why);
+  /// `next` returns an end soon.
+  void request_stop(const std::string& why);
+
+ private:
+  struct Impl;
+  explicit Trainer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace centroid::client

@@ -1,0 +1,258 @@
+#include "client/trainer.h"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+/// Programs that bring their own tensors, as workers of a real server over TCP.
+namespace centroid::test {
+namespace {
+
+using client::Trainer;
+using client::TrainerOptions;
+using server::ServerConfig;
+using ::testing::HasSubstr;
+using worker::Finished;
+using worker::RoundReport;
+using worker::Share;
+
+constexpr TensorId kWeight(0), kScale(1);
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  ServerConfig config(std::uint64_t workers) {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.run_id = "trained";
+    c.exit_when_finished = true;
+    c.min_workers = workers;
+    c.rounds = 5;
+    c.optimizer.name = "sgd";
+    c.optimizer.learning_rate = 0.5;
+    return c;
+  }
+  static TestServer::TransportFactory tcp() {
+    return [](Executor executor) { return transport::make_tcp(executor, {}); };
+  }
+  static Manifest manifest() {
+    return {{"weight", DType::kF32, {2, 2}}, {"scale", DType::kF32, {}}};
+  }
+  static TrainerOptions options(const TestServer& server, const std::string& name) {
+    TrainerOptions o;
+    o.servers = server.endpoint().to_string();
+    o.name = name;
+    o.samples = 64;
+    o.batch = 4;
+    o.join_timeout = std::chrono::seconds(20);
+    return o;
+  }
+  static std::unique_ptr<Trainer> open(const TrainerOptions& o) {
+    static constexpr float kStart[] = {1, 2, 3, 4, 5};
+    auto made = Trainer::open(o, manifest(), kStart);
+    EXPECT_TRUE(made.ok()) << made.error().message();
+    return std::move(made).value();
+  }
+  /// The next share; no value at the end.
+  static std::optional<Share> next(Trainer& trainer) {
+    const auto what = trainer.next();
+    if (!what.ok()) {
+      ADD_FAILURE() << what.error().message();
+      return std::nullopt;
+    }
+    const auto* share = std::get_if<Share>(&*what);
+    return share != nullptr ? std::optional(*share) : std::nullopt;
+  }
+
+  static void await_worker(TestServer& server) {
+    EXPECT_TRUE(
+        server.wait_until([&](const server::ClusterView&) { return server.present() == 1; }));
+  }
+
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+/// Every worker's gradient is its rank + 1 everywhere; the mean weighs by samples.
+TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
+  const ServerConfig c = config(2);
+  TestServer server(c, tcp());
+  std::vector<std::vector<float>> last(2);
+  std::vector<std::set<std::uint64_t>> seen(2);
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      TrainerOptions o = options(server, "t" + std::to_string(i));
+      o.batch = i == 0 ? 4 : 2;
+      const auto trainer = open(o);
+      while (const auto share = next(*trainer)) {
+        if (share->round.value == 1) {
+          EXPECT_THAT(trainer->parameters(kWeight), ::testing::ElementsAre(1, 2, 3, 4));
+        }
+        for (const std::uint64_t sample : trainer->indices())
+          EXPECT_TRUE(seen[i].insert(sample).second || share->epoch > 0);
+        std::ranges::fill(trainer->gradient(kWeight), static_cast<float>(i + 1));
+        std::ranges::fill(trainer->gradient(kScale), -1.0f);
+        EXPECT_TRUE(trainer->ready(kScale).ok());
+        EXPECT_THAT(trainer->ready(kScale).error().message(), HasSubstr("scale was given already"));
+        EXPECT_TRUE(trainer->ready(kWeight).ok());
+        const auto report = trainer->finish({.samples = share->samples()});
+        ASSERT_TRUE(report.ok()) << report.error().message();
+        EXPECT_EQ(report->outcome, RoundReport::Outcome::kCommitted);
+      }
+      for (const TensorId tensor : {kWeight, kScale})
+        last[i].insert(last[i].end(), trainer->parameters(tensor).begin(),
+                       trainer->parameters(tensor).end());
+    });
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(server.join().ok());
+  EXPECT_EQ(last[0], last[1]);
+  // The mean of 4 samples of 1 and 2 of 2 is 4/3; five steps of 0.5.
+  const float start[] = {1, 2, 3, 4, 5};
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(last[0][i], start[i] - 2.5 * 4 / 3, 1e-5);
+  EXPECT_FLOAT_EQ(last[0][4], 5 + 2.5f);
+  EXPECT_EQ(seen[0].size() + seen[1].size(), 30u);
+}
+
+/// One worker: the mean is its own. What it adds between contribute and finish is kept.
+TEST_F(TrainerTest, LocalStepsAreAveragedAndLaterOnesKept) {
+  ServerConfig c = config(1);
+  c.local_steps = 4;
+  c.overlap = 1;
+  c.outer = "average";
+  c.optimizer = ServerConfig().optimizer;
+  TestServer server(c, tcp());
+  const auto trainer = open(options(server, "alone"));
+  float expected = 1;
+  int rounds = 0;
+  while (const auto share = next(*trainer)) {
+    ASSERT_TRUE(share->is_local);
+    EXPECT_EQ(share->overlap, share->round.value < 5 ? 1u : 0u);  // the last has nothing to hide
+    EXPECT_EQ(share->samples(), 16u);
+    EXPECT_EQ(trainer->gradient(kWeight).data(), nullptr);
+    EXPECT_THAT(trainer->ready(kWeight).error().message(), HasSubstr("local steps"));
+    trainer->parameters(kWeight)[0] += 0.25f;
+    ASSERT_TRUE(trainer->contribute({.samples = 12}).ok());
+    EXPECT_FALSE(trainer->contribute({}).ok());
+    trainer->parameters(kWeight)[0] += 0.125f;
+    ASSERT_TRUE(trainer->finish({.samples = 4}).ok());
+    const float sent = expected + 0.25f;
+    expected += 0.375f;
+    EXPECT_FLOAT_EQ(trainer->committed(kWeight)[0], sent);
+    EXPECT_FLOAT_EQ(trainer->parameters(kWeight)[0], expected);
+    ++rounds;
+  }
+  EXPECT_EQ(rounds, 5);
+  trainer->leave("done");
+  EXPECT_FLOAT_EQ(trainer->parameters(kWeight)[0], trainer->committed(kWeight)[0]);
+  ASSERT_TRUE(server.join().ok());
+}
+
+TEST_F(TrainerTest, CallsAtTheWrongMomentSaySo) {
+  ServerConfig c = config(1);
+  c.rounds = 1;
+  TestServer server(c, tcp());
+  const auto trainer = open(options(server, "alone"));
+  EXPECT_THAT(trainer->finish({}).error().message(), HasSubstr("next comes before finish"));
+  ASSERT_TRUE(next(*trainer).has_value());
+  const auto again = trainer->next();
+  ASSERT_FALSE(again.ok());
+  EXPECT_THAT(again.error().message(), HasSubstr("round 1 is not finished"));
+  ASSERT_TRUE(trainer->ready(kWeight).ok());
+  EXPECT_THAT(trainer->finish({.samples = 4}).error().message(),
+              HasSubstr("scale has no gradient"));
+  ASSERT_TRUE(trainer->ready(kScale).ok());
+  ASSERT_TRUE(trainer->finish({.samples = 4}).ok());
+  EXPECT_FALSE(next(*trainer).has_value());
+  trainer->leave("done");
+  EXPECT_THAT(trainer->next().error().message(), HasSubstr("has left"));
+  ASSERT_TRUE(server.join().ok());
+}
+
+TEST_F(TrainerTest, OtherTensorsAreRefusedWithTheirNames) {
+  ServerConfig c = config(2);
+  TestServer server(c, tcp());
+  const auto first = open(options(server, "a"));
+  std::thread waiting([&] { EXPECT_FALSE(next(*first).has_value()); });
+  await_worker(server);
+  const float start[] = {1, 2, 3, 4, 5, 6};
+  auto second = Trainer::open(options(server, "b"),
+                              {{"weight", DType::kF32, {5}}, {"scale", DType::kF32, {}}}, start);
+  ASSERT_TRUE(second.ok());
+  const auto what = (*second)->next();
+  ASSERT_FALSE(what.ok());
+  EXPECT_THAT(what.error().message(), HasSubstr("weight"));
+  first->request_stop("seen");
+  waiting.join();
+  server.stop();
+}
+
+TEST_F(TrainerTest, BadOptionsAreRefusedBeforeAnythingIsOpened) {
+  const float start[] = {1, 2, 3, 4, 5};
+  TrainerOptions o;
+  o.samples = 10;
+  const auto why = [&](const Manifest& tensors, std::span<const float> initial) {
+    const auto made = Trainer::open(o, tensors, initial);
+    return made.ok() ? std::string("open") : made.error().message();
+  };
+  EXPECT_THAT(why(manifest(), std::span(start).first(4)), HasSubstr("4 numbers"));
+  EXPECT_THAT(why({}, {}), HasSubstr("tensor"));
+  o.batch = 11;
+  EXPECT_THAT(why(manifest(), start), HasSubstr("batch 11"));
+  o.batch = 1;
+  o.servers = "nowhere";
+  EXPECT_THAT(why(manifest(), start), HasSubstr("nowhere"));
+  o.servers = "127.0.0.1:1";
+  o.samples = 0;
+  EXPECT_THAT(why(manifest(), start), HasSubstr("samples is 0"));
+}
+
+TEST_F(TrainerTest, AStopAndALostServerEndTheWait) {
+  ServerConfig c = config(2);
+  auto server = std::make_unique<TestServer>(c, tcp());
+  const auto trainer = open(options(*server, "alone"));
+  std::thread stopper([&] {
+    await_worker(*server);
+    trainer->request_stop("enough");
+  });
+  const auto what = trainer->next();
+  stopper.join();
+  ASSERT_TRUE(what.ok());
+  ASSERT_TRUE(std::holds_alternative<Finished>(*what));
+  EXPECT_EQ(std::get<Finished>(*what).reason, Finished::Reason::kStopped);
+  EXPECT_EQ(std::get<Finished>(*what).text, "enough");
+  trainer->leave("enough");
+  TrainerOptions o = options(*server, "late");
+  server->stop();
+  server.reset();
+  o.join_timeout = std::chrono::milliseconds(200);
+  const auto gone = open(o)->next();
+  ASSERT_FALSE(gone.ok());
+  EXPECT_THAT(gone.error().message(), HasSubstr(o.servers));
+}
+
+/// NaN is found before it is sent, and ends the job for all.
+TEST_F(TrainerTest, AGradientThatIsNotFiniteHaltsTheJob) {
+  ServerConfig c = config(1);
+  TestServer server(c, tcp());
+  const auto trainer = open(options(server, "alone"));
+  ASSERT_TRUE(next(*trainer).has_value());
+  trainer->gradient(kWeight)[2] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(trainer->ready(kWeight).ok());
+  ASSERT_TRUE(trainer->ready(kScale).ok());
+  (void)trainer->finish({.samples = 4});
+  const auto what = trainer->next();
+  ASSERT_TRUE(what.ok());
+  ASSERT_TRUE(std::holds_alternative<Finished>(*what));
+  EXPECT_EQ(std::get<Finished>(*what).reason, Finished::Reason::kHalted);
+  EXPECT_THAT(std::get<Finished>(*what).text, HasSubstr("weight"));
+}
+
+}  // namespace
+}  // namespace centroid::test

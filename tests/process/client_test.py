@@ -1,0 +1,226 @@
+"""The Python package and libcentroid.so: programs of others as workers of a real server. client_test.py BIN_DIR"""
+
+import array
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+from cluster import DONE, ClusterTest, Process, main, wait_for
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = SOURCES / "client" / "python" / "examples" / "digits.py"
+sys.path.insert(0, str(SOURCES / "client" / "python"))
+import centroid  # noqa: E402
+
+
+def python_with_numpy():
+    """An interpreter for the example."""
+    for place in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([place, "-c", "import numpy"], capture_output=True, check=False).returncode == 0:
+            return place
+    return None
+
+
+class ClientTest(ClusterTest):
+    def setUp(self):
+        library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
+        try:
+            centroid.load(library)
+        except centroid.CentroidError as error:
+            if "asan" in error.message or "tsan" in error.message or "static TLS" in error.message:
+                self.skipTest(f"a library with a sanitizer cannot be loaded by Python: {error.message}")
+            raise
+        self.environment = {"LIBCENTROID": str(library)}
+        self.trainers = []
+        self.addCleanup(lambda: [one.close() for one in self.trainers])
+
+    def trainer(self, server, name, tensors, **more):
+        options = {"samples": 60, "batch": 4, "timeout": 30, **more}
+        made = centroid.Trainer(server if isinstance(server, str) else server.data, tensors, name=name, **options)
+        self.trainers.append(made)
+        return made
+
+    def example(self, server, name, *arguments):
+        log = self.folder / f"{name}.log"
+        program = [EXAMPLE, server.data, self.data_dir() / "digits.csv.gz", "--name", name, *arguments]
+        process = Process(self.numpy, program, log, {**os.environ, **self.environment, "OPENBLAS_NUM_THREADS": "1"})
+        self.processes.append(process)
+        return process
+
+    @property
+    def numpy(self):
+        found = python_with_numpy()
+        if found is None:
+            self.skipTest("no python3 with numpy on this machine")
+        return found
+
+    def assert_fails(self, code, text, call, *arguments, **named):
+        with self.assertRaises(centroid.CentroidError) as caught:
+            call(*arguments, **named)
+        self.assertEqual(caught.exception.code, code, caught.exception)
+        self.assertIn(text, caught.exception.message)
+
+
+class Arrays(ClientTest):
+    """Without NumPy: the standard library's arrays."""
+
+    def test_two_trainers_get_the_mean_by_name_and_a_file_has_it(self):
+        server = self.server("--rounds", 4, "--min-workers", 2, "--lr", "0.5", "--exit-when-finished")
+        tensors = [{"w": array.array("f", [1, 2, 3]), "scale": array.array("f", [7])} for _ in range(2)]
+        seen = [[], []]
+
+        def run(i):
+            with self.trainer(server, f"t{i}", tensors[i]) as trainer:
+                for share in trainer:
+                    self.assertEqual((share.rank, share.world, len(share), share.is_local), (i, 2, 4, False))
+                    seen[i] += share.indices()
+                    done = trainer.finish({"scale": array.array("f", [1]), "w": array.array("f", [i, 2 * i, 0])}, loss_sum=2.0)
+                    self.assertEqual(done.outcome, centroid.Outcome.COMMITTED)
+                self.assertEqual(trainer.end, centroid.End.FINISHED)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # Means of 0.5, 1 and 0; 1 for the scale; four steps of 0.5.
+        for one in tensors:
+            self.assertEqual(list(one["w"]), [0, 0, 3])
+            self.assertEqual(list(one["scale"]), [5])
+        self.assertEqual(len(set(seen[0] + seen[1])), 32)
+        self.assertTrue(all(0 <= sample < 60 for sample in seen[0] + seen[1]))
+        self.assertEqual(server.exit_status(), DONE)
+        [checkpoint] = self.checkpoints()[-1:]
+        header = b"".join(file.read_bytes()[:4096] for file in checkpoint.glob("model*.safetensors"))
+        self.assertIn(b'"w"', header)
+        self.assertIn(b'"scale"', header)
+
+    def test_local_steps_are_averaged(self):
+        server = self.launch_server("--rounds", 3, "--min-workers", 2, "--local-steps", 5, "--outer", "average").wait_ready()
+        tensors = [{"w": array.array("f", [0])} for _ in range(2)]
+        found = [[], []]
+
+        def run(i):
+            with self.trainer(server, f"t{i}", tensors[i], samples=120) as trainer:
+                for share in trainer:
+                    self.assertTrue(share.is_local)
+                    self.assertEqual(len(share), 20)
+                    tensors[i]["w"][0] += 1 + 2 * i
+                    trainer.finish(samples=len(share))
+                    found[i].append(tensors[i]["w"][0])
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, [[2, 4, 6], [2, 4, 6]])
+
+    def test_what_is_wrong_is_said(self):
+        server = self.server("--rounds", 2, "--min-workers", 1)
+        tensors = {"w": array.array("f", [0, 0])}
+        self.assert_fails("invalid_argument", "batch 61", self.trainer, server, "t", tensors, batch=61)
+        self.assert_fails("invalid_argument", "format d", self.trainer, server, "t", {"w": array.array("d", [0])})
+        self.assert_fails("invalid_argument", "authority", self.trainer, server, "t", tensors, tls={"ca": "x"})
+        self.assert_fails("not_found", "missing.pem", self.trainer, server, "t", tensors, tls={"authority": "missing.pem"})
+        trainer = self.trainer(server, "t", tensors)
+        self.assert_fails("failed_precondition", "next comes before finish", trainer.finish, {"w": array.array("f", [0, 0])})
+        next(trainer)
+        self.assert_fails("failed_precondition", "is not finished", next, trainer)
+        self.assert_fails("invalid_argument", "give one for each tensor", trainer.finish)
+        self.assert_fails("invalid_argument", "w, b", trainer.finish, {"b": array.array("f", [0, 0])})
+        self.assert_fails("invalid_argument", "w has shape [3], not [2]", trainer.finish, {"w": array.array("f", [0, 0, 0])})
+        other = self.trainer(server, "u", {"w": array.array("f", [0, 0, 0])})
+        self.assert_fails("failed_precondition", "w", next, other)
+        trainer.finish({"w": array.array("f", [1, 1])})
+        next(trainer)
+        trainer.finish({"w": array.array("f", [float("nan"), 1])})
+        self.assert_fails("failed_precondition", "w", next, trainer)
+        self.assertEqual(trainer.end, centroid.End.HALTED)
+        trainer.close()
+        self.assert_fails("failed_precondition", "closed", trainer.finish)
+
+    def test_nobody_listens(self):
+        trainer = self.trainer("127.0.0.1:9", "t", {"w": array.array("f", [0])}, timeout=0.3)
+        with self.assertRaises(centroid.CentroidError) as caught:
+            next(trainer)
+        self.assertIn("127.0.0.1:9", caught.exception.message)
+
+    def test_rows(self):
+        server = self.server("--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros")
+        with centroid.Rows(server.data, "emb", timeout=20) as rows:
+            self.assertEqual(rows.dim, 2)
+            rows.push([3, 2**63 + 1], array_of(2, [1, 2, 3, 4]))
+            self.assertEqual(rows.pull([2**63 + 1, 3, 9]).tolist(), [[-1.5, -2], [-0.5, -1], [0, 0]])
+            self.assertEqual(rows.pull(array.array("Q", [3])).tolist(), [[-0.5, -1]])
+            self.assertEqual((rows.pushed, rows.lost), (1, 0))
+            self.assert_fails("invalid_argument", "gradients has shape [1, 2], not [2, 2]", rows.push, [1, 2], array_of(2, [1, 2]))
+        self.assert_fails("not_found", "nothing", centroid.Rows, server.data, "nothing")
+
+
+def array_of(columns, values):
+    memory = memoryview(array.array("f", values)).cast("B")
+    return memory.cast("f", [len(values) // columns, columns])
+
+
+class Example(ClientTest):
+    """Real data with NumPy, processes that are killed and interrupted."""
+
+    def test_digits_are_learned_with_gradients_and_with_local_steps(self):
+        for run, settings in (("gradients", ["--optimizer", "momentum", "--lr", "0.05"]), ("local", ["--local-steps", 5, "--outer", "average"])):
+            with self.subTest(run):
+                server = self.launch_server("--epochs", 30, "--min-workers", 2, "--exit-when-finished", *settings, run=run, name=run).wait_ready()
+                workers = [self.example(server, f"{run}{i}", "--out", self.folder / f"{run}{i}.npz") for i in range(2)]
+                self.assert_exit(DONE, *workers, server)
+                self.assertEqual(*((self.folder / f"{run}{i}.npz").read_bytes() for i in range(2)))
+                accuracy = next(float(part.split(" %")[0].rpartition(" ")[2]) for part in (one.text() for one in workers) if " %" in part)
+                print(f"{run}: {accuracy} % of the held-out digits", file=sys.stderr)
+                self.assertGreater(accuracy, 90)
+
+    def test_one_that_is_killed_is_left_behind_and_comes_back(self):
+        server = self.server("--epochs", 40, "--min-workers", 1, "--lease", "2s", "--exit-when-finished")
+        first, second = (self.example(server, name, "--step-seconds", "0.01") for name in "ab")
+        server.wait_cluster("two workers train", lambda view: view["round"] > 5 and len(server.workers()) == 2)
+        second.kill()
+        server.wait_more_rounds()
+        again = self.example(server, "b", "--step-seconds", "0.01")
+        self.assert_exit(DONE, first, again, server)
+
+    def test_an_interrupt_ends_a_wait(self):
+        server = self.server("--epochs", 1, "--min-workers", 2)
+        lonely = self.example(server, "lonely")
+        wait_for(lambda: server.workers("lonely"), "the worker to join")
+        lonely.send(signal.SIGINT)
+        self.assertNotEqual(lonely.exit_status(20), 0)
+        self.assertIn("KeyboardInterrupt", lonely.text())
+        server.wait_worker("lonely", "left")
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch here")
+class Torch(ClientTest):
+    def test_tensors_of_a_module(self):
+        import torch
+
+        server = self.server("--rounds", 3, "--min-workers", 1, "--lr", "0.1")
+        layer = torch.nn.Linear(4, 2)
+        tensors = dict(layer.named_parameters())
+        expected = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        with self.trainer(server, "t", tensors) as trainer:
+            for share in trainer:
+                x = torch.ones(len(share), 4)
+                layer.zero_grad()
+                layer(x).pow(2).mean().backward()
+                for name, tensor in tensors.items():
+                    expected[name] -= 0.1 * tensor.grad
+                trainer.finish({name: tensor.grad for name, tensor in tensors.items()})
+                for name, tensor in tensors.items():
+                    torch.testing.assert_close(tensor.detach(), expected[name])
+
+
+if __name__ == "__main__":
+    main()
