@@ -69,8 +69,8 @@ struct ServerConfig {
   std::chrono::milliseconds stall_timeout{30'000};
   std::string congestion_control = "auto";
 
-  std::uint64_t checkpoint_every_rounds = 0, checkpoint_keep = 3, checkpoint_keep_every = 0,
-                checkpoint_shard_bytes = 4ull << 30;
+  std::uint64_t checkpoint_every_rounds = 0, checkpoint_every_epochs = 0, checkpoint_keep = 3,
+                checkpoint_keep_every = 0, checkpoint_shard_bytes = 4ull << 30;
   std::chrono::milliseconds checkpoint_interval{0};
   std::string checkpoint_dir;
   std::string journal = "off", journal_dir, journal_full = "wait";

@@ -1,11 +1,13 @@
 #include "common/base/trace.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -49,6 +51,24 @@ std::string quoted(const std::string& text) {
     out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
   return out + "\"";
+}
+
+double processor_seconds() {
+  rusage usage{};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+std::uint64_t resident_bytes() {
+  unsigned long long pages = 0;
+  if (std::FILE* const file = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(file, "%*u %llu", &pages) != 1) pages = 0;
+    std::fclose(file);
+  }
+  return pages * static_cast<unsigned long long>(::sysconf(_SC_PAGESIZE));
 }
 
 class Recorder {
@@ -145,6 +165,25 @@ class Recorder {
     return text;
   }
 
+  /// Processors that the process keeps busy, on average since the last time, and its memory.
+  std::string resources() {
+    const std::int64_t now = ns_of(std::chrono::steady_clock::now());
+    const double spent = processor_seconds();
+    const double passed = 1e-9 * static_cast<double>(now - measured_ns_);
+    const double busy = measured_ns_ > 0 && passed > 0 ? (spent - spent_) / passed : 0;
+    measured_ns_ = now;
+    spent_ = spent;
+    char text[320];
+    const char* const form =
+        ",\n{\"ph\":\"C\",\"name\":\"processors\",\"pid\":%ld,\"ts\":%.3f,\"args\":{\"busy\":%.3f}}"
+        ",\n{\"ph\":\"C\",\"name\":\"memory\",\"pid\":%ld,\"ts\":%.3f,\"args\":{\"resident_bytes\":"
+        "%llu}}";
+    const double at = static_cast<double>(now + offset_ns_) / 1000;
+    std::snprintf(text, sizeof text, form, process_id_, at, busy, process_id_, at,
+                  static_cast<unsigned long long>(resident_bytes()));
+    return text;
+  }
+
   void write_again_and_again() {
     std::unique_lock lock(mutex_);
     while (!is_finishing_) {
@@ -161,7 +200,7 @@ class Recorder {
       for (const std::string& name : lanes)
         out += ",\n" + name_event("thread_name", told_lanes_++, name);
       for (const Span& span : spans) out += ",\n" + event(span);
-      append(out);
+      append(out + resources());
       lock.lock();
     }
   }
@@ -199,6 +238,8 @@ class Recorder {
   std::string path_;
   std::uint64_t limit_ = 0, size_ = 0, written_ = 0;
   std::size_t told_lanes_ = 0;
+  std::int64_t measured_ns_ = 0;  // when `resources` was asked last
+  double spent_ = 0;              // of processor time then
   bool is_full_ = false, is_finishing_ = false;
   std::thread writer_;
 };

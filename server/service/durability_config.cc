@@ -8,6 +8,11 @@ void register_durability(config::Schema& s, ServerConfig& c) {
       "checkpoint.every_rounds", &c.checkpoint_every_rounds,
       {.text = "rounds between checkpoints; 0: only at the end", .unit = "rounds", .live = true},
       "checkpoint-every");
+  s.field("checkpoint.every_epochs", &c.checkpoint_every_epochs,
+          {.text = "epochs between checkpoints, beside those by rounds; 0: none by epochs",
+           .unit = "epochs",
+           .live = true},
+          "checkpoint-every-epochs");
   s.field("checkpoint.interval", &c.checkpoint_interval,
           {.text = "time between checkpoints, while something changes; 0: none by time",
            .unit = "ms",

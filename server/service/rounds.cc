@@ -495,10 +495,13 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     probe_.staleness(round_.value - late.round.value);
   }
   fault::point("round.committed");
+  const std::uint64_t epoch = epoch_;
   round_over();
-  const std::uint64_t every = config_.checkpoint_every_rounds;
-  if (every > 0 && (round_.value - 1) % every == 0 && !checkpointing_ && !goal_reached())
-    tasks_.spawn(checkpoint_in_background());
+  const std::uint64_t rounds = config_.checkpoint_every_rounds,
+                      epochs = config_.checkpoint_every_epochs;
+  const bool is_due = (rounds > 0 && (round_.value - 1) % rounds == 0) ||
+                      (epochs > 0 && epoch_ / epochs != epoch / epochs);
+  if (is_due && !checkpointing_ && !goal_reached()) tasks_.spawn(checkpoint_in_background());
   co_return Status();
 }
 

@@ -3,9 +3,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 
 #include <gtest/gtest.h>
 
+#include "common/checkpoint/checkpoint.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {
@@ -274,6 +276,25 @@ TEST_P(ClusterTest, AResumedJobEndsWithTheBitsOfOneThatWasNeverStopped) {
 
 /// The link of one of two workers breaks at its N-th operation, for every N: nothing hangs, the job
 /// ends, and the survivors agree.
+TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
+  const auto data = make_blobs(64, 8, 4, 2);  // 4 rounds an epoch
+  ServerConfig c = config();
+  c.epochs = 5;
+  c.checkpoint_every_epochs = 2;
+  c.checkpoint_keep = 100;
+  (void)train(c, workers(2), data);
+  const auto directory =
+      CheckpointDirectory::open(std::filesystem::path(c.run_dir) / "checkpoints", 100).value();
+  std::vector<std::uint64_t> epochs, rounds;
+  for (const CheckpointEntry& entry : directory.list(true)) {
+    epochs.push_back(entry.info.epoch);
+    rounds.push_back(entry.info.round.value);
+    EXPECT_EQ(entry.problem, "");
+  }
+  EXPECT_EQ(epochs, (std::vector<std::uint64_t>{5, 4, 2}));
+  EXPECT_EQ(rounds, (std::vector<std::uint64_t>{20, 16, 8}));
+}
+
 TEST_P(ClusterTest, ABreakAtEveryOperationOfAWorkerEndsWell) {
   const auto data = make_blobs(48, 8, 4, 10);
   using Action = transport::FaultPlan::Action;

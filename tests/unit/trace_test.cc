@@ -112,6 +112,16 @@ TEST(TraceFile, IsWholeWhenTheProcessIsKilled) {
   const Json left = read(path);
   ASSERT_TRUE(left.is_array());
   EXPECT_GE(spans_of(left, "child").size(), 3u);
+  std::vector<double> memory, busy;  // what the process took, at each write
+  for (const Json& event : left)
+    if (event["ph"] == "C" && event["name"] == "memory")
+      memory.push_back(event["args"]["resident_bytes"]);
+    else if (event["ph"] == "C" && event["name"] == "processors")
+      busy.push_back(event["args"]["busy"]);
+  ASSERT_FALSE(memory.empty());
+  EXPECT_EQ(memory.size(), busy.size());
+  EXPECT_GT(memory.front(), 100'000);
+  EXPECT_GE(busy.back(), 0);
   std::filesystem::remove(path);
 }
 
