@@ -303,7 +303,7 @@ CLUSTER = Dashboard(
                       ((rate("centroid_api_requests_total", "code"), "{{code}}"),)),
                 Panel("REST latency", "Time to answer a request.", "s",
                       ((quantile(0.99, "centroid_api_request_seconds", "route"), "{{route}}, 99 %"),), width=12),
-                Panel("REST connections", "Open connections, of 256 at most.", "short",
+                Panel("REST connections", "Open connections, of api.max_connections at most; how long requests take is beside it.", "short",
                       (("sum(centroid_api_connections{SELECT})", "open"),), width=12),
             ),
         ),

@@ -79,12 +79,16 @@ def objects(text):
 
 
 def pod_specs(object_):
-    """Pod specs inside an object, with the kind of what runs them."""
+    """Pod specs inside an object."""
+    return [template["spec"] for template in pod_templates(object_)]
+
+
+def pod_templates(object_):
     found = []
 
     def walk(value):
         if isinstance(value, dict):
-            if "containers" in value:
+            if "containers" in value.get("spec", {}):
                 found.append(value)
             for inner in value.values():
                 walk(inner)
@@ -135,8 +139,23 @@ class Rendered(unittest.TestCase):
                 probes = [container[kind]["httpGet"] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if "httpGet" in container.get(kind, {})]
                 self.assertEqual({probe.get("scheme", "HTTP") for probe in probes} or {"HTTP"}, {"HTTPS"} if has_tls else {"HTTP"}, chosen)
                 self.assertTrue(container["livenessProbe"])
-            for monitor in [one for one in all_objects if one["kind"] == "ServiceMonitor"]:
+            monitors = [one for one in all_objects if one["kind"] == "ServiceMonitor"]
+            self.assertEqual(bool(monitors), "monitoring" in chosen[1] or chosen[0] in ("prod", "ha"), chosen)
+            for monitor in monitors:
+                self.assert_finds_pods(monitor, all_objects)
                 self.assertEqual(monitor["spec"]["endpoints"][0].get("scheme", "http"), "https" if "tls" in chosen[1] else "http", chosen)
+
+    def assert_finds_pods(self, monitor, all_objects):
+        """A ServiceMonitor looks for Services by label, these for pods, and the port is one of theirs."""
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        services = [one for one in all_objects if one["kind"] == "Service" and wanted <= one["metadata"]["labels"].items()]
+        self.assertEqual(len(services), 1, f"{[one['metadata']['name'] for one in services]} of {monitor['metadata']['name']}")
+        (service,) = services
+        endpoint = monitor["spec"]["endpoints"][0]
+        self.assertIn(endpoint["port"], [port["name"] for port in service["spec"]["ports"]])
+        selected = service["spec"]["selector"].items()
+        found = [template for one in all_objects for template in pod_templates(one) if selected <= template["metadata"]["labels"].items()]
+        self.assertEqual([template["spec"]["containers"][0]["name"] for template in found], ["server"])
 
     def test_pods_have_time_to_end_in_order(self):
         for name, spec in self.specs():
