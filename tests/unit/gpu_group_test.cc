@@ -433,20 +433,28 @@ TEST_P(GpuGroup, HostMemoryIsPinnedAndComesBack) {
   std::ranges::fill(longest->bytes(), std::byte{2});  // outlives its pool
 }
 
+/// The setting's bound, and a machine that pins nothing at all.
 TEST_P(GpuGroup, WithoutPinnedMemoryTheGradientIsTheSame) {
   const auto model = small_model();
   const Dataset data = random_data(20, 1);
-  const auto pinned = group_of(*model, kGpus, "");
-  GroupOptions options;
-  options.devices = kGpus;
-  options.nccl = "";
-  options.open = simt::open_late;
-  options.pinned_bytes = 4000;  // less than two planes
-  const auto plain = make_replica_group(*model, std::move(options)).value();
-  model->initialize(7, plain->params());
+  const auto pinned = group_of(*model, kGpus, "", 2);
   ASSERT_TRUE(pinned->step(data, first(20), {}).ok());
-  ASSERT_TRUE(plain->step(data, first(20), {}).ok());
-  EXPECT_EQ(gradient_of(*plain), gradient_of(*pinned));
+  for (const bool machine_refuses : {false, true}) {
+    if (machine_refuses) simt::limit_pinned(0);
+    GroupOptions options;
+    options.devices = kGpus;
+    options.nccl = "";
+    options.open = simt::open_late;
+    options.load_ahead = 2;
+    if (!machine_refuses) options.pinned_bytes = 4000;  // less than two planes
+    const auto plain = make_replica_group(*model, std::move(options)).value();
+    model->initialize(7, plain->params());
+    const auto all = first(20);
+    plain->expect(data, {all, all});
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(plain->step(data, all, {}).ok());
+    EXPECT_EQ(gradient_of(*plain), gradient_of(*pinned));
+    simt::limit_pinned(std::size_t{1} << 40);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, GpuGroup, testing::Values(1, 2));

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "common/device/host_memory.h"
 
 namespace centroid::worker {
 
@@ -178,14 +181,15 @@ class DeviceReplica final : public Replica, public Residence {
     if (!loading_) {
       CENTROID_ASSIGN(loading_, device_->make_stream());
     }
-    if (!staging_ || staging_->size() < bytes) {
-      CENTROID_ASSIGN(staging_, device_->allocate_pinned(bytes));
+    if (!staging_ || staging_.size() < bytes) {
+      staging_ = {};
+      staging_ = pinned_.take(bytes);
     }
     if (!into.memory || into.memory->size() < bytes) {
       into.memory.reset();
       CENTROID_ASSIGN(into.memory, device_->allocate(bytes));
     }
-    std::byte* const from = staging_->data();
+    std::byte* const from = staging_.data();
     const auto put = [from](std::size_t at, const auto& values) {
       if (!values.empty()) std::memcpy(from + at, values.data(), values.size_bytes());
     };
@@ -309,7 +313,8 @@ class DeviceReplica final : public Replica, public Residence {
   std::unique_ptr<Model> model_;
   bool is_left_ = false;  // the gradient, on the device
   // Of `stage`:
-  std::unique_ptr<DeviceMemory> staging_;  // pinned
+  HostMemory pinned_{*device_, std::numeric_limits<std::size_t>::max()};
+  Buffer staging_;
   std::unique_ptr<Stream> loading_;
   // Of the present step:
   std::size_t shipped_ = 0, delivered_ = 0;  // buckets

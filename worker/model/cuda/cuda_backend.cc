@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include <climits>
 
 #include "common/base/log.h"
+#include "common/device/host_memory.h"
 #include "common/optim/cuda/kernels.h"
 #include "worker/model/cuda/kernels.h"
 
@@ -63,7 +66,8 @@ class CudaBackend final : public Backend {
     CENTROID_TRY(said(library_->set_workspace(handle_, cublas_memory_->data(), kCublasBytes),
                       "cublasSetWorkspace"));
     CENTROID_ASSIGN(totals_, device_.allocate(sizeof(Totals)));
-    CENTROID_ASSIGN(seen_, device_.allocate_pinned(2 * sizeof(Totals)));
+    seen_ = pinned_.take(2 * sizeof(Totals));
+    std::ranges::fill(seen_.bytes(), std::byte{0});
     return {};
   }
 
@@ -109,9 +113,9 @@ class CudaBackend final : public Backend {
     const std::size_t tokens = place(is_here ? 0 : batch.tokens.size_bytes());
     const std::size_t keys = place(context > 0 ? samples * sizeof(std::uint64_t) : 0);
     const std::size_t last = place(context > 0 ? samples * sizeof(std::uint32_t) : 0);
-    if (!grow(batch_, bytes) || !pin(staged_, bytes)) return in;
+    if (!grow(batch_, bytes) || !pin(bytes)) return in;
     note(stream_.wait());  // evaluations may follow each other without a `result`
-    std::byte* const to = staged_->data();
+    std::byte* const to = staged_.data();
     const auto put = [&](std::size_t at, const auto& values) {
       if (!values.empty()) std::memcpy(to + at, values.data(), values.size_bytes());
     };
@@ -293,10 +297,10 @@ class CudaBackend final : public Backend {
     run([&] { return centroid::cuda::update(of, queue_); });
   }
   StepResult result() override {
-    auto* const seen = reinterpret_cast<Totals*>(seen_->data());  // and zeros behind it
-    run([&] { return stream_.copy(seen_->data(), totals_->data(), sizeof(Totals)); });
+    auto* const seen = reinterpret_cast<Totals*>(seen_.data());  // and zeros behind it
+    run([&] { return stream_.copy(seen_.data(), totals_->data(), sizeof(Totals)); });
     run([&] {
-      return stream_.copy(totals_->data(), seen_->data() + sizeof(Totals), sizeof(Totals));
+      return stream_.copy(totals_->data(), seen_.data() + sizeof(Totals), sizeof(Totals));
     });
     note(stream_.wait());
     if (failed_) return {};
@@ -331,23 +335,30 @@ class CudaBackend final : public Backend {
 
   /// Make it at least so long; what is queued and uses it is waited for before it goes.
   bool grow(std::unique_ptr<DeviceMemory>& memory, std::size_t bytes) {
-    return take(memory, bytes, [&] { return device_.allocate(bytes); });
-  }
-  bool pin(std::unique_ptr<DeviceMemory>& memory, std::size_t bytes) {
-    return take(memory, bytes, [&] { return device_.allocate_pinned(bytes); });
-  }
-  template <class Allocate>
-  bool take(std::unique_ptr<DeviceMemory>& memory, std::size_t bytes, const Allocate& allocate) {
     if (failed_) return false;
     if (memory && memory->size() >= bytes) return true;
     note(stream_.wait());
     memory.reset();
-    auto made = allocate();
+    auto made = device_.allocate(bytes);
     if (!made.ok()) {
       note(std::move(made).error());
       return false;
     }
     memory = std::move(made).value();
+    return !failed_;
+  }
+  /// The same of `staged_`.
+  bool pin(std::size_t bytes) {
+    if (failed_) return false;
+    if (staged_ && staged_.size() >= bytes) return true;
+    note(stream_.wait());
+    staged_ = {};
+    try {
+      staged_ = pinned_.take(bytes);
+    } catch (const std::bad_alloc&) {
+      note(Error(ErrorCode::kResourceExhausted,
+                 "no memory for a batch of " + std::to_string(bytes) + " bytes"));
+    }
     return !failed_;
   }
 
@@ -372,8 +383,10 @@ class CudaBackend final : public Backend {
   std::shared_ptr<const cublas::Library> library_;
   cublas::Handle handle_ = nullptr;
   std::unique_ptr<cublas_lt::ReluLayers> layers_;
-  std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, staged_, scratch_, losses_;
-  std::unique_ptr<DeviceMemory> pointers_, totals_, seen_;
+  std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, scratch_, losses_;
+  std::unique_ptr<DeviceMemory> pointers_, totals_;
+  HostMemory pinned_{device_, std::numeric_limits<std::size_t>::max()};
+  Buffer staged_, seen_;  // a batch, and losses, of the host
   std::vector<std::unique_ptr<DeviceMemory>> kept_;
   std::optional<Error> failed_;
 };
