@@ -1,12 +1,13 @@
 #include "worker/probe.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/trace.h"
 
 namespace centroid::worker {
 
-Probe::Probe(metrics::Registry& r) {
+Probe::Probe(metrics::Registry& r) : registry_(r) {
   const auto rounds = [&](const char* outcome) {
     return r.counter("centroid_worker_rounds_total", "Rounds of this worker, by outcome.",
                      {{"outcome", outcome}});
@@ -23,13 +24,10 @@ Probe::Probe(metrics::Registry& r) {
   };
   bytes_in_ = bytes("in");
   bytes_out_ = bytes("out");
-  loss_ = r.gauge("centroid_worker_train_loss_nats", "Mean loss of this worker's last share.");
   accuracy_ = r.gauge("centroid_worker_test_accuracy_ratio",
                       "Accuracy on held-out data, last evaluation here; -1: none yet.");
   test_loss_ = r.gauge("centroid_worker_test_loss_nats",
                        "Loss on held-out data, last evaluation here; -1: none yet.");
-  version_ = r.gauge("centroid_worker_version_number", "Version of the parameters in memory.");
-  rank_ = r.gauge("centroid_worker_rank_number", "Rank in the present generation.");
   world_ = r.gauge("centroid_worker_world_members", "Workers in the present generation.");
   idle_ = r.gauge("centroid_worker_idle_ratio",
                   "Part of this worker's last round in which it did not compute.");
@@ -50,8 +48,16 @@ Probe::Probe(metrics::Registry& r) {
   test_loss_.set(-1);
 }
 
-void Probe::round_ended(const Share& share, const StepStats& stats,
-                        const RoundReport& report) const {
+void Probe::round_ended(const Share& share, const StepStats& stats, const RoundReport& report) {
+  if (!std::exchange(is_placed_, true)) {
+    loss_ = registry_.gauge("centroid_worker_train_loss_nats",
+                            "Mean loss of this worker's last share.");
+    rank_ = registry_.gauge("centroid_worker_rank_number", "Rank in the present generation.");
+  }
+  const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
+  if (is_committed && !std::exchange(has_version_, true))
+    version_ = registry_.gauge("centroid_worker_version_number",
+                               "Version of the parameters that the last committed round gave.");
   switch (report.outcome) {
     case RoundReport::Outcome::kCommitted:
       committed_.add();
@@ -75,7 +81,7 @@ void Probe::round_ended(const Share& share, const StepStats& stats,
   idle_.set(whole > 0 ? beside / whole : 0);
   exchange_seconds_.set(stats.exchange_seconds);
   divergence_.set(stats.divergence);
-  version_.set(static_cast<double>(report.version.value));
+  if (is_committed) version_.set(static_cast<double>(report.version.value));
   rank_.set(static_cast<double>(share.rank.value));
   world_.set(static_cast<double>(share.world));
 }

@@ -51,6 +51,19 @@ class WorkerMetrics(ClusterTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
 
+    def test_nothing_is_said_of_a_version_that_is_not_known(self):
+        """Before the first round, and when the server goes away in a round."""
+        alone = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "127.0.0.1:0")
+        values = series(self.get(alone.wait_event("worker.metrics_listening")["endpoint"])[2])
+        self.assertIn("centroid_worker_samples_total", values)
+        for name in ("version_number", "train_loss_nats", "rank_number"):
+            self.assertNotIn(f"centroid_worker_{name}", values)
+        server, worker, endpoint = self.listening()
+        server.kill()
+        worker.wait_event("server.unreachable")
+        values = series(self.get(endpoint)[2])
+        self.assertGreaterEqual(values["centroid_worker_version_number"], 5)
+
     def test_connections_between_workers_are_counted_and_stay(self):
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", "ring")
         workers = [self.worker(server, name, "--exchange", "ring", "--metrics-listen", "127.0.0.1:0") for name in ("w0", "w1")]
