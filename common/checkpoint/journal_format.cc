@@ -98,6 +98,7 @@ std::vector<std::byte> encode(const Commit& commit) {
   out.put(commit.unix_seconds);
   out.put(static_cast<std::uint32_t>(commit.contributors.size()));
   for (const std::string& name : commit.contributors) out.put_string(name);
+  out.put_bytes(std::as_bytes(std::span(&commit.steps, 1)));  // `put`: as in the head
   return out.take();
 }
 
@@ -117,6 +118,7 @@ Result<Commit> decode_commit(Bytes payload) {
   if (names > kMaxContributors) return refused("a commit record with too many contributors");
   for (std::uint32_t i = 0; i < names && in.ok(); ++i)
     commit.contributors.push_back(in.get_string(kMaxText));
+  if (in.left() > 0) commit.steps = in.get<std::uint64_t>();  // older journals have none
   if (!in.done()) return refused("a commit record has other fields than expected");
   return commit;
 }

@@ -64,6 +64,7 @@ struct Commit {
   std::uint64_t durable_bytes = 0;
   double unix_seconds = 0;
   std::vector<std::string> contributors;  ///< names, in the order of the sum
+  std::uint64_t steps = 0;                ///< of all workers in all committed rounds; 0: not known
 };
 
 /// A model on several servers: whose journal has the numbers of which chunk, from here on. A

@@ -40,6 +40,10 @@ class Codec {
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
+  /// Whether all x̂ are finite. Looks at values alone: whether the payload is whole and right is
+  /// what `decode` tells.
+  /// fails invalid_argument: names the first number that is not
+  virtual Status check_finite(Bytes in) const = 0;
   /// The numbers of a sparse payload of n, in memory that is good until this thread's next call;
   /// nothing when the payload is dense: `decode` it then. Fails as `decode`.
   virtual Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const;

@@ -8,6 +8,7 @@
 
 #include "common/codec/format.h"
 #include "common/codec/index_code.h"
+#include "common/codec/plain.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/multiversion.h"
 
@@ -256,6 +257,12 @@ Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, S
 
 bool says_sparse(Bytes in) {
   return !in.empty() && (std::to_integer<std::uint8_t>(in[0]) & kSparse) != 0;
+}
+
+Status check_finite(Bytes in) {
+  if (in.empty() || std::to_integer<std::uint8_t>(in[0]) != static_cast<int>(ValueType::kF32))
+    return {};
+  return check_finite_f32(in.subspan(1));
 }
 
 std::span<const float> sent(const View& view, Scratch& scratch) {

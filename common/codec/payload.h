@@ -64,6 +64,8 @@ Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, S
 
 /// Whether the first byte says so; the rest may be wrong.
 bool says_sparse(Bytes in);
+/// As Codec::check_finite: only dense f32 may hold what is not finite, `read` refuses the others.
+Status check_finite(Bytes in);
 
 /// out[i] = x̂[i], 0 where nothing was sent.
 void decode(const View& view, Scratch& scratch, std::span<float> out);

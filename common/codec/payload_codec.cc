@@ -56,6 +56,8 @@ class PayloadCodec final : public Codec {
     return {};
   }
 
+  Status check_finite(Bytes in) const override { return payload::check_finite(in); }
+
   Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const override {
     if (!payload::says_sparse(in)) return std::optional<SparseNumbers>();
     const auto view = payload::read(in, spec_.values, is_sparse(), n, scratch());

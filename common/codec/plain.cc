@@ -1,5 +1,6 @@
 #include "common/codec/plain.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -57,16 +58,49 @@ struct DecodeAdd {
   }
 };
 
-/// How a number is stored, and its name.
+/// How a number is stored, its name, and the bits that only NaN and infinities have all of.
 struct F32 : format::F32 {
   static constexpr std::string_view kName = "f32";
+  using Bits = std::uint32_t;
+  static constexpr Bits kExponent = 0x7F800000u;
 };
 struct Bf16 : format::Bf16 {
   static constexpr std::string_view kName = "bf16";
+  using Bits = std::uint16_t;
+  static constexpr Bits kExponent = 0x7F80u;
 };
 struct F16 : format::F16 {
   static constexpr std::string_view kName = "f16";
+  using Bits = std::uint16_t;
+  static constexpr Bits kExponent = 0x7C00u;
 };
+
+template <class Format>
+struct HasBad {
+  CENTROID_KERNEL void run(const std::byte* in, std::size_t n, bool* found) {
+    using Bits = typename Format::Bits;
+    Bits bad = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      Bits bits;
+      std::memcpy(&bits, in + i * sizeof(bits), sizeof(bits));
+      bad = static_cast<Bits>(bad | ((bits & Format::kExponent) == Format::kExponent ? 1 : 0));
+    }
+    *found = bad != 0;
+  }
+};
+
+template <class Format>
+Status check_finite_of(Bytes in) {
+  const std::size_t n = in.size() / sizeof(typename Format::Stored);
+  bool has_bad = false;
+  run_multiversioned<HasBad<Format>>(in.data(), n, &has_bad);
+  if (!has_bad) return {};
+  std::size_t i = 0;
+  while (std::isfinite(load<Format>(in.data(), i))) ++i;
+  return Error(ErrorCode::kInvalidArgument, "number " + std::to_string(i) + " is " +
+                                                std::to_string(load<Format>(in.data(), i)) +
+                                                ", which is not finite");
+}
 
 /// Every number becomes the same count of bytes, each on its own.
 template <class Format>
@@ -108,6 +142,8 @@ class PlainCodec final : public Codec {
     return {};
   }
 
+  Status check_finite(Bytes in) const override { return check_finite_of<Format>(in); }
+
  private:
   static constexpr std::size_t kWidth = sizeof(typename Format::Stored);
 
@@ -123,6 +159,8 @@ class PlainCodec final : public Codec {
 };
 
 }  // namespace
+
+Status check_finite_f32(Bytes numbers) { return check_finite_of<F32>(numbers); }
 
 std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec) {
   if (spec.kind == CodecSpec::Kind::kBf16) return std::make_unique<PlainCodec<Bf16>>(spec);

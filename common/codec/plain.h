@@ -20,4 +20,7 @@ namespace centroid {
 /// cost    one pass, no allocation; thread any
 std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec);
 
+/// Codec::check_finite of f32, also for the payloads that are f32 behind a byte of their own.
+Status check_finite_f32(Bytes numbers);
+
 }  // namespace centroid

@@ -62,6 +62,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kRecall), .name = "Recall", .is_request = true},
     Rule{.kind = Kind(ServersKind::kOptimizer), .name = "Optimizer", .is_request = true},
     Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
+    Rule{.kind = Kind(ServersKind::kStatistics), .name = "Statistics", .is_request = true},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {

@@ -24,6 +24,8 @@ enum class ServersKind : std::uint16_t {
   kRecall = 126,      ///< leader -> shard, request; answered by RecallReply and a chunk as payload
   kOptimizer = 127,   ///< leader -> shard, request: another learning rate from the next round on
   kServerReport = 128,  ///< shard -> leader: how it is
+  kStatistics =
+      129,  ///< leader -> shard, request; answered by a payload: what is told of each chunk
 };
 
 struct ServerJoin {
@@ -59,16 +61,20 @@ struct ServerModel {
   bool keeps_journal = false;  ///< of what is prepared here
   std::uint32_t journal_sync_ms = 0;
   // by which the server computes the memory that it needs
-  std::uint32_t servers = 1;  ///< on which the model is to lie
-  std::uint32_t workers = 1;  ///< that may bring contributions at once
-  bool is_elastic = false;    ///< each may have a second contribution here
+  std::uint32_t servers = 1;       ///< on which the model is to lie
+  std::uint32_t workers = 1;       ///< that may bring contributions at once
+  bool is_elastic = false;         ///< each may have a second contribution here
+  bool refuses_nonfinite = true;   ///< contributions with numbers that are not finite
+  std::string codec_down = "f32";  ///< of results
+  std::uint64_t seed = 0;          ///< of its random numbers
   Manifest manifest;
   template <class F>
   void fields(F& f) {
     f(chunk_bytes), f(plan_hash), f(apply_on_worker), f(fragments), f(optimizer, kMaxNameBytes);
     f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon), f(weight_decay), f(l1),
         f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
-    f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic), f(manifest);
+    f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic);
+    f(refuses_nonfinite), f(codec_down, kMaxNameBytes), f(seed), f(manifest);
   }
 };
 
@@ -144,6 +150,15 @@ struct OptimizerChange {
   }
 };
 
+/// Of the parameters of this version, as soon as it is the present one.
+struct Statistics {
+  Version version;
+  template <class F>
+  void fields(F& f) {
+    f(version);
+  }
+};
+
 /// How a shard server is. Counters since its process began.
 struct ServerReport {
   std::uint64_t memory_bytes = 0;             ///< of planes, as they are in memory
@@ -193,15 +208,19 @@ struct Merge {
   std::vector<WeighedContribution> parts;  ///< in the order of the sum
   std::vector<MemberId> members;           ///< who wait for the results
   bool wants_norm = false;                 ///< answer with squares, and wait for Step
+  std::uint64_t reply_rounds = 0;          ///< rounds that codec_down has behind it; its warm-up
+  bool clears_residual = false;            ///< what it left out before does not count any more
   template <class F>
   void fields(F& f) {
     f(round), f(attempt), f(version), f(total_weight), f(parts), f(members), f(wants_norm);
+    f(reply_rounds), f(clears_residual);
   }
   Status check() const;
 };
 
 struct MergeReply {
-  std::vector<double> squares;  ///< by chunk of the round that lies here: the mean's sum of squares
+  /// By chunk of the round that lies here: sum of squares of the mean that the workers get.
+  std::vector<double> squares;
   template <class F>
   void fields(F& f) {
     f(squares);

@@ -4,6 +4,14 @@
 
 namespace centroid::server {
 
+Status check_numbers(const Codec& codec, Bytes payload) {
+  const Status finite = codec.check_finite(payload);
+  if (finite.ok()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               finite.error().message() +
+                   ": PushEnd.nonfinite says so (docs/wire.md), and the chunk stays away");
+}
+
 StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec,
                                        std::size_t chunks)
     : plan_(plan), codec_(std::move(codec)), chunks_(chunks), payloads_(plan.chunks().size()) {}

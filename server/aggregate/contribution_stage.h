@@ -11,6 +11,11 @@
 
 namespace centroid::server {
 
+/// A worker looks at its gradients itself and says so in PushEnd; one that does not may not spoil
+/// the parameters of all. Where numbers that are not finite are to go in nobody asks.
+/// fails invalid_argument: names the number
+Status check_numbers(const Codec& codec, Bytes payload);
+
 /// One contribution of a round that may close without it: kept as it came, so that it counts wholly
 /// or leaves no trace.
 ///

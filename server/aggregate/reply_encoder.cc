@@ -59,8 +59,16 @@ Status ReplyEncoder::complete(ChunkId id, const Memory& memory, const Emit& emit
   return {};
 }
 
+std::pair<ChunkId, ChunkId> ReplyEncoder::unit_of(ChunkId chunk) const {
+  if (feedback_) return feedback_->unit_of(chunk);
+  return {chunk, ChunkId(chunk.value + 1)};
+}
+
 void ReplyEncoder::commit() {
-  if (feedback_) feedback_->commit();
+  if (!feedback_) return;
+  const std::uint64_t rounds = feedback_->rounds() + 1;
+  feedback_->commit();
+  feedback_->set_rounds(rounds);
 }
 
 void ReplyEncoder::set_rounds(std::uint64_t rounds) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -39,13 +40,15 @@ class ReplyEncoder {
   using Emit = std::function<void(const Chunk&, std::vector<std::byte> payload)>;
 
   bool keeps_residual() const { return feedback_ != nullptr; }
+  /// The chunks whose payloads are known together, [first, last): they must lie on one server.
+  std::pair<ChunkId, ChunkId> unit_of(ChunkId chunk) const;
   /// A new generation of workers begins with no residual.
   bool resets_residual() const;
   /// Begin an attempt: what was not committed is forgotten.
   void begin(Round round);
   /// The chunk's mean is in memory. Emits every chunk whose payload is known now.
   Status complete(ChunkId chunk, const Memory& memory, const Emit& emit);
-  /// The round counts: its means are the residual now.
+  /// The round counts: its means are the residual now. Also when it had no chunk here.
   void commit();
 
   const Codec& codec() const { return *codec_; }

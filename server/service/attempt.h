@@ -12,6 +12,12 @@
 
 namespace centroid::server {
 
+/// A copy of the state of all servers, for workers that need it.
+struct StateImage {
+  Version version;
+  std::vector<std::vector<float>> planes;
+};
+
 /// One attempt at a round, shared by the round loop (which fills it) and the members' outboxes
 /// (which send from it).
 struct Attempt {

@@ -35,10 +35,12 @@
 #include "server/service/replay.h"
 #include "server/service/rows.h"
 #include "server/service/spread.h"
+#include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
 #include "server/store/journal.h"
 #include "server/store/memory_need.h"
 #include "server/store/parameter_store.h"
+#include "server/store/statistics.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -212,11 +214,11 @@ class Cluster final : public ControlPlane {
   Status init_done(Link& link);
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
-  Status check_numbers(const Link& link, Bytes payload) const;
+  bool is_short(const proto::PushEnd& end) const;
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
-  void tally(const Link& link, const proto::PushEnd& end);
+  static Tally tally_of(const Link& link, const proto::PushEnd& end);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   Status take_report(Link& link, const proto::Report& report);
 
@@ -272,9 +274,10 @@ class Cluster final : public ControlPlane {
   Status make_replies();
   void begin_replies();
   void encode_reply(ChunkId chunk);
+  /// A generation has begun without what the codec left out before, and no round of it counts yet.
+  bool is_residual_cleared() const;
   Status apply_reply(const Attempt::Piece& piece);
-  Status add_to_norm(const Attempt::Piece& piece, PlaneNorm& norm);
-  Task<Status> clip_replies();
+  Task<Status> measure_replies();
   void commit_replies();
 
   // handover.cc: the state of a peer-to-peer exchange is with the workers
@@ -303,10 +306,6 @@ class Cluster final : public ControlPlane {
   Task<void> sum_parts(double total_weight);
   void member_ready(Link& link, const proto::Computed& done);
   bool needs_last_state(const Link& link) const;
-  struct StateImage {
-    Version version;
-    std::vector<std::vector<float>> planes;
-  };
   Task<Result<std::shared_ptr<const StateImage>>> state_image();
   Task<Status> fill_image(StateImage& image);
   Task<Status> fetch_image(StateImage& image);
@@ -347,6 +346,8 @@ class Cluster final : public ControlPlane {
   Task<Status> save(std::shared_ptr<const OperatorState> state, std::uint64_t revision);
   ScaleView scale_view(double efficiency) const;
   Task<Result<ParametersView>> measure_parameters();
+  using PartsElsewhere = std::vector<std::optional<StatisticsPart>>;  ///< by chunk
+  Task<Result<PartsElsewhere>> measure_elsewhere(Version version, TimePoint limit);
   Task<Status> restore_wanted();
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
   Task<void> dismiss_everybody(std::string why);
@@ -465,10 +466,10 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<ReplyEncoder> replies_;  ///< with codec_down
-  Generation replies_generation_;
+  std::unique_ptr<ReplyReader> reply_reader_;
+  Generation replies_generation_, replies_committed_;  ///< of the open, of the last committed round
   std::optional<Error> reply_failure_;
   ReplyEncoder::Totals replies_told_;  ///< in the metrics
-  std::vector<float> reply_mean_;      ///< a chunk, decoded
   std::shared_ptr<Attempt> attempt_;
   std::uint32_t next_attempt_ = 0;
   std::size_t complete_chunks_ = 0;
@@ -506,17 +507,16 @@ class Cluster final : public ControlPlane {
   struct Part {
     std::unique_ptr<StagedContribution> staged;
     proto::WeighedContribution counts;  ///< which one, and with what weight
+    Tally tally;                        ///< of a late one: it is of the round that counts it
   };
   std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
   std::deque<Part> late_staged_;                             ///< in the machine's order
   std::vector<Part> parts_;                                  ///< of the round being merged
   std::vector<float> stage_scratch_;
   std::weak_ptr<const StateImage> image_;
-  bool is_imaging_ =
-      false;  ///< no other version may come before a copy of all servers' state is made
+  bool is_imaging_ = false;  ///< all servers' state is copied: no other version may come
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
-  std::map<std::string, Round>
-      counted_;  ///< by worker: the last round its contribution was made for
+  std::map<std::string, Round> counted_;  ///< by worker: of its last contribution that counted
 
   // peer-to-peer exchange
   struct Position {
@@ -568,8 +568,7 @@ class Cluster final : public ControlPlane {
   // several servers
   ShardGroup shards_;
   Spread spread_;
-  std::vector<double>
-      squares_;  ///< sums of the open round's mean, by chunk, where it may be clipped
+  std::vector<double> squares_;  ///< by chunk, of the open round's mean where it may be clipped
 
   std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;

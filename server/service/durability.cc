@@ -129,6 +129,7 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   commit.weight = counts ? decision.total_weight : 0;
   commit.chunks = counts ? static_cast<std::uint32_t>(part().size()) : 0;
   commit.unix_seconds = clock_.unix_seconds();
+  commit.steps = steps_before_ + (counts ? round_tally_.steps : 0);
   if (counts) {
     for (const MemberId member : decision.contributors)
       commit.contributors.push_back(name_of(member));

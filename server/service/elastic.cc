@@ -89,6 +89,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
     attempt_->late.push_back(name_of(one.member));
     parts_.push_back(std::move(late_staged_.front()));
     parts_.back().counts.weight = one.weight;
+    round_tally_.add(parts_.back().tally);
     late_staged_.pop_front();
   }
   if (!policy_.applies_each()) late_staged_.clear();
@@ -138,7 +139,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (!staged->is_whole()) contribution.weight = 0;
   if (!link.late || link.late->key != key) {
-    tally(link, end);
+    round_tally_.add(tally_of(link, end));
     CENTROID_ASSIGN(auto decision,
                     machine_.contribute(link.id, std::move(contribution), clock_.now()));
     decide(std::move(decision));
@@ -150,8 +151,8 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     Part part;
     part.staged = std::move(link.late->staged);
     part.counts.key = {link.id, key.generation, key.round, key.number};
+    part.tally = tally_of(link, end);  // before the link gets another share
     late_staged_.push_back(std::move(part));
-    tally(link, end);
   }
   settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate, end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it
@@ -212,7 +213,7 @@ bool Cluster::needs_last_state(const Link& link) const {
 
 /// A copy of the present state, shared by all who need it: they may read it slowly while rounds
 /// commit.
-Task<Result<std::shared_ptr<const Cluster::StateImage>>> Cluster::state_image() {
+Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image() {
   while (is_imaging_)
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
       co_return Error(ErrorCode::kCancelled, "the server is stopping");

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "common/base/log_level.h"
 #include "server/service/cluster.h"
@@ -11,7 +13,6 @@ namespace centroid::server {
 namespace {
 
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
-constexpr std::size_t kPieceElements = 256 * 1024;
 constexpr std::chrono::seconds kSnapshotPatience{8};
 constexpr std::chrono::seconds kMeasuredAge{1};  ///< younger ones are told again
 
@@ -25,18 +26,25 @@ CheckpointView checkpoint_view(const CheckpointEntry& entry) {
           .created_unix_seconds = entry.info.created_unix_seconds};
 }
 
-Result<ParametersView> measure(Snapshot& snapshot, const Manifest& manifest, ParametersView view) {
-  std::vector<float> piece;
-  std::uint64_t position = 0;
-  for (const TensorInfo& tensor : manifest) {
+/// `elsewhere`: by chunk, what another server told of it; empty: all are in the snapshot.
+Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
+                               const std::vector<std::optional<StatisticsPart>>& elsewhere,
+                               ParametersView view) {
+  std::vector<float> values;
+  for (std::uint32_t number = 0; number < plan.manifest().size(); ++number) {
+    const TensorInfo& tensor = plan.manifest()[number];
     StatisticsSum sum;
-    for (std::uint64_t at = 0; at < tensor.elements();) {
-      piece.resize(std::min<std::uint64_t>(kPieceElements, tensor.elements() - at));
-      CENTROID_TRY(snapshot.read(0, position + at, piece));
-      sum.add(piece);
-      at += piece.size();
+    for (const Chunk& chunk : plan.chunks_of(TensorId(number))) {
+      if (!elsewhere.empty() && elsewhere[chunk.id.value]) {
+        sum.add(*elsewhere[chunk.id.value]);
+        continue;
+      }
+      values.resize(chunk.elements);
+      CENTROID_TRY(snapshot.read(0, chunk.position, values));
+      StatisticsSum of_chunk;  // as elsewhere: the same bits on any number of servers
+      of_chunk.add(values);
+      sum.add(of_chunk.part());
     }
-    position += tensor.elements();
     const TensorStatistics found = sum.result();
     ParameterView one;
     one.name = tensor.name;
@@ -203,47 +211,94 @@ Task<Result<ParametersView>> Cluster::parameters() {
   co_return std::move(*outcome);
 }
 
-/// Statistics of a snapshot, made by the blocking thread, while rounds go on.
+/// What the other servers tell of their chunks in this version; waits for them until `limit`.
+/// fails aborted: not now, for chunks move or a round is being committed; deadline_exceeded,
+/// unavailable: names the server
+Task<Result<Cluster::PartsElsewhere>> Cluster::measure_elsewhere(Version version, TimePoint limit) {
+  PartsElsewhere parts;
+  if (!spread_.has_others()) co_return parts;
+  if (spread_.lost_since)
+    co_return Error(ErrorCode::kUnavailable,
+                    "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
+  if (!spread_.moving.empty())
+    co_return Error(ErrorCode::kAborted, "chunks are on their way to other servers");
+  const auto links = spread_.links;
+  const auto owners = spread_.route.owners;
+  proto::Statistics wanted;
+  wanted.version = version;
+  auto head = proto::encode(wanted);
+  CENTROID_CO_ASSIGN(const auto answers,
+                     co_await shards_.ask_all(spread_.others(), proto::ServersKind::kStatistics,
+                                              std::move(head), limit));
+  parts.resize(owners.size());
+  std::vector<std::size_t> taken(links.size());  // bytes of each answer
+  for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
+    const std::size_t owner = owners[chunk];
+    if (owner == 0) continue;
+    const auto& payload = answers[owner - 1].payload;
+    const std::size_t at = std::exchange(taken[owner], taken[owner] + sizeof(StatisticsPart));
+    if (taken[owner] > payload.size()) break;
+    std::memcpy(&parts[chunk].emplace(), payload.data() + at, sizeof(StatisticsPart));
+  }
+  for (std::size_t owner = 1; owner < links.size(); ++owner)
+    if (taken[owner] != answers[owner - 1].payload.size())
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "server '" + links[owner]->name + "' told " +
+                          std::to_string(answers[owner - 1].payload.size()) +
+                          " bytes of statistics, not what the route calls for");
+  co_return parts;
+}
+
+/// Statistics of a snapshot, made by the blocking thread and the other servers, while rounds go on.
 Task<Result<ParametersView>> Cluster::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
-  const Error busy(ErrorCode::kUnavailable,
-                   "the parameters are being read by somebody else, such as a checkpoint: repeat");
-  while (measuring_) {
-    if (clock_.now() > give_up) co_return busy;
+  Error why(ErrorCode::kUnavailable,
+            "the parameters are being read by somebody else, such as a checkpoint: repeat");
+  // With several servers one version is kept aside for a checkpoint, on all of them.
+  while (measuring_ || (checkpointing_ && spread_.has_others())) {
+    if (clock_.now() > give_up) co_return why;
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
-  if (!store_ || store_->held() == Version())
-    co_return Error(ErrorCode::kUnavailable,
-                    "there are no parameters yet: no worker has sent the initial ones");
-  if (spread_.has_others())
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "the parameters lie on several servers: take a checkpoint and look at it");
-  if (measured_ &&
+  if (store_ && measured_ &&
       (measured_->version == store_->held().value || clock_.now() - measured_at_ < kMeasuredAge))
     co_return *measured_;
   measuring_ = true;
+  const auto over = std::shared_ptr<void>(nullptr, [this](void*) { measuring_ = false; });
   ParametersView view;
+  ChunkPlan plan;
+  PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
-  for (bool goes_on = true; goes_on && clock_.now() < give_up && !snapshot;) {
+  while (!snapshot) {
+    if (!store_ || store_->held() == Version())
+      co_return Error(ErrorCode::kUnavailable,
+                      "there are no parameters yet: no worker has sent the initial ones");
     view.version = store_->held().value;
     view.is_current = store_->is_current();
-    if (store_->held() != Version()) snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
-    if (!snapshot) goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-  }
-  if (!snapshot) {
-    measuring_ = false;
-    co_return busy;
+    plan = store_->plan();
+    snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+    if (snapshot) {
+      auto told = co_await measure_elsewhere(snapshot->version(), give_up);
+      if (told.ok()) {
+        elsewhere = std::move(told).value();
+        break;
+      }
+      if (told.error().code() != ErrorCode::kAborted) co_return told.error();
+      why = Error(ErrorCode::kUnavailable, told.error().message() + ": repeat");
+      snapshot.reset();
+    }
+    if (clock_.now() > give_up) co_return why;
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
   view.measured_unix_seconds = clock_.unix_seconds();
-  auto work = [view = std::move(view), manifest = store_->plan().manifest(),
+  auto work = [view = std::move(view), plan = std::move(plan), elsewhere = std::move(elsewhere),
                snapshot = std::move(snapshot)]() mutable {
-    auto outcome = std::make_optional(server::measure(*snapshot, manifest, std::move(view)));
+    auto outcome = std::make_optional(server::measure(*snapshot, plan, elsewhere, std::move(view)));
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
   auto outcome = co_await run_on(blocking_, std::move(work));
-  measuring_ = false;
   if (!outcome->ok()) co_return std::move(*outcome);
   measured_ = std::make_shared<ParametersView>(outcome->value());
   measured_at_ = clock_.now();

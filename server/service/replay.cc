@@ -159,6 +159,7 @@ Task<Result<bool>> Cluster::replay_end() {
   round_ = round_.next();
   epoch_ = commit.epoch;
   offset_ = commit.offset;
+  if (commit.steps > 0) steps_before_ = commit.steps;
   roster_.restore(std::max(roster_.generation(), commit.generation));
   co_return true;
 }
@@ -332,13 +333,17 @@ Status Cluster::replay_replies(Generation generation) {
   for (const Chunk& chunk : part) CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
   std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
   if (config_.optimizer.clip_norm > 0) {
-    PlaneNorm norm;
-    for (const Attempt::Piece& piece : pieces) CENTROID_TRY(add_to_norm(piece, norm));
-    clip_to(norm.value());
+    squares_.resize(store_->plan().chunks().size());
+    for (const Attempt::Piece& piece : pieces) {
+      const Chunk& chunk = store_->plan().chunk(piece.chunk);
+      CENTROID_ASSIGN(squares_[piece.chunk.value], reply_reader_->squares(chunk, piece.values));
+    }
+    clip_measured();
   }
   for (const Attempt::Piece& piece : pieces) CENTROID_TRY(apply_reply(piece));
   store_->commit_in_place(part);
   replies_->commit();
+  replies_committed_ = replies_generation_;
   return {};
 }
 

@@ -11,19 +11,15 @@ namespace {
 constexpr std::uint64_t kResidualRounds = 16;
 constexpr std::size_t kChunksPerTurn = 4;
 
-double norm_of(std::span<const float> plane) {
-  PlaneNorm norm;
-  norm.add(0, plane);
-  return norm.value();
-}
 }  // namespace
 
 Status Cluster::make_replies() {
+  reply_reader_.reset();
   replies_.reset();
   if (!config_.compresses_results()) return {};
   CENTROID_ASSIGN(replies_, ReplyEncoder::make(config_.codec_down, store_->plan(), config_.seed));
-  reply_mean_.resize(store_->plan().max_chunk_elements());
-  replies_generation_ = Generation();
+  reply_reader_ = std::make_unique<ReplyReader>(replies_->codec(), *store_);
+  replies_generation_ = replies_committed_ = Generation();
   replies_told_ = {};
   return {};
 }
@@ -35,6 +31,10 @@ void Cluster::begin_replies() {
   }
   replies_generation_ = attempt_->generation;
   replies_->begin(round_);
+}
+
+bool Cluster::is_residual_cleared() const {
+  return replies_ && replies_->resets_residual() && replies_generation_ != replies_committed_;
 }
 
 /// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
@@ -55,64 +55,41 @@ void Cluster::encode_reply(ChunkId chunk) {
   outgoing_.notify_all();
 }
 
-Status Cluster::add_to_norm(const Attempt::Piece& piece, PlaneNorm& norm) {
-  const Chunk& chunk = store_->plan().chunk(piece.chunk);
-  CENTROID_ASSIGN(const auto sparse, replies_->codec().sparse(piece.values, chunk.elements));
-  if (sparse) {
-    norm.add(chunk.position, sparse->index, sparse->value);
-    norm.end_chunk();
-    return {};
-  }
-  const std::span<float> mean = std::span(reply_mean_).first(chunk.elements);
-  CENTROID_TRY(replies_->codec().decode(piece.values, mean));
-  norm.add(chunk.position, mean);
-  norm.end_chunk();
-  return {};
-}
-
 /// The workers' step with the mean that they decode.
 Status Cluster::apply_reply(const Attempt::Piece& piece) {
-  const Chunk& chunk = store_->plan().chunk(piece.chunk);
-  if (store_->optimizer().ignores_zeros()) {
-    CENTROID_ASSIGN(const auto sparse, replies_->codec().sparse(piece.values, chunk.elements));
-    if (sparse) {
-      store_->shadow_apply(chunk, sparse->index, sparse->value);
-      return {};
-    }
-  }
-  const std::span<float> mean = std::span(reply_mean_).first(chunk.elements);
-  CENTROID_TRY(replies_->codec().decode(piece.values, mean));
-  store_->shadow_apply(chunk, mean);
-  return {};
+  return reply_reader_->apply(store_->plan().chunk(piece.chunk), piece.values);
 }
 
-/// As `clip`, with the norm of what the workers decode.
-Task<Status> Cluster::clip_replies() {
-  if (config_.optimizer.clip_norm == 0) co_return Status();
+/// As `measure_mean`, of what the workers decode.
+Task<Status> Cluster::measure_replies() {
+  squares_.resize(store_->plan().chunks().size());
   const auto attempt = attempt_;
-  std::vector<const Attempt::Piece*> in_order(store_->plan().chunks().size());
-  for (const Attempt::Piece& piece : attempt->pieces) in_order[piece.chunk.value] = &piece;
-  PlaneNorm norm;
   std::size_t turn = 0;
-  for (const Attempt::Piece* piece : in_order) {
-    if (piece == nullptr) continue;
-    CENTROID_CO_TRY(add_to_norm(*piece, norm));
+  for (const Attempt::Piece& piece : attempt->pieces) {
+    const Chunk& chunk = store_->plan().chunk(piece.chunk);
+    CENTROID_CO_ASSIGN(squares_[piece.chunk.value], reply_reader_->squares(chunk, piece.values));
     if (++turn % kChunksPerTurn == 0)
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
   }
-  clip_to(norm.value());
   co_return Status();
 }
 
 /// The round counts: so does what it left out.
 void Cluster::commit_replies() {
   replies_->commit();
+  replies_committed_ = replies_generation_;
   const ReplyEncoder::Totals now = replies_->totals();
   probe_.down(replies_->kind())
       .chunks(now.chunks - replies_told_.chunks, now.dense_chunks - replies_told_.dense_chunks);
   replies_told_ = now;
-  if (store_->keeps_residual() && round_.value % kResidualRounds == 1)
-    probe_.residual_down(norm_of(store_->residual()));
+  if (!store_->keeps_residual() || round_.value % kResidualRounds != 1) return;
+  PlaneNorm norm;
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    if (!store_->is_here(chunk.id)) continue;
+    norm.add(chunk.position, store_->residual().subspan(chunk.position, chunk.elements));
+    norm.end_chunk();
+  }
+  probe_.residual_down(norm.value());
 }
 
 }  // namespace centroid::server

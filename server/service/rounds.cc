@@ -293,8 +293,9 @@ bool Cluster::retry(const RoundDecision& decision) {
 void Cluster::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = store_->plan().chunk(id);
   chunk_weight_ = total_weight;
-  if (early_ && !config_.applies_on_worker() && spread_.moving.contains(id)) {
-    spread_.summed.emplace_back(id, total_weight);  // its parameters are yet to come
+  const bool needs_state = replies_ || (early_ && !config_.applies_on_worker());
+  if (needs_state && spread_.moving.contains(id)) {
+    spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
     return;
   }
   if (replies_ || early_) store_->scale(chunk, total_weight);
@@ -409,16 +410,21 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   } else if (config_.applies_on_worker()) {
     co_await elsewhere.join();
     if (is_spread && prepared.ok() && clips) {
-      co_await measure_mean(0);
+      if (replies_)
+        CENTROID_CO_TRY(co_await measure_replies());
+      else
+        co_await measure_mean(0);
       prepared = co_await step_elsewhere(clip_measured());
     }
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
     if (is_spread) CENTROID_CO_TRY(co_await commit_in_journal(decision));
     close_attempt(outcome, decision.total_weight, contributors, "");
-    if (replies_)
-      CENTROID_CO_TRY(co_await clip_replies());
-    else if (!is_spread)
+    if (replies_ && clips && !is_spread) {
+      CENTROID_CO_TRY(co_await measure_replies());
+      clip_measured();
+    } else if (!is_spread) {
       co_await clip(0);
+    }
     const auto attempt = attempt_;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
       if (replies_)

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cmath>
 
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
-#include "common/tensor/finite.h"
 #include "server/service/cluster.h"
 #include "transport/echo.h"
 
@@ -435,8 +433,10 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
   probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
-  const Status is_sound = check_numbers(*link, buffer->bytes().first(bytes));
-  if (!is_sound.ok()) co_return is_sound.error().with_context(where);
+  if (policy_.nonfinite != NonFinitePolicy::kPropagate) {
+    const Status is_sound = check_numbers(*link->codec, buffer->bytes().first(bytes));
+    if (!is_sound.ok()) co_return is_sound.error().with_context(where);
+  }
   if (is_elastic) {
     session.release_credit(bytes);
     StagedContribution* const staged = stage_for(*link, key);
@@ -467,20 +467,9 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   co_return Status();
 }
 
-/// A worker looks at its gradients itself, and says so in PushEnd; one that does not may not spoil
-/// the parameters of all. The other codecs refuse what is not finite when they read it.
-Status Cluster::check_numbers(const Link& link, Bytes payload) const {
-  if (policy_.nonfinite == NonFinitePolicy::kPropagate ||
-      link.codec_kind != CodecSpec::Kind::kF32 || payload.size() % sizeof(float) != 0)
-    return {};
-  const std::span numbers(reinterpret_cast<const float*>(payload.data()),
-                          payload.size() / sizeof(float));
-  if (is_finite(numbers)) return {};
-  const auto bad = std::ranges::find_if(numbers, [](float x) { return !std::isfinite(x); });
-  return Error(ErrorCode::kInvalidArgument,
-               "number " + std::to_string(bad - numbers.begin()) + " is " + std::to_string(*bad) +
-                   ", which is not finite: PushEnd.nonfinite says so (docs/wire.md), and the "
-                   "chunk stays away");
+/// Its chunks may be missing, for it is not to be added.
+bool Cluster::is_short(const proto::PushEnd& end) const {
+  return end.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
 }
 
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
@@ -491,7 +480,7 @@ Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
                                                   std::to_string(end.weight) +
                                                   ", its chunks gave " + std::to_string(weight));
-  if (!(end.weight >= 0) || (!end.nonfinite && received != (end.weight > 0 ? chunks : 0)))
+  if (!(end.weight >= 0) || (!is_short(end) && received != (end.weight > 0 ? chunks : 0)))
     return Error(ErrorCode::kInvalidArgument,
                  where + ": " + std::to_string(received) + " of " + std::to_string(chunks) +
                      " chunks came with weight " + std::to_string(end.weight));
@@ -522,11 +511,11 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
                                      .divergence = end.divergence});
 }
 
-void Cluster::tally(const Link& link, const proto::PushEnd& end) {
-  round_tally_.add({.loss_sum = end.loss_sum,
-                    .samples = end.samples,
-                    .correct = end.correct,
-                    .steps = link.local_steps});
+Tally Cluster::tally_of(const Link& link, const proto::PushEnd& end) {
+  return {.loss_sum = end.loss_sum,
+          .samples = end.samples,
+          .correct = end.correct,
+          .steps = link.local_steps};
 }
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
@@ -547,7 +536,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   }
   link.pending_end.reset();
   count_end(link, end);
-  tally(link, end);
+  round_tally_.add(tally_of(link, end));
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     aggregator_->absent(*rank);
   Contribution contribution{

@@ -186,6 +186,9 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
       std::max<std::uint64_t>(config_.servers, shards_.present().size() + 1));
   model.workers = static_cast<std::uint32_t>(expected_workers());
   model.is_elastic = policy_.is_elastic();
+  model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
+  model.codec_down = config_.codec_down;
+  model.seed = config_.seed;
   model.manifest = store_->plan().manifest();
   auto head = proto::encode(model);
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head));
@@ -230,13 +233,19 @@ void Cluster::plan_moves() {
   }
   std::vector<std::uint16_t> before = spread_.route.owners;
   for (std::uint16_t& owner : before) owner = number[owner];
-  spread_.target = place(store_->plan(), index.size(), before);
+  std::vector<std::uint32_t> units;  // results that are selected together lie together
+  for (const Chunk& chunk : store_->plan().chunks())
+    if (replies_) units.push_back(replies_->unit_of(chunk.id).first.value);
+  spread_.target = place(store_->plan(), index.size(), before, units);
   const double uneven = imbalance(store_->plan(), index.size(), spread_.target);
   if (uneven > kMaxImbalance)
     log::warn("placement.uneven",
               {{"servers", index.size()},
                {"max_over_mean", uneven},
-               {"why", "the model has few chunks: a smaller chunk_bytes spreads it better"}});
+               {"why", replies_ ? "codec_down selects within a tensor, which lies on one server: "
+                                  "its largest tensors are too large to spread it better"
+                                : "the model has few chunks: a smaller chunk_bytes spreads it "
+                                  "better"}});
   for (std::uint16_t& owner : spread_.target) owner = index[owner];
 }
 
@@ -347,7 +356,8 @@ Task<Result<bool>> Cluster::recover_servers() {
     agreed_.reset();
     counted_.clear();
     round_ = Round(1);
-    epoch_ = offset_ = 0;
+    epoch_ = offset_ = steps_before_ = 0;
+    returned_.clear();
     if (config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
   }
   next_attempt_ = 0;
@@ -363,7 +373,7 @@ Task<Result<bool>> Cluster::recover_servers() {
 
 /// All chunks of the contribution that lie elsewhere have come there, with its weight.
 Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const {
-  if (!spread_.has_others() || end.weight == 0 || end.nonfinite) return true;
+  if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
   for (const ShardGroup::Link* holder :
        spread_.holders[fragments_.turn(store_->optimizer_step())]) {
@@ -422,6 +432,8 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
   merge.version = store_->version();
   merge.total_weight = decision->total_weight;
   merge.wants_norm = config_.optimizer.clip_norm > 0;
+  merge.reply_rounds = replies_ ? replies_->rounds() : 0;
+  merge.clears_residual = is_residual_cleared();
   for (const MemberId member : attempt_->members)
     if (attempt_->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {

@@ -38,6 +38,9 @@ Task<Status> Cluster::freeze_servers() {
 /// server only. While rounds are made their loop keeps it between two of them.
 Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
   if (!spread_.has_others()) co_return nullptr;
+  while (measuring_) {  // a version is kept aside for statistics, which end by their deadline
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return nullptr;
+  }
   if (rounds_ended_ || is_loop_writing_) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});

@@ -1,3 +1,4 @@
+#include "common/codec/spec.h"
 #include "server/config.h"
 
 /// Settings of a model on several servers.
@@ -30,12 +31,11 @@ std::string why_one_server(const ServerConfig& c) {
   if (c.is_peer_to_peer())
     return "with exchange " + c.exchange +
            " no parameters lie on a server: take exchange star for several servers";
-  if (c.compresses_results())
+  const auto down = CodecSpec::parse(c.codec_down);
+  if (down.ok() && down->scope == Scope::kGlobal && down->feedback.enabled)
     return "codec_down " + c.codec_down +
-           " works with one server so far: leave codec_down f32 for several";
-  if (c.cadence_mode != "off")
-    return "cadence " + c.cadence_mode +
-           " works with one server so far: leave cadence off for several";
+           " selects from all tensors at once, which lie on one server only: leave scope=global "
+           "away for several";
   if (c.keeps_journal() && c.journal_full != "wait")
     return "journal.full " + c.journal_full +
            " works with one server: with several a round waits for the disk (wait)";

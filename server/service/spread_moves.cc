@@ -43,19 +43,23 @@ Task<Status> Cluster::move_some() {
   spread_.whole.clear();
   const bool is_first = is_first_placement();
   const auto budget = static_cast<std::uint64_t>(spread_.copy_rate * seconds(kMovePause));
-  const std::uint64_t planes = 1 + store_->optimizer().slots();
   auto owners = spread_.route.owners;
   const auto chunks = std::make_shared<std::vector<Chunk>>();
   spread_.moving_bytes = 0;
-  for (const Chunk& chunk : store_->plan().chunks()) {
-    std::uint16_t& owner = owners[chunk.id.value];
-    if (owner == spread_.target[chunk.id.value]) continue;
-    const std::uint64_t bytes = chunk.elements * sizeof(float) * planes;
+  const auto all = store_->plan().chunks();
+  for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
+    last = replies_ ? replies_->unit_of(all[first].id).second.value : first + 1;
+    if (owners[first] == spread_.target[first]) continue;
+    const auto unit = all.subspan(first, last - first);
+    std::uint64_t bytes = 0;
+    for (const Chunk& chunk : unit) bytes += chunk.elements * sizeof(float) * store_->planes();
     if (!is_first && !chunks->empty() && spread_.moving_bytes + bytes > budget) continue;
-    spread_.moving[chunk.id] = spread_.links[owner];
     spread_.moving_bytes += bytes;
-    owner = spread_.target[chunk.id.value];
-    chunks->push_back(chunk);
+    for (const Chunk& chunk : unit) {
+      spread_.moving[chunk.id] = spread_.links[owners[chunk.id.value]];
+      owners[chunk.id.value] = spread_.target[chunk.id.value];
+      chunks->push_back(chunk);
+    }
   }
   auto links = spread_.links;
   const Status told = co_await adopt_route(std::move(links), std::move(owners));
@@ -91,15 +95,19 @@ Task<void> Cluster::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks) {
 /// All planes; nullptr: the leader.
 Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
                                  std::shared_ptr<ShardGroup::Link> to) {
-  for (std::size_t plane = 0; plane <= store_->optimizer().slots(); ++plane) {
+  const std::size_t planes = store_->planes();
+  for (std::size_t plane = 0; plane < planes; ++plane) {
     proto::ServerChunk head;
     head.version = store_->version();
     head.plane = static_cast<std::uint8_t>(plane);
     head.chunk = chunk.id;
     std::vector<std::byte> fetched;
     Bytes values;
-    if (from == nullptr) {  // nothing changes it before this ends
-      values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
+    if (from == nullptr) {
+      values = std::as_bytes(store_->values(plane, chunk));  // stay as they are until this ends
+      const bool is_residual = plane > store_->optimizer().slots();  // a new generation clears it
+      if (is_residual) fetched.assign(values.begin(), values.end());
+      if (is_residual) values = fetched;
     } else {
       CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(head));
       values = fetched;
@@ -140,6 +148,7 @@ Task<Status> Cluster::finish_moves() {
   store_->place(spread_.is_here);
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
+  if (is_residual_cleared()) store_->clear_residual();  // of what has come, too
   for (const auto& [chunk, weight] : std::exchange(spread_.summed, {}))
     chunk_complete(chunk, weight);
   std::size_t left = 0;

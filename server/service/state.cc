@@ -249,8 +249,8 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
   epoch_ = info.epoch;
   offset_ = info.offset;
   checkpointed_ = info.version;
-  if (const auto steps = info.extra.find("local_steps"); steps != info.extra.end())
-    steps_before_ = std::strtoull(steps->second.c_str(), nullptr, 10);
+  const auto steps = info.extra.find("local_steps");
+  steps_before_ = steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
   const auto returned = info.extra.find("returned");
   returned_.restore(returned == info.extra.end() ? "" : returned->second);
   held_position_ = position();
@@ -260,7 +260,8 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
     if (const auto rounds = info.extra.find("codec_down_rounds"); rounds != info.extra.end())
       replies_->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
     if (const auto of = info.extra.find("codec_down_generation"); of != info.extra.end())
-      replies_generation_ = Generation(std::strtoull(of->second.c_str(), nullptr, 10));
+      replies_generation_ = replies_committed_ =
+          Generation(std::strtoull(of->second.c_str(), nullptr, 10));
   } else if (has_residual || takes_residual) {
     log::warn("checkpoint.residual",
               {{"path", entry.path.string()},
@@ -384,7 +385,7 @@ CheckpointInfo Cluster::checkpoint_info() const {
   if (store_->keeps_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
     info.extra["codec_down_rounds"] = std::to_string(replies_->rounds());
-    info.extra["codec_down_generation"] = to_string(replies_generation_);
+    info.extra["codec_down_generation"] = to_string(replies_committed_);
   }
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   if (steps_before_ > 0) info.extra["local_steps"] = std::to_string(steps_before_);

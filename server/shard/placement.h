@@ -26,10 +26,13 @@ inline constexpr double kMaxImbalance = 1.02;
 /// moves    `before` (one owner a chunk, kNobody: to be placed): chunks stay where they are but for
 ///          what a fuller server gives up until it has the mean; so a server that comes takes its
 ///          share and no other chunk moves, and of one that goes only its own chunks move
+/// units    by chunk the number of the unit that it belongs to, ascending: chunks of one lie on one
+///          server (results that are selected together); empty: each by itself
 /// limits   1 <= servers <= kMaxServers; before is empty (all are new) or has an owner a chunk
 /// source   Graham 1969, "Bounds on Multiprocessing Timing Anomalies" (longest processing time)
 std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
-                                 std::span<const std::uint16_t> before = {});
+                                 std::span<const std::uint16_t> before = {},
+                                 std::span<const std::uint32_t> units = {});
 
 /// Bytes of the fullest server over the mean; 1 for a model without elements.
 double imbalance(const ChunkPlan& plan, std::size_t servers, std::span<const std::uint16_t> owners);

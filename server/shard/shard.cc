@@ -122,6 +122,11 @@ class Shard::LeaderSink final : public transport::FrameSink {
         const auto head = proto::encode(reply);
         co_return co_await session.respond(frame.header, head, numbers->bytes);
       }
+      case ServersKind::kStatistics: {
+        CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Statistics>(frame.head));
+        tasks_.spawn(run_statistics(session, frame.header, wanted));
+        co_return Status();
+      }
       case ServersKind::kForget: {
         CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
         shard_.forget(gone);
@@ -154,6 +159,16 @@ class Shard::LeaderSink final : public transport::FrameSink {
   Task<void> run_step(Session& session, transport::FrameHeader request, proto::Step step) {
     const Status stepped = co_await shard_.step(step);
     (void)co_await done(session, request, stepped);
+  }
+
+  Task<void> run_statistics(Session& session, transport::FrameHeader request,
+                            proto::Statistics wanted) {
+    const auto parts = co_await shard_.statistics(wanted);
+    if (!parts.ok()) {
+      (void)co_await session.respond_error(request, parts.error());
+      co_return;
+    }
+    (void)co_await session.respond(request, Bytes(), std::as_bytes(std::span(parts.value())));
   }
 
   Shard& shard_;
@@ -366,6 +381,9 @@ void Shard::forget_everything(const Error& why) {
   frozen_.reset();
   journal_.stop();  // it may be reading memory of the store
   recalled_.reset();
+  reply_reader_.reset();
+  replies_.reset();
+  encoded_.clear();
   store_.reset();
   route_ = {};
   parts_.clear();

@@ -14,8 +14,11 @@
 #include "common/proto/servers.h"
 #include "common/tensor/fragments.h"
 #include "server/aggregate/contribution_stage.h"
+#include "server/aggregate/reply_encoder.h"
+#include "server/shard/reply_reader.h"
 #include "server/store/journal.h"
 #include "server/store/parameter_store.h"
+#include "server/store/statistics.h"
 #include "transport/server_list.h"
 #include "transport/session.h"
 
@@ -113,7 +116,15 @@ class Shard {
   void forget(const proto::Forget& gone);
   const std::vector<Chunk>& part() const;
   void settle();
-  void emit(const Chunk& chunk);
+
+  // shard_results.cc: what workers get, and what the leader tells of the parameters
+  Status make_replies();
+  void begin_replies();
+  void emit(const Chunk& chunk, Bytes values);
+  Status encode_reply(const Chunk& chunk);
+  Status measure_replies(std::vector<double>& squares);
+  Status apply_reply(const Chunk& chunk);
+  Task<Result<std::vector<StatisticsPart>>> statistics(proto::Statistics wanted);
 
   // shard_journal.cc
   journal::Form journal_form() const;
@@ -160,6 +171,11 @@ class Shard {
   std::vector<bool> is_mine_;
   std::shared_ptr<Snapshot> frozen_;
   std::optional<proto::Merge> merging_;  ///< merged, not committed
+  // with codec_down
+  std::unique_ptr<ReplyEncoder> replies_;
+  std::unique_ptr<ReplyReader> reply_reader_;
+  using Payload = std::shared_ptr<const std::vector<std::byte>>;
+  std::map<ChunkId, Payload> encoded_;  ///< of the round that is merged
   Journal journal_;
   std::optional<journal::Parts> recalled_;  ///< what the journal had when the leader asked first
   std::optional<Error> fatal_;              ///< why this server cannot serve that leader

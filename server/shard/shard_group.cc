@@ -108,14 +108,16 @@ std::shared_ptr<ShardGroup::Link> ShardGroup::find(const std::string& name) cons
 }
 
 Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind,
-                                    std::vector<std::byte> head, Bytes payload) {
+                                    std::vector<std::byte> head, Bytes payload,
+                                    std::optional<TimePoint> limit) {
   const std::string where = "server '" + link->name + "'";
   if (link->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
-  const TimePoint limit = clock_.now() + reply_timeout_;
+  const TimePoint until = limit.value_or(clock_.now() + reply_timeout_);
   auto reply =
-      co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, limit);
+      co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
   if (reply.ok()) co_return std::move(reply).value();
   const Error why = reply.error().with_context(where);
+  if (limit) co_return why;
   const bool may_refuse =
       kind == ServersKind::kFetch || kind == ServersKind::kFreeze || kind == ServersKind::kRecall;
   if (!link->is_gone() && (!may_refuse || why.code() == ErrorCode::kDeadlineExceeded)) {
@@ -132,16 +134,17 @@ void ShardGroup::give_up(const std::shared_ptr<Link>& link, const Error& why) {
 }
 
 Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr<Link>> links,
-                                                     ServersKind kind,
-                                                     std::vector<std::byte> head) {
+                                                     ServersKind kind, std::vector<std::byte> head,
+                                                     std::optional<TimePoint> limit) {
   std::vector<std::optional<Result<Reply>>> answers(links.size());
   auto one = [](ShardGroup* self, std::shared_ptr<Link> link, ServersKind what,
-                std::vector<std::byte> text, std::optional<Result<Reply>>* out) -> Task<void> {
-    out->emplace(co_await self->ask(std::move(link), what, std::move(text)));
+                std::vector<std::byte> text, std::optional<TimePoint> until,
+                std::optional<Result<Reply>>* out) -> Task<void> {
+    out->emplace(co_await self->ask(std::move(link), what, std::move(text), Bytes(), until));
   };
   TaskGroup group(executor_);
   for (std::size_t i = 0; i < links.size(); ++i)
-    group.spawn(one(this, links[i], kind, head, &answers[i]));
+    group.spawn(one(this, links[i], kind, head, limit, &answers[i]));
   co_await group.join();
   std::vector<Reply> replies;
   for (auto& answer : answers) {

@@ -64,12 +64,15 @@ class ShardGroup {
 
   /// Ask one server; its error names it. A server that does not answer in time, or refuses anything
   /// but Fetch, Freeze and Recall, is given up: its state is not what its leader takes it to be.
+  /// With a `limit` of the caller's nobody is given up.
   Task<Result<transport::Reply>> ask(std::shared_ptr<Link> link, proto::ServersKind kind,
-                                     std::vector<std::byte> head, Bytes payload = {});
+                                     std::vector<std::byte> head, Bytes payload = {},
+                                     std::optional<TimePoint> limit = {});
   /// Ask all of them the same at once. The answers, in the order of `links`; the first error.
   Task<Result<std::vector<transport::Reply>>> ask_all(std::vector<std::shared_ptr<Link>> links,
                                                       proto::ServersKind kind,
-                                                      std::vector<std::byte> head);
+                                                      std::vector<std::byte> head,
+                                                      std::optional<TimePoint> limit = {});
   /// A worker is gone.
   void forget(MemberId member, const std::string& reason);
 

@@ -4,7 +4,6 @@
 
 #include <boost/asio/post.hpp>
 
-#include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/optim/norm.h"
 #include "server/shard/shard.h"
@@ -49,8 +48,14 @@ Status Shard::take_model(const proto::ServerModel& model) {
   staged_.clear();
   route_ = {};
   parts_.assign(fragments_.count(), {});
+  reply_reader_.reset();  // before the store that it reads
+  replies_.reset();
+  encoded_.clear();
   try {
-    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer));
+    CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(model.codec_down));
+    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
+                                              down.feedback.enabled);
+    CENTROID_TRY(make_replies());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted, "no address space for a model of " +
                                                     std::to_string(model.manifest.size()) +
@@ -97,6 +102,8 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) con
   question.tensors = model.manifest.size();
   question.chunks = model.manifest.size() + total / std::max<std::uint64_t>(model.chunk_bytes, 1);
   question.slots = slots;
+  CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(model.codec_down));
+  question.keeps_residual = down.feedback.enabled;
   question.compresses_results = true;  // every result is a copy
   question.applies_on_worker = model.apply_on_worker;
   question.is_elastic = model.is_elastic;
@@ -131,7 +138,7 @@ proto::ServerReport Shard::report() const {
   std::uint64_t elements = 0;
   for (const Chunk& chunk : store_->plan().chunks())
     if (is_mine_[chunk.id.value]) elements += chunk.elements;
-  report.memory_bytes = elements * sizeof(float) * (2 + store_->optimizer().slots());
+  report.memory_bytes = elements * sizeof(float) * (1 + store_->planes());
   return report;
 }
 
@@ -187,8 +194,7 @@ Status Shard::begin(const proto::ServerState& state) {
 Result<std::vector<float>> Shard::read_chunk(const proto::ServerChunk& head) {
   if (!store_) return out_of_order("Fetch came before Model");
   const std::string what = "Fetch of chunk " + to_string(head.chunk);
-  if (head.chunk.value >= store_->plan().chunks().size() ||
-      head.plane > store_->optimizer().slots() ||
+  if (head.chunk.value >= store_->plan().chunks().size() || head.plane >= store_->planes() ||
       (!store_->is_here(head.chunk) && !is_mine_[head.chunk.value]))
     return Error(ErrorCode::kInvalidArgument, what + ", plane " + std::to_string(head.plane) +
                                                   ": it does not lie on server '" + options_.name +
@@ -206,8 +212,7 @@ Result<std::vector<float>> Shard::read_chunk(const proto::ServerChunk& head) {
     return Error(ErrorCode::kAborted,
                  what + ": version " + to_string(head.version) + " is not the present one, " +
                      to_string(store_->version()) + (merging_ ? ", or a round is merged" : ""));
-  const auto values =
-      head.plane == 0 ? store_->params(chunk) : store_->slot(head.plane - 1u, chunk);
+  const auto values = store_->values(head.plane, chunk);
   return std::vector<float>(values.begin(), values.end());
 }
 
@@ -241,24 +246,6 @@ const std::vector<Chunk>& Shard::part() const {
   return parts_[fragments_.turn(store_->optimizer_step())];
 }
 
-/// The result of a chunk, for everybody who waits for it. A copy, so that a slow reader keeps no
-/// round from this memory.
-void Shard::emit(const Chunk& chunk) {
-  const Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
-  Piece piece;
-  piece.head.round = merging_->round;
-  piece.head.attempt = merging_->attempt;
-  piece.head.chunk = chunk.id;
-  piece.values = std::make_shared<const std::vector<std::byte>>(values.begin(), values.end());
-  piece.crc = crc32c(*piece.values);
-  for (const MemberId member : merging_->members) {
-    const auto found = workers_.find(member);
-    if (found == workers_.end()) continue;
-    found->second->outgoing.push_back(piece);
-    found->second->wake.notify_all();
-  }
-}
-
 Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   const std::string what = "Merge of round " + to_string(merge.round);
   if (!store_ || merging_) co_return out_of_order(what + ": another round is merged");
@@ -277,6 +264,7 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   }
   settle();
   merging_ = std::move(merge);
+  if (replies_) begin_replies();
   const TimePoint begin = clock_.now();
   // A checkpoint that is still being read keeps copies; past its budget the round waits for it.
   while (store_ && store_->snapshot_is_full())
@@ -309,23 +297,36 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     co_await journal_.drained();
     if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
   }
+  std::uint64_t copied = 0;  // for the journal, and not yet written
   for (const Chunk& chunk : part()) {
     if (!keeps_sums) sum_up(chunk);
     store_->scale(chunk, merging_->total_weight);
-    if (form == journal::Form::kMean)
-      journal_.chunk(chunk.id, form, std::as_bytes(std::as_const(*store_).spare(chunk)));
-    const std::span<const float> sum = std::as_const(*store_).spare(chunk);
-    if (merging_->wants_norm) {
-      norm.add(chunk.position, sum);
-      const double squares = norm.end_chunk();
-      reply.squares.push_back(std::isfinite(squares) ? squares : HUGE_VAL);  // NaN has no form
+    const std::span<const float> mean = std::as_const(*store_).spare(chunk);
+    if (form == journal::Form::kMean && replies_)  // the codec's residual grows in this memory
+      journal_.chunk_copy(chunk.id, form, std::as_bytes(mean));
+    else if (form == journal::Form::kMean)
+      journal_.chunk(chunk.id, form, std::as_bytes(mean));
+    if (replies_) {
+      CENTROID_CO_TRY(encode_reply(chunk));
+    } else if (merging_->wants_norm) {
+      norm.add(chunk.position, mean);
+      reply.squares.push_back(norm.end_chunk());
     }
-    if (model_.apply_on_worker) emit(chunk);
+    if (model_.apply_on_worker && !replies_) emit(chunk, std::as_bytes(mean));
+    copied += journal_.is_on() && replies_ ? mean.size_bytes() : 0;
+    if (copied > kSnapshotBudgetBytes) {
+      copied = 0;
+      co_await journal_.drained();
+      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    }
     if (++turn % kChunksPerTurn == 0) {
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
       if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     }
   }
+  if (replies_ && merging_->wants_norm) CENTROID_CO_TRY(measure_replies(reply.squares));
+  for (double& squares : reply.squares)
+    if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
   for (const proto::WeighedContribution& one : merging_->parts)
     std::erase_if(staged_[one.key.member],
                   [&](const Staged& staged) { return staged.key == one.key; });
@@ -347,14 +348,16 @@ Task<Status> Shard::step(proto::Step step) {
   const TimePoint begin = clock_.now();
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
-    if (model_.apply_on_worker) {
+    if (replies_) {
+      CENTROID_CO_TRY(apply_reply(chunk));
+    } else if (model_.apply_on_worker) {
       store_->shadow_apply(chunk);
     } else {
       store_->apply(chunk);
       if (journal_form() == journal::Form::kParameters)
         journal_.chunk(chunk.id, journal_form(),
                        std::as_bytes(std::as_const(*store_).spare(chunk)));
-      emit(chunk);
+      emit(chunk, std::as_bytes(std::as_const(*store_).spare(chunk)));
     }
     if (++turn % kChunksPerTurn == 0) {
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
@@ -374,6 +377,8 @@ Status Shard::commit(const proto::ServerState& state) {
     store_->commit_in_place(chunks);
   else
     store_->commit_swap(chunks);
+  if (replies_) replies_->commit();
+  encoded_.clear();
   merging_.reset();
   ++rounds_;
   merge_seconds_ += std::chrono::duration<double>(merged_time_).count();

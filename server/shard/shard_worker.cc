@@ -98,10 +98,15 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
   session.release_credit(bytes);
   StagedContribution* const kept = staged(key);  // it may have gone while the bytes came in
   if (kept == nullptr) co_return Status();
+  const std::string where = "push of chunk " + to_string(push.chunk) + " by " + worker->enter.name +
+                            " in round " + to_string(push.round) + " on server '" + options_.name +
+                            "'";
+  if (model_.refuses_nonfinite) {
+    const Status is_sound = check_numbers(*worker->codec, buffer.bytes().first(bytes));
+    if (!is_sound.ok()) co_return is_sound.error().with_context(where);
+  }
   const Status put = kept->put(push.chunk, push.weight, std::move(buffer), bytes, scratch_);
-  if (!put.ok())
-    co_return put.error().with_context("push of chunk " + to_string(push.chunk) + " by " +
-                                       worker->enter.name);
+  if (!put.ok()) co_return put.error().with_context(where);
   if (kept->is_whole()) tell_whole(key, kept->weight());
   co_return Status();
 }

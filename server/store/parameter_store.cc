@@ -41,7 +41,7 @@ void ParameterStore::place(std::vector<bool> is_here) {
       ++chunks_here_;
       continue;
     }
-    for (std::size_t number = 0; number <= slots_.size() + (residual_ ? 1 : 0); ++number) {
+    for (std::size_t number = 0; number < planes(); ++number) {
       preserve(*plane(number), chunk);
       plane(number)->discard(chunk);
     }
@@ -69,6 +69,7 @@ std::span<const float> ParameterStore::slot(std::size_t k, const Chunk& chunk) c
 
 void ParameterStore::clear_residual() {
   for (const Chunk& chunk : plan_->chunks()) {
+    if (!is_here(chunk.id)) continue;
     preserve(*residual_, chunk);
     std::ranges::fill(residual_->values(chunk), 0.0f);
   }
@@ -210,10 +211,10 @@ bool ParameterStore::snapshot_is_full() const { return snapshot_ && snapshot_->i
 
 Status ParameterStore::load(std::size_t number, std::uint64_t offset, std::span<const float> from) {
   const std::uint64_t total = plan_->total_elements();
-  const std::size_t last_plane = slots_.size() + (residual_ ? 1 : 0);
-  if (number > last_plane)
-    return Error(ErrorCode::kInvalidArgument, "store has planes 0.." + std::to_string(last_plane) +
-                                                  ", not " + std::to_string(number));
+  if (number >= planes())
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "store has planes 0.." + std::to_string(planes() - 1) + ", not " + std::to_string(number));
   if (offset > total || from.size() > total - offset)
     return Error(ErrorCode::kInvalidArgument,
                  "store has " + std::to_string(total) + " elements per plane; got " +

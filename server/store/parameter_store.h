@@ -57,12 +57,17 @@ class ParameterStore {
   /// To read (a reply): saves nothing.
   std::span<const float> spare(const Chunk& chunk) const;
   std::span<const float> slot(std::size_t k, const Chunk& chunk) const;
+  /// Planes of the state, in the order of a checkpoint: parameters, slots, residual.
+  std::size_t planes() const { return 1 + slots_.size() + (residual_ ? 1 : 0); }
+  std::span<const float> values(std::size_t number, const Chunk& chunk) const {
+    return std::as_const(*plane(number)).values(chunk);
+  }
   bool keeps_residual() const { return residual_ != nullptr; }
   /// All of what committed rounds left out.
   std::span<const float> residual() const { return residual_->values(); }
   /// All of spare, to write into those chunks that `spare` was asked for since the last commit.
   std::span<float> all_spare() { return spare_->values(); }
-  void clear_residual();
+  void clear_residual();  ///< of the chunks that lie here
   /// Before initialisation only: where initial values are written.
   std::span<float> initial(const Chunk& chunk);
 

@@ -13,44 +13,50 @@ void StatisticsSum::add(std::span<const float> values) {
   while (!values.empty()) {
     const auto block = values.first(std::min(kBlock, values.size()));
     values = values.subspan(block.size());
-    elements_ += block.size();
+    StatisticsPart part;
+    part.elements = block.size();
     std::uint64_t count = 0;
-    double sum = 0, low = 0, high = 0;
+    double sum = 0;
     for (const float value : block) {
       if (!std::isfinite(value)) continue;
       const double x = value;
-      low = count == 0 ? x : std::min(low, x);
-      high = count == 0 ? x : std::max(high, x);
+      part.min = count == 0 ? x : std::min(part.min, x);
+      part.max = count == 0 ? x : std::max(part.max, x);
       sum += x;
       ++count;
     }
-    nonfinite_ += block.size() - count;
-    if (count == 0) continue;
-    const double mean = sum / static_cast<double>(count);
-    double squares = 0;
+    part.nonfinite = block.size() - count;
+    if (count > 0) part.mean = sum / static_cast<double>(count);
     for (const float value : block)
-      if (std::isfinite(value)) squares += (value - mean) * (value - mean);
-    const auto before = static_cast<double>(elements_ - nonfinite_ - count);
-    const auto added = static_cast<double>(count);
-    const double distance = mean - mean_, total = before + added;
-    min_ = before == 0 ? low : std::min(min_, low);
-    max_ = before == 0 ? high : std::max(max_, high);
-    squares_ += squares + distance * distance * before * added / total;
-    mean_ += distance * added / total;
+      if (std::isfinite(value)) part.squares += (value - part.mean) * (value - part.mean);
+    add(part);
   }
+}
+
+void StatisticsSum::add(const StatisticsPart& part) {
+  const auto before = static_cast<double>(sum_.elements - sum_.nonfinite);
+  const auto added = static_cast<double>(part.elements - part.nonfinite);
+  sum_.elements += part.elements;
+  sum_.nonfinite += part.nonfinite;
+  if (added == 0) return;
+  const double distance = part.mean - sum_.mean, total = before + added;
+  sum_.min = before == 0 ? part.min : std::min(sum_.min, part.min);
+  sum_.max = before == 0 ? part.max : std::max(sum_.max, part.max);
+  sum_.squares += part.squares + distance * distance * before * added / total;
+  sum_.mean += distance * added / total;
 }
 
 TensorStatistics StatisticsSum::result() const {
   TensorStatistics out;
-  out.elements = elements_;
-  out.nonfinite = nonfinite_;
-  const auto count = static_cast<double>(elements_ - nonfinite_);
+  out.elements = sum_.elements;
+  out.nonfinite = sum_.nonfinite;
+  const auto count = static_cast<double>(sum_.elements - sum_.nonfinite);
   if (count == 0) return out;
-  out.min = min_;
-  out.max = max_;
-  out.mean = mean_;
-  out.deviation = std::sqrt(squares_ / count);
-  out.norm = std::sqrt(squares_ + count * mean_ * mean_);
+  out.min = sum_.min;
+  out.max = sum_.max;
+  out.mean = sum_.mean;
+  out.deviation = std::sqrt(sum_.squares / count);
+  out.norm = std::sqrt(sum_.squares + count * sum_.mean * sum_.mean);
   return out;
 }
 

@@ -14,6 +14,14 @@ struct TensorStatistics {
   double norm = 0;       ///< Euclidean
 };
 
+/// What is known of some values of a tensor. Goes between servers as it stands in memory.
+struct StatisticsPart {
+  std::uint64_t elements = 0, nonfinite = 0;
+  double min = 0, max = 0, mean = 0;
+  double squares = 0;  ///< of the distances from the mean
+};
+static_assert(sizeof(StatisticsPart) == 48);
+
 /// Adds a tensor up piece by piece, in double.
 ///
 /// error   relative 1e-12 for up to 1e9 elements (blocks are merged, not sums of squares
@@ -23,11 +31,13 @@ struct TensorStatistics {
 class StatisticsSum {
  public:
   void add(std::span<const float> values);
+  /// Of values that were added up elsewhere.
+  void add(const StatisticsPart& part);
+  const StatisticsPart& part() const { return sum_; }
   TensorStatistics result() const;
 
  private:
-  std::uint64_t elements_ = 0, nonfinite_ = 0;
-  double min_ = 0, max_ = 0, mean_ = 0, squares_ = 0;  ///< squares of the distances from the mean
+  StatisticsPart sum_;
 };
 
 }  // namespace centroid::server

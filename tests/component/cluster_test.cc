@@ -1,9 +1,11 @@
 #include "tests/support/cluster.h"
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -158,6 +160,41 @@ TEST_P(ClusterTest, HalfPrecisionContributionsTrainAlmostTheSame) {
   const double d = distance(outcomes[0].params, alone.params);
   EXPECT_LT(d, 1e-2);
   EXPECT_GT(d, 1e-7);
+}
+
+/// Also of a contribution that comes late, while no round is open.
+TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
+  const auto data = make_blobs(20'000, 8, 4, 7);
+  for (const std::string policy : {"asp", "quorum:2"}) {
+    SCOPED_TRACE(policy);
+    ServerConfig c = config();
+    c.epochs = 0;
+    c.rounds = 200;
+    c.policy = policy;
+    if (policy != "asp") c.late = "carry:max=8";
+    auto specs = workers(3);
+    std::map<std::string, std::uint64_t> batches;
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      batches[specs[i].name] = specs[i].batch = std::array{8u, 5u, 11u}[i];
+    c.min_workers = specs.size();
+    TestServer server(c, transports());
+    const auto outcomes = run_workers(specs, data, server.endpoint(), transports());
+    for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.status.ok());
+    ASSERT_TRUE(server.join().ok());
+    std::uint64_t late = 0, rounds = 0;
+    for (const auto& round : server.rounds()) {
+      if (round.outcome != "committed") continue;
+      ++rounds;
+      late += round.late.size();
+      std::uint64_t samples = 0;
+      for (const auto& names : {round.contributors, round.late})
+        for (const std::string& name : names) samples += batches[name];
+      EXPECT_EQ(round.samples, samples)
+          << "round " << round.round << ", " << round.late.size() << " late";
+    }
+    EXPECT_EQ(rounds, c.rounds);
+    EXPECT_GT(late, 0u) << "nobody was late, so nothing was shown";
+  }
 }
 
 TEST_P(ClusterTest, ANonFiniteGradientHaltsTheJobEverywhereAndSaysWhere) {

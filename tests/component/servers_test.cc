@@ -137,6 +137,53 @@ TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
   }
 }
 
+/// Results through a codec, with and without a memory of what it left out; norms of what workers
+/// decode.
+TEST(Servers, CompressedResultsGiveTheBitsOfOneServer) {
+  struct Case {
+    std::string codec, optimizer = "momentum";
+    double clip = 0;
+    std::uint64_t local_steps = 1, fragments = 1;
+  };
+  const std::vector<Case> cases{
+      {.codec = "bf16"},
+      {.codec = "int8:rounding=stochastic"},
+      {.codec = "int8:feedback=on", .clip = 0.05},
+      {.codec = "topk:0.1", .optimizer = "sgd"},
+      {.codec = "topk:0.1,warmup=5", .clip = 0.05},
+      {.codec = "topk:0.2,values=int8,generation=reset"},
+      {.codec = "topk:0.2,warmup=6", .local_steps = 4, .fragments = 2},
+  };
+  int number = 0;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.codec);
+    ++number;
+    std::vector<float> alone;
+    for (const std::uint64_t servers : {1, 2, 3}) {
+      SCOPED_TRACE(servers);
+      ServerConfig c = config(std::string("down-").append(std::to_string(number)), servers);
+      c.codec_down = one.codec;
+      if (one.local_steps == 1) c.optimizer.name = one.optimizer;
+      c.optimizer.clip_norm = one.clip;
+      c.local_steps = one.local_steps;
+      c.fragments = one.fragments;
+      const auto params = train(c);
+      if (servers == 1) alone = params;
+      EXPECT_EQ(params, alone);
+    }
+  }
+}
+
+TEST(Servers, ASelectionAmongAllTensorsNeedsOneServer) {
+  ServerConfig c = config("global", 2);
+  c.codec_down = "topk:0.1,scope=global";
+  const Status refused = server::finish(c);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("scope=global"), std::string::npos);
+  c.codec_down = "topk:0.1";
+  EXPECT_TRUE(server::finish(c).ok());
+}
+
 /// Policies that close rounds without some workers, where what happens does not depend on time.
 TEST(Servers, PoliciesGiveTheBitsOfOneServer) {
   struct Case {
@@ -193,13 +240,36 @@ TEST(Servers, FragmentsAndCodecsGiveTheBitsOfOneServer) {
   }
 }
 
+/// Shares by the speeds that are given, which time does not change; then by measured ones.
+TEST(Servers, CadencesGiveTheBitsOfOneServer) {
+  std::vector<float> alone;
+  for (const std::uint64_t servers : {1, 2, 3}) {
+    SCOPED_TRACE(servers);
+    ServerConfig c = config("cadence", servers);
+    c.cadence_mode = "speed";
+    c.cadence_ratios = "3,1,2";
+    c.local_steps = 6;
+    const auto params = train(c);
+    if (servers == 1) alone = params;
+    EXPECT_EQ(params, alone);
+  }
+  ServerConfig c = config("cadence-tuned", 3);
+  c.cadence_mode = "tuned";
+  c.local_steps = 4;
+  c.rounds = 40;
+  auto specs = three_workers();
+  specs[1].slowdown = 4;
+  for (const float x : train(c, specs)) ASSERT_TRUE(std::isfinite(x));
+}
+
 /// What happens to the servers while `c` is trained with the journals on; what every worker ends
 /// with.
 std::vector<float> train_disturbed(
     const ServerConfig& c,
     const std::function<void(TestServer&, std::map<std::string, std::unique_ptr<TestShard>>&,
                              const std::function<std::unique_ptr<TestShard>(std::string)>&)>&
-        disturb) {
+        disturb,
+    const std::vector<WorkerSpec>& specs = three_workers()) {
   const auto data = make_blobs(200, 8, 4, 5);
   TestServer leader(c, tcp);
   const std::function<std::unique_ptr<TestShard>(std::string)> start = [&](std::string name) {
@@ -210,9 +280,8 @@ std::vector<float> train_disturbed(
     const std::string name = std::string("s").append(std::to_string(i));
     shards[name] = start(name);
   }
-  auto training = std::async(std::launch::async, [&] {
-    return run_workers(three_workers(), data, leader.endpoint(), tcp);
-  });
+  auto training = std::async(std::launch::async,
+                             [&] { return run_workers(specs, data, leader.endpoint(), tcp); });
   disturb(leader, shards, start);
   const auto outcomes = training.get();
   EXPECT_TRUE(leader.join().ok());
@@ -245,19 +314,35 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
          c.optimizer.name = "momentum";
          c.apply = "worker";
        }},
+      {"compressed",
+       [](ServerConfig& c) {
+         c.optimizer.name = "momentum";
+         c.optimizer.clip_norm = 0.05;
+         c.codec_down = "topk:0.2,warmup=30";
+       }},
+      {"steps",
+       [](ServerConfig& c) {
+         c.local_steps = 4;
+         c.policy = "quorum:3";
+       }},
   };
   for (const auto& [name, set] : cases) {
     SCOPED_TRACE(name);
     ServerConfig alone = config(std::string("journal-alone-").append(name), 1);
     alone.rounds = 60;
     set(alone);
-    const auto expected = train(alone);
+    auto specs = three_workers();
+    for (WorkerSpec& spec : specs) {  // a rate that goes by the local steps of all workers so far
+      spec.schedules_by_cluster = alone.local_steps > 1;
+      if (alone.local_steps > 1) spec.inner.schedule = "linear:rounds=700,floor=0.1";
+    }
+    const auto expected = train(alone, specs);
     ServerConfig c = config(std::string("journal-").append(name), 3);
     c.rounds = 60;
     c.journal = "on";
     c.checkpoint_every_rounds = 25;
     set(c);
-    const auto params = train_disturbed(c, [](TestServer& leader, auto& shards, const auto& start) {
+    const auto disturb = [](TestServer& leader, auto& shards, const auto& start) {
       const auto& lost = leader.registry().counter("centroid_server_state_lost_total", "");
       double losses = 0;
       for (const std::uint64_t round : {10, 40}) {
@@ -268,7 +353,8 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
             << "the server gave its chunks away";
         shards["s2"] = start("s2");
       }
-    });
+    };
+    const auto params = train_disturbed(c, disturb, specs);
     EXPECT_EQ(params, expected);
   }
 }
@@ -279,15 +365,22 @@ TEST(Servers, ChunksMoveWhileRoundsGoOn) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(std::string("seed ").append(std::to_string(seed)));
   std::mt19937_64 random(seed);
-  for (const std::string optimizer : {"sgd", "momentum"}) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      // optimizer, codec_down
+      {"sgd", "f32"},
+      {"momentum", "f32"},
+      {"adam", "topk:0.3,values=int8,warmup=100"}};
+  for (const auto& [optimizer, codec] : cases) {
     SCOPED_TRACE(optimizer);
     ServerConfig alone = config(std::string("moves-alone-").append(optimizer), 1);
     alone.rounds = 400;
     alone.optimizer.name = optimizer;
+    alone.codec_down = codec;
     const auto expected = train(alone);
     ServerConfig c = config(std::string("moves-").append(optimizer), 2);
     c.rounds = 400;
     c.optimizer.name = optimizer;
+    c.codec_down = codec;
     int last = 1, moves = 0;
     std::vector<std::unique_ptr<TestShard>> drained;
     const auto params =

@@ -67,9 +67,9 @@ class Peer(Client):
         weight = self.weight if weight is None else weight
         self.send(self.PUSH, (place or self.place) + struct.pack("<Id", chunk, weight), struct.pack(f"<{len(values)}f", *values))
 
-    def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0):
+    def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0, nonfinite=False):
         weight = self.weight if weight is None else weight
-        told = struct.pack("<dQQdddB", weight, self.weight, correct, loss, 0, 0, 0) + struct.pack("<I", 0)
+        told = struct.pack("<dQQdddB", weight, self.weight, correct, loss, 0, 0, nonfinite) + struct.pack("<I", 0)
         self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdd", 0, 0, residual, 0, 0, 0, 0, 0, divergence))
 
     def whole(self, **end):
@@ -145,6 +145,39 @@ class Refusals(ClusterTest):
         good.close()
         server.post("/v1/job:stop")
         self.assert_status(server, DONE)
+
+    def test_every_codec_is_looked_at(self):
+        server = self.server_with_state()
+        before = self.state(server)
+        lies = {
+            "bf16": struct.pack("<6H", 0, 0, 0x7FC0, 0, 0, 0),
+            "f16": struct.pack("<6H", 0, 0, 0xFC00, 0, 0, 0),
+            "int8": b"\0" + struct.pack("<6f", 0, 0, NAN, 0, 0, 0),
+            "topk:0.5": b"\0" + struct.pack("<6f", 0, 0, INFINITY, 0, 0, 0),
+        }
+        for codec, payload in lies.items():
+            with self.subTest(codec):
+                liar = Peer(server.data, "liar")
+                liar.codec = codec
+                liar.join().until_round()
+                liar.send(liar.PUSH, liar.place + struct.pack("<Id", 1, liar.weight), payload)
+                said = liar.refusal()
+                self.assertIn("push of chunk 1 by liar", said)
+                self.assertIn("number 2 is", said)
+                self.assertIn("not finite", said)
+                liar.close()
+                self.assertEqual(self.state(server), before, "the state has changed")
+                self.assertEqual(server.cluster()["version"], 2)
+
+    def test_a_flag_does_not_stand_for_chunks_where_numbers_go_in(self):
+        server = self.server_with_state("--nonfinite", "propagate")
+        before = self.state(server)
+
+        def lie(peer):
+            peer.push(0, [1.0] * 8)
+            peer.end(nonfinite=True)
+
+        self.assert_refused(server, before, "a part of a contribution", lie, "1 of 3 chunks came")
 
     def test_what_belongs_to_another_round_is_dropped_and_counted(self):
         server = self.server_with_state()

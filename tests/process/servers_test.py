@@ -223,7 +223,7 @@ class Refusals(ServersTest):
 
     def test_settings_that_need_one_server(self):
         for flags, text in ((["--journal", "on", "--journal-full", "go-on"], "journal"),
-                            (["--codec-down", "topk:0.1"], "codec_down"), (["--exchange", "ring"], "exchange ring")):
+                            (["--codec-down", "topk:0.1,scope=global"], "scope=global"), (["--exchange", "ring"], "exchange ring")):
             server = self.launch_server("--servers", 2, *flags, name=f"refused-{flags[1][:3]}")
             self.assert_status(server, USAGE, "servers 2", text)
         leader = self.server("--journal", "on", "--journal-full", "go-on")

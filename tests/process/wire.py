@@ -117,6 +117,7 @@ class Client:
         self.name, self.tensors, self.batch = name, tensors, batch
         self.samples, self.fingerprint = train_samples, fingerprint
         self.model = "by hand"  # all workers of a job say the same
+        self.codec = "f32"
         self.results = {}  # round: payload of each chunk
 
     def elements(self, chunk):
@@ -133,7 +134,7 @@ class Client:
         """A round is over."""
 
     def join_head(self):
-        head = text(self.name) + text("star") + text("f32")
+        head = text(self.name) + text("star") + text(self.codec)
         head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text(self.model) + text("") + text("")
         head += struct.pack("<I", len(self.tensors))
         for name, shape in self.tensors:

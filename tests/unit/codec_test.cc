@@ -180,6 +180,27 @@ TEST_P(CodecConformance, MaxBytesNeverWrapsAround) {
             std::numeric_limits<std::size_t>::max() / 2);
 }
 
+TEST_P(CodecConformance, WhatIsNotFiniteIsFoundWhereverItStands) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{64}, std::size_t{300}}) {
+    std::vector<float> x(n);
+    for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+    EXPECT_TRUE(codec_->check_finite(encoded(x)).ok());
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()})
+      for (std::size_t at = 0; at < n; at += at < 16 ? 1 : 29) {
+        auto y = x;
+        y[at] = bad;
+        const Status found = codec_->check_finite(encoded(y));
+        ASSERT_FALSE(found.ok()) << n << " numbers, " << bad << " at " << at;
+        EXPECT_NE(found.error().message().find("number " + std::to_string(at) + " is "),
+                  std::string::npos)
+            << found.error().message();
+      }
+  }
+  EXPECT_TRUE(codec_->check_finite({}).ok());
+}
+
 TEST_P(CodecConformance, NotANumberAndInfinityArrive) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {kInf, -kInf, std::numeric_limits<float>::quiet_NaN(), 1.0f};

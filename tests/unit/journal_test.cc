@@ -100,6 +100,25 @@ class JournalTest : public ::testing::Test {
   TemporaryDirectory folder_;
 };
 
+TEST(JournalFormat, CommitsOfOlderJournalsHaveNoSteps) {
+  journal::Commit commit;
+  commit.version = Version(9);
+  commit.contributors = {"a", "b"};
+  commit.steps = 1234;
+  auto bytes = encode(commit);
+  const auto back = journal::decode_commit(bytes);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->steps, 1234u);
+  EXPECT_EQ(back->contributors, commit.contributors);
+  bytes.resize(bytes.size() - 3);
+  EXPECT_FALSE(journal::decode_commit(bytes).ok()) << "cut within the number";
+  bytes.resize(bytes.size() - 5);
+  const auto older = journal::decode_commit(bytes);
+  ASSERT_TRUE(older.ok());
+  EXPECT_EQ(older->steps, 0u);
+  EXPECT_EQ(older->contributors, commit.contributors);
+}
+
 TEST_F(JournalTest, CommitsComeBack) {
   {
     const auto writer = start(options());

@@ -154,6 +154,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<WeighedContribution>("whole");
   expect_documented<Merge>("merge");
   expect_documented<MergeReply>("merge-reply");
+  expect_documented<Statistics>("statistics");
   expect_documented<Step>("step");
   expect_documented<Forget>("forget");
   expect_documented<Enter>("enter");

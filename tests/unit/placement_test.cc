@@ -104,6 +104,27 @@ TEST(Placement, OneHugeChunkIsToldByTheImbalance) {
   EXPECT_LE(imbalance(finer, 2, place(finer, 2)), kMaxImbalance);
 }
 
+TEST(Placement, ChunksOfAUnitLieTogetherAndMoveTogether) {
+  const ChunkPlan plan = plan_of({{1000}, {300}, {700}, {20}, {10}, {650}}, 256);
+  std::vector<std::uint32_t> units;
+  for (const Chunk& chunk : plan.chunks()) units.push_back(chunk.tensor.value);
+  const auto expect_together = [&](const std::vector<std::uint16_t>& owners) {
+    for (std::size_t i = 1; i < owners.size(); ++i) {
+      if (units[i] == units[i - 1]) {
+        EXPECT_EQ(owners[i], owners[i - 1]) << "chunk " << i;
+      }
+    }
+  };
+  auto owners = place(plan, 2, {}, units);
+  expect_together(owners);
+  EXPECT_LE(imbalance(plan, 2, owners), 1.05) << "1000 + 300 + 20 + 10 | 700 + 650";
+  for (const std::size_t servers : {3, 4, 2, 1}) {
+    owners = place(plan, servers, owners, units);
+    expect_together(owners);
+    EXPECT_EQ(place(plan, servers, owners, units), owners);
+  }
+}
+
 TEST(Placement, RandomModelsAreEvenAndServersComeAndGoWithFewMoves) {
   for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) {
     SCOPED_TRACE(std::string("seed ").append(std::to_string(seed)));

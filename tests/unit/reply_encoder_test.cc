@@ -175,6 +175,40 @@ TEST(ReplyEncoder, StochasticRoundingRepeatsItsBitsAndDiffersByRound) {
   EXPECT_NE(two.encode(Round(2), two.mean(1)), first);
 }
 
+TEST(ReplyEncoder, EncodersOfSomeUnitsEachSendWhatOneOfAllDoes) {
+  for (const std::string spec :
+       {"topk:0.05,warmup=3", "int8:feedback=on", "bf16", "int8:rounding=stochastic"}) {
+    SCOPED_TRACE(spec);
+    Fixture whole(spec), first(spec), second(spec);
+    for (std::uint64_t round = 1; round <= 6; ++round) {
+      const auto mean = whole.mean(round);
+      const auto expected = whole.encode(Round(round), mean);
+      whole.commit();
+      std::map<ChunkId, std::vector<std::byte>> sent;
+      for (Fixture* one : {&first, &second}) {
+        one->encoder->begin(Round(round));
+        one->spare = mean;
+        for (const Chunk& chunk : one->plan.chunks()) {
+          const bool is_second = one->encoder->unit_of(chunk.id).first.value % 2 == 1;
+          if (is_second != (one == &second) || (round == 4 && one == &second)) continue;
+          const auto emit = [&](const Chunk& of, std::vector<std::byte> payload) {
+            sent[of.id] = std::move(payload);
+          };
+          EXPECT_TRUE(one->encoder->complete(chunk.id, one->memory(), emit).ok());
+        }
+        if (round == 4 && one == &second) {  // a round without a chunk of it counts all the same
+          one->encoder->commit();
+          EXPECT_EQ(one->encoder->rounds(), whole.encoder->rounds());
+          continue;
+        }
+        one->commit();
+      }
+      if (round == 4) break;
+      EXPECT_EQ(sent, expected);
+    }
+  }
+}
+
 TEST(ReplyEncoder, AMeanThatIsNotFiniteArrivesAndTheResidualStaysFinite) {
   Fixture f("topk:0.02");
   auto mean = f.mean(1);

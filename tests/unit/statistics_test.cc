@@ -46,6 +46,30 @@ TEST(Statistics, AreThoseOfTheFormulas) {
   }
 }
 
+TEST(Statistics, PartsOfSeveralPlacesAreThoseOfAll) {
+  CounterRng rng(11);
+  std::vector<float> values(30'000);
+  for (float& x : values) x = 100.0f + static_cast<float>(rng.normal());
+  values[5] = values[29'999] = std::numeric_limits<float>::infinity();
+  const TensorStatistics whole = of(values, values.size());
+  StatisticsSum sum;
+  const std::span<const float> all(values);
+  for (const auto& [begin, count] : {std::pair{0, 6}, std::pair{6, 0}, std::pair{6, 20'000},
+                                     std::pair{20'006, 9'993}, std::pair{29'999, 1}}) {
+    StatisticsSum part;
+    part.add(all.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+    sum.add(part.part());
+  }
+  const TensorStatistics found = sum.result();
+  EXPECT_EQ(found.elements, whole.elements);
+  EXPECT_EQ(found.nonfinite, 2U);
+  EXPECT_EQ(found.min, whole.min);
+  EXPECT_EQ(found.max, whole.max);
+  EXPECT_NEAR(found.mean, whole.mean, 1e-12 * whole.mean);
+  EXPECT_NEAR(found.deviation, whole.deviation, 1e-10);
+  EXPECT_NEAR(found.norm, whole.norm, 1e-12 * whole.norm);
+}
+
 TEST(Statistics, CountWhatIsNotFiniteAndLeaveItOut) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();

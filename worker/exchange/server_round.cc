@@ -359,12 +359,12 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
                                     const proto::RoundOpen& open) {
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
   const bool is_plain = options_.join.codec == "f32";
+  const bool looks = terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
   std::optional<std::uint32_t> crc;
-  if (terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate)) {
-    const bool needs_sum = is_plain && !session.sends_unsummed();
+  if (is_plain && looks) {
+    const bool needs_sum = !session.sends_unsummed();
     if (needs_sum) crc = checksum_of_finite(values);
-    // Error feedback looks for itself, while it adds.
-    if (needs_sum ? !crc : !feedback_ && !is_finite(values)) {
+    if (needs_sum ? !crc : !is_finite(values)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
@@ -379,6 +379,12 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
       co_return Status();
     }
     payload = *encoded;
+    // As the server will: bf16 rounds the very largest numbers to infinity. Error feedback has
+    // looked while it added.
+    if (looks && !feedback_ && !codec_->check_finite(payload).ok()) {
+      nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
+      co_return Status();
+    }
     const double seconds = encode_stage_.ended(lane_, begin, now(), open.round.value);
     const std::lock_guard lock(traffic_mutex_);
     codecs_.encode_seconds += seconds;

@@ -154,8 +154,11 @@ Task<void> ServerLink::serve_shard(Session& leader, std::shared_ptr<ShardLink> s
   while (!shard->is_dropped && !leader.is_closed() && now() < limit)
     co_await arrived_.wait(std::min(limit, now() + std::chrono::milliseconds(20)));
   if (shard->is_dropped || leader.is_closed()) co_return;
-  leader.close(Error(ErrorCode::kUnavailable, "server '" + shard->server.name + "' at " +
-                                                  shard->server.endpoint + ": " + cause.message()));
+  // What it refuses for good it refuses again; anything else is worth another try.
+  const bool is_refused = cause.code() == ErrorCode::kInvalidArgument;
+  leader.close(Error(
+      is_refused ? ErrorCode::kInvalidArgument : ErrorCode::kUnavailable,
+      "server '" + shard->server.name + "' at " + shard->server.endpoint + ": " + cause.message()));
   arrived_.notify_all();
 }
 

@@ -1,0 +1,201 @@
+"""What a worker must not send to any of several servers: refused by name, and no server's state changes a bit. servers_refusals_test.py BIN_DIR"""
+
+import struct
+
+import refusals_test
+import servers_test
+from cluster import DONE, main, wait_for
+from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, connect, hello, read_error, read_exactly, read_frame, text
+
+NAN, INFINITY = float("nan"), float("inf")
+SIZES = (8, 6, 1)  # by chunk: one on each of three servers
+
+
+class Session:
+    """Of a worker with a shard server."""
+
+    def __init__(self, peer, name, endpoint, route):
+        self.name = name
+        self.connection = connect(endpoint)
+        self.peer = self.connection.__enter__()
+        self.peer.sendall(hello(name=peer.name, run_id=peer.run_id))
+        read_frame(self.peer)
+        enter = struct.pack("<Q", peer.member) + text(peer.name) + text(peer.codec) + struct.pack("<Q", route)
+        peer.send_by(self.peer, 125, enter, flags=REQUEST, identity=1)
+        kind, flags, head = read_frame(self.peer)
+        assert kind == 125 and not flags & ERROR, read_error(head)
+
+    def refusal(self):
+        while True:
+            try:
+                fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))
+                head, _ = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+            except (EOFError, ConnectionError):
+                return "closed without a word"
+            if fields[2] == GOODBYE or fields[3] & ERROR:
+                return read_error(head)[1]
+
+
+class Peer(refusals_test.Peer):
+    """A worker of a model on several servers."""
+
+    ROUTE = 124
+
+    def __init__(self, endpoint, name, codec="f32"):
+        super().__init__(endpoint, name)
+        self.codec, self.sessions, self.owners = codec, [None], []
+
+    def send_by(self, peer, *arguments, **more):
+        own, self.peer = self.peer, peer
+        self.send(*arguments, **more)
+        self.peer = own
+
+    def next(self):
+        kind, flags, head, payload = super().next()
+        if kind == self.JOIN and not flags & ERROR:
+            self.member, length = struct.unpack_from("<QI", head)
+            self.run_id = head[12 : 12 + length].decode()
+        if kind == self.ROUTE:
+            self.enter(head)
+        return kind, flags, head, payload
+
+    def enter(self, head):
+        self.close_shards()
+        version, count = struct.unpack_from("<QI", head)
+        at, servers = 12, []
+        for _ in range(2 * count):
+            (length,) = struct.unpack_from("<I", head, at)
+            servers.append(head[at + 4 : at + 4 + length].decode())
+            at += 4 + length
+        (chunks,) = struct.unpack_from("<I", head, at)
+        self.owners = struct.unpack_from(f"<{chunks}H", head, at + 4)
+        self.sessions = [None] + [Session(self, servers[2 * i], servers[2 * i + 1], version) for i in range(1, count)]
+
+    def push_bytes(self, chunk, payload, weight=None):
+        weight = self.weight if weight is None else weight
+        session = self.sessions[self.owners[chunk]]
+        self.send_by(session.peer if session else self.peer, self.PUSH, self.place + struct.pack("<Id", chunk, weight), payload)
+
+    def push(self, chunk, values, place=None, weight=None):
+        self.push_bytes(chunk, struct.pack(f"<{len(values)}f", *values), weight)
+
+    def close_shards(self):
+        for session in self.sessions[1:]:
+            session.connection.__exit__(None, None, None)
+        self.sessions = [None]
+
+    def close(self):
+        self.close_shards()
+        super().close()
+
+
+def halves(count, bad):
+    """2 bytes a number, the last one `bad`."""
+    return struct.pack(f"<{count}H", *[0] * (count - 1), bad)
+
+
+# By codec: a sound payload of so many numbers, and those that hold NaN or infinity in another place of the format.
+CODECS = {
+    "f32": (lambda n: bytes(4 * n), {
+        "NaN": lambda n: struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN),
+        "infinity": lambda n: struct.pack(f"<{n}f", *[0.0] * (n - 1), -INFINITY)}),
+    "bf16": (lambda n: bytes(2 * n), {"NaN": lambda n: halves(n, 0x7FC1), "infinity": lambda n: halves(n, 0xFF80)}),
+    "f16": (lambda n: bytes(2 * n), {"NaN": lambda n: halves(n, 0x7E00), "infinity": lambda n: halves(n, 0xFC00)}),
+    "int8": (lambda n: b"\2" + bytes(2 + n), {
+        "NaN as scale": lambda n: b"\2" + struct.pack("<H", 0x7FC0) + bytes(n),
+        "infinity as scale": lambda n: b"\2" + struct.pack("<H", 0x7F80) + bytes(n),
+        "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),
+    "topk:0.5,values=bf16": (lambda n: b"\1" + bytes(2 * n), {
+        "NaN": lambda n: b"\1" + halves(n, 0x7FC0),
+        "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),
+    "topk:0.5": (lambda n: b"\0" + bytes(4 * n), {
+        "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),
+}
+
+
+class Lies(servers_test.ServersTest):
+    def started(self, *arguments):
+        """Three servers with a chunk each, and one committed round."""
+        flags = ["--servers", 3, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
+        leader = self.launch_server(*flags, *arguments).wait_ready()
+        shards = [self.shard(leader, name) for name in ("b", "c")]
+        first = Peer(leader.data, "first").join().until_round()
+        self.assertEqual(sorted(first.owners), [0, 1, 2])
+        self.contribute(first)
+        first.until_round()
+        first.close()
+        wait_for(lambda: leader.cluster()["version"] == 2, "version 2")
+        return leader, shards
+
+    def contribute(self, peer):
+        for chunk, count in enumerate(SIZES):
+            peer.push(chunk, [1.0] * count)
+        peer.end()
+
+    def state(self, leader):
+        looker = Peer(leader.data, "looker").join().until_round()
+        looker.close()
+        self.assertEqual(len(looker.state), 2 * len(SIZES), "parameters and momentum")
+        return looker.state
+
+    def test_numbers_that_are_not_finite_are_refused_by_the_server_that_gets_them(self):
+        leader, shards = self.started()
+        before = self.state(leader)
+        for codec, (sound, lies) in CODECS.items():
+            for what, lie in lies.items():
+                for bad in range(len(SIZES)):
+                    with self.subTest(codec=codec, lie=what, chunk=bad):
+                        liar = Peer(leader.data, "liar", codec).join().until_round()
+                        others = [chunk for chunk in range(len(SIZES)) if chunk != bad]
+                        for chunk in others:
+                            liar.push_bytes(chunk, sound(SIZES[chunk]))
+                        liar.push_bytes(bad, lie(SIZES[bad]))
+                        owner = liar.owners[bad]
+                        if owner != 0:
+                            liar.end()  # says that all is well; at the leader it has to wait
+                        said = liar.sessions[owner].refusal() if owner else liar.refusal()
+                        self.assertIn(f"push of chunk {bad} by liar", said)
+                        self.assertRegex(said, "finite|scale")
+                        if owner:
+                            self.assertIn(f"on server '{liar.sessions[owner].name}'", said)
+                        self.assertEqual(leader.cluster()["version"], 2)
+                        liar.close()
+                        self.assertEqual(self.state(leader), before, "the state has changed")
+        good = Peer(leader.data, "good").join().until_round()
+        self.assertEqual(good.state, before)
+        self.contribute(good)
+        wait_for(lambda: leader.cluster()["version"] == 3, "the next version")
+        good.close()
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, *shards)
+
+    def test_they_go_in_where_that_is_wanted(self):
+        leader, _ = self.started("--nonfinite", "propagate")
+        peer = Peer(leader.data, "peer").join().until_round()
+        for chunk, count in enumerate(SIZES):
+            peer.push(chunk, [NAN] * count)
+        peer.end()
+        wait_for(lambda: leader.cluster()["version"] == 3, "the next version")
+        peer.close()
+        told = leader.get("/v1/parameters")["parameters"]
+        self.assertEqual(sum(one["nonfinite"] for one in told), sum(SIZES))
+
+    def test_weights_that_differ_between_servers_are_refused(self):
+        leader, _ = self.started()
+        before = self.state(leader)
+        for wrong in range(len(SIZES)):
+            with self.subTest(chunk=wrong):
+                liar = Peer(leader.data, "liar").join().until_round()
+                for chunk, count in enumerate(SIZES):
+                    liar.push(chunk, [1.0] * count, weight=99.0 if chunk == wrong else None)
+                liar.end()
+                said = liar.refusal()
+                self.assertIn("gives weight", said)
+                self.assertIn("99", said)
+                liar.close()
+                self.assertEqual(self.state(leader), before)
+                self.assertEqual(leader.cluster()["version"], 2)
+
+
+if __name__ == "__main__":
+    main()
