@@ -63,6 +63,23 @@ Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
   return view;
 }
 
+/// There was nothing to read in all that time: mostly a round waits for a server to commit it.
+Error held_up(const Error& why, const ShardGroup& shards, TimePoint now) {
+  const ShardGroup::Link* silent = nullptr;
+  const auto heard = [](const ShardGroup::Link& link) {
+    return link.session->connection().last_received();
+  };
+  for (const auto& [name, link] : shards.present())
+    if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
+  if (silent == nullptr) return why;
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - heard(*silent));
+  return Error(ErrorCode::kDeadlineExceeded, "no version was at rest on all servers within " +
+                                                 std::to_string(kSnapshotPatience.count()) +
+                                                 " s: server '" + silent->name +
+                                                 "' was heard last " + std::to_string(ms.count()) +
+                                                 " ms ago (" + why.message() + ")");
+}
+
 }  // namespace
 
 Task<std::string> Cluster::config_json() {
@@ -287,7 +304,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
       why = Error(ErrorCode::kUnavailable, told.error().message() + ": repeat");
       snapshot.reset();
     }
-    if (clock_.now() > give_up) co_return why;
+    if (clock_.now() > give_up) co_return held_up(why, shards_, clock_.now());
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }

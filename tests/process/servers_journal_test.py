@@ -99,6 +99,8 @@ class Kill(JournalTest):
             "mean": ["--apply", "worker"],
             "clipped-mean": ["--apply", "worker", "--clip-norm", 0.5],
             "quorum": ["--policy", "quorum:3"],
+            "compressed": ["--codec-down", "topk:0.1,warmup=20"],
+            "local-steps": ["--local-steps", 4, "--outer", "optimizer", "--policy", "quorum:3"],
         }
         for name, arguments in ways.items():
             expected = self.whole(f"whole-{name}", *arguments)
@@ -109,6 +111,35 @@ class Kill(JournalTest):
                 again = self.start_shard(leader, name, "b", tag="-again")
                 self.assert_exit(DONE, *workers, leader, again, shards["c"])
                 self.assert_nothing_lost(name, expected, leader)
+
+    def test_what_is_replayed_is_what_was_there(self):
+        """Of rounds in which a worker that comes back has lost something of its own, the servers have lost nothing."""
+        steps = ["--local-steps", 4, "--outer", "optimizer", "--checkpoint-every", 0]
+        ways = {
+            "fragments": [*steps, "--fragments", 2],
+            "fragments-quorum": [*steps, "--fragments", 2, "--policy", "quorum:2"],
+            "compressed": ["--codec-down", "topk:0.1,generation=reset", "--clip-norm", 0.5, "--checkpoint-every", 0],
+        }
+        rounds = 100_000
+        for name, arguments in ways.items():
+            with self.subTest(way=name):
+                leader, shards, workers = self.start_all(name, *arguments, rounds=rounds)
+                leader.wait_round(30)
+                workers[0].kill()  # another generation
+                leader.wait_more_rounds(20)
+                leader.post("/v1/job:pause")
+                paused = leader.wait_cluster("paused", lambda view: view["state"] == "paused")
+                before = wait_for(lambda: (told := leader.get("/v1/parameters"))["version"] == paused["version"] and told["parameters"], "statistics")
+                for process in (leader, *shards.values(), *workers):
+                    process.kill()
+                again = self.start_leader(name, *arguments, "--resume", name=f"again-{name}", rounds=rounds).wait_ready()
+                for which in "bc":
+                    self.start_shard(again, name, which, tag="-again")
+                again.wait_event("journal.replayed")
+                after = wait_for(lambda: again.get("/v1/parameters"), "statistics")
+                self.assertEqual(after["version"], paused["version"])
+                self.assertEqual(after["parameters"], before, "other bits")
+                again.kill()
 
     def test_all_servers_at_once(self):
         rounds = 400

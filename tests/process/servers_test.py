@@ -1,9 +1,13 @@
 """A model on several servers: same bits, checkpoints, servers that are lost, come and go. servers_test.py BIN_DIR"""
 
+import array
 import hashlib
 import json
+import math
 import signal
 import time
+import urllib.error
+import urllib.request
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
 
@@ -58,6 +62,15 @@ class Bits(ServersTest):
         self.train(1, 20, run="parts")
         self.train(3, 40, "--resume", run="parts")
         self.train(2, 60, "--resume", run="parts")
+        self.assertEqual(self.model_bytes("parts"), self.model_bytes("whole"))
+
+
+    def test_results_that_are_compressed_keep_what_was_left_out_on_any_number_of_servers(self):
+        codec = ["--codec-down", "topk:0.1,values=int8,warmup=30"]
+        self.train(1, 60, *codec, run="whole")
+        self.train(1, 20, *codec, run="parts")
+        self.train(3, 40, *codec, "--resume", run="parts")
+        self.train(2, 60, *codec, "--resume", run="parts")
         self.assertEqual(self.model_bytes("parts"), self.model_bytes("whole"))
 
 
@@ -212,6 +225,81 @@ class Change(ServersTest):
         b.send(signal.SIGTERM)
         self.assert_status(b, DONE, "no chunk lay here")
         self.assertLess(time.monotonic() - begin, 30)
+
+
+class Statistics(ServersTest):
+    def told(self, leader):
+        """Statistics of the present version."""
+        return wait_for(lambda: (told := leader.get("/v1/parameters"))["version"] == leader.cluster()["version"] and told["parameters"], "statistics")
+
+    def test_they_are_those_of_one_server_and_of_the_checkpoint(self):
+        told = {}
+        for servers in (1, 3):
+            goal = ["--rounds", 30, "--checkpoint-every", 30]
+            leader = self.leader(servers, *goal, name=f"leader-{servers}", run=f"run-{servers}")
+            for i in range(1, servers):
+                self.shard(leader, f"s{i}-{servers}")
+            self.workers(leader, f"-{servers}")
+            leader.wait_cluster("the end", lambda view: view["state"] == "finished")
+            told[servers] = self.told(leader)
+            self.assertGreater(len({one["norm"] for one in told[servers]}), 1)
+            self.assertEqual(leader.get("/v1/parameters/" + told[servers][0]["name"])["norm"], told[servers][0]["norm"])
+        self.assertEqual([{**one, "version": 0} for one in told[3]], [{**one, "version": 0} for one in told[1]])
+        values = self.values_of(self.checkpoints("run-3")[-1] / "model.safetensors")
+        for one in told[3]:
+            self.assertEqual((one["min"], one["max"]), (min(values[one["name"]]), max(values[one["name"]])))
+            self.assertAlmostEqual(one["norm"], math.sqrt(math.fsum(x * x for x in values[one["name"]])), places=6)
+
+    def values_of(self, path):
+        body = path.read_bytes()
+        length = int.from_bytes(body[:8], "little")
+        head = json.loads(body[8 : 8 + length])
+        head.pop("__metadata__", None)
+        return {name: array.array("f", body[8 + length + one["data_offsets"][0] : 8 + length + one["data_offsets"][1]]) for name, one in head.items()}
+
+    def test_they_are_told_while_rounds_go_on_and_checkpoints_are_written(self):
+        leader = self.leader(3, "--rounds", 100_000, "--checkpoint-every", 5)
+        b, c = [self.shard(leader, name) for name in ("b", "c")]
+        self.workers(leader)
+        leader.wait_more_rounds(20)
+        versions = [0]
+        for _ in range(4):  # what is younger than a second is told again
+            told = wait_for(lambda: (told := leader.get("/v1/parameters"))["version"] > versions[-1] and told, "newer statistics")
+            versions.append(told["version"])
+            self.assertTrue(all(math.isfinite(one["norm"]) for one in told["parameters"]))
+        written = len(self.checkpoints("run"))
+        self.assertGreater(written, 0)
+        self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        self.assert_status(b, DONE, "drained")
+        wait_for(lambda: leader.get("/v1/parameters")["version"] > versions[-1], "statistics of those that are left")
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, c)
+
+    def test_a_server_that_does_not_answer_is_named(self):
+        leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s")
+        b = self.shard(leader, "b")
+        workers = self.workers(leader)
+        leader.wait_more_rounds(5)
+        b.send(signal.SIGSTOP)
+        begin = time.monotonic()
+        status, _, body = self.ask(leader, "/v1/parameters")
+        self.assertEqual(status, 504, body)
+        self.assertIn("server 'b'", body)
+        self.assertLess(time.monotonic() - begin, 30)
+        b.send(signal.SIGCONT)
+        leader.wait_more_rounds(5)
+        self.assertEqual(leader.events("server.lost"), [], "a question ended the session")
+        self.assertGreater(len(leader.get("/v1/parameters")["parameters"]), 0)
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers, leader, b)
+
+    def ask(self, leader, path):
+        request = urllib.request.Request(f"http://{leader.api}{path}")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return reply.status, reply.headers, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
 
 
 class Refusals(ServersTest):
