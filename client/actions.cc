@@ -137,11 +137,20 @@ int show_parameters(const Session& session) {
   return kExitDone;
 }
 
+/// A container asks its own program at an address of loopback, which is in no certificate, and its
+/// image does not know whether REST is HTTPS: so there, and only there, it may be either.
 int probe(const Session& session, const std::string& url) {
   Remote remote = session.remote;
-  const auto path = remote.set_address(url);
-  if (!path.ok()) return complain(path.error());
-  const auto answer = ask(remote, "GET", path->empty() ? "/" : *path);
+  const auto set = remote.set_address(url);
+  if (!set.ok()) return complain(set.error());
+  const std::string path = set->empty() ? "/" : *set;
+  auto answer = ask(remote, "GET", path);
+  if (!answer.ok() && !remote.is_https && remote.is_loopback() &&
+      answer.error().code() != ErrorCode::kDeadlineExceeded) {
+    remote.is_https = remote.is_unchecked = true;
+    auto secure = ask(remote, "GET", path);
+    if (secure.ok()) answer = std::move(secure);
+  }
   if (!answer.ok()) return complain(answer.error());
   if (answer->is_good()) return kExitDone;
   std::fprintf(stderr, "centroidctl: %s: %s\n", url.c_str(), explain(*answer).c_str());
@@ -251,7 +260,8 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
 
   CLI::App* const probed = app.add_subcommand(
       "probe",
-      "Exit 0 when a GET of the URL is answered with 2xx; for health checks of containers.");
+      "Exit 0 when a GET of the URL is answered with 2xx; for health checks of containers. At a "
+      "loopback address http:// is HTTPS where the server speaks that.");
   const auto url = std::make_shared<std::string>();
   probed->add_option("URL", *url, "http://HOST:PORT/PATH")->required();
   probed->callback([=, &status] { status = probe(*session, *url); });

@@ -58,7 +58,8 @@ asio::awaitable<std::optional<Error>> open(Stream& stream, const Remote& remote)
   if (connected) co_return failure(remote.to_string(), connected);
   if (!remote.is_https) co_return std::nullopt;
   transport::TlsOptions options;
-  options.authority = remote.authority;
+  if (!remote.is_unchecked) options.authority = remote.authority;
+  options.is_unchecked = remote.is_unchecked;
   auto files = transport::TlsFiles::open(std::move(options));
   if (!files.ok()) co_return std::move(files).error();
   stream.secure(files->connecting_end(remote.host));
@@ -182,6 +183,12 @@ Result<std::string> Remote::set_address(const std::string& text) {
   host = name;
   port = rest.substr(colon + 1);
   return path;
+}
+
+bool Remote::is_loopback() const {
+  beast::error_code no_address;
+  const auto address = asio::ip::make_address(host, no_address);
+  return host == "localhost" || (!no_address && address.is_loopback());
 }
 
 std::string Remote::authority_text() const {

@@ -16,6 +16,7 @@ struct Remote {
   std::string token;
   bool is_https = false;
   std::string authority = "system";  ///< HTTPS: PEM file of who signs the server's certificate
+  bool is_unchecked = false;         ///< HTTPS: whatever certificate it shows
   std::chrono::milliseconds timeout{15'000};  ///< of one whole request
 
   /// Set host and port from "http://HOST:PORT", "https://...", "HOST:PORT" or "[IPv6]:PORT"; what
@@ -23,6 +24,7 @@ struct Remote {
   ///
   /// fails   invalid_argument, with what was expected
   Result<std::string> set_address(const std::string& text);
+  bool is_loopback() const;
   std::string to_string() const;
   std::string authority_text() const;  ///< HOST:PORT, with brackets about IPv6
 };

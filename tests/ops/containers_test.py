@@ -134,6 +134,7 @@ class Manifests(Pods):
         self.reach_servers("leader", "centroid-shard-0")
         for pod in ("centroid-server-0", "centroid-shard-0", "centroid-worker-0"):
             self.assert_probes(pod)
+        self.assert_health_check("centroid-server-0")
         self.assertEqual(self.events("centroid-shard-0", "connection.refused"), [])  # a kubelet's connections are no news
 
         self.play("centroid-shard-1")  # kubectl scale statefulset centroid-shard --replicas=2

@@ -204,6 +204,14 @@ class Pods(unittest.TestCase):
                 wait_for(passes, f"{kind} of {pod}", DEADLINE_SECONDS)
         self.assertGreater(count, 0)
 
+    def assert_health_check(self, pod):
+        """What the image says of itself for engines other than Kubernetes; its REST may be HTTPS."""
+        container = self.container(pod)
+        image = json.loads(podman("image", "inspect", inspect(container)["Image"]))[0]
+        kind, *command = image["Healthcheck"]["Test"]
+        self.assertEqual(kind, "CMD")
+        wait_for(lambda: run("podman", "exec", container, *command, check=False).returncode == 0, f"the health check of {pod}", DEADLINE_SECONDS)
+
     def servers(self):
         return [pod for pod in self.pods if pod.startswith("centroid-server-")]
 

@@ -213,6 +213,20 @@ class Clients(TlsTest):
         plain = self.server(run="plain", name="plain")
         self.assertIn("does it speak HTTPS?", self.ctl("--server", f"https://{plain.api}", *trust, "status", status=FAILED))
 
+    def test_health_check_of_a_container_asks_by_either_way(self):
+        """At a loopback address, which no certificate names, without knowing whether it is HTTPS."""
+        server = self.server(*self.issue("server", "DNS:elsewhere.example"), "--api-tls")
+        plain = self.server(run="plain", name="plain")
+        worker = self.worker(server, "w0", *self.trust, *self.issue("w0"), "--tls-server-name", "elsewhere.example", "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        metrics = worker.wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_event("member.joined")
+        port = server.api.rsplit(":", 1)[1]
+        for where in (f"{server.api}/healthz", f"localhost:{port}/readyz", f"{plain.api}/healthz", f"{metrics}/healthz"):
+            self.ctl("probe", f"http://{where}")
+        self.assertIn("no such path", self.ctl("probe", f"http://{server.api}/nothing", status=FAILED))
+        self.assertIn("IP address mismatch", self.ctl("--authority", self.certificates / "ca.crt", "probe", f"https://{server.api}/healthz", status=FAILED))
+        self.ctl("probe", f"http://127.0.0.1:{free_port()}/healthz", status=UNREACHABLE)
+
     def test_bench_and_doctor_by_the_transport_of_workers(self):
         server = self.server(*self.issue("server"), *self.trust)
         shown = self.issue("operator")

@@ -17,7 +17,8 @@ struct TlsOptions {
                             ///< has one lets in nobody without a certificate
   std::string server_name;  ///< what a server's certificate must be for; "": the host connected to
   bool any_name = false;    ///< any certificate of the authority will do: between equals
-  bool is_server = false;   ///< accepts connections: needs `certificate`
+  bool is_unchecked = false;  ///< connect to whatever there is: a process that looks at itself
+  bool is_server = false;     ///< accepts connections: needs `certificate`
 };
 
 /// TLS 1.3 under the frames of a transport (TransportOptions::layer).

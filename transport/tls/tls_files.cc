@@ -117,7 +117,8 @@ SslPointer TlsFiles::make_end() {
 SslPointer TlsFiles::connecting_end(const std::string& host) {
   SslPointer ssl = make_end();
   ::SSL_set_connect_state(ssl.get());
-  ::SSL_set_verify(ssl.get(), SSL_VERIFY_PEER, nullptr);
+  ::SSL_set_verify(ssl.get(), options_.is_unchecked ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, nullptr);
+  if (options_.is_unchecked) return ssl;
   const std::string& name = options_.server_name.empty() ? host : options_.server_name;
   boost::system::error_code is_name;
   boost::asio::ip::make_address(name, is_name);
