@@ -154,7 +154,7 @@ Result<std::vector<std::string>> files_of(const CheckpointManifest& manifest,
 }
 
 bool is_part(const std::string& file) {
-  return file == kPushesFile || table_of_rows_file(file).has_value();
+  return is_pushes_file(file) || table_of_rows_file(file).has_value();
 }
 
 Status check_names(const CheckpointManifest& manifest) {
@@ -340,6 +340,22 @@ Result<CheckpointDirectory> CheckpointDirectory::view(const fs::path& root) {
 
 std::string rows_file_name(const std::string& table) {
   return std::string(kRowsPrefix) + table + std::string(kSuffix);
+}
+
+std::string pushes_file_name(std::size_t server) {
+  if (server == 0) return kPushesFile;
+  return std::string("pushes-").append(std::to_string(server)).append(kSuffix);
+}
+
+bool is_pushes_file(const std::string& file) {
+  constexpr std::string_view kPrefix = "pushes-";
+  if (file == kPushesFile) return true;
+  if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix)) return false;
+  const std::string_view number(
+      file.data() + kPrefix.size(),
+      std::max(file.size(), kPrefix.size() + kSuffix.size()) - kPrefix.size() - kSuffix.size());
+  return !number.empty() && number.size() <= 3 && number.front() != '0' &&
+         std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; });
 }
 
 std::optional<std::string> table_of_rows_file(const std::string& file) {

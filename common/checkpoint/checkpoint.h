@@ -66,12 +66,15 @@ struct CheckpointFile {
 /// A file of a checkpoint beside model and optimizer: rows of a table, what clients of rows have
 /// pushed. The manifest has its size and checksum.
 struct CheckpointPart {
-  std::string name;  ///< of the file: `rows-<table>.safetensors` or kPushesFile
+  std::string name;  ///< of the file: `rows-<table>.safetensors` or as pushes_file_name
   /// Create and fsync it; it does not exist.
   std::function<Result<FileRecord>(const std::filesystem::path& path)> write;
 };
-/// What clients of rows have pushed.
+/// What clients of rows have pushed: the leader's, and of others among several servers.
 inline constexpr const char* kPushesFile = "pushes.safetensors";
+/// "pushes.safetensors" of the leader (0), "pushes-1.safetensors".
+std::string pushes_file_name(std::size_t server);
+bool is_pushes_file(const std::string& file);
 std::string rows_file_name(const std::string& table);
 /// Nothing when it is no name of a table's file.
 std::optional<std::string> table_of_rows_file(const std::string& file);

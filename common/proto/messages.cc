@@ -4,6 +4,7 @@
 
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
+#include "common/proto/tables.h"
 
 namespace centroid::proto {
 namespace {
@@ -201,6 +202,14 @@ CENTROID_MESSAGE(RecallReply)
 CENTROID_MESSAGE(OptimizerChange)
 CENTROID_MESSAGE(ServerReport)
 CENTROID_MESSAGE(Statistics)
+CENTROID_MESSAGE(Tables)
+CENTROID_MESSAGE(RowsBlock)
+CENTROID_MESSAGE(PushesBlock)
+CENTROID_MESSAGE(RowsFreeze)
+CENTROID_MESSAGE(RowsFrozen)
+CENTROID_MESSAGE(RowsRead)
+CENTROID_MESSAGE(RowsThaw)
+CENTROID_MESSAGE(TablesReport)
 
 #undef CENTROID_MESSAGE
 

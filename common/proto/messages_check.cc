@@ -7,6 +7,7 @@
 #include "common/proto/messages.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
+#include "common/proto/tables.h"
 
 /// What a message may hold beyond its layout.
 namespace centroid::proto {
@@ -45,6 +46,8 @@ constexpr std::array kRules{
         .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},
     Rule{
         .kind = Kind(RowsKind::kPush), .name = "RowsPush", .is_request = true, .has_payload = true},
+    Rule{
+        .kind = Kind(RowsKind::kRoute), .name = "RowsRoute", .is_request = true, .has_head = false},
     Rule{.kind = Kind(ServersKind::kServerJoin), .name = "ServerJoin", .is_request = true},
     Rule{.kind = Kind(ServersKind::kModel), .name = "Model", .is_request = true},
     Rule{.kind = Kind(ServersKind::kPlace), .name = "Place", .is_request = true},
@@ -63,6 +66,26 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kOptimizer), .name = "Optimizer", .is_request = true},
     Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
     Rule{.kind = Kind(ServersKind::kStatistics), .name = "Statistics", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kRowsLoad),
+         .name = "RowsLoad",
+         .is_request = true,
+         .has_payload = true},
+    Rule{.kind = Kind(TablesKind::kPushesLoad),
+         .name = "PushesLoad",
+         .is_request = true,
+         .has_payload = true},
+    Rule{
+        .kind = Kind(TablesKind::kReplay), .name = "Replay", .is_request = true, .has_head = false},
+    Rule{.kind = Kind(TablesKind::kServe), .name = "Serve", .is_request = true, .has_head = false},
+    Rule{.kind = Kind(TablesKind::kRowsFreeze), .name = "RowsFreeze", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kRowsRead), .name = "RowsRead", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kPushesRead), .name = "PushesRead", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kRowsThaw), .name = "RowsThaw", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kTablesReport),
+         .name = "TablesReport",
+         .is_request = true,
+         .has_head = false},
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
@@ -184,6 +207,18 @@ Status RowsPull::check() const { return check_rows("RowsPull.rows", rows); }
 Status RowsPush::check() const {
   if (sequence == 0) return wrong("RowsPush.sequence", "0", "at least 1");
   return check_rows("RowsPush.rows", rows);
+}
+
+Status Tables::check() const {
+  CENTROID_TRY(route.check());
+  if (route.owners.size() == kRowBuckets) return {};
+  return wrong("Tables.route.owners", std::to_string(route.owners.size()) + " owners",
+               "one of each of the " + std::to_string(kRowBuckets) + " buckets");
+}
+
+Status RowsBlock::check() const {
+  if (rows <= kMaxRows) return {};
+  return wrong("RowsBlock.rows", std::to_string(rows), "at most " + std::to_string(kMaxRows));
 }
 
 Status Route::check() const {

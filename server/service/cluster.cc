@@ -101,8 +101,11 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(watch_waits());
   Status result = co_await take_the_lead();
   const bool never_led = !result.ok();
+  const bool leads = !never_led && phase_ != Phase::kStandby;
+  if (leads && rows_servers_) tasks_.spawn(rows_servers_->run());
   if (stop_ && !never_led) co_await stay_stopped();
-  if (!never_led && !stop_ && phase_ != Phase::kStandby) result = co_await run_rounds();
+  if (leads && !stop_) result = co_await run_rounds();
+  if (rows_failure_ && result.ok()) result = *rows_failure_;
   if (stop_ && result.ok() && goal_reached()) co_await heed_stop();  // a larger goal may be set
   rounds_ended_ = true;
   state_fetched_.notify_all();
@@ -156,6 +159,10 @@ Task<Status> Cluster::run(transport::Listener& listener) {
          !is_deposed())
     co_await changed_.wait(TimePoint::max());
 
+  if (rows_servers_ && !writes_nothing) {
+    rows_servers_->end();
+    co_await rows_servers_->refresh();
+  }
   // A checkpoint asked for in the meantime may have kept it after all.
   if (!writes_nothing && needs_checkpoint()) {  // of rows that were pushed since
     const auto written = co_await write_checkpoint(false);

@@ -30,10 +30,11 @@
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/attempt.h"
+#include "server/service/link.h"
 #include "server/service/operator_file.h"
 #include "server/service/probe.h"
 #include "server/service/replay.h"
-#include "server/service/rows.h"
+#include "server/service/rows_servers.h"
 #include "server/service/spread.h"
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
@@ -41,64 +42,19 @@
 #include "server/store/memory_need.h"
 #include "server/store/parameter_store.h"
 #include "server/store/statistics.h"
+#include "server/tables/rows_service.h"
 #include "transport/session.h"
 
 namespace centroid::server {
 
-/// What the service knows of a present member beyond the roster.
-struct Link {
-  MemberId id;
-  proto::Join join;
-  std::shared_ptr<const Codec> codec;
-  CodecSpec::Kind codec_kind = CodecSpec::Kind::kF32;
-  trace::Lane lane;
-  double residual_norm = 0;  ///< of its error feedback, as it told last
-  transport::Session* session = nullptr;
-  TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
-  bool is_gone = false;
-  Version version;                      ///< state it holds
-  std::optional<proto::Finish> finish;  ///< to be sent after its attempt
-  bool init_requested = false;
-  std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
-  TimePoint asked_at;          ///< when it was last told so with a round
-  SmoothedTime evaluation;     ///< how long that took, before it began to train
-  bool state_requested = false;
-  bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
-  std::optional<Round> keep;      ///< to be told that the state after this round is saved
-  Generation told;                ///< whose peers it knows
-  Attempt::Key computed;          ///< the last attempt for which its gradients were complete
-  DataPart part;                  ///< its share, until a contribution of it is here
-  Round part_of;                  ///< the round for which it got it
-  std::uint64_t local_steps = 0;  ///< of its last share
-  double divergence = -1;         ///< at its last average
-  double share_ratio = 0;         ///< its part of its last round's samples
-  std::uint64_t route = 0;        ///< that it knows, with several servers
-  std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
-  // policies that close a round without some members
-  Attempt::Key opened;                 ///< the last attempt it was told to begin
-  bool is_away = false;                ///< has no seat until it is free again
-  std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
-  /// What it still gives to a round that is over.
-  struct Late {
-    Attempt::Key key;
-    std::unique_ptr<StagedContribution> staged;
-    std::optional<proto::Outcome> outcome;  ///< kLate or kCarried, once that is known
-  };
-  std::optional<Late> late;
-  // for the operator
-  std::uint64_t samples = 0, rounds = 0;
-  double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
-  transport::TrafficCounters traffic;
-};
-
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
-/// sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop), shares.cc, replies.cc
-/// (results through a codec), elastic.cc (rounds that close without some members), state.cc
-/// (initial values, checkpoints), durability.cc, replay.cc (the journal), handover.cc (state that
-/// the workers hold), spread.cc, spread_moves.cc, spread_checkpoint.cc (a model on several
-/// servers), operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby and
-/// leader of several servers), view.cc (what REST sees).
+/// cluster_rows.cc (tables), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop),
+/// shares.cc, replies.cc (results through a codec), elastic.cc (rounds that close without some
+/// members), state.cc (initial values, checkpoints), durability.cc, replay.cc (the journal),
+/// handover.cc (state that the workers hold), spread.cc, spread_moves.cc, spread_checkpoint.cc (a
+/// model on several servers), operations.cc, operators.cc, restore.cc (acts of operators),
+/// leading.cc (standby and leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -323,6 +279,8 @@ class Cluster final : public ControlPlane {
   std::uint64_t expected_workers() const;
   Status check_tables_room();
   Status load_rows();
+  Status prepare_rows();
+  Task<Status> checkpoint_of_rows();
   Status start_rows_journal();
   bool needs_checkpoint() const;
   bool is_checkpoint_due() const;
@@ -368,6 +326,9 @@ class Cluster final : public ControlPlane {
   void plan_moves();
   void let_go(ShardGroup::Link& server);
   Task<Status> drain_while_paused();
+  bool holds_rows(const std::string& server) const {
+    return rows_servers_ && rows_servers_->holds(server);
+  }
   bool is_mine(ChunkId chunk) const {
     return spread_.route.owners.empty() || spread_.route.owners[chunk.value] == 0;
   }
@@ -447,7 +408,9 @@ class Cluster final : public ControlPlane {
   const Clock& clock_;
   Probe probe_;
   EventLog events_;
-  RowsService rows_;  ///< its clients are no members
+  RowsService rows_;                           ///< its clients are no members
+  std::unique_ptr<RowsServers> rows_servers_;  ///< none: all rows are here
+  std::optional<Error> rows_failure_;
   config::Schema* schema_ = nullptr;
   bool is_changed_ = false;  ///< settings that are looked at between rounds
   std::function<void()> told_of_change_;

@@ -108,7 +108,8 @@ Task<Result<bool>> Cluster::settle_servers() {
       continue;
     const auto drained = spread_.links[i];
     CENTROID_CO_TRY(co_await drop_server(i));
-    shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
+    if (!holds_rows(drained->name))
+      shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
     // Rounds behind the newest checkpoint are in its journal, which goes with it.
     if (journal_.is_on() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
     co_return false;
@@ -254,7 +255,11 @@ void Cluster::let_go(ShardGroup::Link& server) {
   log::info("server.draining", {{"server", server.name}});
   server.is_draining = true;
   const auto is_it = [&](const auto& link) { return link.get() == &server; };
-  if (std::ranges::none_of(spread_.links, is_it))
+  if (holds_rows(server.name))
+    log::warn("server.keeps_rows",
+              {{"server", server.name},
+               {"why", "rows of tables do not move: requests for them wait until it is back"}});
+  else if (std::ranges::none_of(spread_.links, is_it))
     return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));
   if (spread_.has_others()) plan_moves();
   changed_.notify_all();

@@ -38,7 +38,8 @@ Task<Status> Cluster::prepare() {
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
     CENTROID_CO_TRY(load_checkpoint());
-    CENTROID_CO_TRY(load_rows());
+    CENTROID_CO_TRY(prepare_rows());
+    if (!rows_servers_) CENTROID_CO_TRY(load_rows());
     CENTROID_CO_TRY(begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
@@ -62,21 +63,10 @@ Task<Status> Cluster::prepare() {
     run_id_ = fresh.run_id;
   }
   co_await heed_stop();
-  CENTROID_CO_TRY(start_rows_journal());
+  if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
+  if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
   if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
   co_return Status();
-}
-
-Status Cluster::start_rows_journal() {
-  if (!config_.keeps_journal()) return {};
-  RowsJournalWriter::Options options;
-  options.folder = config_.journal_dir;
-  options.run_id = run_id_;
-  options.sync_every = config_.journal_sync;
-  options.waits = config_.journal_full == "wait";
-  options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
-  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
-  return rows_.start_journal(executor_, std::move(options));
 }
 
 /// Without a model.
@@ -93,15 +83,6 @@ MemoryQuestion Cluster::memory_question() const {
 std::uint64_t Cluster::expected_workers() const {
   return std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8),
                                  config_.max_workers);
-}
-
-/// Before tables take memory.
-Status Cluster::check_tables_room() {
-  const MemoryNeed need = memory_need(memory_question());
-  const MemoryLimit limit = memory_limit(config_.memory_limit);
-  CENTROID_TRY(check_memory(need, limit));
-  rows_.set_room(limit.bytes - need.base, limit.source);
-  return {};
 }
 
 /// Before anything is taken for a model.
@@ -284,17 +265,6 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
   return {};
 }
 
-/// After `load_checkpoint`.
-Status Cluster::load_rows() {
-  if (resumed_from_) {
-    CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
-    CENTROID_TRY(rows_.restore(resumed_from_->path, files));
-  }
-  CENTROID_TRY(rows_.replay(config_.journal_dir, run_id_));
-  if (!rows_.has_tables()) return {};
-  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
-}
-
 Status Cluster::load_initial_file() {
   const std::string where = "init " + config_.init;
   auto reader = SafetensorsReader::open(config_.init);
@@ -406,14 +376,16 @@ CheckpointInfo Cluster::checkpoint_info() const {
 bool Cluster::needs_checkpoint() const {
   if (replay_) return false;  // the journal has more than the state
   if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) return true;
+  if (rows_servers_) return rows_servers_->needs_checkpoint();
   return rows_.changes() != rows_checkpointed_;
 }
 
 bool Cluster::is_checkpoint_due() const {
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
-  if (rows_.journal_wants_checkpoint(config_.journal_rows_bytes) && !checkpointing_ &&
-      since >= kAgain)
-    return true;
+  const bool is_long =
+      rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
+      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
+  if (is_long && !checkpointing_ && since >= kAgain) return true;
   return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
          since >= config_.checkpoint_interval;
 }
@@ -454,7 +426,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && last_written_ && last_written_->version == store_->version().value &&
-        rows_.changes() == rows_checkpointed_)
+        (rows_servers_ ? !rows_servers_->needs_checkpoint()
+                       : rows_.changes() == rows_checkpointed_))
       co_return *last_written_;
     const bool announces = may_announce && announces_checkpoint();
     if (store_->is_current() && !announces) break;
@@ -473,6 +446,18 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   if (rows_.has_tables() && last_written_ && !needs_checkpoint()) co_return *last_written_;
   checkpointing_ = true;
   checkpoint_begun_ = clock_.now();
+  std::shared_ptr<RowsSnapshot> rows;
+  if (rows_servers_) {
+    auto kept = co_await rows_servers_->freeze();
+    if (!kept.ok()) {
+      co_await rows_servers_->thaw(false);
+      checkpointing_ = false;
+      checkpoint_done_.notify_all();
+      probe_.checkpoint_failed();
+      co_return kept.error();
+    }
+    rows = std::move(kept).value();
+  }
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   std::shared_ptr<Snapshot> snapshot;
@@ -484,6 +469,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
   }
   if (has_model && !snapshot) {
+    rows.reset();
+    if (rows_servers_) co_await rows_servers_->thaw(false);
     checkpointing_ = false;
     checkpoint_done_.notify_all();
     co_return Error(ErrorCode::kCancelled, has_lost_server() ? "a server is gone with its chunks"
@@ -493,7 +480,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   const CheckpointInfo info = checkpoint_info();
   // Rows, what was pushed, and the model, at one moment.
   const std::uint64_t rows_changes = rows_.changes();
-  std::shared_ptr<RowsSnapshot> rows = rows_.begin_snapshot();
+  if (!rows_servers_) rows = rows_.begin_snapshot();
   const std::uint64_t rows_journal = rows ? rows->journal() : 0;
   journal_.checkpoint_begins(info.round);
   Manifest manifest;
@@ -501,14 +488,16 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   const bool is_spread = spread_.has_others();
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
   if (has_model) reader = snapshot_reader(snapshot);
+  std::vector<CheckpointPart> parts;
+  if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
   auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
-                rows = std::move(rows), keeps_journal = config_.keeps_journal(),
+                rows = std::move(rows), parts = std::move(parts),
+                keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal_dir]() mutable {
-    std::vector<CheckpointPart> parts;
-    if (rows) parts = rows->parts();
     auto written = std::make_optional(directory.write(info, manifest, reader, parts));
     reader = nullptr;
     snapshot.reset();
+    parts.clear();
     rows.reset();
     std::error_code ignored;
     if (written->ok() && !keeps_journal)  // of a time when there was one
@@ -523,6 +512,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   auto outcome = co_await run_on(blocking_, std::move(write));
   Result<CheckpointEntry>& written = *outcome;
   if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
+  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
   checkpointing_ = false;
   checkpoint_done_.notify_all();
   if (!written.ok()) {

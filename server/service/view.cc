@@ -265,6 +265,7 @@ std::vector<WaitView> Cluster::present_waits() const {
                              std::to_string(upload_->pieces()),
                      .seconds = seconds(clock_.now() - upload_->begun)});
   rows_.waits(views);
+  if (rows_servers_) rows_servers_->waits(views);
   for (const auto& [id, link] : links_)
     for (const std::string& what : link->session->waits(clock_.now()))
       views.push_back({.who = "session of " + link->join.name,
@@ -396,6 +397,11 @@ Task<Status> Cluster::drain_server(const std::string& name) {
     }
     const auto link = shards_.find(name);
     if (!link) return Error(ErrorCode::kNotFound, "there is no server '" + name + "'");
+    if (holds_rows(name))
+      return Error(ErrorCode::kFailedPrecondition,
+                   "rows of tables lie on server '" + name +
+                       "', which cannot move while tables are in use: stop the job, and go on "
+                       "with other servers (resume)");
     let_go(*link);
     return {};
   };
@@ -421,8 +427,13 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
 }
 
 Task<std::vector<TableView>> Cluster::tables() {
-  auto read = [this] { return rows_.views(); };
-  co_return co_await run_on(executor_, std::move(read));
+  auto read = [](Cluster* self) -> Task<std::vector<TableView>> {
+    if (self->rows_servers_) co_await self->rows_servers_->refresh();
+    std::vector<TableView> views = self->rows_.views();
+    if (self->rows_servers_) self->rows_servers_->add_to(views);
+    co_return views;
+  };
+  co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
 }
 
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {

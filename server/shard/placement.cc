@@ -104,6 +104,14 @@ std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
   return by_chunk;
 }
 
+std::vector<std::uint16_t> place_buckets(std::size_t buckets, std::size_t servers) {
+  CENTROID_CHECK(servers >= 1 && servers <= kMaxServers);
+  std::vector<std::uint16_t> owners(buckets);
+  for (std::size_t i = 0; i < buckets; ++i)
+    owners[i] = static_cast<std::uint16_t>(i * servers / buckets);
+  return owners;
+}
+
 double imbalance(const ChunkPlan& plan, std::size_t servers,
                  std::span<const std::uint16_t> owners) {
   if (plan.total_elements() == 0) return 1;

@@ -34,6 +34,10 @@ std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
                                  std::span<const std::uint16_t> before = {},
                                  std::span<const std::uint32_t> units = {});
 
+/// Which server holds which bucket of a table's keys, for so many buckets of equal size: by bucket
+/// the index of its server. The servers' shares differ by one bucket at most. Pure.
+std::vector<std::uint16_t> place_buckets(std::size_t buckets, std::size_t servers);
+
 /// Bytes of the fullest server over the mean; 1 for a model without elements.
 double imbalance(const ChunkPlan& plan, std::size_t servers, std::span<const std::uint16_t> owners);
 

@@ -58,6 +58,9 @@ class Shard::LeaderSink final : public transport::FrameSink {
       const bool goes_on = co_await shard_.changed_.wait(shard_.clock_.now() + kHandshake);
       if (!goes_on) co_return Error(ErrorCode::kFailedPrecondition, "no ServerTerms came first");
     }
+    if (ShardRows::is_for_rows(frame.header.kind))
+      co_return co_await shard_.rows_.on_leader(session, frame, tasks_, shard_.terms_,
+                                                shard_.fatal_);
     switch (static_cast<ServersKind>(frame.header.kind)) {
       case ServersKind::kModel: {
         CENTROID_CO_ASSIGN(const auto model, proto::decode<proto::ServerModel>(frame.head));
@@ -184,6 +187,7 @@ Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions op
       changed_(executor),
       leaders_(options_.leaders),
       journal_(executor),
+      rows_(executor, {options_.name, options_.journal_dir, options_.memory_limit}, clock),
       tasks_(executor) {}
 
 Shard::~Shard() = default;
@@ -348,6 +352,7 @@ Task<void> Shard::heartbeats(Session& session) {
     (void)co_await session.send(kind, Bytes(), Bytes(), clock_.now() + lease);
     const auto head = proto::encode(report());
     (void)co_await session.send(report_kind, head, Bytes(), clock_.now() + lease);
+    rows_.tick();
   }
 }
 
@@ -376,6 +381,7 @@ void Shard::forget_everything(const Error& why) {
                     "server '" + options_.name + "' lost its leader: " + why.message());
   for (const auto& [id, worker] : workers_) worker->session->close(cause);
   workers_.clear();
+  rows_.forget(cause);
   staged_.clear();
   merging_.reset();
   frozen_.reset();
@@ -406,7 +412,7 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
   }
 }
 
-/// Frames of one worker: Enter, then its contributions.
+/// Frames of one worker: Enter, then its contributions; or of a client of rows.
 class Shard::WorkerSink final : public transport::FrameSink {
  public:
   WorkerSink(Shard& shard, TaskGroup& tasks) : shard_(shard), tasks_(tasks) {}
@@ -417,15 +423,17 @@ class Shard::WorkerSink final : public transport::FrameSink {
     const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
     CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                        frame.header.payload_bytes));
+    if (client_ || (!worker_ && RowsService::opens(frame.header.kind)))
+      co_return co_await serve_rows(session, frame);
     if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
       co_return Status();
     if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kEnter) && !worker_)
       co_return co_await enter(session, std::move(frame));
     if (frame.header.kind != static_cast<std::uint16_t>(proto::Kind::kPush) || !worker_)
-      co_return Error(ErrorCode::kInvalidArgument,
-                      "a shard server takes Enter (125) and then Push (22), not kind " +
-                          std::to_string(frame.header.kind) +
-                          ": workers join the leader (--server)");
+      co_return Error(
+          ErrorCode::kInvalidArgument,
+          "a shard server takes Enter (125) and then Push (22), or RowsOpen (64), not kind " +
+              std::to_string(frame.header.kind) + ": workers join the leader (--server)");
     CENTROID_CO_ASSIGN(const auto push, proto::decode<proto::Push>(frame.head));
     co_return co_await shard_.take_push(session, worker_, push, frame.header.payload_bytes);
   }
@@ -433,6 +441,16 @@ class Shard::WorkerSink final : public transport::FrameSink {
   const std::shared_ptr<Worker>& worker() const { return worker_; }
 
  private:
+  Task<Status> serve_rows(Session& session, const InFrame& frame) {
+    if (!client_) {
+      auto service = shard_.rows_.service();
+      if (!service.ok()) co_return co_await session.respond_error(frame.header, service.error());
+      service_ = std::move(service).value();
+      client_.emplace(*service_, session);
+    }
+    co_return co_await service_->on_frame(session, frame, *client_);
+  }
+
   Task<Status> enter(Session& session, InFrame frame) {
     CENTROID_CO_ASSIGN(auto message, proto::decode<proto::Enter>(frame.head));
     auto entered = shard_.enter(session, std::move(message));
@@ -450,6 +468,8 @@ class Shard::WorkerSink final : public transport::FrameSink {
   Shard& shard_;
   TaskGroup& tasks_;
   std::shared_ptr<Worker> worker_;
+  std::shared_ptr<RowsService> service_;
+  std::optional<RowsService::Client> client_;  ///< of it
 };
 
 Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection) {

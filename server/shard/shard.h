@@ -16,6 +16,7 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
 #include "server/shard/reply_reader.h"
+#include "server/shard/shard_rows.h"
 #include "server/store/journal.h"
 #include "server/store/parameter_store.h"
 #include "server/store/statistics.h"
@@ -101,7 +102,7 @@ class Shard {
 
   // shard_state.cc: what the leader asks for
   Status take_model(const proto::ServerModel& model);
-  Status check_room(const proto::ServerModel& model, std::size_t slots) const;
+  Status check_room(const proto::ServerModel& model, std::size_t slots);
   Status take_optimizer(const proto::OptimizerChange& change);
   OptimizerConfig optimizer_config() const;
   proto::ServerReport report() const;
@@ -179,6 +180,7 @@ class Shard {
   Journal journal_;
   std::optional<journal::Parts> recalled_;  ///< what the journal had when the leader asked first
   std::optional<Error> fatal_;              ///< why this server cannot serve that leader
+  ShardRows rows_;
 
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
   std::map<MemberId, std::deque<Staged>> staged_;

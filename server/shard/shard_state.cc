@@ -92,7 +92,7 @@ Status Shard::take_optimizer(const proto::OptimizerChange& change) {
 }
 
 /// Before anything is taken: what this server's share of the model is to need.
-Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) const {
+Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   MemoryQuestion question;
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : model.manifest) total += tensor.bytes();
@@ -110,7 +110,10 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) con
   question.workers = model.workers;
   question.credit_bytes = UINT64_MAX;  // contributions are kept whole
   question.snapshot_bytes = kSnapshotBudgetBytes;
-  const Status fits = check_memory(memory_need(question), memory_limit(options_.memory_limit));
+  question.tables_bytes = rows_.reserved_bytes();
+  const MemoryNeed need = memory_need(question);
+  const Status fits = check_memory(need, memory_limit(options_.memory_limit));
+  if (fits.ok()) rows_.set_beside(need.total() - need.tables);
   if (fits.ok()) return fits;
   return fits.error().with_context("server '" + options_.name + "', with its share of a model on " +
                                    std::to_string(model.servers) + " servers");

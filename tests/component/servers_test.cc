@@ -7,56 +7,14 @@
 #include <boost/asio/use_future.hpp>
 #include <gtest/gtest.h>
 
-#include "server/shard/shard.h"
 #include "tests/support/cluster.h"
+#include "tests/support/test_shard.h"
 
 /// A model on several servers: a leader, shard servers and workers in one process, over TCP.
 namespace centroid::test {
 namespace {
 
 using server::ServerConfig;
-
-std::unique_ptr<transport::Transport> tcp(Executor executor) {
-  return transport::make_tcp(executor);
-}
-
-/// A shard server on a thread of its own.
-class TestShard {
- public:
-  TestShard(std::string name, transport::Endpoint leader, const std::string& journal_dir = "") {
-    transport_ = tcp(io_.executor());
-    listener_ = transport_->listen(transport::Endpoint{}).value();
-    server::ShardOptions options;
-    options.name = std::move(name);
-    options.leaders = {std::move(leader)};
-    options.advertise = listener_->endpoint().to_string();
-    options.join_timeout = std::chrono::seconds(20);
-    options.journal_dir = journal_dir;
-    if (!journal_dir.empty()) options.drain_timeout = {};  // who stops it means to lose it
-    shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
-    running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
-                                     boost::asio::use_future);
-  }
-  ~TestShard() {
-    if (running_.valid()) (void)stop();
-  }
-  Status join() { return *running_.get(); }
-  Status stop() {
-    boost::asio::post(io_.executor(), [this] { shard_->request_stop("the test stops it"); });
-    return join();
-  }
-
- private:
-  static Task<std::optional<Status>> run(server::Shard* shard, transport::Listener* listener) {
-    co_return co_await shard->run(*listener);
-  }
-  SystemClock clock_;
-  IoThread io_{"test-shard"};
-  std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<transport::Listener> listener_;
-  std::unique_ptr<server::Shard> shard_;
-  std::future<std::optional<Status>> running_;
-};
 
 ServerConfig config(const std::string& name, std::uint64_t servers) {
   ServerConfig c;

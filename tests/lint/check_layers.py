@@ -37,14 +37,16 @@ MAY = {
     "server/tokens": [BASE],
     "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],
     "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, CHECKPOINT],
-    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, CHECKPOINT, "transport", "server/aggregate", "server/store"],
+    "server/tables": [BASE, ASYNC, TENSOR, PROTO, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
+    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, CHECKPOINT, "transport", "server/aggregate", "server/store"]
+    + ["server/rows", "server/tables"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
     "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
-    + ["server/config", "server/election", "server/events", "server/shard"]
+    + ["server/config", "server/election", "server/events", "server/shard", "server/tables"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "transport/tls", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
@@ -69,7 +71,7 @@ MAY["tests"] = list(MAY)
 HOMES = {
     r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
     r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|tls/[^/]*)|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
+    r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store|tables)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"

@@ -37,7 +37,7 @@ class RowsClient:
             self.peer.sendall(hello(name=f"rows-{identity}"))
             read_frame(self.peer)
             self.tables = {name: self.open(name) for name in self.names}
-        except (EOFError, OSError):
+        except (EOFError, OSError, RuntimeError):
             self.close()
             raise
 

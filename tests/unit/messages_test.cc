@@ -7,11 +7,13 @@
 #include <limits>
 #include <sstream>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
+#include "common/proto/tables.h"
 
 namespace centroid::proto {
 namespace {
@@ -162,6 +164,26 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RecallReply>("recall-reply");
   expect_documented<OptimizerChange>("optimizer-change");
   expect_documented<ServerReport>("server-report");
+  expect_documented<RowsBlock>("rows-block");
+  expect_documented<RowsFrozen>("rows-frozen");
+}
+
+TEST(Messages, TablesThatDoNotSayWhoHasEachBucketAreRefused) {
+  Tables tables;
+  tables.tables = "emb:dim=4";
+  tables.route.servers = {{"leader", ""}, {"b", "10.0.0.2:7070"}};
+  tables.route.owners.assign(kRowBuckets, 1);
+  const auto told = decode<Tables>(encode(tables));
+  ASSERT_TRUE(told.ok()) << told.error().to_string();
+  EXPECT_EQ(told->route.owners, tables.route.owners);
+  tables.route.owners.pop_back();
+  EXPECT_THAT(decode<Tables>(encode(tables)).error().message(),
+              testing::HasSubstr("one of each of the 4096 buckets"));
+  tables.route.owners.push_back(2);
+  EXPECT_THAT(decode<Tables>(encode(tables)).error().message(), testing::HasSubstr("Route.owners"));
+  RowsBlock block;
+  block.rows = kMaxRows + 1;
+  EXPECT_FALSE(decode<RowsBlock>(encode(block)).ok());
 }
 
 TEST(Messages, ServersAreAsTheContractSays) {

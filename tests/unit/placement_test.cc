@@ -170,5 +170,21 @@ TEST(Placement, RandomModelsAreEvenAndServersComeAndGoWithFewMoves) {
   }
 }
 
+TEST(Placement, BucketsOfKeysAreSharedWithinTwoPercent) {
+  constexpr std::size_t kBuckets = 4096;
+  for (std::size_t servers = 1; servers <= kMaxServers; ++servers) {
+    SCOPED_TRACE(servers);
+    const auto owners = place_buckets(kBuckets, servers);
+    ASSERT_EQ(owners.size(), kBuckets);
+    std::vector<std::size_t> counts(servers);
+    for (const std::uint16_t owner : owners) ++counts.at(owner);
+    const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+    EXPECT_GE(*least, 1u);
+    EXPECT_LE(*most - *least, 1u);
+    if (servers > 82) continue;
+    EXPECT_LE(static_cast<double>(*most * servers), kMaxImbalance * kBuckets);
+  }
+}
+
 }  // namespace
 }  // namespace centroid::server

@@ -1,4 +1,4 @@
-#include "server/service/row_files.h"
+#include "server/tables/row_files.h"
 
 #include <fstream>
 #include <limits>
@@ -179,10 +179,17 @@ TEST_F(RowFiles, WhatClientsPushedComesBack) {
   }
   windows.forget(7);
   EXPECT_EQ(windows.newest(7), 0u);
-  ASSERT_TRUE(write_pushes(path, {windows.entries(), 12}).ok());
+  PushedRows pushed;
+  pushed.clients = windows.entries();
+  pushed.journal = 12;
+  pushed.server = "b";
+  pushed.is_followed = true;
+  ASSERT_TRUE(write_pushes(path, pushed).ok());
   const auto read = read_pushes(path);
   ASSERT_TRUE(read.ok()) << read.error().to_string();
   EXPECT_EQ(read->journal, 12u);
+  EXPECT_EQ(read->server, "b");
+  EXPECT_TRUE(read->is_followed);
   again.restore(read->clients);
   EXPECT_EQ(again.clients(), windows.clients());
   for (std::uint64_t client = 1; client <= 40; ++client) {

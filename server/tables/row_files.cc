@@ -1,10 +1,11 @@
-#include "server/service/row_files.h"
+#include "server/tables/row_files.h"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
 
+#include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/striped_writer.h"
@@ -159,10 +160,29 @@ Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
   return record_of(written);
 }
 
-Result<RowTable::State> read_rows(const fs::path& path, RowTable& table) {
+Status restore_block(RowTable& table, const RowTable::Block& block, std::uint64_t now,
+                     std::uint64_t* left_out) {
+  if (block.is_candidates) {
+    for (std::size_t i = 0; i < block.keys.size(); ++i)
+      CENTROID_TRY(table.restore_candidate(block.keys[i], block.ages[i], block.counts[i], now));
+    return {};
+  }
+  const std::size_t dim = table.spec().dim, slots = table.spec().slot_floats();
+  for (std::size_t i = 0; i < block.keys.size(); ++i) {
+    const RowTable::Row row{block.keys[i], block.ages[i], block.counts[i],
+                            std::span(block.values).subspan(i * dim, dim),
+                            std::span(block.slots).subspan(i * slots, slots)};
+    Status put = table.restore(row, now);
+    if (put.ok()) continue;
+    if (left_out == nullptr || put.error().code() != ErrorCode::kResourceExhausted) return put;
+    ++*left_out;
+  }
+  return {};
+}
+
+Result<RowTable::State> read_rows(const fs::path& path, const RowSpec& spec, const RowsSink& sink) {
   CENTROID_ASSIGN(const SafetensorsReader file, SafetensorsReader::open(path));
   const auto& metadata = file.metadata();
-  const RowSpec& spec = table.spec();
   for (const auto& [name, value] : identity(spec)) {
     const auto found = metadata.find(name);
     const std::string was = found == metadata.end() ? "nothing" : found->second;
@@ -186,8 +206,13 @@ Result<RowTable::State> read_rows(const fs::path& path, RowTable& table) {
   }
   CENTROID_TRY(
       check_tensors(path, file.manifest(), tensors_of(spec, state.rows, state.candidates)));
-  table.begin_restore(state);
+  if (!sink.begin(state)) return state;
   RowTable::Block block;
+  const auto put = [&]() -> Status {
+    Status taken = sink.put(block, state.now);
+    if (!taken.ok()) return std::move(taken).error().with_context(path.string());
+    return {};
+  };
   for (std::uint64_t at = 0; at < state.rows; at += kRowsAtOnce) {
     const auto n = static_cast<std::size_t>(std::min(kRowsAtOnce, state.rows - at));
     const std::size_t slots = spec.slot_floats();
@@ -196,25 +221,36 @@ Result<RowTable::State> read_rows(const fs::path& path, RowTable& table) {
     CENTROID_TRY(read_part(file, "state", at, slots, block.slots, n));
     CENTROID_TRY(read_part(file, "ages", at, 1, block.ages, n));
     CENTROID_TRY(read_part(file, "counts", at, 1, block.counts, n));
-    for (std::size_t i = 0; i < n; ++i) {
-      const RowTable::Row row{block.keys[i], block.ages[i], block.counts[i],
-                              std::span(block.values).subspan(i * spec.dim, spec.dim),
-                              std::span(block.slots).subspan(i * slots, slots)};
-      if (Status put = table.restore(row, state.now); !put.ok())
-        return std::move(put).error().with_context(path.string());
-    }
+    CENTROID_TRY(put());
   }
+  block = {};
+  block.is_candidates = true;
   for (std::uint64_t at = 0; at < state.candidates; at += kRowsAtOnce) {
     const auto n = static_cast<std::size_t>(std::min(kRowsAtOnce, state.candidates - at));
     CENTROID_TRY(read_part(file, "waiting_keys", at, 1, block.keys, n));
     CENTROID_TRY(read_part(file, "waiting_ages", at, 1, block.ages, n));
     CENTROID_TRY(read_part(file, "waiting_counts", at, 1, block.counts, n));
-    for (std::size_t i = 0; i < n; ++i) {
-      Status put =
-          table.restore_candidate(block.keys[i], block.ages[i], block.counts[i], state.now);
-      if (!put.ok()) return std::move(put).error().with_context(path.string());
-    }
+    CENTROID_TRY(put());
   }
+  return state;
+}
+
+Result<RowTable::State> read_rows(const fs::path& path, RowTable& table) {
+  RowsSink sink;
+  bool was_spread = false;
+  std::uint64_t left_out = 0;
+  sink.begin = [&](const RowTable::State& state) {
+    table.begin_restore(state);
+    was_spread = state.rows > 0 && state.rows_shape.slabs == 0;
+    return true;
+  };
+  sink.put = [&](const RowTable::Block& block, std::uint64_t now) {
+    return restore_block(table, block, now, was_spread ? &left_out : nullptr);
+  };
+  CENTROID_ASSIGN(RowTable::State state, read_rows(path, table.spec(), sink));
+  if (left_out > 0)
+    log::warn("rows.left_out",
+              {{"table", table.spec().name}, {"rows", left_out}, {"why", "max_bytes"}});
   return state;
 }
 
@@ -228,10 +264,12 @@ Manifest tensors_of_pushes(std::uint64_t clients) {
 }  // namespace
 
 Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) {
-  CENTROID_ASSIGN(
-      StripedWriter writer,
-      StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()),
-                            {{"format", kFormat}, {"journal", std::to_string(pushed.journal)}}));
+  std::map<std::string, std::string> metadata{{"format", kFormat},
+                                              {"journal", std::to_string(pushed.journal)}};
+  if (!pushed.server.empty()) metadata["server"] = pushed.server;
+  if (pushed.is_followed) metadata["followed"] = "1";
+  CENTROID_ASSIGN(StripedWriter writer,
+                  StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()), metadata));
   for (const PushWindows::Entry& entry : pushed.clients) {
     std::array<std::byte, kWindowBytes> applied{};
     for (std::size_t i = 0; i < PushWindows::kWindow; ++i)
@@ -249,6 +287,9 @@ Result<PushedRows> read_pushes(const fs::path& path) {
   PushedRows out;
   Numbers numbers(path, file.metadata());
   if (file.metadata().contains("journal")) out.journal = numbers.get("journal");
+  if (const auto server = file.metadata().find("server"); server != file.metadata().end())
+    out.server = server->second;
+  out.is_followed = file.metadata().contains("followed");
   CENTROID_TRY(numbers.status);
   std::uint64_t clients = 0;
   for (const TensorInfo& info : file.manifest())

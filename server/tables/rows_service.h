@@ -14,11 +14,12 @@
 #include "common/base/metrics.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/proto/rows.h"
+#include "common/proto/tables.h"
 #include "server/api/view.h"
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
-#include "server/service/row_files.h"
 #include "server/store/rows_journal_writer.h"
+#include "server/tables/row_files.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -40,6 +41,12 @@ class RowsSnapshot {
   /// The first segment of the journal that a checkpoint with these files needs.
   std::uint64_t journal() const { return pushed_.journal; }
 
+  // for a checkpoint of several servers; any thread
+  const std::vector<RowTable::State>& states() const { return states_; }
+  const PushedRows& pushed() const { return pushed_; }
+  /// The next rows of a table, each once; false: that was all.
+  Result<bool> read(std::size_t table, RowTable::Block& block);
+
  private:
   Result<FileRecord> write(std::size_t table, const std::filesystem::path& path);
 
@@ -48,7 +55,8 @@ class RowsSnapshot {
   PushedRows pushed_;
 };
 
-/// The server's tables of sparse rows and the requests of their clients. A session that begins with
+/// The server's tables of sparse rows, or what lies on it of tables on several servers, and the
+/// requests of their clients. A session that begins with
 /// RowsOpen is a client's: no member of the cluster. A client that is silent for a lease is closed;
 /// it connects again when it wants something.
 ///
@@ -101,8 +109,37 @@ class RowsService {
   /// Not while the one before lives.
   std::shared_ptr<RowsSnapshot> begin_snapshot();
   /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them). fails
-  /// failed_precondition: a table that the settings do not have, or have otherwise.
+  /// failed_precondition: a table that the settings do not have, or have otherwise; or journals of
+  /// other servers, which are not here, have more.
   Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
+
+  // several servers
+  /// Rows of these buckets of keys lie here, on server `self` of the route; of max_bytes the same
+  /// share. Requests for other keys are refused with the name of their server. fails
+  /// invalid_argument: a share of max_bytes is too small
+  Status set_route(proto::Route route, std::size_t self);
+  const proto::Route& route() const { return route_; }
+  /// Refuse all requests for now, for this reason; empty: serve them.
+  void hold(std::string why) { held_ = std::move(why); }
+  /// End all sessions of clients.
+  void close_clients(const Error& why);
+  /// What `restore` does, piece by piece: once `begin_load` for each table, rows, `end_load`.
+  Result<std::size_t> number_of(const std::string& table) const;
+  /// The number of a table of a checkpoint. fails failed_precondition: the settings have it not
+  Result<std::size_t> check_file(const std::filesystem::path& checkpoint,
+                                 const std::string& table) const;
+  const RowSpec& spec(std::size_t table) const { return tables_->tables[table].spec(); }
+  std::size_t tables() const { return probes_.size(); }
+  void begin_load(std::size_t table, const RowTable::State& state);
+  Status load(std::size_t table, const RowTable::Block& block, std::uint64_t now);
+  void load_pushes(const std::vector<PushWindows::Entry>& clients);
+  void end_load(std::uint64_t clock, std::uint64_t journal, const std::string& from);
+  std::uint64_t clock() const { return now(); }
+  std::string restored_from() const { return restored_from_; }
+  proto::TablesReport report() const;
+  /// What the tables have beside these rows lies on other servers: for the metrics.
+  void tell_elsewhere(std::size_t table, const proto::TableReport& total,
+                      const proto::TableReport& more);
 
   // rows_durability.cc: the journal
   /// What stands in the journal's folder behind the checkpoint that was restored. `run_id`: of this
@@ -130,7 +167,9 @@ class RowsService {
     RowCounters told;
     metrics::Counter pulled, pushed, admitted, held_back, evicted, expired;
     metrics::Gauge stored, waiting, bytes;
+    proto::TableReport elsewhere = {};
     void tell(const RowTable& table);
+    void show(const RowTable& table) const;
   };
   struct Waiting;
 
@@ -138,6 +177,7 @@ class RowsService {
                                     Client& client) const;
   Result<std::uint32_t> table_of(const Client& client, std::uint32_t number, std::uint32_t rows,
                                  std::uint64_t payload_bytes, bool has_gradients) const;
+  Status check_keys(const RowTable& table, std::span<const std::uint64_t> keys) const;
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
   Result<proto::RowsPushReply> apply(const proto::RowsPush& head, const Client& client);
@@ -162,6 +202,11 @@ class RowsService {
   std::shared_ptr<RowTables> tables_ = std::make_shared<RowTables>();
   std::vector<Probe> probes_;  ///< by table
   PushWindows windows_;
+  proto::Route route_;
+  std::uint16_t self_ = 0;
+  std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
+  std::string held_;
+  std::uint64_t left_out_ = 0;  ///< rows that had no room when they were loaded
   std::uint64_t changes_ = 0;
   std::uint64_t room_ = ~std::uint64_t{0};
   std::string room_source_;

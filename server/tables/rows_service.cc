@@ -1,4 +1,4 @@
-#include "server/service/rows.h"
+#include "server/tables/rows_service.h"
 
 #include <algorithm>
 #include <random>
@@ -58,15 +58,17 @@ std::vector<CheckpointPart> RowsSnapshot::parts() {
 }
 
 Result<FileRecord> RowsSnapshot::write(std::size_t at, const std::filesystem::path& path) {
+  return write_rows(path, tables_->tables[at].spec(), states_[at],
+                    [&](RowTable::Block& block) { return read(at, block); });
+}
+
+Result<bool> RowsSnapshot::read(std::size_t at, RowTable::Block& block) {
   RowTable& table = tables_->tables[at];
-  const RowTable::State& state = states_[at];
-  return write_rows(path, table.spec(), state, [&](RowTable::Block& block) -> Result<bool> {
-    const std::lock_guard lock(tables_->mutex);
-    const std::uint64_t before = table.frozen_bytes();
-    const bool is_there = table.read_frozen(block, state.now);
-    tables_->frozen_bytes -= before - table.frozen_bytes();
-    return is_there;
-  });
+  const std::lock_guard lock(tables_->mutex);
+  const std::uint64_t before = table.frozen_bytes();
+  const bool is_there = table.read_frozen(block, states_[at].now);
+  tables_->frozen_bytes -= before - table.frozen_bytes();
+  return is_there;
 }
 
 RowsService::Client::Client(RowsService& service, Session& session)
@@ -96,7 +98,8 @@ RowsService::RowsService(const std::string& tables, std::chrono::milliseconds le
                          const Clock& clock, metrics::Registry& registry)
     : clock_(clock), lease_(lease), started_(clock.now()), incarnation_(draw()) {
   auto specs = parse_tables(tables);
-  CENTROID_CHECK(specs.ok());  // server::finish has looked
+  CENTROID_CHECK(specs.ok());     // server::finish has looked
+  route_.servers.emplace_back();  // this one
   if (specs->empty()) return;
   repeated_ = registry.counter("centroid_rows_repeated_pushes_total",
                                "Pushes of rows that came again and were not applied again");
@@ -122,6 +125,7 @@ RowsService::RowsService(const std::string& tables, std::chrono::milliseconds le
          .stored = registry.gauge("centroid_rows_stored", "Rows stored", labels),
          .waiting = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels),
          .bytes = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels)});
+    max_bytes_.push_back(spec.max_bytes);
     tables_->tables.emplace_back(std::move(spec));
   }
 }
@@ -138,9 +142,13 @@ void RowsService::Probe::tell(const RowTable& table) {
   add(evicted, told.evicted, is.evicted);
   add(expired, told.expired, is.expired);
   told = is;
-  stored.set(static_cast<double>(table.rows()));
-  waiting.set(static_cast<double>(table.candidates()));
-  bytes.set(static_cast<double>(table.bytes()));
+  show(table);
+}
+
+void RowsService::Probe::show(const RowTable& table) const {
+  stored.set(static_cast<double>(table.rows() + elsewhere.rows));
+  waiting.set(static_cast<double>(table.candidates() + elsewhere.waiting));
+  bytes.set(static_cast<double>(table.bytes() + elsewhere.bytes));
 }
 
 std::uint64_t RowsService::now() const {
@@ -159,35 +167,40 @@ std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot() {
 
 Status RowsService::restore(const std::filesystem::path& checkpoint,
                             const std::vector<std::string>& files) {
-  const std::lock_guard lock(tables_->mutex);
+  std::uint64_t clock = 0, journal = 1;
+  std::vector<PushWindows::Entry> clients;
   for (const std::string& file : files) {
-    if (file == kPushesFile) {
-      CENTROID_ASSIGN(const PushedRows pushed, read_pushes(checkpoint / file));
-      windows_.restore(pushed.clients);
-      for (const PushWindows::Entry& entry : pushed.clients) gone_[entry.client] = clock_.now();
-      first_segment_ = next_position_.segment = std::max<std::uint64_t>(pushed.journal, 1);
+    if (is_pushes_file(file)) {
+      CENTROID_ASSIGN(PushedRows pushed, read_pushes(checkpoint / file));
+      if (pushed.is_followed && file != kPushesFile)
+        return Error(ErrorCode::kFailedPrecondition,
+                     "checkpoint " + checkpoint.string() + " has rows of server '" + pushed.server +
+                         "', whose journal may have more: start this server with " +
+                         "`servers` as it was, and that one with its run_dir");
+      clients.insert(clients.end(), pushed.clients.begin(), pushed.clients.end());
+      if (file == kPushesFile) journal = std::max<std::uint64_t>(pushed.journal, 1);
       continue;
     }
     const std::string name = table_of_rows_file(file).value_or(file);
-    const auto found = std::ranges::find_if(
-        tables_->tables, [&](const RowTable& table) { return table.spec().name == name; });
-    if (found == tables_->tables.end())
-      return Error(ErrorCode::kFailedPrecondition,
-                   "checkpoint " + checkpoint.string() + " has a table '" + name +
-                       "', which the setting `tables` has not: name it there as it was, so that "
-                       "its rows are not lost");
-    CENTROID_ASSIGN(const RowTable::State state, read_rows(checkpoint / file, *found));
-    clock_at_start_ = std::max(clock_at_start_, state.now);
-    Probe& probe = probes_[static_cast<std::size_t>(found - tables_->tables.begin())];
-    probe.told = found->counters();  // the metrics count what this process did
-    probe.tell(*found);
-    log::info("rows.loaded", {{"table", name},
-                              {"rows", found->rows()},
-                              {"bytes", found->bytes()},
-                              {"from", checkpoint.filename().string()}});
+    CENTROID_ASSIGN(const std::size_t number, check_file(checkpoint, name));
+    const std::lock_guard lock(tables_->mutex);
+    CENTROID_ASSIGN(const RowTable::State state,
+                    read_rows(checkpoint / file, tables_->tables[number]));
+    clock = std::max(clock, state.now);
   }
-  if (!files.empty()) restored_from_ = checkpoint.filename().string();
+  load_pushes(clients);
+  if (!files.empty()) end_load(clock, journal, checkpoint.filename().string());
   return {};
+}
+
+Result<std::size_t> RowsService::check_file(const std::filesystem::path& checkpoint,
+                                            const std::string& table) const {
+  auto number = number_of(table);
+  if (number.ok()) return number;
+  return Error(ErrorCode::kFailedPrecondition,
+               "checkpoint " + checkpoint.string() + " has a table '" + table +
+                   "', which the setting `tables` has not: name it there as it was, so that "
+                   "its rows are not lost");
 }
 
 std::uint64_t RowsService::reserved_bytes() const {
@@ -227,13 +240,15 @@ std::vector<TableView> RowsService::views() const {
     TableView view;
     view.name = spec.name;
     view.optimizer = to_string(spec.rule);
-    view.spec = to_string(spec);
+    RowSpec whole = spec;
+    whole.max_bytes = max_bytes_[views.size()];
+    view.spec = to_string(whole);
     view.dim = spec.dim;
     view.rows = table.rows();
     view.waiting = table.candidates();
     view.bytes = table.bytes();
     view.payload_bytes = table.payload_bytes();
-    view.max_bytes = spec.max_bytes;
+    view.max_bytes = max_bytes_[views.size()];
     view.pulled = counted.pulled;
     view.pushed = counted.pushed;
     view.admitted = counted.admitted;
@@ -373,6 +388,10 @@ Result<std::uint32_t> RowsService::table_of(const Client& client, std::uint32_t 
 Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Client& client) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
     co_return co_await session.send(frame.header.kind, Bytes(), Bytes(), TimePoint::max());
+  if (!held_.empty()) {
+    const Error held(ErrorCode::kUnavailable, held_);
+    co_return co_await session.respond_error(frame.header, held);
+  }
   switch (static_cast<RowsKind>(frame.header.kind)) {
     case RowsKind::kOpen: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsOpen>(frame.head));
@@ -380,6 +399,10 @@ Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Clien
       if (!opened.ok()) co_return co_await session.respond_error(frame.header, opened.error());
       const auto reply = proto::encode(opened.value());
       co_return co_await session.respond(frame.header, reply);
+    }
+    case RowsKind::kRoute: {
+      const auto route = proto::encode(route_);
+      co_return co_await session.respond(frame.header, route);
     }
     case RowsKind::kPull:
       co_return co_await pull(session, frame, client);
@@ -410,6 +433,11 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
   Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
+  const Status is_here = check_keys(tables_->tables[head.table], keys_in(client.in, head.rows));
+  if (!is_here.ok()) {
+    refused_.add();
+    co_return co_await session.respond_error(frame.header, is_here.error());
+  }
   CENTROID_CO_TRY(co_await room(head.table, 0, client));
   {
     const std::lock_guard lock(tables_->mutex);
@@ -462,6 +490,9 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, con
   const auto* const gradients = reinterpret_cast<const float*>(keys.data() + keys.size());
   const std::lock_guard lock(tables_->mutex);
   RowTable& table = tables_->tables[head.table];
+  // Only now: one that was applied before its rows went elsewhere was applied.
+  CENTROID_TRY(check_keys(table, keys));
+  if (!held_.empty()) return Error(ErrorCode::kUnavailable, held_);
   CENTROID_TRY(check_room(table, keys.size()));
   const std::uint64_t copied = table.frozen_bytes();
   const Status pushed =

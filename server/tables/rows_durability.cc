@@ -4,7 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
-#include "server/service/rows.h"
+#include "server/tables/rows_service.h"
 
 /// The journal of the tables: what is written of each request, and how a restarted server takes it
 /// up again. Entries are requests in the order in which they were applied, with the time they were

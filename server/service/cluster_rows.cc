@@ -1,0 +1,73 @@
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+#include "server/store/memory_need.h"
+
+/// The tables of sparse rows of a job: how they begin, here or on several servers.
+namespace centroid::server {
+
+/// Before tables take memory.
+Status Cluster::check_tables_room() {
+  const MemoryNeed need = memory_need(memory_question());
+  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  CENTROID_TRY(check_memory(need, limit));
+  rows_.set_room(limit.bytes - need.base, limit.source);
+  return {};
+}
+
+/// After `load_checkpoint`.
+Status Cluster::load_rows() {
+  if (resumed_from_) {
+    CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
+    CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+  }
+  CENTROID_TRY(rows_.replay(config_.journal_dir, run_id_));
+  if (!rows_.has_tables()) return {};
+  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
+}
+
+/// With `servers` above 1 they lie on all of them.
+Status Cluster::prepare_rows() {
+  if (!rows_.has_tables() || config_.servers <= 1) return {};
+  RowsServers::Options options;
+  options.leader = config_.leader_name();
+  options.tables = config_.tables;
+  options.journal_dir = config_.journal_dir;
+  options.servers = config_.servers;
+  options.keeps_journal = config_.keeps_journal();
+  options.journal_sync = config_.journal_sync;
+  options.lease = config_.lease;
+  RowsServers::Hooks hooks;
+  hooks.start_journal = [this] { return start_rows_journal(); };
+  hooks.write_checkpoint = [this] { return checkpoint_of_rows(); };
+  hooks.fail = [this](Error why) {
+    log::error("rows.failed", {{"why", why}});
+    rows_failure_ = std::move(why);
+    request_stop("the tables of sparse rows cannot be served", true);
+  };
+  rows_servers_ = std::make_unique<RowsServers>(executor_, blocking_, clock_, rows_, shards_,
+                                                std::move(options), std::move(hooks));
+  CENTROID_ASSIGN(const bool is_spread,
+                  rows_servers_->prepare(*checkpoints_, config_.resume, run_id_));
+  if (!is_spread) rows_servers_.reset();
+  return {};
+}
+
+Task<Status> Cluster::checkpoint_of_rows() {
+  const auto written = co_await write_checkpoint(false);
+  if (!written.ok()) co_return written.error();
+  co_return Status();
+}
+
+Status Cluster::start_rows_journal() {
+  if (!config_.keeps_journal()) return {};
+  RowsJournalWriter::Options options;
+  options.folder = config_.journal_dir;
+  options.run_id = run_id_;
+  options.sync_every = config_.journal_sync;
+  options.waits = config_.journal_full == "wait";
+  options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
+  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+  return rows_.start_journal(executor_, std::move(options));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/base/trace.h"
+#include "common/codec/codec.h"
+#include "common/codec/spec.h"
+#include "common/proto/messages.h"
+#include "server/aggregate/contribution_stage.h"
+#include "server/coordinate/cadence.h"
+#include "server/coordinate/returned_shares.h"
+#include "server/service/attempt.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// What the service knows of a present member beyond the roster.
+struct Link {
+  MemberId id;
+  proto::Join join;
+  std::shared_ptr<const Codec> codec;
+  CodecSpec::Kind codec_kind = CodecSpec::Kind::kF32;
+  trace::Lane lane;
+  double residual_norm = 0;  ///< of its error feedback, as it told last
+  transport::Session* session = nullptr;
+  TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
+  bool is_gone = false;
+  Version version;                      ///< state it holds
+  std::optional<proto::Finish> finish;  ///< to be sent after its attempt
+  bool init_requested = false;
+  std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
+  TimePoint asked_at;          ///< when it was last told so with a round
+  SmoothedTime evaluation;     ///< how long that took, before it began to train
+  bool state_requested = false;
+  bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
+  std::optional<Round> keep;      ///< to be told that the state after this round is saved
+  Generation told;                ///< whose peers it knows
+  Attempt::Key computed;          ///< the last attempt for which its gradients were complete
+  DataPart part;                  ///< its share, until a contribution of it is here
+  Round part_of;                  ///< the round for which it got it
+  std::uint64_t local_steps = 0;  ///< of its last share
+  double divergence = -1;         ///< at its last average
+  double share_ratio = 0;         ///< its part of its last round's samples
+  std::uint64_t route = 0;        ///< that it knows, with several servers
+  std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
+  // policies that close a round without some members
+  Attempt::Key opened;                 ///< the last attempt it was told to begin
+  bool is_away = false;                ///< has no seat until it is free again
+  std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
+  /// What it still gives to a round that is over.
+  struct Late {
+    Attempt::Key key;
+    std::unique_ptr<StagedContribution> staged;
+    std::optional<proto::Outcome> outcome;  ///< kLate or kCarried, once that is known
+  };
+  std::optional<Late> late;
+  // for the operator
+  std::uint64_t samples = 0, rounds = 0;
+  double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
+  transport::TrafficCounters traffic;
+};
+
+}  // namespace centroid::server

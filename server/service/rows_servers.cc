@@ -1,0 +1,350 @@
+#include "server/service/rows_servers.h"
+
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/shard/placement.h"
+
+namespace centroid::server {
+
+using proto::ServersKind;
+using proto::TablesKind;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLook{20};
+using Head = std::vector<std::byte>;
+
+ServersKind kind_of(TablesKind kind) { return static_cast<ServersKind>(kind); }
+
+}  // namespace
+
+RowsServers::RowsServers(Executor executor, Executor blocking, const Clock& clock,
+                         RowsService& rows, ShardGroup& shards, Options options, Hooks hooks)
+    : executor_(std::move(executor)),
+      blocking_(std::move(blocking)),
+      clock_(clock),
+      rows_(rows),
+      shards_(shards),
+      options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      since_(clock.now()) {
+  rows_.hold(why_);
+}
+
+bool RowsServers::holds(const std::string& server) const {
+  return std::ranges::find(holders_, server, &Holder::name) != holders_.end();
+}
+
+/// The leader, then the others in the order of names: with the same servers the same keys.
+Status RowsServers::place(std::vector<std::string> others) {
+  std::ranges::sort(others);
+  proto::Route route;
+  route.version = 1;
+  route.owners = place_buckets(proto::kRowBuckets, others.size() + 1);
+  holders_.clear();
+  holders_.push_back({.name = options_.leader});
+  for (std::string& name : others) holders_.push_back({.name = std::move(name)});
+  for (const Holder& holder : holders_) {
+    proto::RouteServer server;
+    server.name = holder.name;
+    if (const Link link = shards_.find(holder.name)) server.endpoint = link->endpoint;
+    route.servers.push_back(std::move(server));
+  }
+  return rows_.set_route(std::move(route), 0);
+}
+
+/// Where the rows are to lie, once the servers of the start are here.
+bool RowsServers::choose() {
+  if (!holders_.empty()) return true;
+  const std::size_t here = shards_.present().size() + 1;
+  if (here < options_.servers) {
+    why_ = "the tables wait for their servers: " + std::to_string(here) + " of " +
+           std::to_string(options_.servers) + " are here (servers)";
+    rows_.hold(why_);
+    return false;
+  }
+  std::vector<std::string> others;
+  for (const auto& [name, link] : shards_.present()) others.push_back(name);
+  const Status placed = place(std::move(others));
+  if (!placed.ok()) hooks_.fail(placed.error());
+  return placed.ok();
+}
+
+Task<void> RowsServers::run() {
+  while (!is_ended_) {
+    co_await look();
+    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+    if (!goes_on) co_return;
+  }
+}
+
+/// One look at who is here, and what follows from it.
+Task<void> RowsServers::look() {
+  if (is_ended_ || !choose()) co_return;
+  std::vector<std::size_t> which;
+  if (!is_mine_loaded_) which.push_back(0);
+  std::string missing;
+  for (std::size_t i = 1; i < holders_.size(); ++i) {
+    Holder& holder = holders_[i];
+    const Link present = shards_.find(holder.name);
+    if (holder.link && holder.link != present) lost(holder);
+    holder.link = present;
+    if (!present) missing += (missing.empty() ? "'" : ", '") + holder.name + "'";
+    if (present && holder.state == State::kAbsent) which.push_back(i);
+  }
+  if (!is_begun_ && !missing.empty()) {  // all at once: the checkpoint is read once
+    why_ = "the tables wait for server " + missing + ", on which rows lay";
+    rows_.hold(why_);
+    co_return;
+  }
+  if (!which.empty()) {
+    const Status brought = co_await bring(std::move(which));
+    if (!brought.ok()) co_return;
+  }
+  const bool is_whole = std::ranges::all_of(
+      holders_, [](const Holder& holder) { return holder.state != State::kAbsent; });
+  if (!is_begun_ && is_whole) {
+    const Status begun = co_await begin();
+    if (!begun.ok()) co_return;
+  }
+  if (!is_begun_) co_return;
+  for (std::size_t i = 1; i < holders_.size(); ++i) {
+    if (holders_[i].state != State::kLoaded) continue;
+    const Status served = co_await ask(i, TablesKind::kServe, Head());
+    if (served.ok() && holders_[i].state == State::kLoaded) holders_[i].state = State::kServing;
+  }
+  if (clock_.now() - refreshed_ >= options_.lease / 4) co_await refresh();
+}
+
+void RowsServers::lost(Holder& holder) {
+  if (holder.state == State::kServing)
+    log::warn("rows.server_lost",
+              {{"server", holder.name}, {"action", "requests for its rows wait for it"}});
+  take_report(holder, {});
+  holder.state = State::kAbsent;
+  holder.link.reset();
+  holder.gone_since = clock_.now();
+}
+
+Task<Status> RowsServers::ask(std::size_t which, TablesKind kind, std::vector<std::byte> head) {
+  const Link link = holders_[which].link;
+  if (!link)
+    co_return Error(ErrorCode::kUnavailable, "server '" + holders_[which].name + "' is gone");
+  const auto reply = co_await shards_.ask(link, kind_of(kind), std::move(head));
+  if (!reply.ok()) co_return reply.error();
+  co_return Status();
+}
+
+/// Give these servers their keys, with what the newest checkpoint and their journals have of them.
+/// fails when one of them is lost; what is wrong with the checkpoint ends the job.
+Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
+  std::optional<Saved> saved = saved_;
+  if (is_begun_) {
+    auto look_up = [this] { return std::make_shared<Result<std::optional<Saved>>>(newest()); };
+    const auto found = co_await run_on(blocking_, std::move(look_up));
+    if (!found->ok()) {
+      log::error("rows.not_restored", {{"why", found->error()}});
+      co_return found->error();
+    }
+    saved = std::move(*found).value();
+  }
+  proto::Tables tables;
+  tables.tables = options_.tables;
+  if (saved) tables.saved_clock = saved->clock;
+  tables.clock = std::max(rows_.clock(), tables.saved_clock);
+  if (saved) tables.restored_from = saved->entry.path.filename().string();
+  tables.keeps_journal = options_.keeps_journal;
+  tables.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
+  std::vector<bool> wanted(holders_.size());
+  proto::Route route = rows_.route();
+  for (std::size_t i = 1; i < holders_.size(); ++i)
+    if (holders_[i].link) route.servers[i].endpoint = holders_[i].link->endpoint;
+  if (route.servers != rows_.route().servers) {  // a server came back at another place
+    ++route.version;
+    CENTROID_CO_TRY(rows_.set_route(route, 0));
+  }
+  tables.route = std::move(route);
+  for (const std::size_t i : which) {
+    wanted[i] = true;
+    if (i == 0) continue;
+    tables.journal = 1;
+    if (saved)
+      if (const auto own = saved->journals.find(holders_[i].name); own != saved->journals.end())
+        tables.journal = own->second;
+    auto head = proto::encode(tables);
+    CENTROID_CO_TRY(co_await ask(i, TablesKind::kTables, std::move(head)));
+  }
+  if (saved) {
+    auto read = [this, saved, wanted] { return std::make_shared<Status>(load(*saved, wanted)); };
+    const auto loaded = co_await run_on(blocking_, std::move(read));
+    if (!loaded->ok()) {
+      const bool is_lost = loaded->error().code() == ErrorCode::kUnavailable ||
+                           loaded->error().code() == ErrorCode::kDeadlineExceeded;
+      if (!is_lost) hooks_.fail(loaded->error());
+      co_return *loaded;
+    }
+  }
+  for (const std::size_t i : which) {
+    if (i == 0) {
+      if (saved) {
+        const auto own = saved->journals.find("");
+        rows_.end_load(tables.clock, own == saved->journals.end() ? 1 : own->second,
+                       tables.restored_from);
+      }
+      const Status replayed = rows_.replay(options_.journal_dir, *run_id_);
+      if (!replayed.ok()) hooks_.fail(replayed.error());
+      CENTROID_CO_TRY(replayed);
+      is_mine_loaded_ = true;
+      holders_[0].state = State::kServing;
+      continue;
+    }
+    CENTROID_CO_TRY(co_await ask(i, TablesKind::kReplay, Head()));
+  }
+  for (const std::size_t i : which)
+    if (i != 0) CENTROID_CO_TRY(co_await await_replay(i));
+  co_return Status();
+}
+
+Task<Status> RowsServers::await_replay(std::size_t which) {
+  const Link link = holders_[which].link;
+  for (;;) {
+    const auto reply = co_await shards_.ask(link, kind_of(TablesKind::kTablesReport), Head());
+    if (!reply.ok()) co_return reply.error();
+    CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
+    if (report.is_loaded) {
+      Holder& holder = holders_[which];
+      take_report(holder, std::move(report));
+      holder.state = State::kLoaded;
+      log::info("rows.placed", {{"server", holder.name}, {"servers", holders_.size()}});
+      co_return Status();
+    }
+    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+}
+
+/// All rows are where they are to be.
+Task<Status> RowsServers::begin() {
+  is_begun_ = true;  // a checkpoint may be made of them
+  const bool is_known = saved_ && saved_->is_followed;
+  if (options_.keeps_journal && !is_known) {
+    const Status written = co_await hooks_.write_checkpoint();
+    if (!written.ok()) {
+      is_begun_ = false;
+      log::error("checkpoint.failed", {{"why", written.error()}, {"when", "before the tables"}});
+      co_return written;
+    }
+  }
+  if (const Status started = hooks_.start_journal(); !started.ok()) {
+    hooks_.fail(started.error());
+    co_return started;
+  }
+  saved_.reset();
+  resumes_ = true;  // from now on there may be one
+  if (!is_ending_) rows_.hold("");
+  log::info("rows.spread", {{"servers", holders_.size()}, {"route", rows_.route().version}});
+  co_return Status();
+}
+
+// ---- how they are
+
+Task<void> RowsServers::refresh() {
+  refreshed_ = clock_.now();
+  for (std::size_t i = 1; i < holders_.size(); ++i) {
+    const Link link = holders_[i].link;
+    if (holders_[i].state == State::kAbsent || !link) continue;
+    const auto reply = co_await shards_.ask(link, kind_of(TablesKind::kTablesReport), Head());
+    if (!reply.ok() || holders_[i].link != link) continue;
+    auto report = proto::decode<proto::TablesReport>(reply->head);
+    if (report.ok() && report->is_loaded) take_report(holders_[i], std::move(report).value());
+  }
+}
+
+void RowsServers::take_report(Holder& holder, proto::TablesReport report) {
+  if (report.is_loaded && report.changes != holder.report.changes) ++seen_;
+  const proto::TablesReport before = std::exchange(holder.report, std::move(report));
+  tell_elsewhere(before, holder.report);
+}
+
+/// What another server's tables have now beside what it told before, for the metrics.
+void RowsServers::tell_elsewhere(const proto::TablesReport& before,
+                                 const proto::TablesReport& now) {
+  for (std::size_t table = 0; table < rows_.tables(); ++table) {
+    proto::TableReport total, more;
+    const auto of = [&](const proto::TablesReport& report) {
+      return table < report.tables.size() ? report.tables[table] : proto::TableReport();
+    };
+    const proto::TableReport was = of(before), is = of(now);
+    const auto grown = [](std::uint64_t from, std::uint64_t to) {
+      return to > from ? to - from : 0;
+    };
+    if (!before.tables.empty()) {  // else they are of before it came
+      more.pulled = grown(was.pulled, is.pulled);
+      more.pushed = grown(was.pushed, is.pushed);
+      more.admitted = grown(was.admitted, is.admitted);
+      more.held_back = grown(was.held_back, is.held_back);
+      more.evicted = grown(was.evicted, is.evicted);
+      more.expired = grown(was.expired, is.expired);
+    }
+    for (const Holder& holder : holders_) {
+      const proto::TableReport part = of(holder.report);
+      total.rows += part.rows;
+      total.waiting += part.waiting;
+      total.bytes += part.bytes;
+    }
+    rows_.tell_elsewhere(table, total, more);
+  }
+}
+
+void RowsServers::add_to(std::vector<TableView>& views) const {
+  for (const Holder& holder : holders_)
+    for (std::size_t i = 0; i < std::min(views.size(), holder.report.tables.size()); ++i) {
+      const proto::TableReport& more = holder.report.tables[i];
+      TableView& view = views[i];
+      view.rows += more.rows, view.waiting += more.waiting;
+      view.bytes += more.bytes, view.payload_bytes += more.payload_bytes;
+      view.pulled += more.pulled, view.pushed += more.pushed;
+      view.admitted += more.admitted, view.held_back += more.held_back;
+      view.evicted += more.evicted, view.expired += more.expired;
+    }
+}
+
+void RowsServers::waits(std::vector<WaitView>& views) const {
+  const auto seconds = [&](TimePoint since) {
+    return std::chrono::duration<double>(clock_.now() - since).count();
+  };
+  if (!is_begun_)
+    views.push_back(
+        {.who = "tables", .for_whom = "servers", .what = why_, .seconds = seconds(since_)});
+  for (std::size_t i = 1; is_begun_ && !is_ended_ && i < holders_.size(); ++i) {
+    const Holder& holder = holders_[i];
+    for (const proto::RowsWait& wait : holder.report.waits)
+      views.push_back({.who = wait.who,
+                       .for_whom = wait.for_whom,
+                       .what = "on server '" + holder.name + "': " + wait.what,
+                       .seconds = wait.seconds});
+    if (holder.state == State::kServing && is_here(holder)) continue;
+    views.push_back({.who = "clients of rows",
+                     .for_whom = "servers",
+                     .what = "server '" + holder.name + "' " +
+                             (is_here(holder) ? "loads its rows and replays its journal"
+                                              : "is gone with its rows: start it again"),
+                     .seconds = seconds(holder.gone_since)});
+  }
+}
+
+bool RowsServers::needs_checkpoint() const {
+  if (!is_begun_) return false;  // what is in journals stays there
+  return (is_ending_ && options_.keeps_journal && !is_ended_) || seen_ != checkpointed_ ||
+         rows_.changes() != mine_checkpointed_;
+}
+
+bool RowsServers::journal_wants_checkpoint(std::uint64_t bytes) const {
+  return std::ranges::any_of(holders_, [&](const Holder& holder) {
+    const bool is_long = bytes != 0 && holder.report.journal_bytes > bytes;
+    return holder.state == State::kServing && (holder.report.is_broken || is_long);
+  });
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,320 @@
+#include "server/shard/shard_rows.h"
+
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/store/memory_need.h"
+#include "server/tables/row_blocks.h"
+
+namespace centroid::server {
+
+using proto::TablesKind;
+
+namespace {
+
+/// Copies of rows that change while a checkpoint reads them.
+constexpr std::uint64_t kCopyBytes = 64u << 20;
+/// The clients of an earlier session end when theirs are closed.
+constexpr std::chrono::seconds kEnd{10};
+constexpr const char* kNotYet = "its rows are being loaded";
+
+Error out_of_order(const std::string& what) {
+  return Error(ErrorCode::kFailedPrecondition,
+               what +
+                   " came before Tables (the leader sends Tables, RowsLoad, PushesLoad, Replay, "
+                   "Serve)");
+}
+
+Task<Status> done(transport::Session& session, transport::FrameHeader request, Status status) {
+  if (!status.ok()) co_return co_await session.respond_error(request, status.error());
+  co_return co_await session.respond(request, Bytes());
+}
+
+template <class M>
+Task<Status> answer(transport::Session& session, transport::FrameHeader request,
+                    std::shared_ptr<Result<M>> reply,
+                    std::shared_ptr<std::vector<std::byte>> payload) {
+  if (!reply->ok()) co_return co_await session.respond_error(request, reply->error());
+  const auto head = proto::encode(reply->value());
+  co_return co_await session.respond(request, head, *payload);
+}
+
+}  // namespace
+
+ShardRows::ShardRows(Executor executor, Options options, const Clock& clock)
+    : executor_(std::move(executor)), options_(std::move(options)), clock_(clock) {}
+
+bool ShardRows::is_for_rows(std::uint16_t kind) {
+  return kind >= static_cast<std::uint16_t>(TablesKind::kTables) &&
+         kind <= static_cast<std::uint16_t>(TablesKind::kTablesReport);
+}
+
+Result<std::shared_ptr<RowsService>> ShardRows::service() const {
+  if (service_) return service_;
+  return Error(ErrorCode::kUnavailable,
+               "no tables lie on server '" + options_.name + "' at the moment");
+}
+
+void ShardRows::forget(const Error& why) {
+  kept_.reset();
+  block_ = {};
+  if (!service_) return;
+  service_->hold(why.message());
+  service_->give_up();
+  service_->close_clients(why);
+  last_ = service_;
+  service_.reset();
+}
+
+void ShardRows::tick() {
+  if (service_ && !is_replaying_) service_->tick();
+}
+
+std::uint64_t ShardRows::reserved_bytes() const {
+  if (!service_ || is_replaying_) return 0;
+  return service_->reserved_bytes() + kCopyBytes +
+         (tables_.keeps_journal ? RowsJournalWriter::kQueueBytes : 0);
+}
+
+void ShardRows::set_beside(std::uint64_t bytes) {
+  beside_ = bytes;
+  if (!service_ || is_replaying_) return;
+  const MemoryLimit limit = memory_limit(options_.memory_limit);
+  const std::uint64_t taken = beside_ + reserved_bytes() - service_->reserved_bytes();
+  service_->set_room(limit.bytes - std::min(limit.bytes, taken),
+                     limit.source + (beside_ == 0 ? "" : " beside the model"));
+}
+
+Status ShardRows::check_room() const {
+  MemoryQuestion question;
+  question.tables_bytes = reserved_bytes() + beside_;
+  const Status fits = check_memory(memory_need(question), memory_limit(options_.memory_limit));
+  if (fits.ok()) return fits;
+  return fits.error().with_context("server '" + options_.name +
+                                   "', with its share of the tables of " +
+                                   std::to_string(tables_.route.servers.size()) + " servers");
+}
+
+Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTerms& terms) {
+  if (const auto parsed = parse_tables(tables.tables); !parsed.ok())
+    return parsed.error().with_context("Tables.tables");
+  const auto self =
+      std::ranges::find(tables.route.servers, options_.name, &proto::RouteServer::name);
+  if (self == tables.route.servers.end())
+    return Error(ErrorCode::kInvalidArgument,
+                 "Tables: server '" + options_.name + "' is not in their route");
+  const std::chrono::milliseconds lease(terms.lease_ms);
+  auto fresh = std::make_shared<RowsService>(tables.tables, lease, clock_, registry_);
+  fresh->hold("server '" + options_.name + "': " + kNotYet);
+  CENTROID_TRY(fresh->set_route(tables.route,
+                                static_cast<std::size_t>(self - tables.route.servers.begin())));
+  tables_ = tables;
+  run_id_ = terms.run_id;
+  has_journal_ = is_replaying_ = is_loaded_ = false;
+  service_ = std::move(fresh);
+  set_beside(beside_);
+  return check_room();
+}
+
+/// All rows of the checkpoint have come. Nobody else looks at the tables until this is done.
+Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* fatal) {
+  const auto service = service_;
+  service->end_load(tables_.clock, tables_.journal, tables_.restored_from);
+  if (!replayer_) replayer_ = std::make_unique<IoThread>("rows");
+  is_replaying_ = true;
+  auto work = [service, folder = options_.journal_dir, run_id = run_id_]() mutable {
+    return std::make_shared<Status>(service->replay(folder, run_id));
+  };
+  const auto replayed = co_await run_on(replayer_->executor(), std::move(work));
+  if (service != service_) co_return;
+  is_replaying_ = false;
+  if (!replayed->ok()) {
+    *fatal = replayed->error().with_context("server '" + options_.name + "'");
+    session->close(**fatal);
+    co_return;
+  }
+  is_loaded_ = true;
+  set_beside(beside_);
+}
+
+Status ShardRows::serve() {
+  if (!service_ || !is_loaded_) return out_of_order("Serve");
+  if (tables_.keeps_journal && !has_journal_) {
+    RowsJournalWriter::Options options;
+    options.folder = options_.journal_dir;
+    options.run_id = run_id_;
+    options.sync_every = std::chrono::milliseconds(tables_.journal_sync_ms);
+    CENTROID_TRY(service_->start_journal(executor_, std::move(options)));
+    has_journal_ = true;
+  }
+  service_->hold("");
+  log::info("rows.serving",
+            {{"route", tables_.route.version}, {"servers", tables_.route.servers.size()}});
+  return {};
+}
+
+Result<proto::RowsFrozen> ShardRows::freeze(const proto::RowsFreeze& how) {
+  if (!service_ || !is_loaded_) return out_of_order("RowsFreeze");
+  kept_.reset();
+  block_ = {};
+  block_read_ = 0;
+  block_table_ = 0;
+  if (how.is_last) service_->hold("the job is over");
+  kept_ = service_->begin_snapshot();
+  proto::RowsFrozen frozen;
+  frozen.clock = service_->clock();
+  frozen.changes = service_->changes();
+  frozen.journal = kept_->journal();
+  frozen.clients = static_cast<std::uint32_t>(kept_->pushed().clients.size());
+  for (const RowTable::State& state : kept_->states()) {
+    proto::FrozenTable table;
+    table.rows = state.rows;
+    table.waiting = state.candidates;
+    const RowCounters& c = state.counters;
+    table.pulled = c.pulled, table.pushed = c.pushed, table.admitted = c.admitted;
+    table.held_back = c.held_back, table.evicted = c.evicted, table.expired = c.expired;
+    table.duplicates = c.duplicates;
+    frozen.tables.push_back(table);
+  }
+  return frozen;
+}
+
+/// The next rows of a table that is kept, in the order of its memory.
+Result<proto::RowsBlock> ShardRows::read(const proto::RowsRead& wanted,
+                                         std::uint64_t max_payload_bytes,
+                                         std::vector<std::byte>& payload) {
+  if (!kept_ || wanted.table >= kept_->states().size())
+    return Error(ErrorCode::kAborted,
+                 "RowsRead: no such table is kept on server '" + options_.name + "'");
+  if (block_table_ != wanted.table) {
+    block_ = {};
+    block_read_ = 0;
+    block_table_ = wanted.table;
+  }
+  proto::RowsBlock head;
+  head.table = wanted.table;
+  while (block_read_ == block_.keys.size()) {
+    block_read_ = 0;
+    CENTROID_ASSIGN(const bool is_there, kept_->read(wanted.table, block_));
+    if (is_there) continue;
+    block_ = {};
+    return head;
+  }
+  const std::size_t rows =
+      std::min<std::size_t>(block_.keys.size() - block_read_,
+                            rows_of_payload(service_->spec(wanted.table), max_payload_bytes));
+  head.is_waiting = block_.is_candidates;
+  head.rows = static_cast<std::uint32_t>(rows);
+  payload = rows_payload(block_, block_read_, rows);
+  block_read_ += rows;
+  return head;
+}
+
+Task<Status> ShardRows::on_leader(transport::Session& session, const transport::InFrame& frame,
+                                  TaskGroup& tasks, const proto::ServerTerms& terms,
+                                  std::optional<Error>& fatal) {
+  auto in = std::make_shared<std::vector<std::byte>>(frame.header.payload_bytes);
+  if (!in->empty()) CENTROID_CO_TRY(co_await session.read_payload(*in));
+  const std::uint64_t limit = session.peer().limits.max_payload_bytes;
+  auto out = std::make_shared<std::vector<std::byte>>();
+  switch (static_cast<TablesKind>(frame.header.kind)) {
+    case TablesKind::kTables: {
+      CENTROID_CO_ASSIGN(const auto tables, proto::decode<proto::Tables>(frame.head));
+      const Error again(ErrorCode::kUnavailable, "the leader has placed the tables anew");
+      forget(again);
+      const TimePoint end = clock_.now() + kEnd;
+      while (!last_.expired() && clock_.now() < end) {
+        const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+        if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      }
+      if (!last_.expired()) {
+        const Error late(ErrorCode::kUnavailable,
+                         "clients of an earlier session with the leader do not end");
+        co_return co_await session.respond_error(frame.header, late);
+      }
+      const Status taken = take_tables(tables, terms);
+      if (!taken.ok()) fatal = taken.error();
+      co_return co_await done(session, frame.header, taken);
+    }
+    case TablesKind::kRowsLoad: {
+      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(frame.head));
+      Status loaded;
+      if (!service_ || head.table >= service_->tables()) {
+        loaded = out_of_order("RowsLoad of table " + std::to_string(head.table));
+      } else {
+        const auto block = rows_of(head, service_->spec(head.table), *in);
+        if (block.ok())
+          loaded = service_->load(head.table, block.value(), tables_.saved_clock);
+        else
+          loaded = block.error();
+      }
+      co_return co_await done(session, frame.header, loaded);
+    }
+    case TablesKind::kPushesLoad: {
+      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::PushesBlock>(frame.head));
+      Status loaded;
+      const auto entries = pushes_of(head, *in);
+      if (!service_)
+        loaded = out_of_order("PushesLoad");
+      else if (!entries.ok())
+        loaded = entries.error();
+      else
+        service_->load_pushes(entries.value());
+      co_return co_await done(session, frame.header, loaded);
+    }
+    case TablesKind::kReplay: {
+      const bool is_ready = service_ && !is_replaying_ && !is_loaded_;
+      const Status begun = is_ready ? Status() : Status(out_of_order("Replay"));
+      if (is_ready) tasks.spawn(replay(&session, &fatal));
+      co_return co_await done(session, frame.header, begun);
+    }
+    case TablesKind::kServe: {
+      const Status served = serve();
+      if (!served.ok()) fatal = served.error();
+      co_return co_await done(session, frame.header, served);
+    }
+    case TablesKind::kRowsFreeze: {
+      CENTROID_CO_ASSIGN(const auto how, proto::decode<proto::RowsFreeze>(frame.head));
+      auto frozen = std::make_shared<Result<proto::RowsFrozen>>(freeze(how));
+      co_return co_await answer(session, frame.header, frozen, out);
+    }
+    case TablesKind::kRowsRead: {
+      CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::RowsRead>(frame.head));
+      auto block = std::make_shared<Result<proto::RowsBlock>>(read(wanted, limit, *out));
+      co_return co_await answer(session, frame.header, block, out);
+    }
+    case TablesKind::kPushesRead: {
+      CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::PushesBlock>(frame.head));
+      auto reply = std::make_shared<Result<proto::PushesBlock>>(Error(
+          ErrorCode::kAborted, "PushesRead: nothing is kept on server '" + options_.name + "'"));
+      if (kept_ && wanted.first <= kept_->pushed().clients.size()) {
+        const auto& clients = kept_->pushed().clients;
+        proto::PushesBlock head;
+        head.first = wanted.first;
+        head.clients = static_cast<std::uint32_t>(
+            std::min<std::size_t>(clients.size() - wanted.first, clients_of_payload(limit)));
+        *out = pushes_payload(clients, wanted.first, head.clients);
+        *reply = head;
+      }
+      co_return co_await answer(session, frame.header, reply, out);
+    }
+    case TablesKind::kRowsThaw: {
+      CENTROID_CO_ASSIGN(const auto thaw, proto::decode<proto::RowsThaw>(frame.head));
+      kept_.reset();
+      block_ = {};
+      if (service_ && thaw.journal != 0) service_->checkpoint_written(thaw.journal);
+      co_return co_await done(session, frame.header, Status());
+    }
+    case TablesKind::kTablesReport: {
+      auto report = std::make_shared<Result<proto::TablesReport>>(out_of_order("TablesReport"));
+      if (service_ && !is_loaded_) *report = proto::TablesReport();
+      if (service_ && is_loaded_) *report = service_->report();
+      co_return co_await answer(session, frame.header, report, out);
+    }
+  }
+  co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
+                                                   std::to_string(frame.header.kind) +
+                                                   " from the leader (docs/wire.md)");
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/async/io_thread.h"
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/base/metrics.h"
+#include "common/proto/servers.h"
+#include "common/proto/tables.h"
+#include "server/tables/rows_service.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// The part of a shard server that holds rows of tables: it takes from the leader which keys are
+/// its own and what a checkpoint has of them, applies what its journal has behind that, and then
+/// serves clients by itself. What lies here belongs to one session with the leader, as everything
+/// else of a shard server does.
+///
+/// thread  one executor
+class ShardRows {
+ public:
+  struct Options {
+    std::string name, journal_dir;
+    std::uint64_t memory_limit = 0;
+  };
+  ShardRows(Executor executor, Options options, const Clock& clock);
+
+  static bool is_for_rows(std::uint16_t kind);
+  /// A request of the leader. Answers it; an error ends the session. What the leader cannot mend
+  /// (too little memory, a journal of another run) is in `fatal` then.
+  /// `tasks`: of the session
+  Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
+                         TaskGroup& tasks, const proto::ServerTerms& terms,
+                         std::optional<Error>& fatal);
+  /// Where clients' requests go; it lives as long as somebody holds it. fails unavailable: no
+  /// tables are here yet.
+  Result<std::shared_ptr<RowsService>> service() const;
+  /// The leader is lost.
+  void forget(const Error& why);
+  /// Now and then.
+  void tick();
+
+  /// Memory that tables may take, with what their checkpoints and journal need.
+  std::uint64_t reserved_bytes() const;
+  /// What the model beside them needs, with the server itself.
+  void set_beside(std::uint64_t bytes);
+
+ private:
+  Status take_tables(const proto::Tables& tables, const proto::ServerTerms& terms);
+  Status check_room() const;
+  Task<void> replay(transport::Session* session, std::optional<Error>* fatal);
+  Status serve();
+  Result<proto::RowsFrozen> freeze(const proto::RowsFreeze& how);
+  Result<proto::RowsBlock> read(const proto::RowsRead& wanted, std::uint64_t max_payload_bytes,
+                                std::vector<std::byte>& payload);
+
+  Executor executor_;
+  const Options options_;
+  const Clock& clock_;
+  metrics::Registry registry_;  ///< the leader shows them
+  std::shared_ptr<RowsService> service_;
+  std::weak_ptr<RowsService> last_;  ///< of an earlier session: its journal must be closed
+  proto::Tables tables_;
+  std::string run_id_;
+  std::uint64_t beside_ = 0;
+  bool has_journal_ = false, is_replaying_ = false, is_loaded_ = false;
+  std::unique_ptr<IoThread> replayer_;  ///< so that the leader hears from this server meanwhile
+
+  // a checkpoint that is being read
+  std::shared_ptr<RowsSnapshot> kept_;
+  std::uint32_t block_table_ = 0;
+  RowTable::Block block_;
+  std::size_t block_read_ = 0;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,320 @@
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/rows_client.h"
+#include "common/base/random.h"
+#include "common/proto/servers.h"
+#include "server/rows/row_table.h"
+#include "tests/support/cluster.h"
+#include "tests/support/rows_peers.h"
+#include "tests/support/test_shard.h"
+#include "tests/unit/temporary_directory.h"
+
+/// Tables of sparse rows on several servers: a leader, shard servers and clients in one process.
+namespace centroid::test {
+namespace {
+
+using client::RowsClient;
+using client::RowsClientOptions;
+using testing::HasSubstr;
+using Keys = std::vector<std::uint64_t>;
+using Floats = std::vector<float>;
+
+constexpr const char* kTables =
+    "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;seldom:dim=2,optimizer=ftrl,l1=0.01,admit_after=3";
+
+/// A leader with tables, and shard servers s1, s2, ...
+class Servers {
+ public:
+  Servers(const std::filesystem::path& folder, std::size_t servers, bool resume,
+          const std::string& tables = kTables, bool journal = false)
+      : folder_(folder), journal_(journal) {
+    server::ServerConfig c;
+    c.run_dir = folder;
+    c.run_id = "r";
+    c.tables = tables;
+    c.servers = servers;
+    c.resume = resume;
+    c.journal = journal ? "on" : "off";
+    c.chunk_bytes = 64 << 10;
+    leader = std::make_unique<TestServer>(c, tcp);
+    for (std::size_t i = 1; i < servers; ++i) start(i);
+  }
+  ~Servers() { stop(); }
+  void start(std::size_t i, std::uint64_t memory_limit = 0) {
+    const std::string name = "s" + std::to_string(i);
+    shards[i] = std::make_unique<TestShard>(name, leader->endpoint(),
+                                            (folder_ / ("journal-" + name)).string(), memory_limit);
+  }
+  /// The job ends: what is here is in a checkpoint then.
+  void stop() {
+    if (leader) leader->stop();
+    leader.reset();
+    shards.clear();
+  }
+  std::map<std::string, server::TableView> tables() {
+    std::map<std::string, server::TableView> tables;
+    for (const auto& view : io_.wait(leader->cluster().tables())) tables[view.name] = view;
+    return tables;
+  }
+  std::vector<server::WaitView> waits() { return io_.wait(leader->cluster().waits()); }
+
+  std::unique_ptr<TestServer> leader;
+  std::map<std::size_t, std::unique_ptr<TestShard>> shards;
+
+ private:
+  const std::filesystem::path folder_;
+  const bool journal_;
+  IoThread io_{"test-views"};
+};
+
+std::unique_ptr<RowsClient> client_of(
+    const transport::Endpoint& server, const std::string& table,
+    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  RowsClientOptions options;
+  options.server = server;
+  options.timeout = timeout;
+  auto client = RowsClient::open(options, table);
+  EXPECT_TRUE(client.ok()) << client.error().to_string();
+  return std::move(client).value();
+}
+
+Floats pulled(RowsClient& client, const Keys& keys) {
+  Floats out(keys.size() * client.dim());
+  const Status done = client.pull(keys, out);
+  EXPECT_TRUE(done.ok()) << done.error().to_string();
+  return out;
+}
+
+Keys drawn(CounterRng& rng, std::size_t most, std::uint64_t space) {
+  Keys keys(1 + rng.below(most));
+  for (auto& key : keys) key = mix64(rng.below(space));
+  return keys;
+}
+
+/// One round of random calls on both tables, and the same on tables in memory.
+void call_all(CounterRng& rng, RowsClient& client, server::RowTable& expected, std::size_t calls) {
+  for (std::size_t call = 0; call < calls; ++call) {
+    const Keys keys = drawn(rng, 300, 2000);
+    if (rng.below(3) == 0) {
+      Floats want(keys.size() * client.dim());
+      expected.pull(keys, want, 0);
+      ASSERT_EQ(pulled(client, keys), want);
+      continue;
+    }
+    Floats gradients(keys.size() * client.dim());
+    for (auto& g : gradients) g = static_cast<float>(rng.normal());
+    const Status pushed = client.push(keys, gradients);
+    ASSERT_TRUE(pushed.ok()) << pushed.error().to_string();
+    ASSERT_TRUE(expected.push(keys, gradients, 0).ok());
+  }
+}
+
+void expect_same(const server::TableView& view, const server::RowTable& expected) {
+  const server::RowCounters& want = expected.counters();
+  EXPECT_EQ(view.rows, expected.rows());
+  EXPECT_EQ(view.waiting, expected.candidates());
+  EXPECT_EQ(view.payload_bytes, expected.payload_bytes());
+  EXPECT_EQ(view.pushed, want.pushed);
+  EXPECT_EQ(view.admitted, want.admitted);
+  EXPECT_EQ(view.held_back, want.held_back);
+}
+
+class RowsOnServers : public testing::Test {
+ protected:
+  static server::RowTable table(std::size_t number) {
+    return server::RowTable(server::parse_tables(kTables)->at(number));
+  }
+  TemporaryDirectory folder;
+};
+
+TEST_F(RowsOnServers, AnyNumberOfThemGivesTheSameRowsAndAdmitsTheSameKeys) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  for (const std::size_t servers : {1, 2, 3}) {
+    SCOPED_TRACE(servers);
+    Servers all(folder.path() / std::to_string(servers), servers, false);
+    const auto emb = client_of(all.leader->endpoint(), "emb");
+    const auto seldom = client_of(all.leader->endpoint(), "seldom");
+    server::RowTable embs = table(0), seldoms = table(1);
+    CounterRng rng(seed);
+    for (int turn = 0; turn < 4; ++turn) {
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *emb, embs, 8));
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *seldom, seldoms, 8));
+    }
+    auto views = all.tables();
+    expect_same(views["emb"], embs);
+    expect_same(views["seldom"], seldoms);
+    EXPECT_THAT(views["emb"].spec, HasSubstr("emb:dim=4,")) << "of the whole table";
+  }
+}
+
+TEST_F(RowsOnServers, ARequestForKeysOfAnotherServerIsRefusedByNameAndChangesNothing) {
+  Servers all(folder.path(), 3, false);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  RawClient raw(all.leader->endpoint());
+  ASSERT_TRUE(raw.open_table(9, "emb").ok());
+  const auto answer = raw.ask_empty(proto::RowsKind::kRoute);
+  ASSERT_TRUE(answer.ok()) << answer.error().to_string();
+  const auto route = proto::decode<proto::Route>(answer->head);
+  ASSERT_TRUE(route.ok());
+  ASSERT_EQ(route->servers.size(), 3u);
+  Keys by_server(3);
+  for (std::uint64_t key = 0; key < 1000; ++key)
+    by_server[route->owners[proto::row_bucket(key)]] = key;
+  const Floats before = pulled(*client, by_server);
+  std::set<std::string> said;
+  for (std::size_t server = 0; server < 3; ++server) {
+    transport::Endpoint endpoint = all.leader->endpoint();
+    if (server > 0) endpoint = transport::Endpoint::parse(route->servers[server].endpoint).value();
+    RawClient there(endpoint);
+    ASSERT_TRUE(there.open_table(10 + server, "emb").ok());
+    const std::size_t other = (server + 1) % 3;
+    // One key of its own, one of another's: neither is applied.
+    const auto pushed = there.push(1, {by_server[server], by_server[other]}, Floats(8, 1.0f));
+    ASSERT_FALSE(pushed.ok());
+    EXPECT_EQ(pushed.error().code(), ErrorCode::kAborted);
+    EXPECT_THAT(pushed.error().message(),
+                HasSubstr("on server '" + route->servers[other].name + "', not on '" +
+                          route->servers[server].name + "'"));
+  }
+  EXPECT_EQ(pulled(*client, by_server), before);
+}
+
+TEST_F(RowsOnServers, ACheckpointOfSomeGoesOntoAnyOtherNumberAndTheClientFollows) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng rng(seed);
+  for (const bool journal : {false, true}) {
+    SCOPED_TRACE(journal ? "journal" : "no journal");
+    const auto run = folder.path() / (journal ? "journal" : "plain");
+    server::RowTable embs = table(0), seldoms = table(1);
+    std::unique_ptr<SwitchingRelay> relay;  // an address that stays
+    std::unique_ptr<RowsClient> emb, seldom;
+    std::unique_ptr<Servers> all;
+    // A folder that a server's journal was in is taken away when its rows were elsewhere since.
+    for (const std::size_t servers : {2, 3, 1, 3}) {
+      SCOPED_TRACE(servers);
+      if (all) {
+        relay->cut();
+        all->stop();
+      }
+      if (servers == 1)
+        for (const auto* name : {"journal-s1", "journal-s2"})
+          std::filesystem::remove_all(run / name);
+      all = std::make_unique<Servers>(run, servers, relay != nullptr, kTables, journal);
+      if (!relay) {
+        relay = std::make_unique<SwitchingRelay>(all->leader->endpoint());
+        emb = client_of(relay->endpoint(), "emb");
+        seldom = client_of(relay->endpoint(), "seldom");
+      } else {
+        relay->to(all->leader->endpoint());
+      }
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *emb, embs, 12));
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *seldom, seldoms, 12));
+      auto views = all->tables();
+      expect_same(views["emb"], embs);
+      expect_same(views["seldom"], seldoms);
+    }
+    EXPECT_EQ(emb->lost(), 0u);
+    EXPECT_EQ(seldom->lost(), 0u);
+  }
+}
+
+TEST_F(RowsOnServers, AServerThatIsGoneIsNamedAndGetsItsRowsOfTheCheckpointAgain) {
+  Servers all(folder.path(), 2, false);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  const auto patient = client_of(all.leader->endpoint(), "emb");
+  const auto hasty = client_of(all.leader->endpoint(), "emb", std::chrono::milliseconds(1500));
+  Keys keys(100);
+  std::iota(keys.begin(), keys.end(), 1u);
+  ASSERT_TRUE(client->push(keys, Floats(400, 1.0f)).ok());
+  ASSERT_TRUE(patient->push(keys, Floats(400, 1.0f)).ok());
+  const Floats kept = pulled(*client, keys);
+  ASSERT_TRUE(all.leader->checkpoint().ok());
+  ASSERT_TRUE(client->push(keys, Floats(400, 1.0f)).ok());
+  all.shards.erase(1);
+  Floats out(400);
+  const Status refused = hasty->pull(keys, out);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().to_string(), HasSubstr("server 's1' of table 'emb'"));
+  bool is_told = false;
+  for (const auto& wait : all.waits())
+    is_told = is_told || wait.what.find("server 's1' is gone with its rows") == 0;
+  EXPECT_TRUE(is_told);
+  EXPECT_FALSE(all.leader->checkpoint().ok()) << "it cannot be whole";
+  all.start(1);
+  // Who pushed since is told, once; what the leader has stays.
+  const Status told = client->push(keys, Floats(400, 1.0f));
+  ASSERT_FALSE(told.ok());
+  EXPECT_EQ(told.error().code(), ErrorCode::kAborted);
+  EXPECT_THAT(told.error().message(), HasSubstr("server 's1' of table 'emb' began anew from "));
+  EXPECT_EQ(client->lost(), 1u);
+  EXPECT_EQ(patient->lost(), 0u);
+  const Floats now = pulled(*patient, keys);
+  std::size_t back = 0, stayed = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const bool is_back = std::equal(&kept[4 * i], &kept[4 * i] + 4, &now[4 * i]);
+    ++(is_back ? back : stayed);
+    EXPECT_EQ(is_back, proto::row_bucket(keys[i]) >= proto::kRowBuckets / 2);
+  }
+  EXPECT_GT(back, 20u);
+  EXPECT_GT(stayed, 20u);
+  EXPECT_TRUE(client->push(keys, Floats(400, 1.0f)).ok());
+  EXPECT_TRUE(all.leader->checkpoint().ok());
+}
+
+TEST_F(RowsOnServers, AServerWithAJournalComesBackWithAllItHasAnswered) {
+  server::RowTable expected = table(0);
+  CounterRng rng(7);
+  Servers all(folder.path(), 3, false, kTables, true);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  for (const std::size_t lost : {1, 2, 1}) {
+    ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 10));
+    if (lost == 2) {
+      ASSERT_TRUE(all.leader->checkpoint().ok());
+    }
+    ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 10));
+    all.shards.erase(lost);
+    all.start(lost);
+  }
+  ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 10));
+  EXPECT_EQ(client->lost(), 0u);
+}
+
+TEST_F(RowsOnServers, AServerWithRowsIsNotDrainedAndSaysWhy) {
+  Servers all(folder.path(), 2, false);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  const Status drained = all.leader->drain_server("s1");
+  ASSERT_FALSE(drained.ok());
+  EXPECT_THAT(drained.error().message(), HasSubstr("rows of tables lie on server 's1'"));
+  all.start(2);  // gets none
+  ASSERT_TRUE(client->push(Keys{1, 2, 3}, Floats(12, 1.0f)).ok());
+}
+
+TEST_F(RowsOnServers, AShareOfTheTablesThatDoesNotFitIsRefusedWithTheNumber) {
+  // A half of 600 MB, and 64 MiB for the copies of a checkpoint.
+  Servers all(folder.path(), 1, false, "emb:dim=4,max_bytes=600000000");
+  all.stop();
+  server::ServerConfig c;
+  c.run_dir = folder.path() / "two";
+  c.tables = "emb:dim=4,max_bytes=600000000";
+  c.servers = 2;
+  all.leader = std::make_unique<TestServer>(c, tcp);
+  all.start(1, 200u << 20);
+  const Status ended = all.shards[1]->join();
+  all.shards.clear();
+  ASSERT_FALSE(ended.ok());
+  EXPECT_THAT(ended.error().to_string(), HasSubstr("tables of sparse rows may need 36"));
+  EXPECT_THAT(ended.error().to_string(), HasSubstr("allows 209715200"));
+  EXPECT_THAT(ended.error().to_string(), HasSubstr("server 's1', with its share of the tables"));
+}
+
+}  // namespace
+}  // namespace centroid::test

@@ -1,0 +1,242 @@
+"""Tables of sparse rows on several servers over kill -9. rows_servers_test.py BIN_DIR"""
+
+import random
+import struct
+import threading
+
+from cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
+from rows_test import RowsClient
+
+ROUTE = 67
+UNAVAILABLE = 1
+BUCKETS = 4096
+MASK = (1 << 64) - 1
+TABLES = "count:dim=1,optimizer=sgd,lr=1;other:dim=2"
+
+
+def bucket(key):
+    """docs/wire.md, RowsRoute."""
+    x = (key + 0x9E3779B97F4A7C15) & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return ((x ^ x >> 31) >> 8) % BUCKETS
+
+
+class CountClient(RowsClient):
+    names = ("count",)
+
+    def route(self):
+        """Names and endpoints of the servers, the leader first, and the owner of each bucket."""
+        head, _ = self.ask(ROUTE, b"")
+        at = 8
+        (count,) = struct.unpack_from("<I", head, at)
+        at += 4
+        servers = []
+        for _ in range(count):
+            texts = []
+            for _ in range(2):
+                (length,) = struct.unpack_from("<I", head, at)
+                texts.append(head[at + 4 : at + 4 + length].decode())
+                at += 4 + length
+            servers.append(tuple(texts))
+        (count,) = struct.unpack_from("<I", head, at)
+        return servers, struct.unpack_from(f"<{count}H", head, at + 4)
+
+
+class Lane:
+    """What one client has pushed to one server: numbers of its own, one push at a time."""
+
+    def __init__(self, identity):
+        self.identity = identity
+        self.sequence = 0
+        self.client = None
+
+    def close(self):
+        if self.client:
+            self.client.close()
+        self.client = None
+
+
+class SpreadClient:
+    """A client of a table on several servers, which connects again until it is answered."""
+
+    def __init__(self, leader, identity, gives_up):
+        self.leader, self.identity, self.gives_up = leader, identity, gives_up
+        self.lanes = {}
+
+    def close(self):
+        for lane in self.lanes.values():
+            lane.close()
+
+    def lane(self, server):
+        """Connected to the server of that place in the route."""
+        lane = self.lanes.setdefault(server, Lane(self.identity * 10 + server))
+        while not self.gives_up():
+            try:
+                if lane.client is None:
+                    endpoint = self.leader
+                    if server > 0:
+                        asked = CountClient(self.leader, self.identity * 10 + 9)
+                        try:
+                            endpoint = asked.route()[0][server][1]
+                        finally:
+                            asked.close()
+                    lane.client = CountClient(endpoint, lane.identity)
+                return lane
+            except (EOFError, OSError, RuntimeError, IndexError):
+                lane.close()
+                threading.Event().wait(0.02)
+        raise TimeoutError("no connection")
+
+    def everywhere(self, keys, act):
+        """`act(lane, keys of that server)` for each server, again after a lost connection."""
+        while True:
+            try:
+                owners = self.lane(0).client.route()[1] or [0] * BUCKETS
+                break
+            except (EOFError, OSError, RuntimeError):
+                self.lanes[0].close()
+        for server in sorted({owners[bucket(key)] for key in keys}):
+            mine = [key for key in keys if owners[bucket(key)] == server]
+            self.lane(server).sequence += 1
+            while True:
+                try:
+                    act(self.lane(server), mine)
+                    break
+                except (EOFError, OSError):
+                    self.lanes[server].close()
+                except RuntimeError as error:  # it loads its rows, or has lost its leader
+                    if error.args[0][0] != UNAVAILABLE:
+                        raise
+                    self.lanes[server].close()
+                    threading.Event().wait(0.02)
+
+    def push(self, keys):
+        self.everywhere(keys, lambda lane, mine: lane.client.push("count", lane.sequence, mine, [-1.0] * len(mine)))
+
+    def pull(self, keys):
+        rows = {}
+        self.everywhere(keys, lambda lane, mine: rows.update(zip(mine, struct.unpack(f"<{len(mine)}f", lane.client.pull("count", mine)))))
+        return rows
+
+
+class RowsServersTest(ClusterTest):
+    def shard(self, leader, name, number=0, listen="127.0.0.1:0", run="shards"):
+        places = ["--join", leader, "--name", name, "--listen", listen, "--run-dir", self.folder / run, "--drain-timeout", "1s"]
+        return self._start(Process, "centroid-server", f"{name}-{number}", places, None)
+
+    def leader(self, servers, *arguments, number=0, **places):
+        common = ["--tables", TABLES, "--run-id", "r", "--servers", servers, "--checkpoint-keep", 2, "--lease", "1s"]
+        return self.launch_server(*common, *arguments, name=f"leader-{number}", **places).wait_ready()
+
+    def wait_serving(self, leader):
+        def is_serving():
+            waits = leader.get("/v1/waits")["waits"]
+            return not any(wait["who"] in ("tables", "clients of rows") for wait in waits)
+
+        wait_for(is_serving, "the tables on all servers")
+
+    def test_kills_of_any_server_during_load_lose_no_answered_push_and_apply_none_twice(self):
+        """Every push adds 1 to its rows, so the rows count pushes."""
+        leader = self.leader(3, "--journal", "on", "--journal-sync", 0)
+        endpoint, api = leader.data, leader.api
+        shards = {name: self.shard(endpoint, name) for name in ("b", "c")}
+        self.wait_serving(leader)
+        pushed = [0] * 3
+        is_over = threading.Event()
+        problems = []
+
+        def load(identity):
+            client = SpreadClient(endpoint, identity, problems.__len__)
+            keys = [7, *range(100 * identity, 100 * identity + 20)]
+            try:
+                while not is_over.is_set():
+                    client.push(keys)
+                    pushed[identity - 1] += 1
+            except Exception as error:  # noqa: BLE001: told by the test
+                problems.append(repr(error))
+            client.close()
+
+        threads = [threading.Thread(target=load, args=(identity,), daemon=True) for identity in range(1, 4)]
+        for thread in threads:
+            thread.start()
+        seed = random.randrange(1 << 30)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+
+        def wait_pushes(count):
+            start = sum(pushed)
+            wait_for(lambda: problems or sum(pushed) >= start + count, "pushes")
+            self.assertEqual(problems, [], f"seed {seed}")
+
+        for turn in range(1, 9):
+            wait_pushes(rng.randrange(1, 60))
+            if rng.randrange(2):
+                leader.post("/v1/checkpoints")
+                wait_pushes(rng.randrange(1, 40))
+            victims = ["leader"] if turn == 4 else ["leader", "b", "c"] if turn == 6 else [rng.choice("bc")]
+            for name in victims:
+                (leader if name == "leader" else shards[name]).kill()
+            if "leader" in victims:
+                leader = self.leader(3, "--resume", "--journal", "on", "--journal-sync", 0, number=turn, listen=endpoint, api=api)
+            for name in victims:
+                if name != "leader":
+                    shards[name] = self.shard(endpoint, name, turn)
+        wait_pushes(20)
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+            self.assertFalse(thread.is_alive())
+        client = SpreadClient(endpoint, 9, problems.__len__)
+        for identity, count in enumerate(pushed, start=1):
+            rows = client.pull(range(100 * identity, 100 * identity + 20))
+            self.assertEqual(set(rows.values()), {float(count)}, f"client {identity}, seed {seed}")
+        self.assertEqual(client.pull([7])[7], float(sum(pushed)), f"seed {seed}")
+        client.close()
+        self.assertEqual(leader.get("/v1/tables/count")["rows"], 61)
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, *shards.values())
+
+    def test_a_checkpoint_of_several_servers_is_exported_and_goes_on_with_one(self):
+        leader = self.leader(2)
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        for _ in range(3):
+            client.push(range(50))
+        self.assertEqual(set(client.pull(range(50)).values()), {3.0})
+        client.close()
+        table = leader.get("/v1/tables/count")
+        self.assertEqual((table["rows"], table["pushed"]), (50, 150))
+        wait_for(lambda: leader.metric("centroid_rows_stored", table="count") == 50, "the metric of all servers")
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, shard)
+        one = self.leader(1, "--resume", number=1)
+        client = SpreadClient(one.data, 1, bool)
+        self.assertEqual(set(client.pull(range(50)).values()), {3.0})
+        client.close()
+        one.post("/v1/job:stop")
+        self.assert_exit(DONE, one)
+
+    def test_a_leader_alone_does_not_go_on_without_the_journals_of_others(self):
+        leader = self.leader(2, "--journal", "on")
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        client.push(range(50))
+        client.close()
+        leader.kill()
+        shard.kill()
+        alone = self.launch_server("--tables", TABLES, "--resume", "--journal", "on", name="alone")
+        self.assert_status(alone, USAGE, "rows of server 'b', whose journal may have more")
+        more = self.leader(3, "--resume", "--journal", "on", number=1)
+        wait_for(lambda: any("server 'b'" in wait["what"] for wait in more.get("/v1/waits")["waits"]), "the server that is waited for")
+        self.shard(more.data, "b", 1)
+        self.wait_serving(more)
+        client = SpreadClient(more.data, 2, bool)
+        self.assertEqual(set(client.pull(range(50)).values()), {1.0})
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
