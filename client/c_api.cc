@@ -39,6 +39,27 @@ int failed(const Error& error) {
 
 Error bad(const std::string& message) { return Error(ErrorCode::kInvalidArgument, message); }
 
+Status given(const void* pointer, const char* name) {
+  if (pointer == nullptr) return bad(std::string(name).append(" is NULL"));
+  return {};
+}
+
+/// A struct of a caller who knows at least the fields of the first ABI.
+template <class S>
+Status sized(const S* pointer, const char* name) {
+  CENTROID_TRY(given(pointer, name));
+  if (pointer->size < sizeof(S))
+    return bad(std::string(name).append(".size is ").append(std::to_string(pointer->size)) +
+               ", not sizeof: " + std::to_string(sizeof(S)));
+  return {};
+}
+
+/// No clock overflows in so long.
+std::chrono::milliseconds time_of(std::uint64_t milliseconds) {
+  constexpr std::uint64_t kTenYears = 315'360'000'000;
+  return std::chrono::milliseconds(std::min(milliseconds, kTenYears));
+}
+
 /// Runs `what`, a Status().
 template <class F>
 int guarded(const F& what) noexcept {
@@ -53,18 +74,11 @@ int guarded(const F& what) noexcept {
   }
 }
 
-/// A struct of a caller, who may know fewer fields than we do; the others are 0.
-template <class S>
-S taken(const S* given) {
-  S out{};
-  if (given != nullptr) std::memcpy(&out, given, std::min<std::size_t>(given->size, sizeof out));
-  return out;
-}
-
+/// What a caller with a newer header has behind our fields stays as it is.
 template <class S>
 void give(S* to, S from) {
   from.size = to->size;
-  std::memcpy(to, &from, std::min<std::size_t>(to->size, sizeof from));
+  *to = from;
 }
 
 std::string text(const char* given, const char* otherwise = "") {
@@ -81,7 +95,9 @@ void quiet_logs() {
 }
 
 std::optional<centroid::transport::TlsOptions> tls_of(const centroid_server& server) {
-  if (server.tls_authority == nullptr) return std::nullopt;
+  if (server.tls_authority == nullptr && server.tls_certificate == nullptr &&
+      server.tls_key == nullptr && server.tls_server_name == nullptr)
+    return std::nullopt;
   centroid::transport::TlsOptions tls;
   tls.authority = text(server.tls_authority);
   tls.certificate = text(server.tls_certificate);
@@ -91,17 +107,17 @@ std::optional<centroid::transport::TlsOptions> tls_of(const centroid_server& ser
 }
 
 centroid::worker::StepStats stats_of(const centroid_step* step) {
-  const centroid_step given = taken(step);
   centroid::worker::StepStats stats;
-  stats.samples = given.samples;
-  stats.correct = given.correct;
-  stats.loss_sum = given.loss_sum;
-  stats.compute_seconds = given.compute_seconds;
+  stats.samples = step->samples;
+  stats.correct = step->correct;
+  stats.loss_sum = step->loss_sum;
+  stats.compute_seconds = step->compute_seconds;
   return stats;
 }
 
-Result<TensorId> tensor_of(const centroid_trainer& trainer, std::uint64_t tensor) {
-  const std::size_t count = trainer.it->manifest().size();
+Result<TensorId> tensor_of(const centroid_trainer* trainer, std::uint64_t tensor) {
+  CENTROID_TRY(given(trainer, "trainer"));
+  const std::size_t count = trainer->it->manifest().size();
   if (tensor >= count)
     return bad("tensor " + std::to_string(tensor) + " of " + std::to_string(count));
   return TensorId(static_cast<std::uint32_t>(tensor));
@@ -111,7 +127,7 @@ template <class F>
 auto memory_of(centroid_trainer* trainer, std::uint64_t tensor, const F& plane) noexcept
     -> decltype(plane(TensorId(0)).data()) {
   last_error.clear();
-  const auto id = tensor_of(*trainer, tensor);
+  const auto id = tensor_of(trainer, tensor);
   if (id.ok()) return plane(*id).data();
   failed(id.error());
   return nullptr;
@@ -125,7 +141,7 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
   options.token = text(server.token);
   options.name = text(server.name);
   options.tls = tls_of(server);
-  if (server.timeout_ms > 0) options.join_timeout = std::chrono::milliseconds(server.timeout_ms);
+  if (server.timeout_ms > 0) options.join_timeout = time_of(server.timeout_ms);
   options.model = text(training.model, "external");
   options.codec = text(training.codec, "f32");
   options.state_dir = text(training.state_dir);
@@ -140,7 +156,10 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
     info.name = text(one.name);
     if (one.rank > centroid::kMaxTensorRank)
       return bad("tensor " + info.name + " has rank " + std::to_string(one.rank) + ", at most 8");
-    info.shape.assign(one.shape, one.shape + one.rank);
+    if (one.rank > 0) {
+      if (one.shape == nullptr) return bad("tensor " + info.name + " has no shape");
+      info.shape.assign(one.shape, one.shape + one.rank);
+    }
     if (!centroid::checked_bytes(info)) return bad("tensor " + info.name + " is too large");
     if (one.initial == nullptr && info.elements() > 0)
       return bad("tensor " + info.name + " has no initial values");
@@ -179,6 +198,14 @@ Status next_share(centroid_trainer& trainer, centroid_share* share) {
   return {};
 }
 
+Status looked_at(const centroid_rows* rows, const std::uint64_t* keys, std::uint64_t count,
+                 const float* values, const char* name) {
+  CENTROID_TRY(given(rows, "rows"));
+  if (count == 0) return {};
+  CENTROID_TRY(given(keys, "keys"));
+  return given(values, name);
+}
+
 }  // namespace
 
 extern "C" {
@@ -200,18 +227,29 @@ int centroid_trainer_open(const centroid_server* server, const centroid_training
                           centroid_trainer** trainer) {
   return guarded([&]() -> Status {
     quiet_logs();
+    CENTROID_TRY(given(trainer, "trainer"));
     *trainer = nullptr;
-    return open_trainer(taken(server), taken(training), tensors, count, trainer);
+    CENTROID_TRY(sized(server, "server"));
+    CENTROID_TRY(sized(training, "training"));
+    if (count > 0) CENTROID_TRY(given(tensors, "tensors"));
+    return open_trainer(*server, *training, tensors, count, trainer);
   });
 }
 
 int centroid_trainer_next(centroid_trainer* trainer, centroid_share* share) {
-  return guarded([&] { return next_share(*trainer, share); });
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_TRY(sized(share, "share"));
+    return next_share(*trainer, share);
+  });
 }
 
 int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers) {
   return guarded([&]() -> Status {
-    std::ranges::copy(trainer->it->indices(), numbers);
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_ASSIGN(const auto found, trainer->it->indices());
+    if (!found.empty()) CENTROID_TRY(given(numbers, "numbers"));
+    std::ranges::copy(found, numbers);
     return {};
   });
 }
@@ -230,18 +268,25 @@ float* centroid_trainer_gradient(centroid_trainer* trainer, uint64_t tensor) {
 
 int centroid_trainer_ready(centroid_trainer* trainer, uint64_t tensor) {
   return guarded([&]() -> Status {
-    CENTROID_ASSIGN(const TensorId id, tensor_of(*trainer, tensor));
+    CENTROID_ASSIGN(const TensorId id, tensor_of(trainer, tensor));
     return trainer->it->ready(id);
   });
 }
 
 int centroid_trainer_contribute(centroid_trainer* trainer, const centroid_step* step) {
-  return guarded([&] { return trainer->it->contribute(stats_of(step)); });
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_TRY(sized(step, "step"));
+    return trainer->it->contribute(stats_of(step));
+  });
 }
 
 int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step,
                             centroid_round* round) {
   return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_TRY(sized(step, "step"));
+    CENTROID_TRY(sized(round, "round"));
     CENTROID_ASSIGN(const auto report, trainer->it->finish(stats_of(step)));
     centroid_round out{};
     out.outcome = static_cast<std::uint32_t>(report.outcome);
@@ -256,6 +301,7 @@ int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step
 int centroid_trainer_report(centroid_trainer* trainer, uint64_t version, uint64_t samples,
                             uint64_t correct, double loss_sum) {
   return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
     trainer->it->report({.version = centroid::Version(version),
                          .samples = samples,
                          .correct = correct,
@@ -266,6 +312,7 @@ int centroid_trainer_report(centroid_trainer* trainer, uint64_t version, uint64_
 
 void centroid_trainer_stop(centroid_trainer* trainer, const char* why) {
   (void)guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
     trainer->it->request_stop(text(why, "the program stops"));
     return {};
   });
@@ -283,35 +330,42 @@ void centroid_trainer_close(centroid_trainer* trainer, const char* why) {
 int centroid_rows_open(const centroid_server* server, const char* table, centroid_rows** rows) {
   return guarded([&]() -> Status {
     quiet_logs();
+    CENTROID_TRY(given(rows, "rows"));
     *rows = nullptr;
-    const centroid_server where = taken(server);
+    CENTROID_TRY(sized(server, "server"));
+    const centroid_server& where = *server;
     centroid::client::RowsClientOptions options;
     CENTROID_ASSIGN(options.server,
                     centroid::transport::Endpoint::parse(text(where.servers, "127.0.0.1:7070")));
     options.token = text(where.token);
     options.name = text(where.name, "rows-client");
     options.tls = tls_of(where);
-    if (where.timeout_ms > 0) options.timeout = std::chrono::milliseconds(where.timeout_ms);
+    if (where.timeout_ms > 0) options.timeout = time_of(where.timeout_ms);
     CENTROID_ASSIGN(auto made, centroid::client::RowsClient::open(std::move(options), text(table)));
     *rows = new centroid_rows{std::move(made)};
     return {};
   });
 }
 
-uint32_t centroid_rows_dim(const centroid_rows* rows) { return rows->it->dim(); }
+uint32_t centroid_rows_dim(const centroid_rows* rows) { return rows ? rows->it->dim() : 0; }
 
 int centroid_rows_pull(centroid_rows* rows, const uint64_t* keys, uint64_t count, float* values) {
-  return guarded([&] { return rows->it->pull({keys, count}, {values, count * rows->it->dim()}); });
+  return guarded([&]() -> Status {
+    CENTROID_TRY(looked_at(rows, keys, count, values, "values"));
+    return rows->it->pull({keys, count}, {values, count * rows->it->dim()});
+  });
 }
 
 int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count,
                        const float* gradients) {
-  return guarded(
-      [&] { return rows->it->push({keys, count}, {gradients, count * rows->it->dim()}); });
+  return guarded([&]() -> Status {
+    CENTROID_TRY(looked_at(rows, keys, count, gradients, "gradients"));
+    return rows->it->push({keys, count}, {gradients, count * rows->it->dim()});
+  });
 }
 
-uint64_t centroid_rows_pushed(const centroid_rows* rows) { return rows->it->pushed(); }
-uint64_t centroid_rows_lost(const centroid_rows* rows) { return rows->it->lost(); }
+uint64_t centroid_rows_pushed(const centroid_rows* rows) { return rows ? rows->it->pushed() : 0; }
+uint64_t centroid_rows_lost(const centroid_rows* rows) { return rows ? rows->it->lost() : 0; }
 void centroid_rows_close(centroid_rows* rows) { delete rows; }
 
 }  // extern "C"

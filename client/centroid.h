@@ -3,7 +3,8 @@
  * Functions return 0, or the code of an error, whose text centroid_error() has until the next call
  * of the same thread. Handles belong to one thread at a time, except where it says otherwise.
  * Strings are UTF-8 and are copied; NULL is the default. Structs begin with their size, so that
- * they can grow: set it to sizeof. docs/clients.md explains the use. */
+ * they can grow (centroid_tensor, of which there are arrays, stays as it is): set it to sizeof.
+ * docs/clients.md explains the use. */
 #ifndef CENTROID_H
 #define CENTROID_H
 
@@ -51,9 +52,9 @@ CENTROID_API int centroid_log_level(const char* level);
 /* Where the cluster is, and who asks. */
 typedef struct centroid_server {
   uint64_t size;
-  const char* servers; /* HOST:PORT, several separated by commas */
+  const char* servers; /* HOST:PORT; training: several separated by commas */
   const char* token;
-  const char* name;          /* unique in the cluster; NULL: host name and process id */
+  const char* name;          /* unique in the cluster; NULL: host name and process id (rows: any) */
   const char* tls_authority; /* PEM file, or "system"; NULL: no TLS */
   const char* tls_certificate;
   const char* tls_key;

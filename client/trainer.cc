@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -24,10 +26,15 @@ using worker::StepStats;
 
 namespace {
 
+constexpr std::uint64_t kMostSamples = std::uint64_t{1} << 62;
+
 std::string default_name() {
+  static std::atomic<unsigned> count = 0;
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return std::string(host.data()).append("-").append(std::to_string(::getpid()));
+  std::string name = std::string(host.data()).append("-").append(std::to_string(::getpid()));
+  if (const unsigned number = ++count; number > 1) name.append("-").append(std::to_string(number));
+  return name;
 }
 
 Error state_error(const std::string& message) {
@@ -57,10 +64,15 @@ struct Trainer::Impl {
   metrics::Registry registry;
   IoThread io{"io"};
   std::unique_ptr<worker::Exchange> exchange;
+  std::mutex leaving;  // exchange comes and goes, for request_stop
+  std::atomic<bool> is_stopping = false;
 
   std::optional<Share> share;  // of the round that is open
   bool is_contributed = false;
-  bool begins_anew = true;  // own parameters are to be the cluster's
+  bool begins_anew = true;    // own parameters are to be the cluster's
+  std::optional<Share> late;  // the round before, which closed without us
+  std::optional<Error> failed;
+  std::optional<Finished> ended;
   std::vector<bool> is_ready;
   StepStats untold;                              // of steps since the last contribution
   double divergence = -1, exchange_seconds = 0;  // of the last round
@@ -75,6 +87,7 @@ struct Trainer::Impl {
 
   Status open(std::span<const float> start);
   Status contribute(const StepStats& stats);
+  void leave(const std::string& why);
 };
 
 Status Trainer::Impl::open(std::span<const float> start) {
@@ -159,6 +172,12 @@ Result<std::unique_ptr<Trainer>> Trainer::open(TrainerOptions options, Manifest 
     if (tensor.dtype != DType::kF32)
       return bad("tensor " + tensor.name + ": only float32 can be trained");
   if (options.samples == 0) return bad("samples is 0: say how many the training data has");
+  if (options.samples > kMostSamples)
+    return bad("samples " + std::to_string(options.samples) + " is above 2^62");
+  if (options.name.empty() && !options.state_dir.empty())
+    return bad("state_dir is found again by the name of the worker: give one");
+  if (options.tls && options.tls->authority.empty())
+    return bad("tls has no authority: whose certificates count?");
   if (options.batch == 0 || options.batch > options.samples)
     return bad("batch " + std::to_string(options.batch) + " is not from 1 to the " +
                std::to_string(options.samples) + " samples of the training data");
@@ -185,37 +204,57 @@ std::span<float> Trainer::gradient(TensorId tensor) {
   return impl_->part(impl_->gradients, tensor);
 }
 
-std::vector<std::uint64_t> Trainer::indices() {
-  if (!impl_->share) return {};
-  const auto found = impl_->order.part(impl_->options.samples, *impl_->share);
-  return {found.begin(), found.end()};
+Result<std::vector<std::uint64_t>> Trainer::indices() {
+  if (!impl_->share) return state_error("no round is open: next comes before indices");
+  try {
+    const auto found = impl_->order.part(impl_->options.samples, *impl_->share);
+    return std::vector<std::uint64_t>(found.begin(), found.end());
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted, "no memory for the order of " +
+                                                    std::to_string(impl_->options.samples) +
+                                                    " samples: 8 bytes each");
+  }
 }
 
 Result<std::variant<Share, Finished>> Trainer::next() {
   Impl& my = *impl_;
+  if (my.failed) return *my.failed;
+  if (my.ended) return std::variant<Share, Finished>(*my.ended);
   if (!my.exchange) return state_error("this trainer has left the cluster");
   if (my.share)
     return state_error("round " + std::to_string(my.share->round.value) +
                        " is not finished: finish comes before the next one");
-  CENTROID_ASSIGN(auto what, my.exchange->next());
-  if (const auto* share = std::get_if<Share>(&what)) {
-    if (share->end < share->begin || share->samples() > my.options.samples)
-      return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share->end) +
-                                             " of " + std::to_string(my.options.samples) +
-                                             " samples");
-    if (share->is_local) {
-      CENTROID_TRY(my.local.begin(*share));
-      if (std::exchange(my.begins_anew, false)) my.local.restart();
-    }
-    my.share = *share;
-    my.is_contributed = false;
-    my.computed = 0;
-    my.began = std::chrono::steady_clock::now();
-    my.is_ready.assign(my.manifest.size(), false);
-    my.exchange->begin(*share);
-  } else if (my.is_local) {
-    my.local.restart();
+  auto next = my.exchange->next();
+  if (!next.ok()) {
+    my.failed = next.error();
+    my.leave(my.failed->message());
+    return *my.failed;
   }
+  auto what = std::move(next).value();
+  if (auto* finished = std::get_if<Finished>(&what)) {
+    my.ended = *finished;
+    if (finished->reason == Finished::Reason::kStopped && my.is_stopping)
+      my.leave(finished->text);  // the state may be arriving: from here on nobody writes it
+    else if (my.is_local)
+      my.local.restart();
+    return what;
+  }
+  const Share& share = std::get<Share>(what);
+  if (share.end < share.begin || share.samples() > my.options.samples)
+    return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " +
+                                           std::to_string(my.options.samples) + " samples");
+  if (share.is_local) {
+    if (share.overlap > 0) CENTROID_TRY(my.local.keep_sent());
+    if (const auto late = std::exchange(my.late, std::nullopt))
+      my.divergence = my.local.divergence(*late);  // what came late is in the parameters only now
+    if (std::exchange(my.begins_anew, false)) my.local.restart();
+  }
+  my.share = share;
+  my.is_contributed = false;
+  my.computed = 0;
+  my.began = std::chrono::steady_clock::now();
+  my.is_ready.assign(my.manifest.size(), false);
+  my.exchange->begin(share);
   return what;
 }
 
@@ -264,7 +303,10 @@ Status Trainer::Impl::contribute(const StepStats& stats) {
   return {};
 }
 
-Status Trainer::contribute(const StepStats& stats) { return impl_->contribute(stats); }
+Status Trainer::contribute(const StepStats& stats) {
+  if (impl_->share && impl_->is_local) CENTROID_TRY(impl_->local.keep_sent());
+  return impl_->contribute(stats);
+}
 
 Result<RoundReport> Trainer::finish(const StepStats& stats) {
   Impl& my = *impl_;
@@ -275,22 +317,27 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
     add(my.untold, stats);
     my.computed += stats.compute_seconds;
   }
-  CENTROID_ASSIGN(auto report, my.exchange->finish({}));
+  auto done = my.exchange->finish({});
   const Share share = *std::exchange(my.share, std::nullopt);
-  if (!my.is_local) {
-    my.untold = {};
-    return report;
+  if (!done.ok()) {
+    my.failed = done.error();
+    my.leave(my.failed->message());
+    return *my.failed;
   }
+  RoundReport report = std::move(done).value();
+  if (!my.is_local) return report;
   my.divergence = -1;
   if (report.outcome == RoundReport::Outcome::kCommitted) {
     my.divergence = my.local.divergence(share);
     my.local.merge(share);
   } else {
+    if (report.outcome == RoundReport::Outcome::kLate && !my.local.keeps_sent()) my.late = share;
     my.begins_anew = true;
     my.untold = {};
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - my.began;
-  my.exchange_seconds = std::max(took.count() - my.computed, 0.0);
+  // A program that does not say how long it computed has told nothing of the exchange.
+  my.exchange_seconds = my.computed > 0 ? std::max(took.count() - my.computed, 0.0) : 0;
   return report;
 }
 
@@ -298,14 +345,22 @@ void Trainer::report(const worker::Evaluation& evaluation) {
   if (impl_->exchange) impl_->exchange->report(evaluation);
 }
 
-void Trainer::leave(const std::string& why) {
-  if (!impl_->exchange) return;
-  impl_->exchange->leave(why);
-  impl_->exchange.reset();
+void Trainer::Impl::leave(const std::string& why) {
+  std::unique_ptr<worker::Exchange> leaver;
+  {
+    const std::lock_guard lock(leaving);
+    leaver = std::move(exchange);
+  }
+  if (leaver) leaver->leave(why);
 }
 
+void Trainer::leave(const std::string& why) { impl_->leave(why); }
+
 void Trainer::request_stop(const std::string& why) {
-  if (impl_->exchange) impl_->exchange->request_stop(why);
+  const std::lock_guard lock(impl_->leaving);
+  if (!impl_->exchange) return;
+  impl_->is_stopping = true;
+  impl_->exchange->abandon(why);
 }
 
 }  // namespace centroid::client

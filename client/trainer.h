@@ -18,7 +18,9 @@ namespace centroid::client {
 struct TrainerOptions {
   std::string servers = "127.0.0.1:7070";  ///< HOST:PORT; several separated by commas
   std::string token;
-  std::string name;  ///< unique in the cluster, ranks follow it; "": host name and process id
+  /// Unique in the cluster, ranks follow it; "": host name, process id, and a number from the
+  /// second trainer of a process on. With state_dir it must be given.
+  std::string name;
   std::string model = "external";      ///< what all workers of a job must call alike
   std::string codec = "f32";           ///< of contributions (docs/compression.md)
   std::string state_dir;               ///< keeps what error feedback has left to send; "": nothing
@@ -35,8 +37,10 @@ struct TrainerOptions {
 /// steps, parameters that it has trained (docs/clients.md). Exchange star; reconnects by itself.
 ///
 /// loop     next, train, finish; the share of a round that is not finished cannot be skipped
-/// memory   parameters and gradients, and two planes more with local steps
-/// thread   one; request_stop from any
+/// memory   parameters, gradients, initial values and what arrives; with local steps parameters,
+///          initial values, what arrives, own parameters, contribution, and with fragments, overlap
+///          or `contribute` what was sent; 8 bytes a sample where `indices` is called
+/// thread   one; request_stop from any, until the destructor
 /// source   the same exchange as centroid-worker's
 class Trainer {
  public:
@@ -46,12 +50,12 @@ class Trainer {
                                                std::span<const float> initial);
   ~Trainer();
 
-  /// Wait for the next round or the end. Errors are final. After an end parameters() are the
-  /// cluster's.
+  /// Wait for the next round or the end. Errors and ends are final: they come again. After the
+  /// job's end parameters() are the cluster's; after a stop as they were.
   Result<std::variant<worker::Share, worker::Finished>> next();
   /// Samples of the share that `next` gave, as numbers below `samples`: the same epoch order on all
   /// workers.
-  std::vector<std::uint64_t> indices();
+  Result<std::vector<std::uint64_t>> indices();
 
   const Manifest& manifest() const;
   /// From the first round on: read them; with local steps train them in place.
@@ -63,17 +67,17 @@ class Trainer {
 
   /// Without local steps: this gradient is final, and may leave while others are computed.
   Status ready(TensorId tensor);
-  /// Give what was done up to here. Called by `finish` where it has not been; with overlap the
-  /// steps that follow count in the next round.
+  /// Give what was done up to here. Called by `finish` where it has not been; steps that follow
+  /// before it are kept and count in the next round.
   Status contribute(const worker::StepStats& stats);
-  /// Wait for the round's end; then parameters() are the new ones. `stats` as contribute; after it
-  /// those of the steps since.
+  /// Wait for the round's end; where it was committed parameters() are the new ones then, else from
+  /// `next` on. `stats` as contribute; after it those of the steps since.
   Result<worker::RoundReport> finish(const worker::StepStats& stats);
   /// What held-out data says of committed(), when a share or the end asks for it.
   void report(const worker::Evaluation& evaluation);
   /// Say goodbye, at most a few seconds. The destructor does it, too.
   void leave(const std::string& why);
-  /// `next` returns an end soon.
+  /// `next` returns an end soon; a round that `finish` waits for is lost.
   void request_stop(const std::string& why);
 
  private:

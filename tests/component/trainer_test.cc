@@ -95,7 +95,9 @@ TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
         if (share->round.value == 1) {
           EXPECT_THAT(trainer->parameters(kWeight), ::testing::ElementsAre(1, 2, 3, 4));
         }
-        for (const std::uint64_t sample : trainer->indices())
+        const auto indices = trainer->indices();
+        ASSERT_TRUE(indices.ok());
+        for (const std::uint64_t sample : *indices)
           EXPECT_TRUE(seen[i].insert(sample).second || share->epoch > 0);
         std::ranges::fill(trainer->gradient(kWeight), static_cast<float>(i + 1));
         std::ranges::fill(trainer->gradient(kScale), -1.0f);
@@ -170,8 +172,10 @@ TEST_F(TrainerTest, CallsAtTheWrongMomentSaySo) {
   ASSERT_TRUE(trainer->ready(kScale).ok());
   ASSERT_TRUE(trainer->finish({.samples = 4}).ok());
   EXPECT_FALSE(next(*trainer).has_value());
+  EXPECT_FALSE(next(*trainer).has_value());  // the end comes again
+  EXPECT_FALSE(trainer->indices().ok());
   trainer->leave("done");
-  EXPECT_THAT(trainer->next().error().message(), HasSubstr("has left"));
+  EXPECT_THAT(trainer->finish({}).error().message(), HasSubstr("next comes before finish"));
   ASSERT_TRUE(server.join().ok());
 }
 

@@ -125,8 +125,13 @@ class Arrays(ClientTest):
         server = self.server("--rounds", 2, "--min-workers", 1)
         tensors = {"w": array.array("f", [0, 0])}
         self.assert_fails("invalid_argument", "batch 61", self.trainer, server, "t", tensors, batch=61)
-        self.assert_fails("invalid_argument", "format d", self.trainer, server, "t", {"w": array.array("d", [0])})
-        self.assert_fails("invalid_argument", "authority", self.trainer, server, "t", tensors, tls={"ca": "x"})
+        for odd, text in ((array.array("d", [0]), "format d"), ([0.0], "w is a list"), (b"1234", "cannot be written"), (None, "NoneType")):
+            self.assert_fails("invalid_argument", text, self.trainer, server, "t", {"w": odd})
+        self.assert_fails("invalid_argument", "samples -1", self.trainer, server, "t", tensors, samples=-1)
+        self.assert_fails("invalid_argument", "batch is 1.5", self.trainer, server, "t", tensors, batch=1.5)
+        self.assert_fails("invalid_argument", "timeout", self.trainer, server, "t", tensors, timeout=-1)
+        self.assert_fails("invalid_argument", "no authority", self.trainer, server, "t", tensors, tls={"key": "x"})
+        self.assert_fails("invalid_argument", "authority", self.trainer, server, "t", tensors, tls={"authority": "system", "ca": "x"})
         self.assert_fails("not_found", "missing.pem", self.trainer, server, "t", tensors, tls={"authority": "missing.pem"})
         trainer = self.trainer(server, "t", tensors)
         self.assert_fails("failed_precondition", "next comes before finish", trainer.finish, {"w": array.array("f", [0, 0])})
@@ -147,9 +152,56 @@ class Arrays(ClientTest):
 
     def test_nobody_listens(self):
         trainer = self.trainer("127.0.0.1:9", "t", {"w": array.array("f", [0])}, timeout=0.3)
-        with self.assertRaises(centroid.CentroidError) as caught:
-            next(trainer)
-        self.assertIn("127.0.0.1:9", caught.exception.message)
+        for _ in range(2):  # an error is final, and comes again
+            with self.assertRaises(centroid.CentroidError) as caught:
+                next(trainer)
+            self.assertIn("127.0.0.1:9", caught.exception.message)
+
+    def test_a_gradient_that_is_wrong_spoils_nothing(self):
+        server = self.server("--rounds", 1, "--min-workers", 1, "--lr", "1")
+        tensors = {"w": array.array("f", [0, 0]), "b": array.array("f", [5]), "unused": array.array("f", [9])}
+        with self.trainer(server, "t", tensors) as trainer:
+            for share in trainer:
+                b = array.array("f", [1])
+                self.assert_fails("invalid_argument", "w has shape [3]", trainer.finish, {"b": b, "unused": None, "w": array.array("f", [1, 2, 3])})
+                self.assertEqual(len(set(share.indices())), 4)
+                trainer.finish({"b": b, "unused": None, "w": array.array("f", [1, 2])})
+                self.assert_fails("failed_precondition", "is over", share.indices)
+        self.assertEqual([list(tensors[name]) for name in ("w", "b", "unused")], [[-1, -2], [4], [9]])
+
+    def test_what_is_trained_behind_a_contribution_is_kept(self):
+        server = self.launch_server("--rounds", 2, "--min-workers", 1, "--local-steps", 4, "--outer", "average").wait_ready()
+        tensors, seen = {"w": array.array("f", [0])}, []
+        with self.trainer(server, "t", tensors) as trainer:
+            for share in trainer:
+                if share.evaluate:
+                    trainer.report(samples=10, correct=7, loss_sum=3.0)
+                tensors["w"][0] += 1
+                trainer.contribute(samples=8)
+                tensors["w"][0] += 0.25
+                trainer.finish(samples=8)
+                seen.append((tensors["w"][0], array.array("f", trainer.committed("w"))[0]))
+            if trainer.final_evaluation:
+                trainer.report(samples=10, correct=7, loss_sum=3.0)
+        self.assertEqual(seen, [(1.25, 1), (2.5, 2.25)])
+        server.wait_cluster("what was reported", lambda view: view["test_accuracy"] == 0.7)
+
+    def test_stop_ends_the_wait_for_a_round(self):
+        server = self.server("--min-workers", 2)
+        slow, quick = (self.trainer(server, name, {"w": array.array("f", [0])}) for name in ("slow", "quick"))
+        shares = [threading.Thread(target=next, args=(one,)) for one in (slow, quick)]
+        for thread in shares:
+            thread.start()
+        for thread in shares:
+            thread.join()
+        stopper = threading.Timer(0.3, quick.stop)
+        stopper.start()
+        done = quick.finish({"w": array.array("f", [1])})  # the other one never gives its own
+        stopper.join()
+        self.assertEqual(done.outcome, centroid.Outcome.LOST)
+        self.assertEqual(list(quick), [])
+        self.assertEqual(quick.end, centroid.End.STOPPED)
+        slow.close()
 
     def test_rows(self):
         server = self.server("--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros")
@@ -160,6 +212,8 @@ class Arrays(ClientTest):
             self.assertEqual(rows.pull(array.array("Q", [3])).tolist(), [[-0.5, -1]])
             self.assertEqual((rows.pushed, rows.lost), (1, 0))
             self.assert_fails("invalid_argument", "gradients has shape [1, 2], not [2, 2]", rows.push, [1, 2], array_of(2, [1, 2]))
+            self.assert_fails("invalid_argument", "key is 1.5", rows.pull, [1.5])
+            self.assertEqual(len(rows.pull([])), 0)
         self.assert_fails("not_found", "nothing", centroid.Rows, server.data, "nothing")
 
 

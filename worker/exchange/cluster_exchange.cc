@@ -39,8 +39,8 @@ class ClusterExchange final : public Exchange {
     for (;;) {
       auto event = mailbox_.pop(true);
       if (!event)
-        return std::variant<Share, Finished>(
-            Finished{.reason = Finished::Reason::kStopped, .version = {}, .text = stop_reason_});
+        return std::variant<Share, Finished>(Finished{
+            .reason = Finished::Reason::kStopped, .version = {}, .text = mailbox_.stop_reason()});
       if (auto* error = std::get_if<Error>(&event->what)) return *error;
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         log::warn("server.lost", {{"why", lost->cause}});
@@ -96,10 +96,17 @@ class ClusterExchange final : public Exchange {
     complete(stats);
     for (;;) {
       auto event = mailbox_.pop(false);
-      if (auto* error = std::get_if<Error>(&event->what)) return *error;
+      if (event) {
+        if (auto* error = std::get_if<Error>(&event->what)) return *error;
+      }
       RoundReport report;
       waited_ = report.wait_seconds =
           wait_.ended(lane_, begin, std::chrono::steady_clock::now(), round_);
+      if (!event) {
+        report.outcome = RoundReport::Outcome::kLost;
+        report.reason = mailbox_.stop_reason();
+        return report;
+      }
       if (auto* lost = std::get_if<LinkEvent::Lost>(&event->what)) {
         report.outcome = RoundReport::Outcome::kLost;
         report.reason = lost->cause.message();
@@ -152,10 +159,8 @@ class ClusterExchange final : public Exchange {
     memory_.use_params(memory_.params);
   }
 
-  void request_stop(const std::string& why) override {
-    stop_reason_ = why;
-    mailbox_.request_stop();
-  }
+  void request_stop(const std::string& why) override { mailbox_.request_stop(why); }
+  void abandon(const std::string& why) override { mailbox_.request_stop(why, true); }
 
   ExchangeTraffic traffic() const override {
     const auto traffic = link_.traffic();
@@ -324,7 +329,6 @@ class ClusterExchange final : public Exchange {
   std::uint32_t fragment_ = 0;  // of the round
   bool is_complete_ = false;    // the round's contribution
   double waited_ = 0;
-  std::string stop_reason_;
   bool left_ = false;
   trace::StageProbe wait_;
   const trace::Lane lane_{"loop"};

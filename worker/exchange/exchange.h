@@ -114,6 +114,8 @@ class Exchange {
   virtual void leave(const std::string& reason) = 0;
   /// From any thread or a signal-driven one: the present or next `next` returns Finished{kStopped}.
   virtual void request_stop(const std::string& why) = 0;
+  /// The same, and a `finish` that waits or comes returns a lost round; `leave` is to follow.
+  virtual void abandon(const std::string& why) { request_stop(why); }
   virtual ExchangeTraffic traffic() const = 0;
   /// Of the optimizer's slots and its step, where this worker applies it: the same on all workers
   /// of a job. 0: the server applies it. After `leave`.

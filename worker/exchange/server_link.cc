@@ -50,17 +50,24 @@ void Mailbox::put_back(LinkEvent event) {
 
 std::optional<LinkEvent> Mailbox::pop(bool heed_stop) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !events_.empty() || (heed_stop && stop_); });
-  if (heed_stop && stop_) return std::nullopt;
+  const auto is_stopped = [&] { return heed_stop ? stop_ : at_once_; };
+  changed_.wait(lock, [&] { return !events_.empty() || is_stopped(); });
+  if (is_stopped()) return std::nullopt;
   LinkEvent event = std::move(events_.front());
   events_.pop_front();
   return event;
 }
 
-void Mailbox::request_stop() {
+void Mailbox::request_stop(const std::string& why, bool at_once) {
   const std::lock_guard lock(mutex_);
-  stop_ = true;
+  if (!std::exchange(stop_, true)) why_ = why;
+  at_once_ = at_once_ || at_once;
   changed_.notify_all();
+}
+
+std::string Mailbox::stop_reason() const {
+  const std::lock_guard lock(mutex_);
+  return why_;
 }
 
 ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,

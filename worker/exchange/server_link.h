@@ -40,13 +40,16 @@ class Mailbox {
   void put_back(LinkEvent event);  ///< what was popped last
   /// The next event; nothing when a stop was requested.
   std::optional<LinkEvent> pop(bool heed_stop);
-  void request_stop();
+  /// The first reason stays. `at_once`: also those who do not heed a stop get nothing any more.
+  void request_stop(const std::string& why, bool at_once = false);
+  std::string stop_reason() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<LinkEvent> events_;
-  bool stop_ = false;
+  bool stop_ = false, at_once_ = false;
+  std::string why_;
 };
 
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one

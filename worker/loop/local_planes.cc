@@ -29,13 +29,13 @@ std::span<float> LocalPlanes::part(std::span<float> plane, TensorId tensor) cons
   return plane.subspan(plan_.position_of(tensor), plan_.manifest()[tensor.value].elements());
 }
 
-Status LocalPlanes::begin(const Share& share) {
-  if (share.overlap == 0 || !sent_.empty()) return {};
+Status LocalPlanes::keep_sent() {
+  if (!sent_.empty()) return {};
   try {
     sent_memory_ = Buffer(global_.size_bytes());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted,
-                 "no memory for overlap: a copy of what is sent of " +
+                 "no memory for steps behind a contribution: a copy of it, " +
                      std::to_string(global_.size_bytes()) + " bytes");
   }
   sent_ = sent_memory_.as<float>();

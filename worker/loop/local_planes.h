@@ -13,7 +13,7 @@ namespace centroid::worker {
 ///
 /// sign     contribution = the cluster's - own: a gradient to the cluster's optimizer
 /// after    own = the cluster's + (own - own when contributed), for the fragment whose turn it was
-/// memory   own parameters and contribution; with fragments or overlap a copy of what was sent
+/// memory   own parameters and contribution; with fragments or keep_sent a copy of what was sent
 /// thread   one
 class LocalPlanes {
  public:
@@ -29,8 +29,8 @@ class LocalPlanes {
     return fragments_[share.fragment].tensors;
   }
 
-  /// Before the steps of a round.
-  Status begin(const Share& share);
+  /// What is contributed will still be known after more steps. fails resource_exhausted
+  Status keep_sent();
   /// All own parameters are the cluster's.
   void restart();
   void contribute(const Share& share);

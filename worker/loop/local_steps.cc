@@ -101,7 +101,7 @@ LocalKeeper::Source LocalSteps::source() {
 
 /// Own parameters and optimizer as the round begins with them.
 Status LocalSteps::take_up(const Share& share) {
-  CENTROID_TRY(planes_.begin(share));
+  if (share.overlap > 0) CENTROID_TRY(planes_.keep_sent());
   const std::span<float> own = planes_.own();
   if (keeper_) {
     LocalKeeper::State found = state();

@@ -13,9 +13,12 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import enum
+import operator
 import os
 import pathlib
+import threading
 import time
+import weakref
 
 __all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Trainer", "load", "log_level", "version"]
 
@@ -107,21 +110,27 @@ def load(path=None):
     """Use this libcentroid.so. Without a path: what LIBCENTROID names, else beside this package, the newest in a build folder of the
     sources, or where the system looks."""
     global _library
-    here = pathlib.Path(__file__).resolve().parent
-    built = [found for pattern in ("build/lib", "build/*/lib") for found in here.parents[2].glob(f"{pattern}/libcentroid.so")]
-    near = [here / "libcentroid.so", *sorted(built, key=lambda one: -one.stat().st_mtime)]
-    name = path or os.environ.get("LIBCENTROID") or next((one for one in near if one.exists()), "libcentroid.so.1")
+    name = path or os.environ.get("LIBCENTROID") or next(iter(_libraries_near()), "libcentroid.so.1")
     try:
         found = ctypes.CDLL(os.fspath(name))
     except OSError as error:
         raise CentroidError("not_found", f"no libcentroid.so ({error}): build it (`./centroid build`), then centroid.load(PATH) or LIBCENTROID=PATH") from None
+    abi = found.centroid_abi() if hasattr(found, "centroid_abi") else 0
+    if abi != _ABI:
+        raise CentroidError("failed_precondition", f"{found._name} has ABI {abi}, this package needs {_ABI}")
     for function, (result, arguments) in _PROTOTYPES.items():
         prototype = getattr(found, f"centroid_{function}")
         prototype.restype, prototype.argtypes = result, arguments
-    if found.centroid_abi() != _ABI:
-        raise CentroidError("failed_precondition", f"{found._name} has ABI {found.centroid_abi()}, this package needs {_ABI}")
     _library = found
     return found
+
+
+def _libraries_near():
+    """Beside this package, then in build folders of the sources, the newest first."""
+    here = pathlib.Path(__file__).resolve().parent
+    root = here.parents[2] if len(here.parents) > 2 else here
+    built = [found for pattern in ("build/lib", "build/*/lib") for found in root.glob(f"{pattern}/libcentroid.so")]
+    return [one for one in [here / "libcentroid.so", *sorted(built, key=lambda one: -one.stat().st_mtime)] if one.exists()]
 
 
 def _call(function, *arguments):
@@ -158,7 +167,9 @@ class _Worker:
         waiting = self.pool.submit(_call, function, *arguments)
         try:
             return waiting.result()
-        except KeyboardInterrupt:
+        except CentroidError:
+            raise
+        except BaseException:  # Ctrl-C, or what a handler of signals raised
             stop()
             concurrent.futures.wait([waiting], 30)
             raise
@@ -168,49 +179,87 @@ def _is_torch(array):
     return hasattr(array, "data_ptr") and hasattr(array, "detach")
 
 
-def _shape(array):
-    return tuple(int(n) for n in (array.shape if hasattr(array, "shape") else memoryview(array).shape))
+def _bad(text):
+    return CentroidError("invalid_argument", text)
+
+
+def _shape(array, name):
+    try:
+        return tuple(int(n) for n in (array.shape if hasattr(array, "shape") else memoryview(array).shape))
+    except TypeError:
+        raise _bad(f"{name} is a {type(array).__name__}, not an array of float32") from None
+
+
+def _view(array, name):
+    try:
+        return memoryview(array)
+    except (TypeError, ValueError, BufferError):
+        raise _bad(f"{name} is a {type(array).__name__} without a buffer, not an array of float32") from None
 
 
 def _read(array, name, shape=None):
     """(address, what keeps it alive) of the array as float32, one row after another."""
-    if shape is not None and _shape(array) != shape:
-        raise CentroidError("invalid_argument", f"{name} has shape {list(_shape(array))}, not {list(shape)}")
+    if shape is not None and _shape(array, name) != shape:
+        raise _bad(f"{name} has shape {list(_shape(array, name))}, not {list(shape)}")
     if _is_torch(array):
         import torch
 
         plain = array.detach().to("cpu", torch.float32).contiguous()
         return plain.data_ptr(), plain
-    if hasattr(array, "astype"):  # NumPy's
+    if type(array).__module__ == "numpy":
         array = array.astype("float32", order="C", copy=False)
-    view = memoryview(array)
+    view = _view(array, name)
     if view.format != "f" or not view.c_contiguous:
-        raise CentroidError("invalid_argument", f"{name} is no array of float32 without gaps (format {view.format})")
-    if view.readonly:
-        copy = ctypes.create_string_buffer(view.tobytes(), max(view.nbytes, 1))
-        return ctypes.addressof(copy), copy
+        raise _bad(f"{name} is no array of float32 without gaps (format {view.format})")
     if view.nbytes == 0:
         return 0, view
-    keep = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B") if view.ndim else array)
+    if view.readonly:
+        copy = (ctypes.c_char * view.nbytes).from_buffer_copy(view.tobytes())
+        return ctypes.addressof(copy), copy
+    keep = (ctypes.c_char * view.nbytes).from_buffer(array)
     return ctypes.addressof(keep), keep
 
 
-def _write(array, name, address, count):
+def _check_writable(array, name):
+    """It can hold the parameters."""
+    if _is_torch(array):
+        if not array.is_floating_point():
+            raise _bad(f"{name} has dtype {array.dtype}: only floating-point tensors can be trained")
+        return
+    view = _view(array, name)
+    if view.readonly or view.format != "f" or not view.c_contiguous:
+        what = "cannot be written" if view.readonly else "has gaps" if not view.c_contiguous else f"has format {view.format}"
+        raise _bad(f"{name} {what}: tensors hold the parameters, in writable float32 without gaps")
+
+
+def _write(array, name, address, shape):
     """The numbers at `address` go into the array."""
+    if _shape(array, name) != shape:
+        raise _bad(f"{name} has shape {list(_shape(array, name))} now, and had {list(shape)}")
+    count = _size(shape)
     if count == 0:
         return
     if _is_torch(array):
         import torch
 
-        plain = torch.empty(array.shape, dtype=torch.float32)
+        plain = torch.empty(shape, dtype=torch.float32, device="cpu")
         ctypes.memmove(plain.data_ptr(), address, 4 * count)
         with torch.no_grad():
             array.copy_(plain)
         return
-    view = memoryview(array)
-    if view.readonly or view.format != "f" or not view.c_contiguous:
-        raise CentroidError("invalid_argument", f"{name} is not writable float32 without gaps: it is to hold the parameters")
-    ctypes.memmove((ctypes.c_char * view.nbytes).from_buffer(view.cast("B") if view.ndim else array), address, 4 * count)
+    _check_writable(array, name)
+    ctypes.memmove((ctypes.c_char * (4 * count)).from_buffer(array), address, 4 * count)
+
+
+def _number(value, name, low, high):
+    """An integer that fits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _bad(f"{name} is {value!r}, not an integer") from None
+    if not low <= number <= high:
+        raise _bad(f"{name} {number} is not from {low} to {high}")
+    return number
 
 
 def _size(shape):
@@ -221,6 +270,10 @@ def _size(shape):
 
 
 def _server(server, token, name, timeout, tls):
+    if timeout is not None and not 0 < timeout <= 10**8:
+        raise _bad(f"timeout {timeout} is not from 0 to 10^8 seconds")
+    if tls is not None and "authority" not in tls:
+        raise _bad("tls has no authority: whose certificates count?")
     tls = tls or {}
     unknown = set(tls) - {"authority", "certificate", "key", "server_name"}
     if unknown:
@@ -229,7 +282,7 @@ def _server(server, token, name, timeout, tls):
         servers=_bytes(server),
         token=_bytes(token),
         name=_bytes(name),
-        timeout_ms=int(1000 * timeout) if timeout else 0,
+        timeout_ms=max(int(1000 * timeout), 1) if timeout else 0,
         **{f"tls_{key}": _bytes(value) for key, value in tls.items()},
     )
 
@@ -248,14 +301,19 @@ class Share:
     is_local: bool  # train the parameters in place; else give gradients
     overlap: int  # local steps to make between contribute and finish
     evaluate: bool  # somebody is to look at held-out data: Trainer.report
-    _indices: list = dataclasses.field(repr=False, default_factory=list)
+    _trainer: object = dataclasses.field(repr=False, compare=False, default=None)
 
     def __len__(self):
         return self.count
 
     def indices(self):
-        """Numbers of the samples, below `samples`; no two workers have the same in an epoch."""
-        return self._indices
+        """Numbers of the samples, below `samples`; no two workers have the same in an epoch. Only while the round is open."""
+        trainer = self._trainer()
+        if trainer is None or trainer._share is not self:
+            raise CentroidError("failed_precondition", f"round {self.round} is over")
+        numbers = (_u64 * max(self.count, 1))()
+        _call("trainer_indices", trainer._open(), numbers)
+        return numbers[: self.count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,19 +340,22 @@ class Trainer:
         self._handle = None
         _library or load()
         self.tensors = dict(tensors)
-        self._names = list(self.tensors)
-        self._shapes = [_shape(array) for array in self.tensors.values()]
+        self._names = sorted(self.tensors)  # the same for all, whatever order they were given in
+        self._shapes = [_shape(self.tensors[name_], name_) for name_ in self._names]
+        for name_ in self._names:
+            _check_writable(self.tensors[name_], name_)
         keep, structs = [], (_Tensor * max(len(self._names), 1))()
         for struct, name_, shape in zip(structs, self._names, self._shapes):
             address, memory = _read(self.tensors[name_], name_)
             dimensions = (_u64 * max(len(shape), 1))(*shape)
             keep.append((memory, dimensions))
             struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
-        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=samples, batch=batch, data_fingerprint=data_fingerprint)
+        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1))
         where = _server(server, token, name, timeout, tls)
         handle = _memory()
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
         self._handle, self._worker, self._share, self._is_contributed, self._began = handle, _Worker(), None, False, 0.0
+        self._version, self._process, self._closing = 0, os.getpid(), threading.Lock()
         self.end = self.end_reason = None  # after the last share: an End, and why
         self.final_evaluation = False  # report what held-out data says, before close
 
@@ -313,25 +374,26 @@ class Trainer:
             raise StopIteration
         out = _Share()
         text = self._wait("trainer_next", self._open(), ctypes.byref(out))
-        self._take()
+        self._version = out.version
         if out.end:
             self.end, self.end_reason, self.final_evaluation = End(out.end), text, bool(out.evaluate)
-            self._version = out.version
+            if self.end != End.STOPPED:  # where the state may have been arriving
+                self._take()
             if self.end == End.HALTED:
                 raise CentroidError("failed_precondition", text)
             raise StopIteration
-        numbers = (_u64 * max(out.count, 1))()
-        _call("trainer_indices", self._handle, numbers)
-        self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), numbers[: out.count])
-        self._version, self._began = out.version, time.monotonic()
+        self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), weakref.ref(self))
+        self._is_contributed = False
+        self._take()
+        self._began = time.monotonic()
         return self._share
 
     def contribute(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
-        """Send what was done up to here and go on at once; `finish` waits. Between them the server's `overlap` local steps are made."""
+        """Send what was done up to here and go on at once; `finish` waits. What is trained between them is kept; it counts in the next round."""
         self._open()
         self._give(gradients)
         _call("trainer_contribute", self._handle, ctypes.byref(self._step(samples, loss_sum, correct)))
-        self._is_contributed = True
+        self._is_contributed, self._began = True, time.monotonic()
 
     def finish(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
         """Give the mean gradients of the share (name to array), or with local steps the arrays as they are now, and wait for the round's end.
@@ -354,25 +416,37 @@ class Trainer:
 
     def report(self, *, samples, correct, loss_sum):
         """What held-out data says of the cluster's parameters."""
+        samples, correct = _number(samples, "samples", 0, 2**62), _number(correct, "correct", 0, 2**62)
         _call("trainer_report", self._open(), self._version, samples, correct, loss_sum)
+        self._began = time.monotonic()  # that was no training
 
     def committed(self, name):
         """What all workers agreed on last, as bytes of float32: with fragments or overlap other than the tensors."""
+        if name not in self.tensors:
+            raise CentroidError("not_found", f"no tensor {name}")
         at = self._names.index(name)
         address = _library.centroid_trainer_committed(self._open(), at)
         return ctypes.string_at(address, 4 * _size(self._shapes[at]))
 
     def stop(self, why="the program stops"):
-        """From any thread: the loop ends soon."""
-        if self._handle:
-            _library.centroid_trainer_stop(self._handle, _bytes(why))
+        """From any thread: every wait ends soon, and the loop with it. A round that `finish` waits for is lost."""
+        with self._closing:
+            if self._handle and self._process == os.getpid():
+                _library.centroid_trainer_stop(self._handle, _bytes(why))
 
     def close(self, why=None):
         """Say goodbye to the cluster. Twice is once."""
-        if self._handle:
+        if not self._handle:
+            return
+        if self._process != os.getpid():  # a child that was forked has no thread of it
+            self._handle = None
+            return
+        if self.end is None:
+            self.stop(why or "the program stops")
+        with self._closing:
             handle, self._handle = self._handle, None
-            self._worker.pool.shutdown()
-            _library.centroid_trainer_close(handle, _bytes(why))
+        self._worker.pool.shutdown()
+        _library.centroid_trainer_close(handle, _bytes(why))
 
     def __del__(self):
         if getattr(self, "_handle", None):
@@ -387,9 +461,9 @@ class Trainer:
         return self._worker.call(self.stop, function, *arguments)
 
     def _step(self, samples, loss_sum, correct):
-        seconds, self._began = time.monotonic() - self._began, time.monotonic()
         count = samples if samples is not None else 0 if self._is_contributed or self._share is None else self._share.count
-        return _Step(samples=count, correct=correct, loss_sum=float(loss_sum), compute_seconds=seconds)
+        count, correct = _number(count, "samples", 0, 2**62), _number(correct, "correct", 0, 2**62)
+        return _Step(samples=count, correct=correct, loss_sum=float(loss_sum), compute_seconds=time.monotonic() - self._began)
 
     def _give(self, gradients):
         """Gradients, or the parameters as they are now, go into the library's memory."""
@@ -405,21 +479,22 @@ class Trainer:
             odd = [name for name in self._names if name not in given] + [name for name in given if name not in self.tensors]
             if odd:
                 raise CentroidError("invalid_argument", f"gradients and tensors differ: {', '.join(odd)}")
+        # Nothing leaves before all has been looked at.
+        read = {name: _read(given[name], name, shape) for name, shape in zip(self._names, self._shapes) if given.get(name) is not None}
         memory = _library.centroid_trainer_parameters if share.is_local else _library.centroid_trainer_gradient
-        for at in reversed(range(len(self._names))):  # the last layer's first, as backward has them
-            name, shape = self._names[at], self._shapes[at]
-            if name not in given:
-                continue
-            if _size(shape) > 0:
-                address, keep = _read(given[name], name, shape)
-                ctypes.memmove(memory(self._handle, at), address, 4 * _size(shape))
-                del keep
-            if not share.is_local:
+        for at in reversed(range(len(self._names))):
+            name, size = self._names[at], 4 * _size(self._shapes[at])
+            if name in given and size > 0:
+                if name in read:
+                    ctypes.memmove(memory(self._handle, at), read[name][0], size)
+                else:  # PyTorch's None: the loss does not depend on it
+                    ctypes.memset(memory(self._handle, at), 0, size)
+            if name in given and not share.is_local:
                 _call("trainer_ready", self._handle, at)
 
     def _take(self):
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
-            _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), _size(shape))
+            _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape)
 
 
 class Rows:
@@ -443,18 +518,18 @@ class Rows:
         self.close()
 
     def pull(self, keys, out=None):
-        """Rows of the keys: into `out` [keys, dim], or as a memoryview of float32 in that shape."""
+        """Rows of the keys: into `out` [keys, dim], or as a memoryview of float32 in that shape (without keys an empty one)."""
         address, count, keep = self._keys(keys)
+        if out is not None and _shape(out, "out") != (count, self.dim):
+            raise _bad(f"out has shape {list(_shape(out, 'out'))}, not {[count, self.dim]}")
         values = (ctypes.c_float * (count * self.dim))()
         _call("rows_pull", self._open(), address, count, values)
         del keep
-        if out is None:
-            flat = memoryview(values).cast("B")
-            return flat.cast("f", [count, self.dim]) if count else flat
-        if _shape(out) != (count, self.dim):
-            raise CentroidError("invalid_argument", f"out has shape {list(_shape(out))}, not {[count, self.dim]}")
-        _write(out, "out", ctypes.addressof(values), count * self.dim)
-        return out
+        if out is not None:
+            _write(out, "out", ctypes.addressof(values), (count, self.dim))
+            return out
+        flat = memoryview(values).cast("B")
+        return flat.cast("f", [count, self.dim]) if count else flat.cast("f")
 
     def push(self, keys, gradients):
         """Gradients [keys, dim]; the server's rule changes the rows. Applied once, whatever happens to the connection."""
@@ -494,6 +569,10 @@ class Rows:
         if view is not None and view.ndim == 1 and view.format in ("q", "Q", "l", "L") and view.itemsize == 8 and view.c_contiguous:
             memory = (_u64 * max(len(view), 1)).from_buffer_copy(view) if len(view) else (_u64 * 1)()
             return ctypes.addressof(memory), len(view), memory
-        numbers = [int(key) & 0xFFFFFFFFFFFFFFFF for key in keys]
+        if view is not None and view.ndim != 1:
+            raise _bad(f"keys have {view.ndim} dimensions, not one")
+        if view is not None and hasattr(keys, "tolist"):
+            keys = keys.tolist()
+        numbers = [_number(key, "key", -(2**63), 2**64 - 1) & (2**64 - 1) for key in keys]
         memory = (_u64 * max(len(numbers), 1))(*numbers)
         return ctypes.addressof(memory), len(numbers), memory

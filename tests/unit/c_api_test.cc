@@ -1,0 +1,121 @@
+#include <cstring>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/centroid.h"
+
+/// The library as a C program sees it: what is wrong with arguments is an error with a text.
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StrEq;
+
+template <class S>
+S sized() {
+  S out{};
+  out.size = sizeof out;
+  return out;
+}
+
+struct CApi : ::testing::Test {
+  centroid_server server = sized<centroid_server>();
+  centroid_training training = sized<centroid_training>();
+  std::uint64_t shape[1] = {2};
+  float values[2] = {1, 2};
+  centroid_tensor tensor{"w", shape, 1, values};
+  centroid_trainer* trainer = nullptr;
+
+  CApi() {
+    server.servers = "127.0.0.1:9";
+    server.timeout_ms = 50;
+    training.samples = 10;
+    training.batch = 2;
+  }
+  int open() { return centroid_trainer_open(&server, &training, &tensor, 1, &trainer); }
+  void refused(int code, const std::string& text) {
+    EXPECT_EQ(code, CENTROID_INVALID_ARGUMENT);
+    EXPECT_THAT(centroid_error(), HasSubstr(text));
+  }
+};
+
+TEST_F(CApi, SaysWhatItIs) {
+  EXPECT_EQ(centroid_abi(), static_cast<std::uint32_t>(CENTROID_ABI));
+  EXPECT_GT(std::strlen(centroid_version()), 0u);
+  EXPECT_EQ(centroid_log_level("error"), CENTROID_OK);
+  refused(centroid_log_level("loud"), "loud");
+}
+
+TEST_F(CApi, OpenLooksAtEveryArgument) {
+  refused(centroid_trainer_open(nullptr, &training, &tensor, 1, &trainer), "server is NULL");
+  refused(centroid_trainer_open(&server, nullptr, &tensor, 1, &trainer), "training is NULL");
+  refused(centroid_trainer_open(&server, &training, nullptr, 1, &trainer), "tensors is NULL");
+  refused(centroid_trainer_open(&server, &training, &tensor, 1, nullptr), "trainer is NULL");
+  refused(centroid_trainer_open(&server, &training, &tensor, 0, &trainer), "tensor");
+  server.size = 0;
+  refused(open(), "server.size is 0");
+  server.size = sizeof server;
+  tensor.shape = nullptr;
+  refused(open(), "w has no shape");
+  tensor.shape = shape;
+  tensor.initial = nullptr;
+  refused(open(), "w has no initial values");
+  tensor.initial = values;
+  tensor.rank = 9;
+  refused(open(), "rank 9");
+  tensor.rank = 1;
+  shape[0] = std::uint64_t{1} << 62;
+  refused(open(), "too large");
+  shape[0] = 2;
+  server.tls_key = "key.pem";
+  refused(open(), "authority");
+  server.tls_key = nullptr;
+  training.samples = ~std::uint64_t{0};
+  refused(open(), "2^62");
+  training.samples = 10;
+  training.state_dir = "state";
+  refused(open(), "give one");
+  EXPECT_EQ(trainer, nullptr);
+}
+
+TEST_F(CApi, CallsLookAtEveryArgumentAndAnErrorComesAgain) {
+  auto share = sized<centroid_share>();
+  auto step = sized<centroid_step>();
+  auto round = sized<centroid_round>();
+  refused(centroid_trainer_next(nullptr, &share), "trainer is NULL");
+  refused(centroid_trainer_report(nullptr, 1, 1, 1, 1), "trainer is NULL");
+  EXPECT_EQ(centroid_trainer_gradient(nullptr, 0), nullptr);
+  centroid_trainer_stop(nullptr, nullptr);
+  centroid_trainer_close(nullptr, nullptr);
+  ASSERT_EQ(open(), CENTROID_OK) << centroid_error();
+  EXPECT_THAT(centroid_error(), StrEq(""));
+  refused(centroid_trainer_next(trainer, nullptr), "share is NULL");
+  share.size = 8;
+  refused(centroid_trainer_next(trainer, &share), "share.size is 8");
+  share.size = sizeof share;
+  EXPECT_EQ(centroid_trainer_parameters(trainer, 1), nullptr);
+  EXPECT_THAT(centroid_error(), HasSubstr("tensor 1 of 1"));
+  EXPECT_EQ(centroid_trainer_indices(trainer, nullptr), CENTROID_FAILED_PRECONDITION);
+  refused(centroid_trainer_finish(trainer, &step, nullptr), "round is NULL");
+  refused(centroid_trainer_finish(trainer, nullptr, &round), "step is NULL");
+  EXPECT_EQ(centroid_trainer_finish(trainer, &step, &round), CENTROID_FAILED_PRECONDITION);
+  const int first = centroid_trainer_next(trainer, &share);
+  EXPECT_NE(first, CENTROID_OK);
+  EXPECT_THAT(centroid_error(), HasSubstr("127.0.0.1:9"));
+  EXPECT_EQ(centroid_trainer_next(trainer, &share), first);  // and does not wait
+  centroid_trainer_close(trainer, "done");
+}
+
+TEST_F(CApi, RowsLookAtEveryArgument) {
+  centroid_rows* rows = nullptr;
+  refused(centroid_rows_open(nullptr, "t", &rows), "server is NULL");
+  refused(centroid_rows_open(&server, "t", nullptr), "rows is NULL");
+  EXPECT_NE(centroid_rows_open(&server, "t", &rows), CENTROID_OK);
+  EXPECT_EQ(rows, nullptr);
+  refused(centroid_rows_pull(nullptr, nullptr, 0, nullptr), "rows is NULL");
+  EXPECT_EQ(centroid_rows_dim(nullptr), 0u);
+  centroid_rows_close(nullptr);
+}
+
+}  // namespace
