@@ -63,6 +63,9 @@ Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
   return view;
 }
 
+/// A server that has said nothing for so long is why there was nothing to read.
+constexpr std::chrono::seconds kSilence{2};
+
 /// There was nothing to read in all that time: mostly a round waits for a server to commit it.
 Error held_up(const Error& why, const ShardGroup& shards, TimePoint now) {
   const ShardGroup::Link* silent = nullptr;
@@ -71,7 +74,7 @@ Error held_up(const Error& why, const ShardGroup& shards, TimePoint now) {
   };
   for (const auto& [name, link] : shards.present())
     if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
-  if (silent == nullptr) return why;
+  if (silent == nullptr || now - heard(*silent) < kSilence) return why;
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - heard(*silent));
   return Error(ErrorCode::kDeadlineExceeded, "no version was at rest on all servers within " +
                                                  std::to_string(kSnapshotPatience.count()) +

@@ -353,6 +353,11 @@ Task<Result<bool>> Cluster::recover_servers() {
   staged_.clear();
   late_staged_.clear();
   parts_.clear();
+  image_.reset();
+  measured_.reset();  // of versions that will come again
+  announced_.reset();
+  last_written_.reset();
+  round_tally_ = epoch_tally_ = {};
   if (!checkpoints_->list(false).empty()) {
     CENTROID_CO_TRY(load_checkpoint());
     CENTROID_CO_TRY(begin_replay());

@@ -149,8 +149,11 @@ Task<Status> Cluster::finish_moves() {
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
   if (is_residual_cleared()) store_->clear_residual();  // of what has come, too
-  for (const auto& [chunk, weight] : std::exchange(spread_.summed, {}))
-    chunk_complete(chunk, weight);
+  const auto waiting = std::exchange(spread_.summed, {});
+  const bool counts =
+      !attempt_ || !attempt_->closed || attempt_->closed->outcome == proto::Outcome::kCommitted;
+  for (const auto& [chunk, weight] : waiting)
+    if (counts) chunk_complete(chunk, weight);  // else the round was skipped or given up
   std::size_t left = 0;
   for (std::size_t i = 0; i < spread_.target.size(); ++i)
     left += spread_.target[i] != spread_.route.owners[i] ? 1 : 0;

@@ -87,7 +87,7 @@ class Shard {
   };
   struct Staged {
     proto::ContributionKey key;
-    std::unique_ptr<StagedContribution> contribution;
+    std::shared_ptr<StagedContribution> contribution;  ///< a merge holds it while its worker goes
   };
 
   // shard.cc: life
@@ -123,7 +123,7 @@ class Shard {
   void begin_replies();
   void emit(const Chunk& chunk, Bytes values);
   Status encode_reply(const Chunk& chunk);
-  Status measure_replies(std::vector<double>& squares);
+  Task<Status> measure_replies(std::vector<double>* squares);
   Status apply_reply(const Chunk& chunk);
   Task<Result<std::vector<StatisticsPart>>> statistics(proto::Statistics wanted);
 
@@ -144,7 +144,7 @@ class Shard {
   Status check_push(const Worker& worker, const proto::Push& push, std::uint64_t bytes) const;
   StagedContribution* stage_for(const proto::ContributionKey& key,
                                 const std::shared_ptr<const Codec>& codec);
-  StagedContribution* staged(const proto::ContributionKey& key);
+  std::shared_ptr<StagedContribution> staged(const proto::ContributionKey& key);
   Task<void> outbox(std::shared_ptr<Worker> worker);
   void tell_whole(const proto::ContributionKey& key, double weight);
 

@@ -59,12 +59,16 @@ Status Shard::encode_reply(const Chunk& chunk) {
 }
 
 /// Of what the workers decode, by chunk.
-Status Shard::measure_replies(std::vector<double>& squares) {
+Task<Status> Shard::measure_replies(std::vector<double>* squares) {
   for (const Chunk& chunk : part()) {
-    CENTROID_ASSIGN(const double of, reply_reader_->squares(chunk, *encoded_.at(chunk.id)));
-    squares.push_back(of);
+    const auto of = reply_reader_->squares(chunk, *encoded_.at(chunk.id));
+    if (!of.ok()) co_return of.error();
+    squares->push_back(*of);
+    if (squares->size() % kChunksPerTurn != 0) continue;
+    co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+    if (!merging_) co_return Error(ErrorCode::kCancelled, "the leader was lost");
   }
-  return {};
+  co_return Status();
 }
 
 Status Shard::apply_reply(const Chunk& chunk) {

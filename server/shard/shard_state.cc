@@ -96,13 +96,15 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   MemoryQuestion question;
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : model.manifest) total += tensor.bytes();
-  const std::uint64_t chunk = std::min(total, model.chunk_bytes);
-  const std::uint64_t share = total / std::max<std::uint32_t>(model.servers, 1) + chunk;
+  CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(model.codec_down));
+  std::uint64_t unit = std::min(total, model.chunk_bytes);  // what lies on one server
+  if (down.feedback.enabled && down.kind == CodecSpec::Kind::kTopk)
+    for (const TensorInfo& tensor : model.manifest) unit = std::max(unit, tensor.bytes());
+  const std::uint64_t share = total / std::max<std::uint32_t>(model.servers, 1) + unit;
   question.parameters = std::min(total, share) / sizeof(float);
   question.tensors = model.manifest.size();
   question.chunks = model.manifest.size() + total / std::max<std::uint64_t>(model.chunk_bytes, 1);
   question.slots = slots;
-  CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(model.codec_down));
   question.keeps_residual = down.feedback.enabled;
   question.compresses_results = true;  // every result is a copy
   question.applies_on_worker = model.apply_on_worker;
@@ -256,14 +258,15 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     co_return Error(ErrorCode::kAborted, what + " is for version " + to_string(merge.version) +
                                              ", server '" + options_.name + "' has " +
                                              to_string(store_->version()));
-  std::vector<const StagedContribution*> parts;
+  std::vector<std::shared_ptr<const StagedContribution>> parts;  // their workers may go meanwhile
   for (const proto::WeighedContribution& one : merge.parts) {
-    const StagedContribution* const kept = part().empty() ? nullptr : staged(one.key);
+    std::shared_ptr<const StagedContribution> kept;
+    if (!part().empty()) kept = staged(one.key);
     if (!part().empty() && (kept == nullptr || !kept->is_whole()))
       co_return Error(ErrorCode::kFailedPrecondition,
                       what + ": the contribution of member " + to_string(one.key.member) +
                           " is not whole on server '" + options_.name + "'");
-    parts.push_back(kept);
+    parts.push_back(std::move(kept));
   }
   settle();
   merging_ = std::move(merge);
@@ -327,12 +330,16 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
       if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     }
   }
-  if (replies_ && merging_->wants_norm) CENTROID_CO_TRY(measure_replies(reply.squares));
+  if (replies_ && merging_->wants_norm) {
+    const Status measured = co_await measure_replies(&reply.squares);
+    if (!measured.ok()) co_return measured.error();
+    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+  }
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
   for (const proto::WeighedContribution& one : merging_->parts)
-    std::erase_if(staged_[one.key.member],
-                  [&](const Staged& staged) { return staged.key == one.key; });
+    if (const auto found = staged_.find(one.key.member); found != staged_.end())
+      std::erase_if(found->second, [&](const Staged& staged) { return staged.key == one.key; });
   if (!merging_->wants_norm) {
     proto::Step all;
     all.round = merging_->round;

@@ -33,11 +33,11 @@ Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
   return worker;
 }
 
-StagedContribution* Shard::staged(const proto::ContributionKey& key) {
+std::shared_ptr<StagedContribution> Shard::staged(const proto::ContributionKey& key) {
   const auto found = staged_.find(key.member);
   if (found == staged_.end()) return nullptr;
   for (Staged& one : found->second)
-    if (one.key == key) return one.contribution.get();
+    if (one.key == key) return one.contribution;
   return nullptr;
 }
 
@@ -53,7 +53,7 @@ StagedContribution* Shard::stage_for(const proto::ContributionKey& key,
   if (kept.size() == kKept) kept.pop_front();
   Staged fresh;
   fresh.key = key;
-  fresh.contribution = std::make_unique<StagedContribution>(store_->plan(), codec, part().size());
+  fresh.contribution = std::make_shared<StagedContribution>(store_->plan(), codec, part().size());
   kept.push_back(std::move(fresh));
   return kept.back().contribution.get();
 }
@@ -71,8 +71,6 @@ Status Shard::check_push(const Worker& worker, const proto::Push& push, std::uin
                      route_.servers[route_.owners[push.chunk.value]].name + "', not on '" +
                      options_.name + "': the leader tells the route (join again)");
   const Chunk& chunk = store_->plan().chunk(push.chunk);
-  if (fragments_.number_of(chunk.tensor) != fragments_.turn(store_->optimizer_step()))
-    return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
   const std::size_t limit = worker.codec->max_bytes(chunk.elements);
   if (bytes > limit)
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
@@ -89,14 +87,17 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
   key.round = push.round;
   key.attempt = push.attempt;
   CENTROID_CO_TRY(check_push(*worker, push, bytes));
-  if (stage_for(key, worker->codec) == nullptr) {
+  // Of another fragment: it was on its way when its round closed without it.
+  const TensorId tensor = store_->plan().chunk(push.chunk).tensor;
+  const bool is_old = fragments_.number_of(tensor) != fragments_.turn(store_->optimizer_step());
+  if (is_old || stage_for(key, worker->codec) == nullptr) {
     CENTROID_CO_TRY(co_await session.skip_payload());
     co_return Status();
   }
   Buffer buffer(bytes);
   CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
   session.release_credit(bytes);
-  StagedContribution* const kept = staged(key);  // it may have gone while the bytes came in
+  const auto kept = staged(key);  // it may have gone while the bytes came in
   if (kept == nullptr) co_return Status();
   const std::string where = "push of chunk " + to_string(push.chunk) + " by " + worker->enter.name +
                             " in round " + to_string(push.round) + " on server '" + options_.name +

@@ -106,7 +106,9 @@ class Asynchronous(Policy):
         server.post("/v1/job:pause")
         server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
         closed = [one for one in server.get("/v1/rounds?limit=100")["rounds"] if one["state"] == "closed" and one["samples"] > 0]
+        self.assertGreater(len(closed), 50)
         for one in closed:
+            self.assertLessEqual(one["samples"], 16, one)  # one worker's batch
             if len(one["contributors"]) > 1 or (one["contributors"] and one["late"]):  # at the end of an epoch also those for whom no samples were left
                 continue
             self.assertEqual(len(one["contributors"]) + len(one["late"]), 1, one)
