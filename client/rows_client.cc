@@ -51,6 +51,7 @@ struct Lane {
   std::uint64_t sequence = 0;                  ///< of the last push
   std::uint64_t answered = 0;                  ///< highest that was answered as applied
   std::optional<proto::RowsOpenReply> opened;  ///< the last
+  TimePoint used{};                            ///< when something was sent last
   bool is_gone = false;                        ///< it holds no rows any more
   bool is_connecting = false;
   std::unique_ptr<TaskGroup> tasks;
@@ -82,8 +83,9 @@ struct Part {
 struct RowsClient::Impl final : transport::FrameSink {
   RowsClientOptions options;
   std::string table;
-  std::uint64_t lost = 0;       ///< of those that were answered: not in the rows
-  std::optional<Error> notice;  ///< of a loss, for the call that found it or the next
+  std::uint64_t answered_before = 0;  ///< of lanes that are gone
+  std::uint64_t lost = 0;             ///< of those that were answered: not in the rows
+  std::optional<Error> notice;        ///< of a loss, for the call that found it or the next
   std::map<std::string, std::unique_ptr<Lane>> lanes;  ///< by name
   std::optional<proto::Route> route;
   std::uint32_t dim = 0;
@@ -97,7 +99,6 @@ struct RowsClient::Impl final : transport::FrameSink {
   std::thread keeper;
   std::condition_variable ended;
   bool is_ending = false;
-  TimePoint last_call{};
 
   Lane& leader() { return *lanes.at(""); }
 
@@ -126,9 +127,10 @@ struct RowsClient::Impl final : transport::FrameSink {
     std::unique_lock lock(turn);
     while (!is_ending) {
       ended.wait_for(lock, every);
-      if (is_ending || in(-every) < last_call) continue;
+      if (is_ending) continue;
       for (const auto& [name, lane] : lanes)
-        if (lane->is_open()) (void)run(beat(lane->session.get(), in(every)));
+        if (lane->is_open() && lane->used <= in(-every))
+          (void)run(beat(lane->session.get(), in(every)));
       context.poll();  // what has come meanwhile
     }
   }
@@ -294,6 +296,7 @@ struct RowsClient::Impl final : transport::FrameSink {
       }
       if (lane->answered > 0) CENTROID_CO_TRY(co_await ask_leader_for(self, lane, deadline));
       CENTROID_CO_TRY(co_await drop(lane));
+      self->answered_before += lane->answered;
       at = self->lanes.erase(at);
     }
     co_return Status();
@@ -383,7 +386,8 @@ struct RowsClient::Impl final : transport::FrameSink {
         co_return;
       }
       if (!part->status.ok()) co_return;
-      if (self->notice && part->is_alone && !call->has_done) {
+      const bool is_there = is_push && part->is_sent && lane->opened->newest >= part->sequence;
+      if (self->notice && part->is_alone && !call->has_done && !is_there) {
         part->status = *std::exchange(self->notice, std::nullopt);
         co_return;
       }
@@ -401,6 +405,7 @@ struct RowsClient::Impl final : transport::FrameSink {
         head = proto::encode(pull);
       }
       part->is_sent = true;
+      lane->used = in(std::chrono::milliseconds(0));
       const auto kind = static_cast<std::uint16_t>(call->kind);
       const auto reply = co_await lane->session->request(kind, head, part->payload, call->deadline);
       if (reply.ok()) {
@@ -481,9 +486,7 @@ struct RowsClient::Impl final : transport::FrameSink {
     const std::lock_guard lock(turn);
     if (context.stopped()) context.restart();
     context.poll();  // of a server that has gone since the last call it is known then
-    const Status made = run(serve(this, &call));
-    last_call = std::chrono::steady_clock::now();
-    return made;
+    return run(serve(this, &call));
   }
 
   Status check_size(std::size_t keys, std::size_t floats) const {
@@ -536,7 +539,7 @@ std::uint32_t RowsClient::max_rows() const { return impl_->leader().opened->max_
 std::uint64_t RowsClient::lost() const { return impl_->lost; }
 
 std::uint64_t RowsClient::pushed() const {
-  std::uint64_t answered = 0;
+  std::uint64_t answered = impl_->answered_before;
   for (const auto& [name, lane] : impl_->lanes) answered += lane->answered;
   return answered;
 }

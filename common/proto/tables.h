@@ -36,7 +36,7 @@ struct Tables {
   std::string restored_from;      ///< checkpoint whose rows follow; empty: none
   bool keeps_journal = false;     ///< pushes are in a journal before they are answered
   std::uint32_t journal_sync_ms = 0;
-  std::uint64_t journal = 1;  ///< the first segment behind the checkpoint
+  std::uint64_t journal = 0;  ///< the first segment behind the checkpoint; 0: none counts
   Route route;                ///< owners by bucket
   template <class F>
   void fields(F& f) {

@@ -187,6 +187,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.cancel();
   co_await tasks_.join();
   attempt_.reset();
+  if (rows_failure_ && result.ok()) result = *rows_failure_;  // of meanwhile
   co_return result;
 }
 

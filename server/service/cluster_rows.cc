@@ -1,5 +1,6 @@
 #include "common/base/log.h"
 #include "server/service/cluster.h"
+#include "server/shard/placement.h"
 #include "server/store/memory_need.h"
 
 /// The tables of sparse rows of a job: how they begin, here or on several servers.
@@ -7,6 +8,14 @@ namespace centroid::server {
 
 /// Before tables take memory.
 Status Cluster::check_tables_room() {
+  if (config_.servers >
+      1) {  // only a share is to lie here; `prepare_rows` says where the rest does
+    proto::Route route;
+    route.servers.resize(config_.servers);
+    route.owners = place_buckets(proto::kRowBuckets, config_.servers);
+    rows_.hold("the tables wait for their servers");
+    CENTROID_TRY(rows_.set_route(std::move(route), 0));
+  }
   const MemoryNeed need = memory_need(memory_question());
   const MemoryLimit limit = memory_limit(config_.memory_limit);
   CENTROID_TRY(check_memory(need, limit));
@@ -48,8 +57,12 @@ Status Cluster::prepare_rows() {
                                                 std::move(options), std::move(hooks));
   CENTROID_ASSIGN(const bool is_spread,
                   rows_servers_->prepare(*checkpoints_, config_.resume, run_id_));
-  if (!is_spread) rows_servers_.reset();
-  return {};
+  if (is_spread) return {};
+  rows_servers_.reset();
+  proto::Route alone;
+  alone.servers.emplace_back();
+  CENTROID_TRY(rows_.set_route(std::move(alone), 0));
+  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
 }
 
 Task<Status> Cluster::checkpoint_of_rows() {

@@ -13,6 +13,8 @@ using proto::TablesKind;
 namespace {
 
 constexpr std::chrono::milliseconds kLook{20};
+/// After a failure.
+constexpr std::chrono::seconds kAgain{1};
 using Head = std::vector<std::byte>;
 
 ServersKind kind_of(TablesKind kind) { return static_cast<ServersKind>(kind); }
@@ -44,7 +46,8 @@ Status RowsServers::place(std::vector<std::string> others) {
   route.owners = place_buckets(proto::kRowBuckets, others.size() + 1);
   holders_.clear();
   holders_.push_back({.name = options_.leader});
-  for (std::string& name : others) holders_.push_back({.name = std::move(name)});
+  for (std::string& name : others)
+    holders_.push_back({.name = std::move(name), .gone_since = clock_.now()});
   for (const Holder& holder : holders_) {
     proto::RouteServer server;
     server.name = holder.name;
@@ -81,7 +84,7 @@ Task<void> RowsServers::run() {
 
 /// One look at who is here, and what follows from it.
 Task<void> RowsServers::look() {
-  if (is_ended_ || !choose()) co_return;
+  if (clock_.now() < again_ || is_ended_ || !choose()) co_return;
   std::vector<std::size_t> which;
   if (!is_mine_loaded_) which.push_back(0);
   std::string missing;
@@ -90,6 +93,7 @@ Task<void> RowsServers::look() {
     const Link present = shards_.find(holder.name);
     if (holder.link && holder.link != present) lost(holder);
     holder.link = present;
+    if (present) holder.max_payload = present->session->peer().limits.max_payload_bytes;
     if (!present) missing += (missing.empty() ? "'" : ", '") + holder.name + "'";
     if (present && holder.state == State::kAbsent) which.push_back(i);
   }
@@ -99,14 +103,24 @@ Task<void> RowsServers::look() {
     co_return;
   }
   if (!which.empty()) {
+    if (!is_begun_ && again_ == TimePoint()) {
+      why_ = "the tables are being loaded";
+      rows_.hold(why_);
+    }
     const Status brought = co_await bring(std::move(which));
-    if (!brought.ok()) co_return;
+    if (!brought.ok()) {
+      put_off("the tables cannot be loaded yet", brought.error());
+      co_return;
+    }
   }
   const bool is_whole = std::ranges::all_of(
       holders_, [](const Holder& holder) { return holder.state != State::kAbsent; });
   if (!is_begun_ && is_whole) {
     const Status begun = co_await begin();
-    if (!begun.ok()) co_return;
+    if (!begun.ok()) {
+      put_off("the tables wait for their first checkpoint", begun.error());
+      co_return;
+    }
   }
   if (!is_begun_) co_return;
   for (std::size_t i = 1; i < holders_.size(); ++i) {
@@ -127,6 +141,12 @@ void RowsServers::lost(Holder& holder) {
   holder.gone_since = clock_.now();
 }
 
+void RowsServers::put_off(const std::string& what, const Error& why) {
+  again_ = clock_.now() + kAgain;
+  why_ = what + ": " + why.to_string();
+  if (!is_begun_) rows_.hold(why_);
+}
+
 Task<Status> RowsServers::ask(std::size_t which, TablesKind kind, std::vector<std::byte> head) {
   const Link link = holders_[which].link;
   if (!link)
@@ -137,7 +157,8 @@ Task<Status> RowsServers::ask(std::size_t which, TablesKind kind, std::vector<st
 }
 
 /// Give these servers their keys, with what the newest checkpoint and their journals have of them.
-/// fails when one of them is lost; what is wrong with the checkpoint ends the job.
+/// fails when one of them is lost, or refuses its part (it leaves then, or comes again); what is
+/// wrong with the checkpoint ends the job.
 Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
   std::optional<Saved> saved = saved_;
   if (is_begun_) {
@@ -152,7 +173,7 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
   proto::Tables tables;
   tables.tables = options_.tables;
   if (saved) tables.saved_clock = saved->clock;
-  tables.clock = std::max(rows_.clock(), tables.saved_clock);
+  tables.clock = is_mine_loaded_ ? rows_.clock() : tables.saved_clock + rows_.clock();
   if (saved) tables.restored_from = saved->entry.path.filename().string();
   tables.keeps_journal = options_.keeps_journal;
   tables.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
@@ -168,7 +189,7 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
   for (const std::size_t i : which) {
     wanted[i] = true;
     if (i == 0) continue;
-    tables.journal = 1;
+    tables.journal = 0;  // what is in its journal is older
     if (saved)
       if (const auto own = saved->journals.find(holders_[i].name); own != saved->journals.end())
         tables.journal = own->second;
@@ -179,8 +200,8 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     auto read = [this, saved, wanted] { return std::make_shared<Status>(load(*saved, wanted)); };
     const auto loaded = co_await run_on(blocking_, std::move(read));
     if (!loaded->ok()) {
-      const bool is_lost = loaded->error().code() == ErrorCode::kUnavailable ||
-                           loaded->error().code() == ErrorCode::kDeadlineExceeded;
+      const bool is_lost = std::ranges::any_of(
+          which, [&](std::size_t i) { return i != 0 && !is_here(holders_[i]); });
       if (!is_lost) hooks_.fail(loaded->error());
       co_return *loaded;
     }
@@ -189,7 +210,7 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     if (i == 0) {
       if (saved) {
         const auto own = saved->journals.find("");
-        rows_.end_load(tables.clock, own == saved->journals.end() ? 1 : own->second,
+        rows_.end_load(saved->clock, own == saved->journals.end() ? 1 : own->second,
                        tables.restored_from);
       }
       const Status replayed = rows_.replay(options_.journal_dir, *run_id_);
@@ -336,7 +357,12 @@ void RowsServers::waits(std::vector<WaitView>& views) const {
 
 bool RowsServers::needs_checkpoint() const {
   if (!is_begun_) return false;  // what is in journals stays there
-  return (is_ending_ && options_.keeps_journal && !is_ended_) || seen_ != checkpointed_ ||
+  // The last holds pushes off on all servers; of one that is gone without a journal nothing comes.
+  const bool may_hold =
+      options_.keeps_journal || std::ranges::none_of(holders_, [](const Holder& holder) {
+        return holder.state == State::kAbsent;
+      });
+  return (is_ending_ && !is_ended_ && may_hold) || seen_ != checkpointed_ ||
          rows_.changes() != mine_checkpointed_;
 }
 

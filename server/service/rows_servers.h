@@ -75,6 +75,7 @@ class RowsServers {
   struct Holder {
     std::string name;
     Link link = nullptr;
+    std::uint64_t max_payload = 0;  ///< of the link, for the blocking thread
     State state = State::kAbsent;
     proto::TablesReport report = {};
     proto::RowsFrozen frozen = {};  ///< of the last checkpoint
@@ -97,6 +98,7 @@ class RowsServers {
   Task<Status> await_replay(std::size_t which);
   Task<Status> begin();
   void lost(Holder& holder);
+  void put_off(const std::string& what, const Error& why);
   Task<Status> ask(std::size_t which, proto::TablesKind kind, std::vector<std::byte> head);
   void take_report(Holder& holder, proto::TablesReport report);
   void tell_elsewhere(const proto::TablesReport& before, const proto::TablesReport& now);
@@ -126,11 +128,13 @@ class RowsServers {
   std::string* run_id_ = nullptr;
   bool resumes_ = false;  ///< there may be a checkpoint to begin with
   bool is_mine_loaded_ = false, is_begun_ = false, is_ending_ = false, is_ended_ = false;
+  bool kept_is_last_ = false;    ///< what is kept for a checkpoint: nothing is pushed behind it
   bool is_direct_ = false;       ///< `load` runs on the executor itself
   std::optional<Saved> saved_;   ///< of the start
   std::vector<Holder> holders_;  ///< by server of the route; empty: it is not known yet
   std::string why_ = "the tables wait for their servers";
   TimePoint since_, refreshed_;
+  TimePoint again_ = {};  ///< not before: what has failed is tried again
   // changes on the others, and here: seen, in what is kept for a checkpoint, in one
   std::uint64_t seen_ = 0, kept_ = 0, checkpointed_ = 0;
   std::uint64_t mine_kept_ = 0, mine_checkpointed_ = 0;

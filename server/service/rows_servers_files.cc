@@ -157,10 +157,7 @@ Status RowsServers::put_rows(std::size_t server, std::size_t table, const RowTab
     return **boost::asio::co_spawn(executor_, call(put), boost::asio::use_future).get();
   }
   const Link link = holders_[server].link;
-  if (!link || link->is_gone())
-    return Error(ErrorCode::kUnavailable, "server '" + holders_[server].name + "' is gone");
-  const std::size_t most =
-      rows_of_payload(rows_.spec(table), link->session->peer().limits.max_payload_bytes);
+  const std::size_t most = rows_of_payload(rows_.spec(table), holders_[server].max_payload);
   for (std::size_t first = 0; first < block.keys.size(); first += most) {
     const std::size_t rows = std::min(most, block.keys.size() - first);
     proto::RowsBlock head;
@@ -184,9 +181,7 @@ Status RowsServers::put_pushes(std::size_t server, const std::vector<PushWindows
     return {};
   }
   const Link link = holders_[server].link;
-  if (!link || link->is_gone())
-    return Error(ErrorCode::kUnavailable, "server '" + holders_[server].name + "' is gone");
-  const std::size_t most = clients_of_payload(link->session->peer().limits.max_payload_bytes);
+  const std::size_t most = clients_of_payload(holders_[server].max_payload);
   for (std::size_t first = 0; first < clients.size(); first += most) {
     proto::PushesBlock head;
     head.clients = static_cast<std::uint32_t>(std::min(most, clients.size() - first));
@@ -213,9 +208,10 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsServers::freeze() {
       co_return Error(ErrorCode::kUnavailable,
                       "server '" + holder.name + "' is gone with its rows");
   if (!is_begun_) co_return Error(ErrorCode::kUnavailable, why_);
+  kept_is_last_ = is_ending_;  // `end` may come before it is written
   proto::RowsFreeze how;
-  how.is_last = is_ending_;
-  if (is_ending_) rows_.hold("the job is over");
+  how.is_last = kept_is_last_;
+  if (kept_is_last_) rows_.hold("the job is over");
   const auto head = proto::encode(how);
   for (std::size_t i = 1; i < holders_.size(); ++i) {
     const Link link = holders_[i].link;
@@ -304,7 +300,7 @@ std::vector<CheckpointPart> RowsServers::parts(std::shared_ptr<RowsSnapshot> min
     };
     parts.push_back({rows_file_name(rows_.spec(table).name), std::move(write)});
   }
-  const bool is_followed = options_.keeps_journal && !is_ending_;
+  const bool is_followed = options_.keeps_journal && !kept_is_last_;
   parts.push_back({kPushesFile, [mine, is_followed, name = options_.leader](const fs::path& path) {
                      PushedRows pushed = mine->pushed();
                      pushed.server = name;
@@ -329,7 +325,7 @@ Task<void> RowsServers::thaw(bool is_written) {
   if (is_written) {
     checkpointed_ = kept_;
     mine_checkpointed_ = mine_kept_;
-    is_ended_ = is_ending_;
+    is_ended_ = is_ended_ || kept_is_last_;
     resumes_ = true;
   }
   for (std::size_t i = 1; i < holders_.size(); ++i) {

@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/checkpoint/rows_journal.h"
 #include "server/store/memory_need.h"
 #include "server/tables/row_blocks.h"
 
 namespace centroid::server {
 
 using proto::TablesKind;
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -28,6 +31,12 @@ Error out_of_order(const std::string& what) {
 Task<Status> done(transport::Session& session, transport::FrameHeader request, Status status) {
   if (!status.ok()) co_return co_await session.respond_error(request, status.error());
   co_return co_await session.respond(request, Bytes());
+}
+
+/// It ends with this error, and the session with its leader.
+void refuse(transport::Session* session, std::optional<Error>* fatal, const Error& why) {
+  *fatal = why;
+  session->close(why);
 }
 
 template <class M>
@@ -80,7 +89,8 @@ void ShardRows::set_beside(std::uint64_t bytes) {
   beside_ = bytes;
   if (!service_ || is_replaying_) return;
   const MemoryLimit limit = memory_limit(options_.memory_limit);
-  const std::uint64_t taken = beside_ + reserved_bytes() - service_->reserved_bytes();
+  const std::uint64_t beside = beside_ == 0 ? memory_need({}).base : beside_;
+  const std::uint64_t taken = beside + reserved_bytes() - service_->reserved_bytes();
   service_->set_room(limit.bytes - std::min(limit.bytes, taken),
                      limit.source + (beside_ == 0 ? "" : " beside the model"));
 }
@@ -116,9 +126,36 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
   return check_room();
 }
 
+/// The checkpoint does not name this server: what is in its journal is older, and counts no more.
+Status ShardRows::pass_over_journal() {
+  const fs::path folder = options_.journal_dir;
+  rows_journal::Reader old(folder, 0);
+  tables_.journal = 1;
+  if (old.segments().empty()) return {};
+  const std::string move = ": move the rows-*.log away to go on without it";
+  if (tables_.restored_from.empty())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "there is a journal of tables of an earlier run in " + folder.string() +
+                     ", and the leader has no checkpoint" + move);
+  CENTROID_ASSIGN(const auto found, old.next());
+  if (found == rows_journal::Reader::Found::kBase && old.base().run_id != run_id_)
+    return Error(ErrorCode::kFailedPrecondition, "journal " + folder.string() +
+                                                     " belongs to run '" + old.base().run_id +
+                                                     "', this one is '" + run_id_ + "'" + move);
+  for (const LogSegment& segment : old.segments())
+    tables_.journal = std::max(tables_.journal, segment.number + 1);
+  return {};
+}
+
 /// All rows of the checkpoint have come. Nobody else looks at the tables until this is done.
 Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* fatal) {
   const auto service = service_;
+  if (tables_.journal == 0) {
+    if (const Status passed = pass_over_journal(); !passed.ok()) {
+      refuse(session, fatal, passed.error().with_context("server '" + options_.name + "'"));
+      co_return;
+    }
+  }
   service->end_load(tables_.clock, tables_.journal, tables_.restored_from);
   if (!replayer_) replayer_ = std::make_unique<IoThread>("rows");
   is_replaying_ = true;
@@ -129,8 +166,11 @@ Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* 
   if (service != service_) co_return;
   is_replaying_ = false;
   if (!replayed->ok()) {
-    *fatal = replayed->error().with_context("server '" + options_.name + "'");
-    session->close(**fatal);
+    refuse(session, fatal, replayed->error().with_context("server '" + options_.name + "'"));
+    co_return;
+  }
+  if (const Status fits = check_room(); !fits.ok()) {
+    refuse(session, fatal, fits.error());
     co_return;
   }
   is_loaded_ = true;
@@ -248,6 +288,8 @@ Task<Status> ShardRows::on_leader(transport::Session& session, const transport::
         else
           loaded = block.error();
       }
+      if (loaded.ok()) loaded = check_room();
+      if (!loaded.ok()) fatal = loaded.error();
       co_return co_await done(session, frame.header, loaded);
     }
     case TablesKind::kPushesLoad: {

@@ -52,6 +52,7 @@ class ShardRows {
  private:
   Status take_tables(const proto::Tables& tables, const proto::ServerTerms& terms);
   Status check_room() const;
+  Status pass_over_journal();
   Task<void> replay(transport::Session* session, std::optional<Error>* fatal);
   Status serve();
   Result<proto::RowsFrozen> freeze(const proto::RowsFreeze& how);

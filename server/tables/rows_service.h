@@ -123,7 +123,8 @@ class RowsService {
   void hold(std::string why) { held_ = std::move(why); }
   /// End all sessions of clients.
   void close_clients(const Error& why);
-  /// What `restore` does, piece by piece: once `begin_load` for each table, rows, `end_load`.
+  /// What `restore` does, piece by piece: `begin_load` for each table, rows, `end_load`. Another
+  /// `begin_load` before that begins anew.
   Result<std::size_t> number_of(const std::string& table) const;
   /// The number of a table of a checkpoint. fails failed_precondition: the settings have it not
   Result<std::size_t> check_file(const std::filesystem::path& checkpoint,

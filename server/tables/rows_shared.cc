@@ -57,7 +57,10 @@ Result<std::size_t> RowsService::number_of(const std::string& table) const {
 
 void RowsService::begin_load(std::size_t table, const RowTable::State& state) {
   const std::lock_guard lock(tables_->mutex);
-  tables_->tables[table].begin_restore(state);
+  RowTable& fresh = tables_->tables[table];
+  if (fresh.rows() + fresh.candidates() > 0)  // of a load that came to no end
+    fresh = RowTable(RowSpec(fresh.spec()));
+  fresh.begin_restore(state);
 }
 
 Status RowsService::load(std::size_t table, const RowTable::Block& block, std::uint64_t now) {

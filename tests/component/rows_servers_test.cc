@@ -2,7 +2,6 @@
 #include <filesystem>
 #include <map>
 #include <random>
-#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -169,7 +168,6 @@ TEST_F(RowsOnServers, ARequestForKeysOfAnotherServerIsRefusedByNameAndChangesNot
   for (std::uint64_t key = 0; key < 1000; ++key)
     by_server[route->owners[proto::row_bucket(key)]] = key;
   const Floats before = pulled(*client, by_server);
-  std::set<std::string> said;
   for (std::size_t server = 0; server < 3; ++server) {
     transport::Endpoint endpoint = all.leader->endpoint();
     if (server > 0) endpoint = transport::Endpoint::parse(route->servers[server].endpoint).value();
@@ -177,12 +175,15 @@ TEST_F(RowsOnServers, ARequestForKeysOfAnotherServerIsRefusedByNameAndChangesNot
     ASSERT_TRUE(there.open_table(10 + server, "emb").ok());
     const std::size_t other = (server + 1) % 3;
     // One key of its own, one of another's: neither is applied.
-    const auto pushed = there.push(1, {by_server[server], by_server[other]}, Floats(8, 1.0f));
-    ASSERT_FALSE(pushed.ok());
-    EXPECT_EQ(pushed.error().code(), ErrorCode::kAborted);
-    EXPECT_THAT(pushed.error().message(),
-                HasSubstr("on server '" + route->servers[other].name + "', not on '" +
-                          route->servers[server].name + "'"));
+    const Keys both{by_server[server], by_server[other]};
+    for (const auto& refused : {there.push(1, both, Floats(8, 1.0f)), there.pull(both)}) {
+      ASSERT_FALSE(refused.ok());
+      EXPECT_EQ(refused.error().code(), ErrorCode::kAborted);
+      EXPECT_THAT(refused.error().message(),
+                  HasSubstr("on server '" + route->servers[other].name + "', not on '" +
+                            route->servers[server].name + "'"));
+    }
+    EXPECT_TRUE(there.pull({by_server[server]}).ok());
   }
   EXPECT_EQ(pulled(*client, by_server), before);
 }
@@ -198,16 +199,13 @@ TEST_F(RowsOnServers, ACheckpointOfSomeGoesOntoAnyOtherNumberAndTheClientFollows
     std::unique_ptr<SwitchingRelay> relay;  // an address that stays
     std::unique_ptr<RowsClient> emb, seldom;
     std::unique_ptr<Servers> all;
-    // A folder that a server's journal was in is taken away when its rows were elsewhere since.
+    // A server that comes again passes over the journal of before its rows were elsewhere.
     for (const std::size_t servers : {2, 3, 1, 3}) {
       SCOPED_TRACE(servers);
       if (all) {
         relay->cut();
         all->stop();
       }
-      if (servers == 1)
-        for (const auto* name : {"journal-s1", "journal-s2"})
-          std::filesystem::remove_all(run / name);
       all = std::make_unique<Servers>(run, servers, relay != nullptr, kTables, journal);
       if (!relay) {
         relay = std::make_unique<SwitchingRelay>(all->leader->endpoint());
@@ -295,6 +293,13 @@ TEST_F(RowsOnServers, AServerWithRowsIsNotDrainedAndSaysWhy) {
   ASSERT_FALSE(drained.ok());
   EXPECT_THAT(drained.error().message(), HasSubstr("rows of tables lie on server 's1'"));
   all.start(2);  // gets none
+  ASSERT_TRUE(
+      all.leader->wait_until([&](const auto&) { return all.leader->servers().size() == 3; }));
+  RawClient raw(all.leader->endpoint());
+  ASSERT_TRUE(raw.open_table(9, "emb").ok());
+  const auto answer = raw.ask_empty(proto::RowsKind::kRoute);
+  ASSERT_TRUE(answer.ok()) << answer.error().to_string();
+  EXPECT_EQ(proto::decode<proto::Route>(answer->head)->servers.size(), 2u);
   ASSERT_TRUE(client->push(Keys{1, 2, 3}, Floats(12, 1.0f)).ok());
 }
 
@@ -314,6 +319,22 @@ TEST_F(RowsOnServers, AShareOfTheTablesThatDoesNotFitIsRefusedWithTheNumber) {
   EXPECT_THAT(ended.error().to_string(), HasSubstr("tables of sparse rows may need 36"));
   EXPECT_THAT(ended.error().to_string(), HasSubstr("allows 209715200"));
   EXPECT_THAT(ended.error().to_string(), HasSubstr("server 's1', with its share of the tables"));
+}
+
+TEST_F(RowsOnServers, TheLeaderNeedsMemoryForItsShareOnly) {
+  server::ServerConfig c;
+  c.run_dir = folder.path();
+  c.tables = "emb:dim=4,max_bytes=600000000";
+  c.journal = "off";
+  c.memory_limit = 450u << 20;  // between a half and all
+  c.servers = 2;
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint(), "", c.memory_limit);
+  const auto client = client_of(leader.endpoint(), "emb");
+  EXPECT_TRUE(client->push(Keys{1, 2, 3}, Floats(12, 1.0f)).ok());
+  leader.stop();
+  const Status ended = leader.join();
+  EXPECT_TRUE(ended.ok()) << ended.error().to_string();
 }
 
 }  // namespace

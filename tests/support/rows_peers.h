@@ -57,6 +57,15 @@ class RawClient final : public transport::FrameSink {
     return ask(proto::RowsKind::kPush, head, payload.take());
   }
 
+  Result<transport::Reply> pull(const std::vector<std::uint64_t>& keys, std::uint32_t table = 0) {
+    proto::RowsPull head;
+    head.table = table;
+    head.rows = static_cast<std::uint32_t>(keys.size());
+    ByteWriter payload;
+    for (const auto key : keys) payload.put(key);
+    return ask(proto::RowsKind::kPull, head, payload.take());
+  }
+
  private:
   static TimePoint limit() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
   static Task<Status> open(RawClient* self) {
