@@ -8,8 +8,8 @@ namespace centroid::server {
 
 /// Before tables take memory.
 Status Cluster::check_tables_room() {
-  if (config_.servers >
-      1) {  // only a share is to lie here; `prepare_rows` says where the rest does
+  // Only a share is to lie here; `prepare_rows` says where the rest does.
+  if (config_.servers > 1) {
     proto::Route route;
     route.servers.resize(config_.servers);
     route.owners = place_buckets(proto::kRowBuckets, config_.servers);
