@@ -148,6 +148,7 @@ int probe(const Session& session, const std::string& url) {
   if (!answer.ok() && !remote.is_https && remote.is_loopback() &&
       answer.error().code() != ErrorCode::kDeadlineExceeded) {
     remote.is_https = remote.is_unchecked = true;
+    remote.token.clear();  // nobody has proven to be the server
     auto secure = ask(remote, "GET", path);
     if (secure.ok()) answer = std::move(secure);
   }

@@ -36,6 +36,9 @@ Task<Status> Cluster::resume() {
   auto act = [this]() -> std::optional<Result<Kept>> {
     if (stop_requested_)
       return Error(ErrorCode::kFailedPrecondition, "the server is stopping: " + stop_reason_);
+    if (stop_ && rounds_ended_)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the server is ending: start it again with resume, then say it again");
     if (stop_ && phase_ == Phase::kStopped) {
       stop_.reset();
       log::info("job.resumed", {{"round", round_.value}});

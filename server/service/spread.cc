@@ -111,7 +111,8 @@ Task<Result<bool>> Cluster::settle_servers() {
     if (!holds_rows(drained->name))
       shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
     // Rounds behind the newest checkpoint are in its journal, which goes with it.
-    if (journal_.is_on() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
+    if (journal_.is_on() && !checkpointing_ && needs_checkpoint())
+      tasks_.spawn(checkpoint_in_background());
     co_return false;
   }
   co_return true;

@@ -436,6 +436,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     changed_.notify_all();
     const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
     --state_waiters_;
+    has_waited = true;  // another one may have written this state meanwhile
     if (!goes_on || closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   const bool has_model = store_ && store_->version().value > 0;

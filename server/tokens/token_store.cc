@@ -68,13 +68,18 @@ Error file_error(const std::string& path, const char* doing) {
 
 /// Changes when the file is replaced; empty: there is none.
 std::string stamp_of(const std::string& path) {
+  // A network file system asks its server when a file is opened; stat may answer of long ago.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
   struct stat about{};
-  if (::stat(path.c_str(), &about) != 0) return {};
+  const bool is_good = ::fstat(fd, &about) == 0;
+  ::close(fd);
+  if (!is_good) return {};
   return std::to_string(about.st_ino) + " " + std::to_string(about.st_size) + " " +
          std::to_string(about.st_mtim.tv_sec) + "." + std::to_string(about.st_mtim.tv_nsec);
 }
 
-/// One server at a time. A file system without locks has one server.
+/// One server at a time.
 class FileLock {
  public:
   static Result<FileLock> take(const std::string& path) {
@@ -84,7 +89,9 @@ class FileLock {
     lock.fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (lock.fd_ < 0) return file_error(file, "cannot be written");
     const auto limit = std::chrono::steady_clock::now() + kPatience;
-    while (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+    while (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
+      // Without a lock a change of another server could be lost, and a revoked token come back.
+      if (errno != EWOULDBLOCK && errno != EINTR) return file_error(file, "cannot be locked");
       if (std::chrono::steady_clock::now() >= limit)
         return Error(ErrorCode::kUnavailable,
                      "tokens " + path + ": another server holds " + file + " for 2 s: repeat");
@@ -103,6 +110,18 @@ class FileLock {
   static constexpr std::chrono::seconds kPatience{2};
   int fd_ = -1;
 };
+
+/// What was renamed in the folder of this file is there after a power cut, too.
+Status sync_folder(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool is_good = fd >= 0 && ::fsync(fd) == 0;
+  const Error failed = file_error(folder, "cannot be brought to the disk");
+  if (fd >= 0) ::close(fd);
+  if (!is_good) return failed;
+  return {};
+}
 
 /// A new file of mode 0600 with this text, on the disk.
 Status write_private(const std::string& path, const std::string& text) {
@@ -240,6 +259,7 @@ Status TokenStore::save(std::vector<Entry> entries) {
     CENTROID_TRY(write_private(temporary, json.dump(1) + "\n"));
     if (::rename(temporary.c_str(), path_.c_str()) != 0)
       return file_error(path_, "cannot be replaced");
+    CENTROID_TRY(sync_folder(path_));
     stamp_ = stamp_of(path_);
   }
   const std::scoped_lock lock(mutex_);

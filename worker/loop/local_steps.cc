@@ -86,7 +86,13 @@ LocalKeeper::State LocalSteps::state() {
 /// The slots as they are, on the host.
 Status LocalSteps::fetch_slots() {
   for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k) {
-    slots_[k].resize(global_.size());
+    try {
+      slots_[k].resize(global_.size());
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory on the host for a slot of the optimizer: " +
+                       std::to_string(global_.size_bytes()) + " bytes");
+    }
     CENTROID_TRY(resident_->store_slot(k, slots_[k]));
   }
   return {};
