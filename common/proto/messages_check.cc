@@ -66,6 +66,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kOptimizer), .name = "Optimizer", .is_request = true},
     Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
     Rule{.kind = Kind(ServersKind::kStatistics), .name = "Statistics", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kRefused), .name = "Refused"},
     Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsLoad),
          .name = "RowsLoad",
@@ -232,6 +233,13 @@ Status Route::check() const {
 
 Status WeighedContribution::check() const {
   return check_weight("WeighedContribution.weight", weight, true);
+}
+
+Status Refused::check() const {
+  constexpr auto kFirst = static_cast<std::uint8_t>(ErrorCode::kUnavailable);
+  constexpr auto kLast = static_cast<std::uint8_t>(ErrorCode::kInternal);
+  if (code >= kFirst && code <= kLast) return {};
+  return wrong("Refused.code", std::to_string(code), "from 1 to 12");
 }
 
 Status Merge::check() const {

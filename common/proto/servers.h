@@ -25,7 +25,8 @@ enum class ServersKind : std::uint16_t {
   kOptimizer = 127,   ///< leader -> shard, request: another learning rate from the next round on
   kServerReport = 128,  ///< shard -> leader: how it is
   kStatistics =
-      129,  ///< leader -> shard, request; answered by a payload: what is told of each chunk
+      129,         ///< leader -> shard, request; answered by a payload: what is told of each chunk
+  kRefused = 130,  ///< shard -> leader: nothing more comes here of a worker
 };
 
 struct ServerJoin {
@@ -244,6 +245,18 @@ struct Forget {
   void fields(F& f) {
     f(member), f(reason, kMaxTextBytes);
   }
+};
+
+/// A worker's session with a shard server has ended, and its contributions cannot be whole there.
+struct Refused {
+  MemberId member;
+  std::uint8_t code = 0;  ///< an ErrorCode
+  std::string why;
+  template <class F>
+  void fields(F& f) {
+    f(member), f(code), f(why, kMaxTextBytes);
+  }
+  Status check() const;
 };
 
 struct Enter {

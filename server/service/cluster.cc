@@ -55,6 +55,8 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
                  whole_elsewhere(server, whole);
                },
+           .refused = [this](const ShardGroup::Link& server,
+                             const proto::Refused& refused) { refused_elsewhere(server, refused); },
            .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
       journal_(executor),
       tasks_(executor) {}

@@ -350,6 +350,7 @@ class Cluster final : public ControlPlane {
   Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
   double weight_elsewhere(const proto::ContributionKey& key) const;
   void whole_elsewhere(const ShardGroup::Link& server, const proto::WeighedContribution& whole);
+  void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
   Task<Status> step_elsewhere(float factor);
   Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);

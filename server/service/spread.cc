@@ -434,6 +434,22 @@ void Cluster::whole_elsewhere(const ShardGroup::Link& server,
   if (!taken.ok()) link->session->close(taken.error());
 }
 
+/// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
+/// whatever it says of itself here.
+void Cluster::refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused) {
+  const auto link = find(refused.member);
+  const auto is_it = [&](const auto& one) { return one.get() == &server; };
+  if (!link || std::ranges::none_of(spread_.links, is_it)) return;
+  const Error why(static_cast<ErrorCode>(refused.code),
+                  "server '" + server.name + "': " + refused.why);
+  if (roster_.lost(link->id, why.to_string())) {
+    tell(events_, log::Level::kWarn, "member.lost",
+         {{"worker", link->join.name}, {"member", link->id.value}, {"why", why}});
+    probe_.member_dead();
+  }
+  member_gone(link->id, why);
+}
+
 /// First phase on the other servers: they sum what the decision names, and make the step unless the
 /// norm of all is needed for it. Then their sums of squares go to `squares_`.
 Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decision) {

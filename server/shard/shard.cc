@@ -382,6 +382,7 @@ void Shard::forget_everything(const Error& why) {
   for (const auto& [id, worker] : workers_) worker->session->close(cause);
   workers_.clear();
   rows_.forget(cause);
+  away_.clear();
   staged_.clear();
   merging_.reset();
   frozen_.reset();
@@ -453,8 +454,9 @@ class Shard::WorkerSink final : public transport::FrameSink {
 
   Task<Status> enter(Session& session, InFrame frame) {
     CENTROID_CO_ASSIGN(auto message, proto::decode<proto::Enter>(frame.head));
-    auto entered = shard_.enter(session, std::move(message));
+    auto entered = shard_.enter(session, message);
     if (!entered.ok()) {
+      shard_.session_ended(message, entered.error());
       log::warn("worker.refused", {{"peer", session.peer().address}, {"why", entered.error()}});
       CENTROID_CO_TRY(co_await session.respond_error(frame.header, entered.error()));
       co_return std::move(entered).error();
@@ -508,7 +510,10 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
     traffic_.bytes_in += traffic.bytes_in;
     traffic_.bytes_out += traffic.bytes_out;
     const auto found = workers_.find(worker->enter.member);
-    if (found != workers_.end() && found->second == worker) workers_.erase(found);
+    if (found != workers_.end() && found->second == worker) {
+      workers_.erase(found);
+      session_ended(worker->enter, cause);
+    }
     worker->wake.notify_all();
   }
   children.cancel();

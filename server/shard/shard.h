@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -147,6 +148,11 @@ class Shard {
   std::shared_ptr<StagedContribution> staged(const proto::ContributionKey& key);
   Task<void> outbox(std::shared_ptr<Worker> worker);
   void tell_whole(const proto::ContributionKey& key, double weight);
+  void session_ended(const proto::Enter& enter, const Error& why);
+  Task<void> tell_refused(transport::Session& leader,
+                          std::shared_ptr<const proto::Refused> refused);
+  Task<void> tell_if_away(transport::Session& leader,
+                          std::shared_ptr<const proto::Refused> refused);
 
   Executor executor_;
   transport::Transport& transport_;
@@ -183,6 +189,7 @@ class Shard {
   ShardRows rows_;
 
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
+  std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back
   std::map<MemberId, std::deque<Staged>> staged_;
   std::vector<float> scratch_;
   // for the report: of workers that are gone, and of all rounds

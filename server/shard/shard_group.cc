@@ -58,6 +58,11 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
     if (!link->is_gone()) hooks_.reported(*link);
     co_return Status();
   }
+  if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kRefused)) {
+    CENTROID_CO_ASSIGN(const auto refused, proto::decode<proto::Refused>(frame.head));
+    if (!link->is_gone()) hooks_.refused(*link, refused);
+    co_return Status();
+  }
   if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +

@@ -35,6 +35,8 @@ class ShardGroup {
     std::function<void(const Link&)> reported, gone;
     /// All of a contribution's chunks that lie on this server have come.
     std::function<void(const Link&, const proto::WeighedContribution&)> whole;
+    /// A worker's session with this server has ended, and it has not come back.
+    std::function<void(const Link&, const proto::Refused&)> refused;
     std::function<void(Link&)> leaving;  ///< a server wants to go (Leave)
   };
   /// `reply_timeout`: a server that leaves a request unanswered for so long is given up.

@@ -397,6 +397,7 @@ Status Shard::commit(const proto::ServerState& state) {
 
 void Shard::forget(const proto::Forget& gone) {
   staged_.erase(gone.member);
+  away_.erase(gone.member);
   const auto found = workers_.find(gone.member);
   if (found == workers_.end()) return;
   const Error fenced(ErrorCode::kAborted, "fenced: " + gone.reason + "; join again");

@@ -9,6 +9,12 @@ namespace centroid::server {
 namespace {
 /// Contributions kept of one worker: the newest, and what of earlier ones still waits for a round.
 constexpr std::size_t kKept = 4;
+
+/// After these a worker comes back by itself, by the route that is valid then.
+bool may_come_back(const Error& why) {
+  return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kAborted ||
+         why.code() == ErrorCode::kCancelled;
+}
 }  // namespace
 
 Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
@@ -28,6 +34,7 @@ Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
     old->second->session->close(
         Error(ErrorCode::kFailedPrecondition, "superseded: this worker entered again"));
   workers_[worker->enter.member] = worker;
+  away_.erase(worker->enter.member);
   log::info("worker.entered",
             {{"worker", worker->enter.name}, {"member", worker->enter.member.value}});
   return worker;
@@ -123,6 +130,40 @@ void Shard::tell_whole(const proto::ContributionKey& key, double weight) {
     (void)co_await leader->send(kind, head, Bytes(), TimePoint::max());
   };
   leader_tasks_->spawn(send(leader_, whole));
+}
+
+/// A worker may go on saying to the leader that it lives: the leader is told that nothing comes
+/// here any more. At once when it was refused; after a lease when it may come back.
+void Shard::session_ended(const proto::Enter& enter, const Error& why) {
+  if (leader_ == nullptr || !is_joined_ || workers_.contains(enter.member)) return;
+  auto refused = std::make_shared<proto::Refused>();
+  refused->member = enter.member;
+  refused->code = static_cast<std::uint8_t>(why.code());
+  refused->why = why.message();
+  if (!may_come_back(why)) {
+    leader_tasks_->spawn(tell_refused(*leader_, std::move(refused)));
+    return;
+  }
+  refused->why = "worker '" + enter.name + "' has had no session here for " +
+                 std::to_string(terms_.lease_ms) + " ms: " + why.message();
+  away_.insert(enter.member);
+  leader_tasks_->spawn(tell_if_away(*leader_, std::move(refused)));
+}
+
+Task<void> Shard::tell_refused(transport::Session& leader,
+                               std::shared_ptr<const proto::Refused> refused) {
+  const auto head = proto::encode(*refused);
+  const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRefused);
+  (void)co_await leader.send(kind, head, Bytes(), TimePoint::max());
+}
+
+Task<void> Shard::tell_if_away(transport::Session& leader,
+                               std::shared_ptr<const proto::Refused> refused) {
+  const std::chrono::milliseconds lease(terms_.lease_ms);
+  if (!co_await sleep_until(clock_.now() + lease)) co_return;
+  if (away_.erase(refused->member) == 0) co_return;  // it is back, or the leader knows
+  log::warn("worker.away", {{"member", refused->member.value}, {"why", refused->why}});
+  co_await tell_refused(leader, std::move(refused));
 }
 
 /// The results that wait for one worker, in order.

@@ -1,11 +1,13 @@
 """What a worker must not send to any of several servers: refused by name, and no server's state changes a bit. servers_refusals_test.py BIN_DIR"""
 
+import contextlib
 import struct
+import threading
 
 import refusals_test
 import servers_test
 from cluster import DONE, main, wait_for
-from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, connect, hello, read_error, read_exactly, read_frame, text
+from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, connect, header, hello, read_error, read_exactly, read_frame, text
 
 NAN, INFINITY = float("nan"), float("inf")
 SIZES = (8, 6, 1)  # by chunk: one on each of three servers
@@ -39,7 +41,7 @@ class Session:
 class Peer(refusals_test.Peer):
     """A worker of a model on several servers."""
 
-    ROUTE = 124
+    ROUTE, HEARTBEAT = 124, 26
 
     def __init__(self, endpoint, name, codec="f32"):
         super().__init__(endpoint, name)
@@ -78,6 +80,24 @@ class Peer(refusals_test.Peer):
 
     def push(self, chunk, values, place=None, weight=None):
         self.push_bytes(chunk, struct.pack(f"<{len(values)}f", *values), weight)
+
+    @contextlib.contextmanager
+    def beating(self):
+        """Say to the leader that it lives, and nothing else."""
+        done, leader = threading.Event(), self.peer
+
+        def beat():
+            while not done.wait(0.3):
+                with contextlib.suppress(OSError):
+                    leader.sendall(header(self.HEARTBEAT))
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def close_shards(self):
         for session in self.sessions[1:]:
@@ -195,6 +215,47 @@ class Lies(servers_test.ServersTest):
                 liar.close()
                 self.assertEqual(self.state(leader), before)
                 self.assertEqual(leader.cluster()["version"], 2)
+
+    def together(self, *arguments):
+        """Two workers in one round; the second is going to hear nothing."""
+        leader, shards = self.started(*arguments)
+        good = Peer(leader.data, "good").join().until_round()
+        deaf = Peer(leader.data, "deaf").join()
+        self.contribute(good)
+        good.until_round(), deaf.until_round()
+        self.assertEqual(leader.cluster()["version"], 3)
+        return leader, good, deaf
+
+    def assert_goes_on_without(self, leader, good, deaf, *texts):
+        said = deaf.refusal()
+        for text in texts:
+            self.assertIn(text, said)
+        while leader.cluster()["version"] == 3:
+            good.until_round()  # the same one, without the other
+            if leader.cluster()["version"] == 3:
+                self.contribute(good)
+        gone = [worker["state"] for worker in leader.get("/v1/workers")["workers"] if worker["name"] == "deaf"]
+        self.assertEqual(gone, ["dead"])
+        self.assertIn(texts[0], str([event for event in leader.get("/v1/events")["events"] if event["type"] == "member.lost"]))
+        good.close(), deaf.close()
+
+    def test_who_does_not_hear_a_refusal_holds_up_nobody(self):
+        leader, good, deaf = self.together()
+        bad = next(chunk for chunk in range(len(SIZES)) if deaf.owners[chunk] != 0)
+        for chunk, count in enumerate(SIZES):
+            deaf.push(chunk, [NAN if chunk == bad else 1.0] * count)
+        deaf.end()  # and reads nothing from the other server
+        self.contribute(good)
+        server = deaf.sessions[deaf.owners[bad]].name
+        self.assert_goes_on_without(leader, good, deaf, f"server '{server}'", f"push of chunk {bad} by deaf", "finite")
+
+    def test_who_leaves_one_of_the_servers_and_says_that_it_lives_holds_up_nobody(self):
+        leader, good, deaf = self.together("--lease", "2s")
+        server = deaf.sessions[1].name
+        with deaf.beating(), good.beating():
+            deaf.sessions[1].connection.__exit__(None, None, None)
+            self.contribute(good)
+            self.assert_goes_on_without(leader, good, deaf, f"server '{server}'", "no session here for 2000 ms")
 
 
 if __name__ == "__main__":

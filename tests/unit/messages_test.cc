@@ -159,6 +159,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Statistics>("statistics");
   expect_documented<Step>("step");
   expect_documented<Forget>("forget");
+  expect_documented<Refused>("refused");
   expect_documented<Enter>("enter");
   expect_documented<Recall>("recall");
   expect_documented<RecallReply>("recall-reply");
