@@ -92,8 +92,9 @@ TRAINING = Dashboard(
                       ((leading("centroid_server_test_loss_nats"), "held-out loss"),), width=6),
                 Panel("Held-out accuracy", "Accuracy on held-out data at the last evaluation.", "percentunit",
                       ((leading("centroid_server_test_accuracy_ratio"), "accuracy"),), width=6),
-                Panel("Gradient norm", "Norm of the last mean gradient before clipping (only with optimizer.clip_norm).", "none",
-                      ((leading("centroid_server_gradient_norm"), "norm"),)),
+                Panel("Gradient norm", "Norm of the mean gradient before clipping: of all (only with optimizer.clip_norm), and of each worker's devices.", "none",
+                      ((leading("centroid_server_gradient_norm"), "all workers"),
+                       ("centroid_worker_gradient_norm{SELECT} >= 0", "{{instance}}"))),
                 Panel("Rounds clipped", "Share of rounds whose mean gradient was over optimizer.clip_norm.", "percentunit",
                       ((rate("centroid_server_rounds_clipped_total") + " / "
                         + rate("centroid_server_rounds_total", more=',outcome="committed"'), "clipped"),)),

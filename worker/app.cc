@@ -202,6 +202,8 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
       {"bytes_out", s.traffic.bytes_out},
       {"compression", describe<nlohmann::json>(s.traffic.codecs)},
       {"loss", s.last_loss},
+      {"accuracy", s.last_accuracy},
+      {"gradient_norm", s.gradient_norm},
       {"test_accuracy", s.test_accuracy},
       {"test_loss", s.test_loss},
       {"test_perplexity", perplexity(s)},

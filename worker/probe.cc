@@ -44,6 +44,10 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
                   bounds, {{"stage", trace::to_string(trace::Stage::kCompute)}});
   round_seconds_ = r.histogram("centroid_worker_round_seconds",
                                "From the first sample of a share to its parameters.", bounds);
+  gradient_norm_ = r.gauge("centroid_worker_gradient_norm",
+                           "Norm of the mean gradient of its devices, before clipping, when last "
+                           "looked at; -1: not yet.");
+  gradient_norm_.set(-1);
   accuracy_.set(-1);
   test_loss_.set(-1);
 }
@@ -73,13 +77,14 @@ void Probe::round_ended(const Share& share, const StepStats& stats, const RoundR
       break;
   }
   samples_.add(static_cast<double>(stats.samples));
-  if (stats.samples > 0) loss_.set(stats.loss_sum / static_cast<double>(stats.samples));
+  if (stats.samples > 0) loss_.set(stats.loss());
   compute_seconds_.observe(stats.compute_seconds);
   round_seconds_.observe(stats.compute_seconds + report.wait_seconds);
   const double beside = std::max(stats.exchange_seconds, report.wait_seconds);
   const double whole = stats.compute_seconds + beside;
   idle_.set(whole > 0 ? beside / whole : 0);
   exchange_seconds_.set(stats.exchange_seconds);
+  if (stats.gradient_norm >= 0) gradient_norm_.set(stats.gradient_norm);
   divergence_.set(stats.divergence);
   if (is_committed) version_.set(static_cast<double>(report.version.value));
   rank_.set(static_cast<double>(share.rank.value));

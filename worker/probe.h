@@ -22,7 +22,7 @@ class Probe {
   bool is_placed_ = false, has_version_ = false;  ///< series that say nothing before are not there
   metrics::Counter committed_, skipped_, lost_, late_, samples_, bytes_in_, bytes_out_;
   metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
-      exchange_seconds_, divergence_;
+      exchange_seconds_, divergence_, gradient_norm_;
   metrics::Histogram compute_seconds_, round_seconds_;
   ExchangeTraffic told_;
 };

@@ -137,6 +137,29 @@ TEST_P(GpuGroup, AddsAsTheCpusDo) {
   }
 }
 
+/// Where it is computed makes no difference, not even in the last bit.
+TEST_P(GpuGroup, TheGradientsNormIsThatOfTheHost) {
+  const auto model = small_model();
+  const Dataset data = random_data(100, 1);
+  for (const char* const nccl : {NCCL_STAND_IN, ""}) {
+    const auto group = group_of(*model, kGpus, nccl);
+    for (const std::uint64_t samples : {31, 1}) {
+      ASSERT_TRUE(group->step(data, first(samples), {}).ok());
+      const auto norm = group->gradient_norm();
+      ASSERT_TRUE(norm.ok()) << norm.error().to_string();
+      EXPECT_EQ(*norm, std::sqrt(sum_of_squares(group->gradients())));
+      EXPECT_GT(*norm, 1e-4);
+    }
+  }
+  const auto left = group_of(*model, kGpus, NCCL_STAND_IN);
+  ASSERT_TRUE(left->step(data, first(31), {}).ok());
+  const double before = left->gradient_norm().value();
+  left->leave_gradient();
+  std::ranges::fill(left->gradients(), 0.0F);
+  ASSERT_TRUE(left->step(data, first(31), {}).ok());
+  EXPECT_EQ(left->gradient_norm().value(), before);
+}
+
 /// Parameters come by broadcast; then a group of calls for every bucket, the last tensors first.
 TEST_P(GpuGroup, EveryBucketIsOneAddition) {
   const auto model = small_model();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <iostream>
@@ -16,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/tensor/chunk_plan.h"
 #include "tests/support/examples.h"
 
 namespace centroid::worker {
@@ -95,6 +97,24 @@ TEST(ReplicaGroup, GradientIsTheMeanWeightedBySamplesInDeviceOrder) {
       expected[i] += weight * single->gradients()[i];
   }
   EXPECT_EQ(gradient_of(*group), expected);
+}
+
+// The mean of the devices' norms is larger: what they disagree about cancels in the mean.
+TEST(ReplicaGroup, GradientNormIsThatOfTheMean) {
+  const auto model = small_model();
+  const Dataset data = random_data(100, 1);
+  const auto group = group_of(*model, 3), single = group_of(*model, 1);
+  ASSERT_TRUE(group->step(data, first(13), {}).ok());
+  double squares = 0, mean_of_norms = 0;
+  for (const float g : group->gradients()) squares += double{g} * double{g};
+  EXPECT_NEAR(group->gradient_norm().value(), std::sqrt(squares), 1e-9 * std::sqrt(squares));
+  const auto all = first(13);
+  for (std::size_t d = 0; d < 3; ++d) {
+    const auto part = part_of(all.size(), 3, d);
+    ASSERT_TRUE(single->step(data, std::span(all).subspan(part.begin, part.size()), {}).ok());
+    mean_of_norms += single->gradient_norm().value() / 3;
+  }
+  EXPECT_GT(mean_of_norms, 1.05 * std::sqrt(squares));
 }
 
 TEST(ReplicaGroup, RepeatsBitForBit) {

@@ -57,6 +57,14 @@ struct StepStats {
   // of local steps, in the round before
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
+  /// Of the mean gradient of the worker's devices, weighted by samples, before clipping; with local
+  /// steps of the last one. -1: not looked at
+  double gradient_norm = -1;
+  /// Means over samples; 0 without any.
+  double loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
+  double accuracy() const {
+    return samples > 0 ? static_cast<double>(correct) / static_cast<double>(samples) : 0;
+  }
 };
 
 struct RoundReport {

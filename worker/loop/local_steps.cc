@@ -17,6 +17,7 @@ void add(StepStats& sum, const StepStats& more) {
   sum.correct += more.correct;
   sum.loss_sum += more.loss_sum;
   sum.compute_seconds += more.compute_seconds;
+  if (more.samples > 0) sum.gradient_norm = more.gradient_norm;
 }
 
 }  // namespace
@@ -149,7 +150,8 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
   CENTROID_ASSIGN(const auto made, group_.step(data, batch, [](TensorId) {}));
   const std::span<float> gradient = group_.gradients();
   if (bound > 0) {
-    const float factor = clip_factor(std::sqrt(sum_of_squares(gradient)), bound);
+    gradient_norm_ = std::sqrt(sum_of_squares(gradient));
+    const float factor = clip_factor(gradient_norm_, bound);
     if (factor != 1)
       for (float& g : gradient) g *= factor;
   }
@@ -175,6 +177,12 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
     stats.samples += done.samples;
     stats.correct += done.correct;
     stats.loss_sum += done.loss_sum;
+  }
+  if (!batches.empty()) {
+    stats.gradient_norm = std::exchange(gradient_norm_, -1);  // before it was clipped
+    if (stats.gradient_norm < 0) {
+      CENTROID_ASSIGN(stats.gradient_norm, group_.gradient_norm());
+    }
   }
   if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(planes_.own()));
   stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();

@@ -40,6 +40,10 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
            .correct = step.correct,
            .loss_sum = step.loss_sum,
            .compute_seconds = step.compute_seconds};
+  if (share.samples() > 0 && share.round.value % kGradientNormRounds == 1) {
+    exchange.complete(stats);  // the others need not wait for it
+    CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());
+  }
   return exchange.finish(stats);
 }
 
@@ -97,7 +101,11 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     summary.samples += stats.samples;
     summary.compute_seconds += stats.compute_seconds;
     summary.wait_seconds += report->wait_seconds;
-    if (stats.samples > 0) summary.last_loss = stats.loss_sum / static_cast<double>(stats.samples);
+    if (stats.samples > 0) {
+      summary.last_loss = stats.loss();
+      summary.last_accuracy = stats.accuracy();
+    }
+    if (stats.gradient_norm >= 0) summary.gradient_norm = stats.gradient_norm;
     if (report->outcome == RoundReport::Outcome::kCommitted) summary.version = report->version;
     if (report->outcome == RoundReport::Outcome::kSkipped)
       log::warn("round.skipped", {{"round", share.round.value}, {"why", report->reason}});

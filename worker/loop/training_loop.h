@@ -15,6 +15,8 @@ struct TrainingSummary {
   std::uint64_t rounds = 0, skipped = 0, lost = 0, late = 0, samples = 0;
   double compute_seconds = 0, wait_seconds = 0, total_seconds = 0;
   double last_loss = 0;                       ///< mean over this worker's last share
+  double last_accuracy = 0;                   ///< so, too
+  double gradient_norm = -1;                  ///< StepStats, as last looked at
   double test_accuracy = -1, test_loss = -1;  ///< of the last evaluation here; -1: none
   Version version;
   std::string end;  ///< why the loop ended
@@ -22,6 +24,9 @@ struct TrainingSummary {
   ExchangeTraffic traffic;
   std::uint64_t optimizer_fingerprint = 0;  ///< Exchange::optimizer_fingerprint, when it ended well
 };
+
+/// Of rounds of one gradient its norm is looked at in every one of so many, from the first on.
+inline constexpr std::uint64_t kGradientNormRounds = 16;
 
 /// Called after every round, on the loop's thread.
 using RoundObserver =

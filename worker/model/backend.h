@@ -116,6 +116,8 @@ class Backend {
                              const float* bias, float share, bool want_gradient, float* logits) = 0;
   /// The bits of Optimizer::step.
   virtual void update(const Update& step) = 0;
+  /// sqrt(sum_of_squares) of so many numbers (norm.h), the same bits; waits for it.
+  virtual double norm(const float* numbers, std::size_t elements) = 0;
   /// Wait for everything that was queued: the losses since the last time.
   virtual StepResult result() = 0;
   virtual Status status() const = 0;

@@ -143,6 +143,9 @@ class CpuBackend final : public Backend {
       if (slot != nullptr) slots[count++] = {slot, step.elements};
     run_step(step.rule, params, gradient, std::span(slots).first(count), params);
   }
+  double norm(const float* numbers, std::size_t elements) override {
+    return std::sqrt(sum_of_squares({numbers, elements}));
+  }
   StepResult result() override { return std::exchange(sum_, {}); }
   Status status() const override { return {}; }
 

@@ -171,6 +171,12 @@ class DeviceReplica final : public Replica, public Residence {
   }
 
   OnDevice gradient_on_device() override { return {device_.get(), floats(*gradient_).data()}; }
+  Result<double> gradient_norm() override {
+    const auto gradient = floats(*gradient_);
+    const double norm = model_->backend().norm(gradient.data(), gradient.size());
+    CENTROID_TRY(model_->backend().status());
+    return norm;
+  }
   void leave_gradient() override { is_left_ = true; }
 
   Result<bool> stage(const Batch& batch, StagedBatch& into) override {

@@ -83,6 +83,8 @@ class Replica {
     const float* gradient = nullptr;
   };
   virtual OnDevice gradient_on_device() { return {}; }
+  /// Its norm there, of the last step; the CPU's is where everybody has it.
+  virtual Result<double> gradient_norm() { return -1.0; }
   /// From now on `train` leaves it there: delivered is what is complete on the device. Between
   /// steps.
   virtual void leave_gradient() {}

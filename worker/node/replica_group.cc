@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -17,6 +18,7 @@
 #include "common/base/trace.h"
 #include "common/device/device.h"
 #include "common/device/host_memory.h"
+#include "common/optim/norm.h"
 #include "common/tensor/chunk_plan.h"
 #include "worker/data/batch_loader.h"
 #include "worker/node/tensor_reducer.h"
@@ -179,6 +181,10 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     current_ = memory;
   }
   std::span<float> gradients() override { return gradients_.as<float>(); }
+  Result<double> gradient_norm() override {
+    if (device_gradient().device != nullptr) return seats_.front().replica->gradient_norm();
+    return std::sqrt(sum_of_squares(gradients()));
+  }
   Buffer host_memory(std::size_t bytes) override { return memory_.take(bytes); }
   Replica::OnDevice device_gradient() override {
     return nccl_ || seats_.size() == 1 ? seats_.front().replica->gradient_on_device()

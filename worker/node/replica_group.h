@@ -75,6 +75,9 @@ class ReplicaGroup {
   virtual Buffer host_memory(std::size_t bytes) { return Buffer(bytes); }
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
+  /// Its Euclidean norm: that of the mean, not the mean of the devices' norms. A pass over it,
+  /// where it is. Between steps only.
+  virtual Result<double> gradient_norm() = 0;
   /// The same on a device, where one device has all of it; complete when `on_ready` says so. Null:
   /// there is none.
   virtual Replica::OnDevice device_gradient() { return {}; }

@@ -66,7 +66,7 @@ class CudaBackend final : public Backend {
     CENTROID_TRY(said(library_->set_workspace(handle_, cublas_memory_->data(), kCublasBytes),
                       "cublasSetWorkspace"));
     CENTROID_ASSIGN(totals_, device_.allocate(sizeof(Totals)));
-    seen_ = pinned_.take(2 * sizeof(Totals));
+    seen_ = pinned_.take(2 * sizeof(Totals) + sizeof(centroid::cuda::Clip));
     std::ranges::fill(seen_.bytes(), std::byte{0});
     return {};
   }
@@ -296,6 +296,16 @@ class CudaBackend final : public Backend {
     }
     run([&] { return centroid::cuda::update(of, queue_); });
   }
+  double norm(const float* numbers, std::size_t elements) override {
+    using centroid::cuda::Clip;
+    if (!grow(scratch_, centroid::cuda::clip_bytes(elements))) return 0;
+    run([&] { return stream_.wait(); });  // makes it the thread's GPU
+    run([&] { return centroid::cuda::clip(numbers, elements, 0, scratch_->data(), queue_); });
+    std::byte* const seen = seen_.data() + 2 * sizeof(Totals);
+    run([&] { return stream_.copy(seen, scratch_->data(), sizeof(Clip)); });
+    note(stream_.wait());
+    return failed_ ? 0 : reinterpret_cast<const Clip*>(seen)->norm;
+  }
   StepResult result() override {
     auto* const seen = reinterpret_cast<Totals*>(seen_.data());  // and zeros behind it
     run([&] { return stream_.copy(seen_.data(), totals_->data(), sizeof(Totals)); });
@@ -386,7 +396,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, scratch_, losses_;
   std::unique_ptr<DeviceMemory> pointers_, totals_;
   HostMemory pinned_{device_, std::numeric_limits<std::size_t>::max()};
-  Buffer staged_, seen_;  // a batch, and losses, of the host
+  Buffer staged_, seen_;  // of the host: a batch; losses, zeros and a norm
   std::vector<std::unique_ptr<DeviceMemory>> kept_;
   std::optional<Error> failed_;
 };
