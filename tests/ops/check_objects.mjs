@@ -19,13 +19,15 @@ const jobSetType = `
 import type { IObjectMeta } from '@kubernetes-models/apimachinery/apis/meta/v1/ObjectMeta';
 import type { IJobSpec } from 'kubernetes-models/batch/v1';
 type JobSetPolicy = { operator: 'All' | 'Any'; targetReplicatedJobs?: string[] };
+type JobSetRule = { name: string; action: 'FailJobSet' | 'RestartJobSet' | 'RestartJobSetAndIgnoreMaxRestarts'; targetReplicatedJobs?: string[];
+  onJobFailureReasons?: ('BackoffLimitExceeded' | 'DeadlineExceeded' | 'FailedIndexes' | 'MaxFailedIndexesExceeded' | 'PodFailurePolicy')[] };
 export interface IJobSet {
   apiVersion: 'jobset.x-k8s.io/v1alpha2'; kind: 'JobSet'; metadata?: IObjectMeta;
   spec: {
     replicatedJobs: { name: string; replicas?: number; template: { metadata?: IObjectMeta; spec: IJobSpec };
       dependsOn?: { name: string; status: 'Ready' | 'Complete' }[] }[];
     network?: { enableDNSHostnames?: boolean; subdomain?: string; publishNotReadyAddresses?: boolean };
-    successPolicy?: JobSetPolicy; failurePolicy?: { maxRestarts?: number };
+    successPolicy?: JobSetPolicy; failurePolicy?: { maxRestarts?: number; rules?: JobSetRule[] };
     suspend?: boolean; ttlSecondsAfterFinished?: number;
   };
 }

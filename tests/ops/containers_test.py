@@ -22,7 +22,7 @@ from cluster import wait_for  # noqa: E402
 from images import IMAGES, MARK, NEXT, podman, run  # noqa: E402
 from images_test import Image, main  # noqa: E402, F401
 from kubernetes_test import missing as missing_for_kubernetes  # noqa: E402
-from kubernetes_test import objects, render, render_with  # noqa: E402
+from kubernetes_test import action_of, objects, render, render_with  # noqa: E402
 from pods import DEADLINE_SECONDS, EVICTED, GOES_AWAY, Pods  # noqa: E402
 
 FOREVER = {"CENTROID_EPOCHS": "100000", "CENTROID_MIN_WORKERS": "1"}
@@ -97,6 +97,19 @@ class Manifests(Pods):
         self.call(self.leading, "/v1/job:stop", "POST")
         for index in range(3):
             self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
+
+    def evict(self, pod):
+        """An operator evicts one worker for good: its index ends, nobody else does. Then it is allowed again."""
+        name = pod.removeprefix("centroid-")
+        (member,) = [one["member"] for one in self.call("centroid-server-0", "/v1/workers")["workers"] if one["name"] == name and one["state"] == "active"]
+        self.call("centroid-server-0", f"/v1/workers/{member}:evict", "POST")
+        status = self.exit_status(pod)
+        self.assertEqual(action_of(self.of(pod)["spec"], "worker", status), "FailIndex", f"exit status {status}")
+        self.reach_world(1, "after one was evicted")
+        self.reach_rounds(20)
+        self.call("centroid-server-0", f"/v1/evictions/{name}", "DELETE")
+        self.start(pod)
+        self.reach_world(2, "after it was allowed again")
 
     def role(self, pod):
         with contextlib.suppress(*GOES_AWAY):
@@ -198,6 +211,7 @@ class Manifests(Pods):
         self.reach_world(2, "after an upgrade of the server")
         self.reach_rounds(20)
         self.assertGreaterEqual(self.began("centroid-server-0"), told)
+        self.evict("centroid-worker-1")
         self.cut("centroid-worker-1")
         self.reach_world(1, "after one was cut off")
         self.call("centroid-server-0", "/v1/job:stop", "POST")

@@ -100,6 +100,23 @@ def pod_templates(object_):
     return found
 
 
+def jobs(object_):
+    """(name of the container, JobSpec) of a Job, or of those of a JobSet."""
+    specs = [object_["spec"]] if object_["kind"] == "Job" else []
+    if object_["kind"] == "JobSet":
+        specs = [one["template"]["spec"] for one in object_["spec"]["replicatedJobs"]]
+    return [(spec["template"]["spec"]["containers"][0]["name"], spec) for spec in specs]
+
+
+def action_of(spec, container, status):
+    """The action of the first rule of a Job's podFailurePolicy that an exit status meets; None: it is counted, as without rules."""
+    for rule in spec["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes and codes["operator"] == "In" and codes["containerName"] == container and status in codes["values"]:
+            return rule["action"]
+    return None
+
+
 class Rendered(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -175,6 +192,11 @@ class Rendered(unittest.TestCase):
         for right, wrong in (("podMetricsEndpoints", "podMetricEndpoints"), ("port: metrics", "prot: metrics")):
             self.assertIn(right, prod)
             self.assertNotEqual(strict_check(prod.replace(right, wrong)).returncode, 0, wrong)
+        jobset = self.texts["jobset", ()]
+        for right, wrong in (("maxRestarts", "maxRestart"), ("action: FailJobSet", "action: FailSet"), ("action: FailIndex", "action: FailIndices"),
+                             ("replicatedJobs", "replicatedJob")):
+            self.assertIn(right, jobset)
+            self.assertNotEqual(strict_check(jobset.replace(right, wrong)).returncode, 0, wrong)
 
     def test_pods_obey_the_restricted_profile(self):
         count = 0
@@ -232,15 +254,27 @@ class Rendered(unittest.TestCase):
                 if one["kind"] == "StatefulSet":
                     self.assertIn(("Service", one["spec"]["serviceName"]), names)
 
-    def test_exit_statuses_are_those_of_the_programs(self):
+    def test_what_an_exit_status_makes_a_job_do(self):
+        """One worker that ends for good must not end the others: only a halt does. Of a server's Job there is nobody else."""
         header = (ROOT / "worker" / "app.h").read_text() + (ROOT / "server" / "app.h").read_text()
-        no_retry = {int(number) for name, number in re.findall(r"k(ExitUsage|ExitHalted) = (\d+)", header)}
-        self.assertEqual(no_retry, {2, 3})
-        for chosen, text in self.texts.items():
-            found = re.findall(r"values:\n((?: +- \d+\n)+)", text)
-            self.assertGreater(len(found), 0, chosen)
-            for values in found:
-                self.assertEqual({int(number) for number in re.findall(r"\d+", values)}, no_retry)
+        statuses = {name: int(number) for name, number in re.findall(r"kExit(\w+) = (\d+)", header)}
+        usage, halted, again = statuses["Usage"], statuses["Halted"], None  # None: counted, and started again
+        wanted = {
+            "worker": {0: again, statuses["Failed"]: again, usage: "FailIndex", halted: "FailJob", 137: again, 143: again},
+            "server": {0: again, statuses["Failed"]: again, usage: "FailJob", halted: "FailJob", 137: again, 143: again},
+        }
+        seen = set()
+        for chosen, all_objects in self.objects.items():
+            for one in all_objects:
+                for name, spec in jobs(one):
+                    seen.add((one["kind"], name))
+                    for status, action in wanted[name].items():
+                        self.assertEqual(action_of(spec, name, status), action, f"{chosen} {one['kind']} {name}: exit status {status}")
+                    self.assertNotIn("maxFailedIndexes", spec)  # 0 of them would end the Job with the first
+                if one["kind"] == "JobSet":  # what its Jobs took for final is
+                    (rule,) = one["spec"]["failurePolicy"]["rules"]
+                    self.assertEqual((rule["action"], set(rule["onJobFailureReasons"])), ("FailJobSet", {"PodFailurePolicy", "FailedIndexes"}))
+        self.assertEqual(seen, {("Job", "worker"), ("JobSet", "server"), ("JobSet", "worker")})
 
 
 def missing():
