@@ -273,7 +273,8 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   if (!link) return;
   links_.erase(id);
   link->is_gone = true;
-  shards_.forget(id, "its leader has given it up or heard that it left");
+  departed_.push_back(id);
+  if (!attempt_ || attempt_->closed) forget_departed();
   link->traffic = link->session->connection().traffic();
   if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
@@ -296,6 +297,31 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   }
   changed_.notify_all();
   outgoing_.notify_all();
+}
+
+Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string text) {
+  MemberId evaluator;
+  const auto ranked = roster_.ranked();
+  if (!ranked.empty()) evaluator = ranked.front();
+  if (policy_.is_elastic())
+    for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
+      if (const auto link = find(*it); link && holds_newest(*link)) evaluator = *it;
+  for (const auto& [id, link] : links_) {
+    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
+    const bool evaluate =
+        id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
+    link->finish = proto::Finish{.reason = reason,
+                                 .evaluate = evaluate,
+                                 .version = store_ ? store_->version() : Version(),
+                                 .text = text};
+  }
+  epilogue_ = proto::Finish{
+      .reason = reason, .version = store_ ? store_->version() : Version(), .text = std::move(text)};
+  outgoing_.notify_all();
+  const TimePoint deadline = clock_.now() + config_.drain_timeout;
+  while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);
+  for (const auto& [id, link] : links_)
+    log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }
 
 }  // namespace centroid::server

@@ -188,6 +188,7 @@ class Cluster final : public ControlPlane {
   Task<Status> run_rounds();
   Task<Status> one_round();
   Task<bool> wait_for_members();
+  void await_members_again();
   void dismiss_drained();
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
@@ -343,6 +344,7 @@ class Cluster final : public ControlPlane {
   Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
   bool waits_for_servers() const;
   std::string names_of_missing_holders(const Link& link) const;
+  void forget_departed();
   void lose_server();
   void forget_servers();
   bool has_lost_server() const;
@@ -476,6 +478,7 @@ class Cluster final : public ControlPlane {
   std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
   std::deque<Part> late_staged_;                             ///< in the machine's order
   std::vector<Part> parts_;                                  ///< of the round being merged
+  std::vector<MemberId> departed_;  ///< of whom other servers may keep something that counts
   std::vector<float> stage_scratch_;
   std::weak_ptr<const StateImage> image_;
   bool is_imaging_ = false;  ///< all servers' state is copied: no other version may come
@@ -555,7 +558,9 @@ class Cluster final : public ControlPlane {
   bool checkpointing_ = false;
   std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
-  std::uint64_t trained_rounds_ = 0;     // by this process
+  std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
+  bool was_restored_ = false;            // while it ran
+  std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
   bool closing_ = false;
 };

@@ -123,7 +123,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   round_tally_ = epoch_tally_ = {};
   next_attempt_ = 0;
   evaluate_next_ = false;
-  trained_rounds_ = 0;
+  await_members_again();
   tell(events_, log::Level::kWarn, "checkpoint.restored",
        {{"path", view.path},
         {"version", view.version},

@@ -39,16 +39,27 @@ bool Cluster::is_last_round() const {
           offset_ + round_samples_ >= agreed_->train_samples && returned_.is_empty());
 }
 
+/// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
+/// for a worker may have gone with what was lost.
 Task<bool> Cluster::wait_for_members() {
-  const std::uint64_t needed = trained_rounds_ == 0 ? config_.min_workers : 1;
+  if (trained_rounds_ == 0 && was_restored_ && !members_until_)
+    members_until_ = clock_.now() + config_.lease;
+  const bool is_over = members_until_ && clock_.now() >= *members_until_;
+  const std::uint64_t needed = trained_rounds_ == 0 && !is_over ? config_.min_workers : 1;
   std::uint64_t present = 0;
   for (const auto& [id, link] : links_)
     present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
   if (present >= needed) co_return true;
   set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) +
                                  " workers are here (min_workers)");
-  co_await changed_.wait(TimePoint::max());
+  co_await changed_.wait(is_over ? TimePoint::max() : members_until_.value_or(TimePoint::max()));
   co_return false;
+}
+
+void Cluster::await_members_again() {
+  trained_rounds_ = 0;
+  was_restored_ = true;
+  members_until_.reset();
 }
 
 /// Tell drained members that no round follows for them, whether or not the others go on.
@@ -547,6 +558,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   view.late = attempt_->late;
   history_.push_front(std::move(view));
   if (history_.size() > kHistory) history_.pop_back();
+  forget_departed();
   outgoing_.notify_all();
 }
 
@@ -570,31 +582,6 @@ void Cluster::round_over() {
          {{"epoch", epoch_}, {"loss", epoch_tally_.loss()}, {"accuracy", train_accuracy_}});
   }
   epoch_tally_ = {};
-}
-
-Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string text) {
-  MemberId evaluator;
-  const auto ranked = roster_.ranked();
-  if (!ranked.empty()) evaluator = ranked.front();
-  if (policy_.is_elastic())
-    for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
-      if (const auto link = find(*it); link && holds_newest(*link)) evaluator = *it;
-  for (const auto& [id, link] : links_) {
-    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
-    const bool evaluate =
-        id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
-    link->finish = proto::Finish{.reason = reason,
-                                 .evaluate = evaluate,
-                                 .version = store_ ? store_->version() : Version(),
-                                 .text = text};
-  }
-  epilogue_ = proto::Finish{
-      .reason = reason, .version = store_ ? store_->version() : Version(), .text = std::move(text)};
-  outgoing_.notify_all();
-  const TimePoint deadline = clock_.now() + config_.drain_timeout;
-  while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);
-  for (const auto& [id, link] : links_)
-    log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }
 
 }  // namespace centroid::server

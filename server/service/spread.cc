@@ -372,7 +372,7 @@ Task<Result<bool>> Cluster::recover_servers() {
     if (config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
   }
   next_attempt_ = 0;
-  trained_rounds_ = 0;  // min_workers are waited for, as at the start
+  await_members_again();
   log::warn("servers.state_restored", {{"lost_version", lost.value},
                                        {"version", store_ ? store_->version().value : 0},
                                        {"round", round_.value},
@@ -413,6 +413,21 @@ std::string Cluster::names_of_missing_holders(const Link& link) const {
   for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
     if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
   return names;
+}
+
+/// Other servers drop what they keep of members that are gone, unless it is to count in a round
+/// that is open or follows.
+void Cluster::forget_departed() {
+  const auto may_count = [this](MemberId id) {
+    return std::any_of(late_staged_.begin(), late_staged_.end(),
+                       [id](const Part& late) { return late.counts.key.member == id; });
+  };
+  for (const MemberId id : std::exchange(departed_, {})) {
+    if (may_count(id))
+      departed_.push_back(id);
+    else
+      shards_.forget(id, "its leader has given it up or heard that it left");
+  }
 }
 
 /// With which its chunks came there; 0: none did.

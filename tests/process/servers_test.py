@@ -74,6 +74,26 @@ class Bits(ServersTest):
         self.assertEqual(self.model_bytes("parts"), self.model_bytes("whole"))
 
 
+class Workers(ServersTest):
+    def test_what_a_worker_has_contributed_counts_though_it_is_gone_before_the_round_closes(self):
+        for policy in ("bsp", "quorum:3"):
+            with self.subTest(policy=policy):
+                name = policy[:4]
+                leader = self.leader(3, "--rounds", 100_000, "--policy", policy, run=name, name=f"leader-{name}")
+                shards = [self.shard(leader, f"{which}-{name}") for which in "bc"]
+                workers = self.workers(leader, f"-{name}")
+                leader.wait_round(20)
+                workers[1].send(signal.SIGSTOP)
+                leader.wait_missing(f"w1-{name}")
+                workers[0].kill()
+                leader.wait_event("member.lost", worker=f"w0-{name}")
+                workers[1].send(signal.SIGCONT)
+                leader.wait_more_rounds(20)
+                self.assertEqual([], leader.events("servers.chunks_lost"))
+                for process in (leader, *shards, *workers):
+                    process.kill()
+
+
 class Loss(ServersTest):
     GOAL = 600
 
@@ -113,6 +133,14 @@ class Loss(ServersTest):
         self.assertGreater(leader.wait_event("servers.state_restored")["version"], 1)
         self.assert_exit(DONE, *workers, leader, again, c)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+    def test_a_worker_that_is_lost_together_with_a_server_is_not_waited_for_without_end(self):
+        leader, (b, c), workers = self.started("--servers-wait", "1s", "--lease", "2s")
+        workers[0].kill()
+        b.kill()
+        leader.wait_event("servers.chunks_lost")
+        again = self.shard(leader, "b")
+        self.assert_exit(DONE, *workers[1:], leader, again, c)
 
     def test_server_that_stays_away_is_replaced_by_the_others(self):
         self.train(1, self.GOAL, run="whole")
