@@ -52,12 +52,13 @@ std::string servers_table(const Json& servers) {
   for (const Json& server : servers)
     rows.push_back({text_of(server, "name"), text_of(server, "state"), text_of(server, "chunks"),
                     size_text(number_of(server, "bytes")), text_of(server, "moves"),
+                    text_of(server, "buckets"), text_of(server, "bucket_moves"),
                     size_text(number_of(server, "memory_bytes")),
                     duration_text(number_of(server, "merge_seconds")), text_of(server, "endpoint"),
                     text_of(server, "address")});
-  return table(
-      {"name", "state", "chunks", "bytes", "moves", "memory", "merge", "endpoint", "address"},
-      rows);
+  return table({"name", "state", "chunks", "bytes", "moves", "buckets", "bucket moves", "memory",
+                "merge", "endpoint", "address"},
+               rows);
 }
 
 std::string waits_table(const Json& waits) {

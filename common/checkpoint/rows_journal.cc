@@ -123,7 +123,7 @@ Result<std::vector<Entry>> decode_batch(Bytes payload) {
     entry.client = in.get<std::uint64_t>();
     entry.sequence = in.get<std::uint64_t>();
     const auto bytes = in.get<std::uint64_t>();
-    const bool is_known = entry.kind >= Entry::Kind::kPush && entry.kind <= Entry::Kind::kForget;
+    const bool is_known = entry.kind >= Entry::Kind::kPush && entry.kind <= Entry::Kind::kGive;
     if (!in.ok() || bytes > in.left() || !is_known || reserved != 0)
       return refused("a batch has other fields than expected");
     entry.data = in.get_bytes(static_cast<std::size_t>(bytes));

@@ -48,6 +48,14 @@ struct Entry {
     kPush = 1,    ///< data: keys (u64), then gradients (f32)
     kPull = 2,    ///< data: keys; it counts as a use of their rows
     kForget = 3,  ///< nobody of this name comes again
+    // of tables on several servers: rows that come from another server, and go to one
+    kRows = 4,  ///< data: `rows` of RowsBlock (docs/wire.md), for the Take that follows; client 1:
+                ///< of keys that wait
+    kTake = 5,  ///< data: buckets (u16) that are this server's by route `sequence`; client 1: with
+                ///< the Rows before it
+    kDrop = 6,  ///< data: keys, whose rows have gone
+    kGive = 7,  ///< data: buckets (u16) that are no longer this server's; client 1: rows of them
+                ///< that are here go
   } kind = Kind::kPush;
   std::uint16_t table = 0;
   std::uint32_t rows = 0;

@@ -78,13 +78,30 @@ constexpr std::array kRules{
          .has_payload = true},
     Rule{
         .kind = Kind(TablesKind::kReplay), .name = "Replay", .is_request = true, .has_head = false},
-    Rule{.kind = Kind(TablesKind::kServe), .name = "Serve", .is_request = true, .has_head = false},
+    Rule{.kind = Kind(TablesKind::kServe), .name = "Serve", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsFreeze), .name = "RowsFreeze", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsRead), .name = "RowsRead", .is_request = true},
     Rule{.kind = Kind(TablesKind::kPushesRead), .name = "PushesRead", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsThaw), .name = "RowsThaw", .is_request = true},
     Rule{.kind = Kind(TablesKind::kTablesReport),
          .name = "TablesReport",
+         .is_request = true,
+         .has_head = false},
+    Rule{.kind = Kind(TablesKind::kBucketsFind), .name = "BucketsFind", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsHold), .name = "BucketsHold", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsRead),
+         .name = "BucketsRead",
+         .is_request = true,
+         .has_head = false},
+    Rule{.kind = Kind(TablesKind::kBucketsPut),
+         .name = "BucketsPut",
+         .is_request = true,
+         .has_payload = true},
+    Rule{.kind = Kind(TablesKind::kBucketsTake), .name = "BucketsTake", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsGive), .name = "BucketsGive", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsKeep), .name = "BucketsKeep", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsClaims),
+         .name = "BucketsClaims",
          .is_request = true,
          .has_head = false},
 };
@@ -215,6 +232,32 @@ Status Tables::check() const {
   if (route.owners.size() == kRowBuckets) return {};
   return wrong("Tables.route.owners", std::to_string(route.owners.size()) + " owners",
                "one of each of the " + std::to_string(kRowBuckets) + " buckets");
+}
+
+namespace {
+
+Status check_buckets(const char* what, const std::vector<std::uint16_t>& buckets) {
+  for (const std::uint16_t bucket : buckets)
+    if (bucket >= kRowBuckets)
+      return wrong(what, std::to_string(bucket), "below " + std::to_string(kRowBuckets));
+  return {};
+}
+
+}  // namespace
+
+Status Buckets::check() const { return check_buckets("Buckets.buckets", buckets); }
+
+Status BucketsPut::check() const {
+  if (rows <= kMaxRows) return {};
+  return wrong("BucketsPut.rows", std::to_string(rows), "at most " + std::to_string(kMaxRows));
+}
+
+Status BucketsRoute::check() const {
+  CENTROID_TRY(route.check());
+  if (route.owners.size() != kRowBuckets)
+    return wrong("BucketsRoute.route.owners", std::to_string(route.owners.size()) + " owners",
+                 "one of each of the " + std::to_string(kRowBuckets) + " buckets");
+  return check_buckets("BucketsRoute.buckets", buckets);
 }
 
 Status RowsBlock::check() const {

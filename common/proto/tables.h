@@ -15,12 +15,22 @@ enum class TablesKind : std::uint16_t {
   kRowsLoad = 145,      ///< RowsBlock, payload: rows of a checkpoint that lie with you
   kPushesLoad = 146,    ///< PushesBlock, payload: what clients had pushed by then
   kReplay = 147,        ///< no head: all is loaded, apply what your journal has behind it
-  kServe = 148,         ///< no head: begin a journal, if there is to be one, and serve clients
+  kServe = 148,         ///< Route: begin a journal, if there is to be one, and serve clients
   kRowsFreeze = 149,    ///< RowsFreeze; answered by RowsFrozen: keep what you have for RowsRead
   kRowsRead = 150,      ///< RowsRead; answered by RowsBlock and payload: the next rows of a table
   kPushesRead = 151,    ///< PushesBlock; answered by PushesBlock and payload
   kRowsThaw = 152,      ///< RowsThaw: nothing is to be kept any more
   kTablesReport = 153,  ///< no head; answered by TablesReport
+  // buckets that move while tables are in use
+  kBucketsFind = 154,    ///< Buckets; answered by BucketsFound: look for their rows, some at a time
+  kBucketsHold = 155,    ///< Buckets: calls for them wait from now; what they did is on the disk
+  kBucketsRead = 156,    ///< no head; answered by RowsBlock and payload: the next rows of those
+  kBucketsPut = 157,     ///< BucketsPut, payload: rows of buckets that come to you
+  kBucketsTake = 158,    ///< BucketsRoute: they are yours; answered when that is on the disk
+  kBucketsGive = 159,    ///< BucketsRoute: they are yours no longer; none: a new route only
+  kBucketsKeep = 160,    ///< BucketsRoute: they stay yours
+  kBucketsClaims = 161,  ///< no head; answered by a payload: by bucket the newest route (u64) by
+                         ///< which it was yours; 0: it is not
 };
 
 /// Of a payload between two servers; a larger one would hold up their heartbeats.
@@ -37,7 +47,7 @@ struct Tables {
   bool keeps_journal = false;     ///< pushes are in a journal before they are answered
   std::uint32_t journal_sync_ms = 0;
   std::uint64_t journal = 0;  ///< the first segment behind the checkpoint; 0: none counts
-  Route route;                ///< owners by bucket
+  Route route;                ///< owners by bucket of what follows
   template <class F>
   void fields(F& f) {
     f(tables, kMaxTablesBytes), f(clock), f(saved_clock), f(restored_from, kMaxNameBytes),
@@ -97,6 +107,49 @@ struct RowsFrozen {
   void fields(F& f) {
     f(clock), f(changes), f(journal), f(clients), f(tables);
   }
+};
+
+/// Find: another list begins anew, an empty one ends it.
+struct Buckets {
+  std::vector<std::uint16_t> buckets;
+  template <class F>
+  void fields(F& f) {
+    f(buckets);
+  }
+  Status check() const;
+};
+
+struct BucketsFound {
+  bool is_done = false;
+  std::vector<std::uint64_t> bytes;  ///< of the rows, by bucket of the list; about
+  template <class F>
+  void fields(F& f) {
+    f(is_done), f(bytes);
+  }
+};
+
+/// Payload: as of RowsBlock.
+struct BucketsPut {
+  bool is_first = false;  ///< of a Take: what came before is void
+  std::uint32_t table = 0;
+  bool is_waiting = false;
+  std::uint32_t rows = 0;
+  template <class F>
+  void fields(F& f) {
+    f(is_first), f(table), f(is_waiting), f(rows);
+  }
+  Status check() const;
+};
+
+struct BucketsRoute {
+  Route route;  ///< from now on
+  std::vector<std::uint16_t> buckets;
+  template <class F>
+  void fields(F& f) {
+    route.fields(f);
+    f(buckets);
+  }
+  Status check() const;
 };
 
 struct RowsRead {

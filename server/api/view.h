@@ -141,6 +141,8 @@ struct ServerView {
   std::string state;                    ///< leader | joining | serving | draining
   std::uint64_t chunks = 0, bytes = 0;  ///< of the parameters, that lie there
   std::uint64_t moves = 0;              ///< chunks that are still to come or go
+  std::uint64_t buckets = 0;            ///< of keys of tables, that lie there; of 4096
+  std::uint64_t bucket_moves = 0;       ///< that are still to come or go
   double joined_unix_seconds = 0;
   std::uint64_t memory_bytes = 0;   ///< parameters, slots and the next version
   std::uint64_t journal_bytes = 0;  ///< on its disk

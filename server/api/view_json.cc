@@ -128,9 +128,9 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 }
 
 nlohmann::ordered_json to_json_object(const ServerView& view) {
-  const auto& [name, endpoint, address, state, chunks, bytes, moves, joined_unix_seconds,
-               memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out, workers,
-               merge_seconds, trouble] = view;
+  const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
+               joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
+               workers, merge_seconds, trouble] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -139,6 +139,8 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["chunks"] = chunks;
   out["bytes"] = bytes;
   out["moves"] = moves;
+  out["buckets"] = buckets;
+  out["bucket_moves"] = bucket_moves;
   out["joined_unix_seconds"] = joined_unix_seconds;
   out["memory_bytes"] = memory_bytes;
   out["journal_bytes"] = journal_bytes;

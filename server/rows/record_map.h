@@ -103,6 +103,11 @@ class RecordMap {
   /// The record that this key probably has; after prefetch_index has had time.
   void prefetch_record(std::uint64_t key) const;
 
+  /// Numbers are below it; one that no record has is not `is_used`. For walks: an insert or erase
+  /// moves no record to another number.
+  Number end() const { return next_; }
+  bool is_used(Number number) const { return record(number).last_use() != kUnused; }
+
   /// Places of the index, for walks: `at(place)` is kNone where nothing is. An insert changes them;
   /// an erase may move a later record to the erased place, so look at that one again.
   std::size_t places() const { return capacity_; }

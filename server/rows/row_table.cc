@@ -143,6 +143,7 @@ bool RowTable::admit(std::uint64_t key, std::uint64_t now) {
   if (number == RecordMap::kNone) {
     if (spec_.max_bytes != 0) make_room(candidates_, candidates_limit());
     number = candidates_.insert(key);
+    if (new_keys_ != nullptr) new_keys_->push_back(key);
   }
   const Record record = candidates_.writable(number);
   use(record, now);
@@ -157,6 +158,7 @@ bool RowTable::admit(std::uint64_t key, std::uint64_t now) {
 RecordMap::Number RowTable::create(std::uint64_t key) {
   if (spec_.max_bytes != 0) make_room(rows_, rows_limit());
   const RecordMap::Number number = rows_.insert(key);
+  if (new_keys_ != nullptr) new_keys_->push_back(key);
   ++counters_.admitted;
   return number;
 }
@@ -372,6 +374,57 @@ Status RowTable::restore_candidate(std::uint64_t key, std::uint32_t age, std::ui
   record.last_use() = tick(now) - age;
   record.count() = count;
   return {};
+}
+
+bool RowTable::keys(Cursor& cursor, std::size_t records, std::vector<std::uint64_t>& keys) const {
+  for (; records > 0; --records) {
+    const RecordMap& map = cursor.is_candidates ? candidates_ : rows_;
+    if (cursor.next >= map.end()) {
+      if (cursor.is_candidates) return false;
+      cursor = {.is_candidates = true, .next = 0};
+      continue;
+    }
+    const RecordMap::Number number = cursor.next++;
+    if (map.is_used(number)) keys.push_back(map.record(number).key());
+  }
+  return true;
+}
+
+void RowTable::copy(std::span<const std::uint64_t> keys, std::uint64_t now, Block& rows,
+                    Block& candidates) const {
+  const auto put = [&](const RecordMap& map, std::uint64_t key, Block& into) {
+    const RecordMap::Number number = map.find(key);
+    if (number == RecordMap::kNone || is_expired(map.record(number), now)) return false;
+    const Record record = map.record(number);
+    into.keys.push_back(key);
+    into.ages.push_back(tick(now) - record.last_use());
+    into.counts.push_back(record.count());
+    return true;
+  };
+  candidates.is_candidates = true;
+  for (const std::uint64_t key : keys) {
+    if (put(rows_, key, rows)) {
+      const Record record = rows_.record(rows_.find(key));
+      const auto floats = values(record), state = slots(record);
+      rows.values.insert(rows.values.end(), floats.begin(), floats.end());
+      rows.slots.insert(rows.slots.end(), state.begin(), state.end());
+    }
+    put(candidates_, key, candidates);
+  }
+}
+
+void RowTable::drop(std::span<const std::uint64_t> keys) {
+  for (const std::uint64_t key : keys) {
+    rows_.erase(key);
+    candidates_.erase(key);
+  }
+}
+
+void RowTable::add(const RowCounters& more) {
+  counters_.pulled += more.pulled, counters_.pushed += more.pushed;
+  counters_.admitted += more.admitted, counters_.held_back += more.held_back;
+  counters_.evicted += more.evicted, counters_.expired += more.expired;
+  counters_.duplicates += more.duplicates;
 }
 
 }  // namespace centroid::server

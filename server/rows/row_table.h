@@ -102,6 +102,25 @@ class RowTable {
   Status restore_candidate(std::uint64_t key, std::uint32_t age, std::uint32_t count,
                            std::uint64_t now);
 
+  // rows that go to another table, by their keys
+  struct Cursor {
+    bool is_candidates = false;
+    RecordMap::Number next = 0;
+  };
+  /// Append the keys of the next `records` places of rows, then of candidates; false: that was all.
+  /// What is stored meanwhile may be missing: `note_new` has it.
+  bool keys(Cursor& cursor, std::size_t records, std::vector<std::uint64_t>& keys) const;
+  /// From now on keys that are stored, or begin to wait, are appended there too; nullptr: no more.
+  void note_new(std::vector<std::uint64_t>* keys) { new_keys_ = keys; }
+  /// Rows and candidates of these keys as they are, appended; who is not here, or has expired, is
+  /// left out.
+  void copy(std::span<const std::uint64_t> keys, std::uint64_t now, Block& rows,
+            Block& candidates) const;
+  /// They are here no longer.
+  void drop(std::span<const std::uint64_t> keys);
+  /// What another table counted counts here.
+  void add(const RowCounters& counters);
+
  private:
   using Record = RecordMap::Record;
   bool is_expired(const Record& record, std::uint64_t now) const;
@@ -126,6 +145,7 @@ class RowTable {
   RecordMap rows_, candidates_;
   std::size_t rows_cursor_ = 0, candidates_cursor_ = 0;
   RowCounters counters_;
+  std::vector<std::uint64_t>* new_keys_ = nullptr;
   // scratch of push
   std::vector<std::uint32_t> seen_;
   std::vector<std::uint64_t> distinct_;

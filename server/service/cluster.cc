@@ -105,6 +105,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   const bool never_led = !result.ok();
   const bool leads = !never_led && phase_ != Phase::kStandby;
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run());
+  if (leads && rows_servers_) tasks_.spawn(rows_servers_->run_moves());
   if (stop_ && !never_led) co_await stay_stopped();
   if (leads && !stop_) result = co_await run_rounds();
   if (rows_failure_ && result.ok()) result = *rows_failure_;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "common/base/log.h"
 #include "server/service/cluster.h"
 #include "server/shard/placement.h"
@@ -52,6 +54,13 @@ Status Cluster::prepare_rows() {
     log::error("rows.failed", {{"why", why}});
     rows_failure_ = std::move(why);
     request_stop("the tables of sparse rows cannot be served", true);
+  };
+  hooks.released = [this](const std::string& server) {
+    const auto link = shards_.find(server);
+    if (!link || !link->is_draining) return;
+    const auto is_it = [&](const auto& one) { return one == link; };
+    if (std::ranges::none_of(spread_.links, is_it))
+      shards_.dismiss(*link, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
   };
   rows_servers_ = std::make_unique<RowsServers>(executor_, blocking_, clock_, rows_, shards_,
                                                 std::move(options), std::move(hooks));

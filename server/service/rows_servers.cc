@@ -35,11 +35,11 @@ RowsServers::RowsServers(Executor executor, Executor blocking, const Clock& cloc
 }
 
 bool RowsServers::holds(const std::string& server) const {
-  return std::ranges::find(holders_, server, &Holder::name) != holders_.end();
+  return index_of(server) || std::ranges::find(released_, server) != released_.end();
 }
 
 /// The leader, then the others in the order of names: with the same servers the same keys.
-Status RowsServers::place(std::vector<std::string> others) {
+Status RowsServers::place(std::vector<std::string> others, const Saved* saved) {
   std::ranges::sort(others);
   proto::Route route;
   route.version = 1;
@@ -53,6 +53,17 @@ Status RowsServers::place(std::vector<std::string> others) {
     server.name = holder.name;
     if (const Link link = shards_.find(holder.name)) server.endpoint = link->endpoint;
     route.servers.push_back(std::move(server));
+  }
+  if (saved != nullptr && saved->route != 0) {
+    route.version = saved->route;
+    route.owners = owners_of(*saved);
+    if (std::ranges::find(route.owners, kNobody) != route.owners.end())
+      return Error(ErrorCode::kDataLoss, "checkpoint " + saved->entry.path.string() +
+                                             " does not say where all buckets of its tables lay");
+  }
+  for (std::size_t i = 0; i < holders_.size(); ++i) {
+    holders_[i].has_held = std::ranges::find(route.owners, i) != route.owners.end();
+    holders_[i].is_named = saved != nullptr;
   }
   return rows_.set_route(std::move(route), 0);
 }
@@ -69,7 +80,7 @@ bool RowsServers::choose() {
   }
   std::vector<std::string> others;
   for (const auto& [name, link] : shards_.present()) others.push_back(name);
-  const Status placed = place(std::move(others));
+  const Status placed = place(std::move(others), nullptr);
   if (!placed.ok()) hooks_.fail(placed.error());
   return placed.ok();
 }
@@ -85,6 +96,12 @@ Task<void> RowsServers::run() {
 /// One look at who is here, and what follows from it.
 Task<void> RowsServers::look() {
   if (clock_.now() < again_ || is_ended_ || !choose()) co_return;
+  if (is_begun_ && !is_ending_) {
+    const bool is_settled = co_await welcome();
+    if (!is_settled) co_return;
+    const bool is_lighter = co_await let_go();
+    if (!is_lighter) co_return;
+  }
   std::vector<std::size_t> which;
   if (!is_mine_loaded_) which.push_back(0);
   std::string missing;
@@ -107,7 +124,10 @@ Task<void> RowsServers::look() {
       why_ = "the tables are being loaded";
       rows_.hold(why_);
     }
+    const bool is_quiet = co_await pause_moves();
+    if (!is_quiet) co_return;
     const Status brought = co_await bring(std::move(which));
+    resume_moves();
     if (!brought.ok()) {
       put_off("the tables cannot be loaded yet", brought.error());
       co_return;
@@ -123,11 +143,21 @@ Task<void> RowsServers::look() {
     }
   }
   if (!is_begun_) co_return;
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    if (holders_[i].state != State::kLoaded) continue;
-    const Status served = co_await ask(i, TablesKind::kServe, Head());
-    if (served.ok() && holders_[i].state == State::kLoaded) holders_[i].state = State::kServing;
+  const bool has_loaded = std::ranges::any_of(
+      holders_, [](const Holder& holder) { return holder.state == State::kLoaded; });
+  if (has_loaded) {
+    const bool is_quiet = co_await pause_moves();
+    if (!is_quiet) co_return;
+    for (std::size_t i = 1; i < holders_.size(); ++i) {
+      if (holders_[i].state != State::kLoaded) continue;
+      auto route = proto::encode(rows_.route());
+      const Status served = co_await ask(i, TablesKind::kServe, std::move(route));
+      if (served.ok() && holders_[i].state == State::kLoaded) holders_[i].state = State::kServing;
+    }
+    resume_moves();
   }
+  const bool is_up_to_date = co_await owe_checkpoint();
+  if (!is_up_to_date) co_return;
   if (clock_.now() - refreshed_ >= options_.lease / 4) co_await refresh();
 }
 
@@ -186,6 +216,16 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     CENTROID_CO_TRY(rows_.set_route(route, 0));
   }
   tables.route = std::move(route);
+  bool is_needed = false;  // what the checkpoint has
+  if (saved) {
+    tables.route.owners = owners_of(*saved);
+    if (saved->is_followed && saved->route != 0) tables.route.version = saved->route;
+    for (const std::size_t i : which)
+      is_needed = is_needed || i == 0 || saved->journals.contains(holders_[i].name) ||
+                  std::ranges::find(tables.route.owners, i) != tables.route.owners.end();
+    // Of a server that is here no more: not asked for.
+    std::ranges::replace(tables.route.owners, kNobody, std::uint16_t{0});
+  }
   for (const std::size_t i : which) {
     wanted[i] = true;
     if (i == 0) continue;
@@ -196,7 +236,21 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     auto head = proto::encode(tables);
     CENTROID_CO_TRY(co_await ask(i, TablesKind::kTables, std::move(head)));
   }
-  if (saved) {
+  if (is_begun_) {
+    // Who comes for the first time, or again after it was drained: what it knew then is here.
+    std::vector<std::size_t> fresh;
+    for (const std::size_t i : which)
+      if (i != 0 && (!saved || !saved->journals.contains(holders_[i].name))) fresh.push_back(i);
+    auto put = [this, fresh, pushes = rows_.pushes()] {
+      auto done = std::make_shared<Status>();
+      for (const std::size_t i : fresh)
+        if (done->ok()) *done = put_pushes(i, pushes);
+      return done;
+    };
+    const auto known = co_await run_on(blocking_, std::move(put));
+    CENTROID_CO_TRY(*known);
+  }
+  if (saved && is_needed) {
     auto read = [this, saved, wanted] { return std::make_shared<Status>(load(*saved, wanted)); };
     const auto loaded = co_await run_on(blocking_, std::move(read));
     if (!loaded->ok()) {
@@ -249,7 +303,12 @@ Task<Status> RowsServers::await_replay(std::size_t which) {
 Task<Status> RowsServers::begin() {
   is_begun_ = true;  // a checkpoint may be made of them
   const bool is_known = saved_ && saved_->is_followed;
-  if (options_.keeps_journal && !is_known) {
+  if (is_known) {
+    const Status settled = co_await settle_claims();
+    if (!settled.ok()) is_begun_ = false;
+    CENTROID_CO_TRY(settled);
+  }
+  if (options_.keeps_journal != is_known) {  // else the newest says what is in journals
     const Status written = co_await hooks_.write_checkpoint();
     if (!written.ok()) {
       is_begun_ = false;
@@ -261,6 +320,7 @@ Task<Status> RowsServers::begin() {
     hooks_.fail(started.error());
     co_return started;
   }
+  rows_.journal_claims();
   saved_.reset();
   resumes_ = true;  // from now on there may be one
   if (!is_ending_) rows_.hold("");
@@ -276,9 +336,10 @@ Task<void> RowsServers::refresh() {
     const Link link = holders_[i].link;
     if (holders_[i].state == State::kAbsent || !link) continue;
     const auto reply = co_await shards_.ask(link, kind_of(TablesKind::kTablesReport), Head());
-    if (!reply.ok() || holders_[i].link != link) continue;
+    const auto at = std::ranges::find(holders_, link, &Holder::link);  // they may have changed
+    if (!reply.ok() || at == holders_.end()) continue;
     auto report = proto::decode<proto::TablesReport>(reply->head);
-    if (report.ok() && report->is_loaded) take_report(holders_[i], std::move(report).value());
+    if (report.ok() && report->is_loaded) take_report(*at, std::move(report).value());
   }
 }
 
@@ -346,6 +407,7 @@ void RowsServers::waits(std::vector<WaitView>& views) const {
                        .what = "on server '" + holder.name + "': " + wait.what,
                        .seconds = wait.seconds});
     if (holder.state == State::kServing && is_here(holder)) continue;
+    if (!owns(i) && !holder.has_held) continue;  // nobody waits for it
     views.push_back({.who = "clients of rows",
                      .for_whom = "servers",
                      .what = "server '" + holder.name + "' " +
@@ -353,6 +415,20 @@ void RowsServers::waits(std::vector<WaitView>& views) const {
                                               : "is gone with its rows: start it again"),
                      .seconds = seconds(holder.gone_since)});
   }
+  if (!is_begun_ || is_ended_ || is_ending_) return;
+  for (const std::string& server : released_)
+    views.push_back({.who = "server '" + server + "'",
+                     .for_whom = "checkpoint",
+                     .what = "no rows lie there any more; it may go when a checkpoint is written "
+                             "that does not need it",
+                     .seconds = seconds(moves_since_)});
+  if (const auto move = next_move())
+    views.push_back({.who = "buckets of tables",
+                     .for_whom = "servers",
+                     .what = std::to_string(move->buckets.size()) + " are to move from server '" +
+                             move->from + "' to '" + move->to + "'" +
+                             (move_trouble_.empty() ? "" : ": " + move_trouble_),
+                     .seconds = seconds(moves_since_)});
 }
 
 bool RowsServers::needs_checkpoint() const {

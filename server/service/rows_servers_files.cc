@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/rows_journal.h"
 #include "server/service/rows_servers.h"
+#include "server/shard/placement.h"
 #include "server/tables/row_blocks.h"
 
 /// Checkpoints of tables on several servers: gathered from all into the files that one server
@@ -43,6 +44,9 @@ Result<std::optional<RowsServers::Saved>> RowsServers::newest() const {
     const std::string server = file == kPushesFile ? "" : pushed.server;
     saved.journals[server] = std::max<std::uint64_t>(pushed.journal, 1);
     saved.is_followed = saved.is_followed || pushed.is_followed;
+    if (pushed.route == 0) continue;
+    saved.route = pushed.route;
+    CENTROID_ASSIGN(saved.buckets[server], buckets_of(pushed.buckets, proto::kRowBuckets));
   }
   saved.entry = std::move(entry).value();
   return std::optional<Saved>(std::move(saved));
@@ -76,7 +80,7 @@ Result<bool> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool r
                {"why",
                 "their journals have pushes behind the checkpoint; end the job to go on "
                 "with another number"}});
-  CENTROID_TRY(place(std::move(others)));
+  CENTROID_TRY(place(std::move(others), &*saved_));
   std::vector<bool> mine(holders_.size());
   mine[0] = true;
   is_direct_ = true;
@@ -87,6 +91,19 @@ Result<bool> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool r
   is_mine_loaded_ = true;
   holders_[0].state = State::kServing;
   return true;
+}
+
+/// The server to which a bucket's rows of a checkpoint go: where journals are kept the one on which
+/// they lay, for its journal goes on from there; kNobody: it is here no more.
+std::vector<std::uint16_t> RowsServers::owners_of(const Saved& saved) const {
+  if (!saved.is_followed || saved.route == 0) return rows_.route().owners;
+  std::vector<std::uint16_t> owners(proto::kRowBuckets, kNobody);
+  for (const auto& [name, buckets] : saved.buckets) {
+    const auto which = name.empty() ? std::optional<std::size_t>(0) : index_of(name);
+    if (!which) continue;
+    for (const std::uint16_t bucket : buckets) owners[bucket] = static_cast<std::uint16_t>(*which);
+  }
+  return owners;
 }
 
 /// The files of a checkpoint to the servers that want their part.
@@ -109,7 +126,7 @@ Status RowsServers::load(const Saved& saved, const std::vector<bool>& wanted) {
 
 Status RowsServers::load_table(const Saved& saved, std::size_t table, const std::string& file,
                                const std::vector<bool>& wanted) {
-  const auto owners = rows_.route().owners;
+  const auto owners = owners_of(saved);
   RowsSink sink;
   sink.begin = [&](const RowTable::State& state) {
     RowTable::State mine = state;
@@ -125,7 +142,9 @@ Status RowsServers::load_table(const Saved& saved, std::size_t table, const std:
     const std::size_t dim = block.values.size() / n, slots = block.slots.size() / n;
     std::vector<RowTable::Block> parts(wanted.size());
     for (std::size_t i = 0; i < block.keys.size(); ++i) {
-      RowTable::Block& part = parts[owners[proto::row_bucket(block.keys[i])]];
+      const std::uint16_t owner = owners[proto::row_bucket(block.keys[i])];
+      if (owner == kNobody || !wanted[owner]) continue;
+      RowTable::Block& part = parts[owner];
       part.keys.push_back(block.keys[i]);
       part.ages.push_back(block.ages[i]);
       part.counts.push_back(block.counts[i]);
@@ -203,17 +222,25 @@ Result<transport::Reply> RowsServers::ask_blocking(const Link& link, TablesKind 
 // ---- a checkpoint is gathered
 
 Task<Result<std::shared_ptr<RowsSnapshot>>> RowsServers::freeze() {
-  for (const Holder& holder : holders_)
-    if (holder.state == State::kAbsent)
+  const bool is_quiet = co_await pause_moves();
+  if (!is_quiet) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  is_frozen_ = true;
+  if (!is_begun_) co_return Error(ErrorCode::kUnavailable, why_);
+  for (std::size_t i = 0; i < holders_.size(); ++i) {
+    Holder& holder = holders_[i];
+    holder.is_kept = i == 0 || holder.state != State::kAbsent;
+    if (!holder.is_kept && (owns(i) || holder.has_held))
       co_return Error(ErrorCode::kUnavailable,
                       "server '" + holder.name + "' is gone with its rows");
-  if (!is_begun_) co_return Error(ErrorCode::kUnavailable, why_);
+  }
+  kept_route_ = rows_.route();
   kept_is_last_ = is_ending_;  // `end` may come before it is written
   proto::RowsFreeze how;
   how.is_last = kept_is_last_;
   if (kept_is_last_) rows_.hold("the job is over");
   const auto head = proto::encode(how);
   for (std::size_t i = 1; i < holders_.size(); ++i) {
+    if (!holders_[i].is_kept) continue;
     const Link link = holders_[i].link;
     if (!link)
       co_return Error(ErrorCode::kUnavailable, "server '" + holders_[i].name + "' is gone");
@@ -269,10 +296,15 @@ std::vector<CheckpointPart> RowsServers::parts(std::shared_ptr<RowsSnapshot> min
     std::string name;
     Link link;
     proto::RowsFrozen frozen;
+    std::string buckets;
   };
   auto others = std::make_shared<std::vector<Kept>>();
+  const auto buckets = [this](std::size_t i) {
+    return to_ranges(kept_route_.owners, static_cast<std::uint16_t>(i));
+  };
   for (std::size_t i = 1; i < holders_.size(); ++i)
-    others->push_back({holders_[i].name, holders_[i].link, holders_[i].frozen});
+    if (holders_[i].is_kept)
+      others->push_back({holders_[i].name, holders_[i].link, holders_[i].frozen, buckets(i)});
   std::vector<CheckpointPart> parts;
   for (std::size_t table = 0; table < rows_.tables(); ++table) {
     auto write = [this, mine, others, table](const fs::path& path) -> Result<FileRecord> {
@@ -301,19 +333,25 @@ std::vector<CheckpointPart> RowsServers::parts(std::shared_ptr<RowsSnapshot> min
     parts.push_back({rows_file_name(rows_.spec(table).name), std::move(write)});
   }
   const bool is_followed = options_.keeps_journal && !kept_is_last_;
-  parts.push_back({kPushesFile, [mine, is_followed, name = options_.leader](const fs::path& path) {
+  const std::uint64_t route = kept_route_.version;
+  parts.push_back({kPushesFile, [mine, is_followed, name = options_.leader, route,
+                                 buckets = buckets(0)](const fs::path& path) {
                      PushedRows pushed = mine->pushed();
                      pushed.server = name;
                      pushed.is_followed = is_followed;
+                     pushed.route = route;
+                     pushed.buckets = buckets;
                      return write_pushes(path, pushed);
                    }});
   for (std::size_t i = 0; i < others->size(); ++i) {
-    auto write = [this, others, i, is_followed](const fs::path& path) -> Result<FileRecord> {
+    auto write = [this, others, i, is_followed, route](const fs::path& path) -> Result<FileRecord> {
       const Kept& one = (*others)[i];
       CENTROID_ASSIGN(PushedRows pushed, fetch_pushes(*this, one.link, one.frozen.clients));
       pushed.journal = one.frozen.journal;
       pushed.server = one.name;
       pushed.is_followed = is_followed;
+      pushed.route = route;
+      pushed.buckets = one.buckets;
       return write_pushes(path, pushed);
     };
     parts.push_back({pushes_file_name(i + 1), std::move(write)});
@@ -327,14 +365,16 @@ Task<void> RowsServers::thaw(bool is_written) {
     mine_checkpointed_ = mine_kept_;
     is_ended_ = is_ended_ || kept_is_last_;
     resumes_ = true;
+    for (Holder& holder : holders_) holder.is_named = holder.is_kept;
   }
   for (std::size_t i = 1; i < holders_.size(); ++i) {
-    if (holders_[i].state == State::kAbsent) continue;
+    if (holders_[i].state == State::kAbsent || !holders_[i].is_kept) continue;
     proto::RowsThaw thaw;
     if (is_written) thaw.journal = holders_[i].frozen.journal;
     auto head = proto::encode(thaw);
     (void)co_await ask(i, TablesKind::kRowsThaw, std::move(head));
   }
+  if (std::exchange(is_frozen_, false)) resume_moves();
 }
 
 }  // namespace centroid::server

@@ -256,11 +256,7 @@ void Cluster::let_go(ShardGroup::Link& server) {
   log::info("server.draining", {{"server", server.name}});
   server.is_draining = true;
   const auto is_it = [&](const auto& link) { return link.get() == &server; };
-  if (holds_rows(server.name))
-    log::warn("server.keeps_rows",
-              {{"server", server.name},
-               {"why", "rows of tables do not move: requests for them wait until it is back"}});
-  else if (std::ranges::none_of(spread_.links, is_it))
+  if (!holds_rows(server.name) && std::ranges::none_of(spread_.links, is_it))
     return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));
   if (spread_.has_others()) plan_moves();
   changed_.notify_all();

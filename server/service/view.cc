@@ -348,6 +348,12 @@ Task<std::vector<ServerView>> Cluster::servers() {
         ++view.chunks;
         view.bytes += store_->plan().chunks()[i].elements * sizeof(float);
       }
+      if (rows_servers_) {
+        const auto share = rows_servers_->share_of(view.name);
+        view.buckets = share.buckets;
+        view.bucket_moves = share.moves;
+        if (share.buckets > 0 && view.state == "joining") view.state = "serving";
+      }
       if (link == nullptr) {
         view.memory_bytes = store_ ? view.bytes * (2 + store_->optimizer().slots()) : 0;
         const auto journal = journal_.state();
@@ -397,11 +403,6 @@ Task<Status> Cluster::drain_server(const std::string& name) {
     }
     const auto link = shards_.find(name);
     if (!link) return Error(ErrorCode::kNotFound, "there is no server '" + name + "'");
-    if (holds_rows(name))
-      return Error(ErrorCode::kFailedPrecondition,
-                   "rows of tables lie on server '" + name +
-                       "', which cannot move while tables are in use: stop the job, and go on "
-                       "with other servers (resume)");
     let_go(*link);
     return {};
   };

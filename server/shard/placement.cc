@@ -1,6 +1,8 @@
 #include "server/shard/placement.h"
 
 #include <algorithm>
+#include <charconv>
+#include <functional>
 #include <numeric>
 
 #include "common/base/result.h"
@@ -110,6 +112,70 @@ std::vector<std::uint16_t> place_buckets(std::size_t buckets, std::size_t server
   for (std::size_t i = 0; i < buckets; ++i)
     owners[i] = static_cast<std::uint16_t>(i * servers / buckets);
   return owners;
+}
+
+std::vector<std::uint16_t> replace_buckets(std::span<const std::uint16_t> before,
+                                           const std::vector<bool>& keeps) {
+  std::vector<std::uint16_t> owners(before.begin(), before.end());
+  std::vector<std::size_t> loads(keeps.size());
+  for (const std::uint16_t owner : owners) ++loads[owner];
+  const auto staying = static_cast<std::size_t>(std::ranges::count(keeps, true));
+  CENTROID_CHECK(staying > 0);
+  // The larger shares go to who has more already.
+  const std::size_t least = owners.size() / staying;
+  std::size_t larger = owners.size() % staying;
+  std::vector<std::size_t> by_load;
+  for (std::size_t i = 0; i < keeps.size(); ++i)
+    if (keeps[i]) by_load.push_back(i);
+  std::ranges::stable_sort(by_load, std::greater(), [&](std::size_t i) { return loads[i]; });
+  std::vector<std::size_t> share(keeps.size());
+  for (const std::size_t i : by_load) share[i] = least + (larger > 0 ? (--larger, 1) : 0);
+  std::size_t to = 0;
+  for (std::uint16_t& owner : owners) {
+    if (loads[owner] <= share[owner]) continue;
+    while (loads[to] >= share[to]) ++to;  // as many are missing there as are over here
+    --loads[owner];
+    ++loads[to];
+    owner = static_cast<std::uint16_t>(to);
+  }
+  return owners;
+}
+
+std::string to_ranges(std::span<const std::uint16_t> owners, std::uint16_t server) {
+  std::string text;
+  for (std::size_t first = 0; first < owners.size(); ++first) {
+    if (owners[first] != server) continue;
+    std::size_t last = first;
+    while (last + 1 < owners.size() && owners[last + 1] == server) ++last;
+    const std::string from = std::to_string(first), to = std::to_string(last);
+    text.append(text.empty() ? "" : " ").append(from);
+    if (last > first) text.append("-").append(to);
+    first = last;
+  }
+  return text;
+}
+
+Result<std::vector<std::uint16_t>> buckets_of(std::string_view ranges, std::size_t buckets) {
+  std::vector<std::uint16_t> found;
+  std::string what("no list of buckets below ");
+  what.append(std::to_string(buckets)).append(": '").append(ranges.substr(0, 100)).append("'");
+  const Error wrong(ErrorCode::kDataLoss, what);
+  const char* at = ranges.data();
+  const char* const end = at + ranges.size();
+  while (at != end) {
+    std::size_t first = 0;
+    auto read = std::from_chars(at, end, first);
+    std::size_t last = first;
+    if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-')
+      read = std::from_chars(read.ptr + 1, end, last);
+    if (read.ec != std::errc() || last < first || last >= buckets) return wrong;
+    for (std::size_t bucket = first; bucket <= last; ++bucket)
+      found.push_back(static_cast<std::uint16_t>(bucket));
+    at = read.ptr;
+    if (at != end && (*at++ != ' ' || at == end)) return wrong;
+    if (found.size() > buckets) return wrong;
+  }
+  return found;
 }
 
 double imbalance(const ChunkPlan& plan, std::size_t servers,

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "common/base/result.h"
 #include "common/tensor/chunk_plan.h"
 
 namespace centroid::server {
@@ -37,6 +40,17 @@ std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
 /// Which server holds which bucket of a table's keys, for so many buckets of equal size: by bucket
 /// the index of its server. The servers' shares differ by one bucket at most. Pure.
 std::vector<std::uint16_t> place_buckets(std::size_t buckets, std::size_t servers);
+
+/// Where buckets are to lie, `before` which they lie somewhere: shares of those that keep theirs
+/// (`keeps`, by server; at least one does) differ by one bucket at most, the others have none. No
+/// more buckets move than must. Pure.
+std::vector<std::uint16_t> replace_buckets(std::span<const std::uint16_t> before,
+                                           const std::vector<bool>& keeps);
+
+/// The buckets of one server as text, "0-1365 2048 4000-4095", and back. fails data_loss: no such
+/// text, or of more buckets than there are.
+std::string to_ranges(std::span<const std::uint16_t> owners, std::uint16_t server);
+Result<std::vector<std::uint16_t>> buckets_of(std::string_view ranges, std::size_t buckets);
 
 /// Bytes of the fullest server over the mean; 1 for a model without elements.
 double imbalance(const ChunkPlan& plan, std::size_t servers, std::span<const std::uint16_t> owners);

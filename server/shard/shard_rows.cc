@@ -55,7 +55,7 @@ ShardRows::ShardRows(Executor executor, Options options, const Clock& clock)
 
 bool ShardRows::is_for_rows(std::uint16_t kind) {
   return kind >= static_cast<std::uint16_t>(TablesKind::kTables) &&
-         kind <= static_cast<std::uint16_t>(TablesKind::kTablesReport);
+         kind <= static_cast<std::uint16_t>(TablesKind::kBucketsClaims);
 }
 
 Result<std::shared_ptr<RowsService>> ShardRows::service() const {
@@ -177,8 +177,9 @@ Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* 
   set_beside(beside_);
 }
 
-Status ShardRows::serve() {
+Status ShardRows::serve(const proto::Route& route) {
   if (!service_ || !is_loaded_) return out_of_order("Serve");
+  CENTROID_TRY(service_->settle(route));
   if (tables_.keeps_journal && !has_journal_) {
     RowsJournalWriter::Options options;
     options.folder = options_.journal_dir;
@@ -187,9 +188,10 @@ Status ShardRows::serve() {
     CENTROID_TRY(service_->start_journal(executor_, std::move(options)));
     has_journal_ = true;
   }
+  service_->journal_claims();
+  set_beside(beside_);
   service_->hold("");
-  log::info("rows.serving",
-            {{"route", tables_.route.version}, {"servers", tables_.route.servers.size()}});
+  log::info("rows.serving", {{"route", route.version}, {"servers", route.servers.size()}});
   return {};
 }
 
@@ -311,7 +313,8 @@ Task<Status> ShardRows::on_leader(transport::Session& session, const transport::
       co_return co_await done(session, frame.header, begun);
     }
     case TablesKind::kServe: {
-      const Status served = serve();
+      CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
+      const Status served = serve(route);
       if (!served.ok()) fatal = served.error();
       co_return co_await done(session, frame.header, served);
     }
@@ -353,10 +356,9 @@ Task<Status> ShardRows::on_leader(transport::Session& session, const transport::
       if (service_ && is_loaded_) *report = service_->report();
       co_return co_await answer(session, frame.header, report, out);
     }
+    default:
+      co_return co_await on_buckets(session, frame, *in, tasks);
   }
-  co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
-                                                   std::to_string(frame.header.kind) +
-                                                   " from the leader (docs/wire.md)");
 }
 
 }  // namespace centroid::server

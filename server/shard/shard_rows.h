@@ -54,10 +54,16 @@ class ShardRows {
   Status check_room() const;
   Status pass_over_journal();
   Task<void> replay(transport::Session* session, std::optional<Error>* fatal);
-  Status serve();
+  Status serve(const proto::Route& route);
   Result<proto::RowsFrozen> freeze(const proto::RowsFreeze& how);
   Result<proto::RowsBlock> read(const proto::RowsRead& wanted, std::uint64_t max_payload_bytes,
                                 std::vector<std::byte>& payload);
+
+  // shard_rows_moves.cc
+  Task<Status> on_buckets(transport::Session& session, const transport::InFrame& frame,
+                          const std::vector<std::byte>& payload, TaskGroup& tasks);
+  Status change(proto::TablesKind kind, const proto::BucketsRoute& change);
+  Task<void> confirm(transport::Session* session, transport::FrameHeader request);
 
   Executor executor_;
   const Options options_;

@@ -73,6 +73,15 @@ std::uint64_t RowsJournalWriter::append(const rows_journal::Entry& entry) {
   return asked_;
 }
 
+void RowsJournalWriter::sync() {
+  const std::lock_guard lock(mutex_);
+  if (is_broken_) return;
+  batches_.emplace_back();
+  batches_.back().syncs = true;
+  batches_.back().last = ++asked_;
+  changed_.notify_all();
+}
+
 std::uint64_t RowsJournalWriter::asked() const {
   const std::lock_guard lock(mutex_);
   return asked_;
@@ -177,7 +186,8 @@ Status RowsJournalWriter::write(std::vector<Batch>& batches) {
     if (!batch.bytes.empty()) CENTROID_TRY(write_batch(batch));
   }
   fault::point("rows_journal.written");
-  if (log_.sync_every.count() > 0) return {};
+  const bool syncs = std::ranges::any_of(batches, &Batch::syncs);
+  if (log_.sync_every.count() > 0 && !syncs) return {};
   CENTROID_TRY(sync_now());
   fault::point("rows_journal.synced");
   return {};

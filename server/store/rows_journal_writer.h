@@ -40,6 +40,8 @@ class RowsJournalWriter final : private LogWriter {
 
   /// Once done, no kill of the process loses it. Gives the number for `is_done`.
   std::uint64_t append(const rows_journal::Entry& entry);
+  /// What was asked for so far is done when it is on the disk, whatever `sync_every` is.
+  void sync();
   /// What was asked for so far / whether that number is done: written, or dropped by a journal that
   /// is broken.
   std::uint64_t asked() const;
@@ -68,6 +70,7 @@ class RowsJournalWriter final : private LogWriter {
     std::uint64_t last = 0;        ///< number of its last entry
     std::uint64_t segment = 0;     ///< it begins one of this number; 0: none
     bool follows_gap = false;
+    bool syncs = false;
   };
   RowsJournalWriter(Options options, Position position);
   void run() override;

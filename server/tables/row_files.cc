@@ -268,6 +268,8 @@ Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) 
                                               {"journal", std::to_string(pushed.journal)}};
   if (!pushed.server.empty()) metadata["server"] = pushed.server;
   if (pushed.is_followed) metadata["followed"] = "1";
+  if (pushed.route != 0) metadata["route"] = std::to_string(pushed.route);
+  if (pushed.route != 0) metadata["buckets"] = pushed.buckets;
   CENTROID_ASSIGN(StripedWriter writer,
                   StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()), metadata));
   for (const PushWindows::Entry& entry : pushed.clients) {
@@ -290,6 +292,9 @@ Result<PushedRows> read_pushes(const fs::path& path) {
   if (const auto server = file.metadata().find("server"); server != file.metadata().end())
     out.server = server->second;
   out.is_followed = file.metadata().contains("followed");
+  if (file.metadata().contains("route")) out.route = numbers.get("route");
+  if (const auto buckets = file.metadata().find("buckets"); buckets != file.metadata().end())
+    out.buckets = buckets->second;
   CENTROID_TRY(numbers.status);
   std::uint64_t clients = 0;
   for (const TensorInfo& info : file.manifest())

@@ -49,6 +49,8 @@ struct PushedRows {
   std::uint64_t journal = 0;                ///< the first segment of the journal behind them
   std::string server;                       ///< its name; empty: there was one server
   bool is_followed = false;  ///< several: their journals may have more, which must not be lost
+  std::uint64_t route = 0;   ///< several: by which they lay so
+  std::string buckets;       ///< several: that lay there (to_ranges)
 };
 Result<FileRecord> write_pushes(const std::filesystem::path& path, const PushedRows& pushed);
 Result<PushedRows> read_pushes(const std::filesystem::path& path);

@@ -88,10 +88,13 @@ void RowsService::journal_forget(std::uint64_t client) {
 }
 
 /// Wait until all that was asked for so far is written.
-Task<Status> RowsService::journalled() {
+Task<Status> RowsService::journalled(TimePoint limit) {
   const std::uint64_t number = journal_->asked();
   while (!journal_->is_done(number)) {
-    const bool goes_on = co_await journal_moved_->wait(TimePoint::max());
+    const bool goes_on = co_await journal_moved_->wait(limit);
+    if (!goes_on && clock_.now() >= limit)
+      co_return Error(ErrorCode::kDeadlineExceeded,
+                      "the journal of the tables is not on the disk: " + journal_->state().trouble);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   const RowsJournalWriter::State state = journal_->state();
@@ -134,6 +137,7 @@ Status RowsService::replay(const Entry& entry, const std::vector<std::size_t>& t
     windows_.forget(entry.client);
     return {};
   }
+  if (entry.kind >= Entry::Kind::kRows) return replay_move(entry, tables);
   if (entry.table >= tables.size()) return refuse("the segment has no table of its number");
   RowTable& table = tables_->tables[tables[entry.table]];
   const bool is_push = entry.kind == Entry::Kind::kPush;
@@ -168,6 +172,9 @@ Status RowsService::replay(const fs::path& folder, std::string& run_id) {
   std::vector<RowSpec> specs;
   for (const RowTable& table : tables_->tables) specs.push_back(table.spec());
   std::vector<std::size_t> places;
+  claims_.assign(proto::kRowBuckets, 0);
+  for (std::size_t bucket = 0; bucket < route_.owners.size(); ++bucket)
+    if (route_.owners[bucket] == self_) claims_[bucket] = route_.version;
   if (!reader.segments().empty() && reader.segments().front().number != first_segment_)
     return Error(ErrorCode::kDataLoss,
                  "journal " + folder.string() + ": segment " +
@@ -201,6 +208,7 @@ Status RowsService::replay(const fs::path& folder, std::string& run_id) {
     if (!adopted.ok()) return failed(adopted.error());
     places = std::move(adopted).value();
   }
+  moves_ = {};  // rows that came and were not taken
   for (std::size_t i = 0; i < specs.size(); ++i) tables_->tables[i].change(std::move(specs[i]));
   if (gap != 0) {
     log::error("rows_journal.gap",

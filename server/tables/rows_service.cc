@@ -20,6 +20,7 @@ constexpr const char* kForPayload = "the rest of its message";
 constexpr const char* kForDisk = "a checkpoint of the tables, which the disk has not taken yet";
 constexpr const char* kForJournal = "the journal of the tables, which the disk has not taken yet";
 constexpr const char* kForReading = "that it reads its answer";
+constexpr const char* kForMove = "rows that move to another server";
 
 std::uint64_t draw() {
   std::random_device device;
@@ -269,13 +270,15 @@ void RowsService::waits(std::vector<WaitView>& views) const {
     const transport::Peer& peer = client->session_.peer();
     const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
     const bool is_for_checkpoint = client->waits_for == kForDisk;
-    const bool is_its_own = !is_for_checkpoint && client->waits_for != kForJournal;
+    const bool is_for_move = client->waits_for == kForMove;
+    const bool is_its_own = !is_for_checkpoint && !is_for_move && client->waits_for != kForJournal;
     std::string what = client->waits_for;
     if (client->waits_for == kForJournal)
       if (const auto trouble = journal_->state().trouble; !trouble.empty()) what += ": " + trouble;
     views.push_back({.who = is_its_own ? "a request for rows" : name,
                      .for_whom = is_its_own          ? name
                                  : is_for_checkpoint ? "checkpoint"
+                                 : is_for_move       ? "servers"
                                                      : "journal",
                      .what = std::move(what),
                      .seconds = seconds});
@@ -315,15 +318,17 @@ bool RowsService::is_held_up(std::uint32_t table, std::size_t pushed_keys) const
 }
 
 /// Wait until this request may change the tables.
-Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, Client& client) {
+Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
+                               Client& client) {
   for (;;) {
     bool is_held = false;
     {
       const std::lock_guard lock(tables_->mutex);
       is_held = is_held_up(table, pushed_keys);
     }
-    client.waits_for = is_held ? kForDisk : kForJournal;
-    if (!is_held && (!journal_ || journal_->has_room())) co_return Status();
+    const bool moves = is_moving(keys_in(client.in, keys)) && held_.empty();
+    client.waits_for = is_held ? kForDisk : moves ? kForMove : kForJournal;
+    if (!is_held && !moves && (!journal_ || journal_->has_room())) co_return Status();
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
@@ -433,12 +438,13 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
   Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  const Status is_here = check_keys(tables_->tables[head.table], keys_in(client.in, head.rows));
+  CENTROID_CO_TRY(co_await room(head.table, 0, head.rows, client));
+  Status is_here = check_keys(tables_->tables[head.table], keys_in(client.in, head.rows));
+  if (is_here.ok() && !held_.empty()) is_here = Error(ErrorCode::kUnavailable, held_);
   if (!is_here.ok()) {
     refused_.add();
     co_return co_await session.respond_error(frame.header, is_here.error());
   }
-  CENTROID_CO_TRY(co_await room(head.table, 0, client));
   {
     const std::lock_guard lock(tables_->mutex);
     RowTable& table = tables_->tables[head.table];
@@ -465,7 +471,7 @@ Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& c
   Waiting waiting(client, kForPayload);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  CENTROID_CO_TRY(co_await room(head.table, head.rows, client));
+  CENTROID_CO_TRY(co_await room(head.table, head.rows, head.rows, client));
   const auto applied = apply(head, client);
   client.waits_for = kForJournal;
   // Also of one that came again: the first may not be written yet.

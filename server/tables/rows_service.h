@@ -115,8 +115,8 @@ class RowsService {
 
   // several servers
   /// Rows of these buckets of keys lie here, on server `self` of the route; of max_bytes the same
-  /// share. Requests for other keys are refused with the name of their server. fails
-  /// invalid_argument: a share of max_bytes is too small
+  /// share, but not less than it was since rows are here. Requests for other keys are refused with
+  /// the name of their server. fails invalid_argument: a share of max_bytes is too small
   Status set_route(proto::Route route, std::size_t self);
   const proto::Route& route() const { return route_; }
   /// Refuse all requests for now, for this reason; empty: serve them.
@@ -138,6 +138,37 @@ class RowsService {
   std::uint64_t clock() const { return now(); }
   std::string restored_from() const { return restored_from_; }
   proto::TablesReport report() const;
+  /// What all clients have pushed, who pushed last first.
+  std::vector<PushWindows::Entry> pushes() const { return windows_.entries(); }
+
+  // rows_moves.cc: buckets that come and go while the tables are in use
+  /// Look through so many places for the rows of these buckets; calls go on. Another list begins
+  /// anew, an empty one ends it. True: all are found.
+  bool find_buckets(const std::vector<std::uint16_t>& buckets, std::size_t places);
+  /// Memory of the rows that were found, by bucket of the list.
+  std::vector<std::uint64_t> bytes_found() const;
+  /// Calls for these, which were found, wait until they are given or kept; then `on_disk`.
+  Status hold_buckets(const std::vector<std::uint16_t>& buckets);
+  /// The next rows of what is held; head.rows 0: that was all.
+  void read_held(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
+                 std::vector<std::byte>& payload);
+  /// Rows that come, kept beside the tables. fails resource_exhausted, as a push
+  Status put_rows(const proto::BucketsPut& head, Bytes payload);
+  /// What was put is here from now on, with these buckets; then `on_disk`.
+  Status take_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
+  Status give_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
+  Status keep_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
+  /// What was done so far is in the journal, and that on the disk. fails deadline_exceeded
+  Task<Status> on_disk(TimePoint limit);
+  /// By bucket the newest route by which it was this server's, as its journal knows; 0: it is not.
+  const std::vector<std::uint64_t>& claims() const { return claims_; }
+  /// Before it serves: rows of buckets that lie elsewhere by this route go. fails data_loss:
+  /// buckets that are to lie here were never brought here.
+  Status settle(const proto::Route& route);
+  /// After `settle` and `start_journal`: the journal says what is this server's.
+  void journal_claims();
+  /// What a server counted that has gone.
+  void add_counters(std::size_t table, const RowCounters& counters);
   /// What the tables have beside these rows lies on other servers: for the metrics.
   void tell_elsewhere(std::size_t table, const proto::TableReport& total,
                       const proto::TableReport& more);
@@ -173,6 +204,24 @@ class RowsService {
     void show(const RowTable& table) const;
   };
   struct Waiting;
+  /// Buckets that are to go, or come.
+  struct Moves {
+    // to go
+    std::vector<std::uint16_t> wanted;
+    std::vector<std::uint16_t> place;  ///< in `wanted`, by bucket; kNotWanted
+    std::size_t table = 0;             ///< that is looked through
+    RowTable::Cursor cursor;
+    std::vector<std::vector<std::uint64_t>> fresh;              ///< stored meanwhile, by table
+    std::vector<std::vector<std::vector<std::uint64_t>>> keys;  ///< by table, by place
+    std::vector<std::uint16_t> held;
+    std::vector<bool> is_held;  ///< by bucket; empty: none is
+    std::size_t read_table = 0, read_row = 0;
+    bool reads_waiting = false, is_read = false;
+    RowTable::Block rows, waiting;  ///< of the table that is read
+    // to come
+    std::vector<std::pair<std::uint32_t, RowTable::Block>> staged;
+    std::uint64_t staged_bytes = 0;
+  };
 
   Result<proto::RowsOpenReply> open(const transport::Session& session, const proto::RowsOpen& head,
                                     Client& client) const;
@@ -182,16 +231,28 @@ class RowsService {
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
   Result<proto::RowsPushReply> apply(const proto::RowsPush& head, const Client& client);
-  Task<Status> room(std::uint32_t table, std::size_t pushed_keys, Client& client);
+  Task<Status> room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
+                    Client& client);
   bool is_held_up(std::uint32_t table, std::size_t pushed_keys) const;
   Status check_room(const RowTable& table, std::size_t keys) const;
   bool journals_pulls(const RowTable& table) const;
   void journal_push(const proto::RowsPush& head, const Client& client);
   void journal_pull(const proto::RowsPull& head, const Client& client);
   void journal_forget(std::uint64_t client);
-  Task<Status> journalled();
+  Task<Status> journalled(TimePoint limit = TimePoint::max());
   Result<std::vector<std::size_t>> adopt(const std::vector<std::string>& tables);
   Status replay(const rows_journal::Entry& entry, const std::vector<std::size_t>& tables);
+  Status replay_move(const rows_journal::Entry& entry, const std::vector<std::size_t>& tables);
+  bool is_moving(std::span<const std::uint64_t> keys) const;
+  void note_found(std::size_t table, std::vector<std::uint64_t>& keys);
+  std::vector<std::uint64_t> keys_of(std::size_t table,
+                                     const std::vector<std::uint16_t>& buckets) const;
+  void drop_buckets(const std::vector<std::uint16_t>& buckets);
+  void end_moves();
+  Status put_staged(std::uint64_t at);
+  Result<std::size_t> place_in(const proto::Route& route) const;
+  void journal_buckets(rows_journal::Entry::Kind kind, const std::vector<std::uint16_t>& buckets,
+                       bool flag);
   std::uint64_t now() const;  ///< seconds since the tables were begun, while there was a server
 
   const Clock& clock_;
@@ -207,7 +268,9 @@ class RowsService {
   std::uint16_t self_ = 0;
   std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
   std::string held_;
-  std::uint64_t left_out_ = 0;  ///< rows that had no room when they were loaded
+  Moves moves_;
+  std::vector<std::uint64_t> claims_;  ///< by bucket
+  std::uint64_t left_out_ = 0;         ///< rows that had no room when they were loaded
   std::uint64_t changes_ = 0;
   std::uint64_t room_ = ~std::uint64_t{0};
   std::string room_source_;

@@ -15,8 +15,12 @@ Status RowsService::set_route(proto::Route route, std::size_t self) {
     RowSpec spec = tables_->tables[i].spec();
     spec.max_bytes = max_bytes_[i];
     if (is_spread && spec.max_bytes != 0) {
+      const RowTable& table = tables_->tables[i];
       // Of buckets that differ by one all servers take the same.
       spec.max_bytes = spec.max_bytes / proto::kRowBuckets * mine;
+      // Who has none yet gets some. Memory that rows have taken is not given back when they go.
+      if (mine == 0) spec.max_bytes = RowTable::least_bytes(spec);
+      if (table.bytes() > 0) spec.max_bytes = std::max(spec.max_bytes, table.spec().max_bytes);
       if (const Status fits = spec.check(); !fits.ok())
         return fits.error().with_context("table '" + spec.name + "', of max_bytes " +
                                          std::to_string(max_bytes_[i]) + " the share of one of " +
@@ -68,10 +72,25 @@ Status RowsService::load(std::size_t table, const RowTable::Block& block, std::u
   return restore_block(tables_->tables[table], block, now, &left_out_);
 }
 
+/// Of lists that each begin with who pushed last, those who pushed last stay: who stands at the
+/// same place in both lists pushed about as long ago.
 void RowsService::load_pushes(const std::vector<PushWindows::Entry>& clients) {
-  std::vector<PushWindows::Entry> all = windows_.entries();
-  all.insert(all.end(), clients.begin(), clients.end());
-  if (all.size() > PushWindows::kMaxClients) all.resize(PushWindows::kMaxClients);
+  const std::vector<PushWindows::Entry> here = windows_.entries();
+  std::unordered_map<std::uint64_t, const PushWindows::Entry*> newest;
+  for (const auto* list : {&here, &clients})
+    for (const PushWindows::Entry& entry : *list) {
+      const PushWindows::Entry*& known = newest[entry.client];
+      if (known == nullptr || known->newest < entry.newest) known = &entry;
+    }
+  std::vector<PushWindows::Entry> all;
+  for (std::size_t i = 0; i < std::max(here.size(), clients.size()); ++i)
+    for (const auto* list : {&here, &clients}) {
+      if (i >= list->size() || all.size() == PushWindows::kMaxClients) continue;
+      const auto found = newest.find((*list)[i].client);
+      if (found == newest.end()) continue;
+      all.push_back(*found->second);
+      newest.erase(found);
+    }
   windows_.restore(all);
   for (const PushWindows::Entry& entry : all) gone_[entry.client] = clock_.now();
 }

@@ -16,5 +16,7 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
     DEPS centroid_test_cluster)
 endif()
 centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 120)
+centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc
+  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 300)
 centroid_test(rows_servers_test LABEL component SOURCES component/rows_servers_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 300)

@@ -1,129 +1,20 @@
+#include "tests/support/rows_servers.h"
+
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/rows_client.h"
-#include "common/base/random.h"
 #include "common/proto/servers.h"
-#include "server/rows/row_table.h"
-#include "tests/support/cluster.h"
-#include "tests/support/rows_peers.h"
-#include "tests/support/test_shard.h"
 #include "tests/unit/temporary_directory.h"
 
 /// Tables of sparse rows on several servers: a leader, shard servers and clients in one process.
 namespace centroid::test {
 namespace {
 
-using client::RowsClient;
-using client::RowsClientOptions;
 using testing::HasSubstr;
-using Keys = std::vector<std::uint64_t>;
-using Floats = std::vector<float>;
-
-constexpr const char* kTables =
-    "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;seldom:dim=2,optimizer=ftrl,l1=0.01,admit_after=3";
-
-/// A leader with tables, and shard servers s1, s2, ...
-class Servers {
- public:
-  Servers(const std::filesystem::path& folder, std::size_t servers, bool resume,
-          const std::string& tables = kTables, bool journal = false)
-      : folder_(folder), journal_(journal) {
-    server::ServerConfig c;
-    c.run_dir = folder;
-    c.run_id = "r";
-    c.tables = tables;
-    c.servers = servers;
-    c.resume = resume;
-    c.journal = journal ? "on" : "off";
-    c.chunk_bytes = 64 << 10;
-    leader = std::make_unique<TestServer>(c, tcp);
-    for (std::size_t i = 1; i < servers; ++i) start(i);
-  }
-  ~Servers() { stop(); }
-  void start(std::size_t i, std::uint64_t memory_limit = 0) {
-    const std::string name = "s" + std::to_string(i);
-    shards[i] = std::make_unique<TestShard>(name, leader->endpoint(),
-                                            (folder_ / ("journal-" + name)).string(), memory_limit);
-  }
-  /// The job ends: what is here is in a checkpoint then.
-  void stop() {
-    if (leader) leader->stop();
-    leader.reset();
-    shards.clear();
-  }
-  std::map<std::string, server::TableView> tables() {
-    std::map<std::string, server::TableView> tables;
-    for (const auto& view : io_.wait(leader->cluster().tables())) tables[view.name] = view;
-    return tables;
-  }
-  std::vector<server::WaitView> waits() { return io_.wait(leader->cluster().waits()); }
-
-  std::unique_ptr<TestServer> leader;
-  std::map<std::size_t, std::unique_ptr<TestShard>> shards;
-
- private:
-  const std::filesystem::path folder_;
-  const bool journal_;
-  IoThread io_{"test-views"};
-};
-
-std::unique_ptr<RowsClient> client_of(
-    const transport::Endpoint& server, const std::string& table,
-    std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  RowsClientOptions options;
-  options.server = server;
-  options.timeout = timeout;
-  auto client = RowsClient::open(options, table);
-  EXPECT_TRUE(client.ok()) << client.error().to_string();
-  return std::move(client).value();
-}
-
-Floats pulled(RowsClient& client, const Keys& keys) {
-  Floats out(keys.size() * client.dim());
-  const Status done = client.pull(keys, out);
-  EXPECT_TRUE(done.ok()) << done.error().to_string();
-  return out;
-}
-
-Keys drawn(CounterRng& rng, std::size_t most, std::uint64_t space) {
-  Keys keys(1 + rng.below(most));
-  for (auto& key : keys) key = mix64(rng.below(space));
-  return keys;
-}
-
-/// One round of random calls on both tables, and the same on tables in memory.
-void call_all(CounterRng& rng, RowsClient& client, server::RowTable& expected, std::size_t calls) {
-  for (std::size_t call = 0; call < calls; ++call) {
-    const Keys keys = drawn(rng, 300, 2000);
-    if (rng.below(3) == 0) {
-      Floats want(keys.size() * client.dim());
-      expected.pull(keys, want, 0);
-      ASSERT_EQ(pulled(client, keys), want);
-      continue;
-    }
-    Floats gradients(keys.size() * client.dim());
-    for (auto& g : gradients) g = static_cast<float>(rng.normal());
-    const Status pushed = client.push(keys, gradients);
-    ASSERT_TRUE(pushed.ok()) << pushed.error().to_string();
-    ASSERT_TRUE(expected.push(keys, gradients, 0).ok());
-  }
-}
-
-void expect_same(const server::TableView& view, const server::RowTable& expected) {
-  const server::RowCounters& want = expected.counters();
-  EXPECT_EQ(view.rows, expected.rows());
-  EXPECT_EQ(view.waiting, expected.candidates());
-  EXPECT_EQ(view.payload_bytes, expected.payload_bytes());
-  EXPECT_EQ(view.pushed, want.pushed);
-  EXPECT_EQ(view.admitted, want.admitted);
-  EXPECT_EQ(view.held_back, want.held_back);
-}
 
 class RowsOnServers : public testing::Test {
  protected:
@@ -284,23 +175,6 @@ TEST_F(RowsOnServers, AServerWithAJournalComesBackWithAllItHasAnswered) {
   }
   ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 10));
   EXPECT_EQ(client->lost(), 0u);
-}
-
-TEST_F(RowsOnServers, AServerWithRowsIsNotDrainedAndSaysWhy) {
-  Servers all(folder.path(), 2, false);
-  const auto client = client_of(all.leader->endpoint(), "emb");
-  const Status drained = all.leader->drain_server("s1");
-  ASSERT_FALSE(drained.ok());
-  EXPECT_THAT(drained.error().message(), HasSubstr("rows of tables lie on server 's1'"));
-  all.start(2);  // gets none
-  ASSERT_TRUE(
-      all.leader->wait_until([&](const auto&) { return all.leader->servers().size() == 3; }));
-  RawClient raw(all.leader->endpoint());
-  ASSERT_TRUE(raw.open_table(9, "emb").ok());
-  const auto answer = raw.ask_empty(proto::RowsKind::kRoute);
-  ASSERT_TRUE(answer.ok()) << answer.error().to_string();
-  EXPECT_EQ(proto::decode<proto::Route>(answer->head)->servers.size(), 2u);
-  ASSERT_TRUE(client->push(Keys{1, 2, 3}, Floats(12, 1.0f)).ok());
 }
 
 TEST_F(RowsOnServers, AShareOfTheTablesThatDoesNotFitIsRefusedWithTheNumber) {

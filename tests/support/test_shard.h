@@ -23,7 +23,7 @@ inline std::unique_ptr<transport::Transport> tcp(Executor executor) {
 class TestShard {
  public:
   TestShard(std::string name, transport::Endpoint leader, const std::string& journal_dir = "",
-            std::uint64_t memory_limit = 0) {
+            std::uint64_t memory_limit = 0, bool drains = false) {
     transport_ = tcp(io_.executor());
     listener_ = transport_->listen(transport::Endpoint{}).value();
     server::ShardOptions options;
@@ -33,7 +33,8 @@ class TestShard {
     options.join_timeout = std::chrono::seconds(20);
     options.journal_dir = journal_dir;
     options.memory_limit = memory_limit;
-    if (!journal_dir.empty()) options.drain_timeout = {};  // who stops it means to lose it
+    // Who stops it means to lose it, unless it is said to drain.
+    if (!journal_dir.empty() && !drains) options.drain_timeout = {};
     shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);

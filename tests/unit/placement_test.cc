@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
 
 #include <gtest/gtest.h>
 
@@ -184,6 +185,50 @@ TEST(Placement, BucketsOfKeysAreSharedWithinTwoPercent) {
     if (servers > 82) continue;
     EXPECT_LE(static_cast<double>(*most * servers), kMaxImbalance * kBuckets);
   }
+}
+
+TEST(Placement, NoMoreBucketsMoveThanMustWhenServersComeAndGo) {
+  constexpr std::size_t kBuckets = 4096;
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng rng(seed);
+  std::vector<bool> keeps(1, true);
+  std::vector<std::uint16_t> owners(kBuckets, 0);
+  for (int turn = 0; turn < 200; ++turn) {
+    if (rng.below(2) == 0 && keeps.size() < 40) keeps.push_back(true);
+    if (keeps.size() > 1 && rng.below(3) == 0) {
+      const std::size_t some = 1 + rng.below(keeps.size() - 1);
+      keeps[some] = !keeps[some];
+    }
+    const auto after = replace_buckets(owners, keeps);
+    std::vector<std::size_t> before(keeps.size()), now(keeps.size());
+    for (const std::uint16_t owner : owners) ++before.at(owner);
+    for (const std::uint16_t owner : after) ++now.at(owner);
+    const auto staying = static_cast<std::size_t>(std::ranges::count(keeps, true));
+    std::size_t moved = 0, must = 0;
+    for (std::size_t i = 0; i < kBuckets; ++i) moved += owners[i] != after[i];
+    for (std::size_t i = 0; i < keeps.size(); ++i) {
+      const std::size_t share = keeps[i] ? kBuckets / staying : 0;
+      ASSERT_TRUE(now[i] == share || (keeps[i] && now[i] == share + 1));
+      must += before[i] > now[i] ? before[i] - now[i] : 0;
+    }
+    ASSERT_EQ(moved, must) << "nobody gives and takes at once";
+    ASSERT_EQ(replace_buckets(after, keeps), after);
+    owners = after;
+    const std::size_t any = rng.below(keeps.size());
+    const auto text = to_ranges(owners, static_cast<std::uint16_t>(any));
+    const auto back = buckets_of(text, kBuckets);
+    ASSERT_TRUE(back.ok()) << back.error().to_string();
+    ASSERT_EQ(back->size(), now[any]);
+    for (const std::uint16_t bucket : *back) ASSERT_EQ(owners[bucket], any);
+  }
+}
+
+TEST(Placement, ATextThatNamesNoBucketsIsRefused) {
+  for (const char* text : {"1-", "x", "5-4", "4096", "1,2", "1 ", "-3"})
+    EXPECT_FALSE(buckets_of(text, 4096).ok()) << text;
+  EXPECT_EQ(buckets_of("0-2 7", 8).value(), (std::vector<std::uint16_t>{0, 1, 2, 7}));
+  EXPECT_TRUE(buckets_of("", 8).value().empty());
 }
 
 }  // namespace
