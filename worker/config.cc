@@ -131,10 +131,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                "it asleep",
        .min = 1.0,
        .max = 1000.0});
-  s.field(
-      "codec", &c.codec,
-      {.text = "form of the contributions on the wire: f32, bf16, f16, int8, topk:RATIO, each with "
-               "options, e.g. topk:0.01,values=int8 (docs/compression.md)"});
+  s.field("codec", &c.codec,
+          {.text = "form of the contributions on the wire: f32, bf16, f16, int8, sign, topk:RATIO, "
+                   "each with "
+                   "options, e.g. topk:0.01,values=int8 (docs/compression.md)"});
   s.field(
       "congestion_control", &c.congestion_control,
       {.text =

@@ -19,6 +19,7 @@ Result<std::unique_ptr<Codec>> make_codec(const std::string& text) {
       return make_plain_codec(spec);
     case CodecSpec::Kind::kInt8:
     case CodecSpec::Kind::kTopk:
+    case CodecSpec::Kind::kSign:
       break;
   }
   return make_payload_codec(spec);

@@ -49,7 +49,7 @@ class Codec {
   virtual Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const;
 };
 
-/// Make a codec from its spec: "f32", "bf16", "f16", "int8:rounding=stochastic",
+/// Make a codec from its spec: "f32", "bf16", "f16", "int8:rounding=stochastic", "sign",
 /// "topk:0.01,values=int8" (spec.h has all fields). What the sender alone does, error feedback and
 /// its options, is part of the spec and left to ErrorFeedback.
 /// fails invalid_argument, naming the field that is wrong.

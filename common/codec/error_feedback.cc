@@ -317,7 +317,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
 Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   const std::span<float> residual = sums_.subspan(chunk.position, chunk.elements);
   std::size_t bytes = 0;
-  if (spec_.kind == CodecSpec::Kind::kTopk || spec_.kind == CodecSpec::Kind::kInt8) {
+  if (spec_.has_form()) {
     bytes = payload::encode_dense(type, {}, residual, out_.data());
   } else {
     CENTROID_ASSIGN(bytes, codec_->encode(residual, out_));
@@ -326,8 +326,9 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   const std::span<float> sent = std::span(decoded_).first(chunk.elements);
   CENTROID_TRY(codec_->decode(Bytes(out_).first(bytes), sent));
   const bool is_whole = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
-  bool is_exact = false;
-  run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
+  bool is_exact = spec_.kind == CodecSpec::Kind::kSign;  // it rounds, and never overflows
+  if (!is_exact)
+    run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
   if (is_whole) {
     std::ranges::fill(residual, 0.0f);
   } else if (!is_exact) {

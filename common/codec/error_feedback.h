@@ -46,7 +46,8 @@ class DeviceResidual {
 ///
 /// steps   per round and unit (a tensor, everything with scope=global, a chunk with the dense
 ///         codecs): residual += gradient; encode; residual -= sent
-/// exact   sent + residual = residual before + gradient, bit for bit, each element, every round
+/// exact   sent + residual = residual before + gradient, bit for bit, each element, every round;
+///         with `sign` within the rounding of one subtraction
 /// repeat  within a round a chunk has one payload, however often it is asked for: attempts send the
 ///         same bytes. The next round's first `encode` commits the round before
 /// nonfinite  the residual is finite always. A sum that is not finite refuses its unit: the payload

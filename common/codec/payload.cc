@@ -9,6 +9,7 @@
 #include "common/codec/format.h"
 #include "common/codec/index_code.h"
 #include "common/codec/plain.h"
+#include "common/codec/sign.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/multiversion.h"
 
@@ -103,6 +104,9 @@ bool write_values(ValueType type, int8::Draw draw, std::span<const float> x, std
     case ValueType::kInt8:
       finite = int8::quantize(x, draw, out);
       break;
+    case ValueType::kSign:
+      finite = sign::quantize(x, out);
+      break;
   }
   return finite;
 }
@@ -117,6 +121,9 @@ void read_values(ValueType type, Bytes in, std::span<float> out) {
       break;
     case ValueType::kInt8:
       int8::dequantize(in, out);
+      break;
+    case ValueType::kSign:
+      sign::dequantize(in, out);
       break;
   }
 }
@@ -136,6 +143,8 @@ Status check_values(const View& view, std::size_t count) {
       return {};
     case ValueType::kInt8:
       return int8::check(view.values, count);
+    case ValueType::kSign:
+      return sign::check(view.values, count);
   }
   return {};
 }
@@ -188,6 +197,8 @@ std::size_t value_bytes(ValueType type, std::size_t n) {
       return 2 * n;
     case ValueType::kInt8:
       return int8::bytes(n);
+    case ValueType::kSign:
+      return sign::bytes(n);
   }
   return 0;
 }
@@ -286,6 +297,8 @@ void add(const View& view, Scratch& scratch, float weight, bool first, std::span
   const std::size_t n = acc.size();
   if (view.type == ValueType::kInt8)
     int8::dequantize_add(view.values, weight, first, acc);
+  else if (view.type == ValueType::kSign)
+    sign::dequantize_add(view.values, weight, first, acc);
   else if (view.type == ValueType::kBf16 && first)
     run_multiversioned<AddPlain<true, ValueType::kBf16>>(in, weight, acc.data(), n);
   else if (view.type == ValueType::kBf16)

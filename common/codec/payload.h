@@ -12,13 +12,13 @@
 
 namespace centroid {
 
-/// The payloads of `int8` and `topk`: dense or a selection of the numbers, which the first byte
-/// says.
+/// The payloads of `int8`, `sign` and `topk`: dense or a selection of the numbers, which the first
+/// byte says.
 ///
 /// wire    dense: u8 form (value type), values of all n. Sparse: u8 form (16 + value type), count
 /// as
 ///         LEB128, indices (index_code.h), values in the order of the indices. Values: f32 4 bytes;
-///         bf16 2; int8 as int8.h says
+///         bf16 2; int8 and sign as int8.h and sign.h say
 /// rule    dense wherever that is not longer, by count and n alone; dense f32 when a number is not
 ///         finite (or beyond int8::limit), so that it arrives
 namespace payload {

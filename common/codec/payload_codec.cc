@@ -67,7 +67,7 @@ class PayloadCodec final : public Codec {
 
  private:
   bool is_sparse() const { return spec_.kind == CodecSpec::Kind::kTopk; }
-  const char* name() const { return is_sparse() ? "topk" : "int8"; }
+  std::string name() const { return std::string(spec_.name()); }
 
   static payload::Scratch& scratch() {
     thread_local payload::Scratch memory;
@@ -75,13 +75,12 @@ class PayloadCodec final : public Codec {
   }
 
   Error bad(const std::string& what) const {
-    return {ErrorCode::kInvalidArgument, std::string(name()) + " encode: " + what};
+    return {ErrorCode::kInvalidArgument, name() + " encode: " + what};
   }
 
   Error refused(Bytes in, const Error& cause) const {
-    return {ErrorCode::kInvalidArgument, std::string(name()) + " payload of " +
-                                             std::to_string(in.size()) +
-                                             " bytes: " + cause.message()};
+    return {ErrorCode::kInvalidArgument,
+            name() + " payload of " + std::to_string(in.size()) + " bytes: " + cause.message()};
   }
 
   CodecSpec spec_;

@@ -15,7 +15,16 @@ namespace centroid {
 /// cost    less than a memcpy of the numbers where there is AVX-512 (docs/compression.md)
 /// source  Dettmers et al. 2022 (blockwise scales), Alistarh et al. 2017 (stochastic rounding)
 ///
-/// and
+/// or
+///
+/// Of every number its sign, with the mean magnitude of each 256.
+///
+/// wire    payload.h, dense: 1 + ceil(n / 8) + 2·ceil(n / 256) bytes
+/// error   sign.h; the sender keeps it (error_feedback.h)
+/// nonfinite  as above
+/// source  Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Zheng et al. 2019 (blocks)
+///
+/// or
 ///
 /// Of a chunk, the ceil(ratio·n) numbers of largest magnitude (topk.h); the others are 0.
 ///

@@ -13,8 +13,8 @@ namespace {
 
 using Kind = CodecSpec::Kind;
 
-constexpr std::array<std::string_view, CodecSpec::kKinds> kNames{"f32", "bf16", "f16", "int8",
-                                                                 "topk"};
+constexpr std::array<std::string_view, CodecSpec::kKinds> kNames{"f32",  "bf16", "f16",
+                                                                 "int8", "topk", "sign"};
 constexpr std::uint32_t kWhole = 1'000'000'000;
 
 /// One field: who takes it, what it may be, how it is read and printed. `get` gives nothing for the
@@ -30,7 +30,7 @@ struct Field {
 constexpr std::uint8_t bit(Kind kind) { return static_cast<std::uint8_t>(1u << int(kind)); }
 constexpr std::uint8_t kTopkOnly = bit(Kind::kTopk);
 constexpr std::uint8_t kQuantised = bit(Kind::kInt8) | bit(Kind::kTopk);
-constexpr std::uint8_t kLossy = kQuantised | bit(Kind::kBf16) | bit(Kind::kF16);
+constexpr std::uint8_t kLossy = kQuantised | bit(Kind::kBf16) | bit(Kind::kF16) | bit(Kind::kSign);
 
 template <class T>
 bool set_choice(T& target, std::string_view text, std::string_view first, T one,
@@ -60,7 +60,7 @@ std::string shortest(T value) {
   return {text.data(), done.ptr};
 }
 
-bool feedback_default(const CodecSpec& s) { return s.kind == Kind::kTopk; }
+bool feedback_default(const CodecSpec& s) { return s.kind == Kind::kTopk || s.kind == Kind::kSign; }
 
 constexpr std::array<Field, 10> kFields{{
     {"values", kTopkOnly, "f32, bf16 or int8",
@@ -223,6 +223,8 @@ std::string_view to_string(ValueType type) {
       return "bf16";
     case ValueType::kInt8:
       return "int8";
+    case ValueType::kSign:
+      return "sign";
   }
   return "unknown";
 }
@@ -250,6 +252,7 @@ Result<CodecSpec> CodecSpec::parse(std::string_view text) {
   CodecSpec spec;
   spec.kind = static_cast<Kind>(found - kNames.begin());
   if (spec.kind == Kind::kInt8) spec.values = ValueType::kInt8;
+  if (spec.kind == Kind::kSign) spec.values = ValueType::kSign;
   spec.feedback.enabled = feedback_default(spec);
 
   std::vector<std::string_view> items;

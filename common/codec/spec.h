@@ -10,7 +10,7 @@ namespace centroid {
 
 /// How the numbers of a chunk stand in a payload. The numbers are on the wire
 /// (docs/compression.md).
-enum class ValueType : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
+enum class ValueType : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kSign = 3 };
 std::string_view to_string(ValueType type);
 
 enum class Rounding : std::uint8_t { kNearest, kStochastic };
@@ -47,13 +47,14 @@ struct FeedbackOptions {
 ///
 /// f32, bf16, f16          no selection, no scale
 /// int8                    one scale per 256 numbers
+/// sign                    a bit per number, one scale per 256
 /// topk:RATIO              the largest magnitudes, RATIO in [0, 1] with at most nine decimals
 ///
 /// field        of                 values                default
 /// values       topk               f32, bf16, int8       f32
 /// rounding     int8, topk         nearest, stochastic   nearest
 /// scope        topk               tensor, global        tensor
-/// feedback     all but f32        on, off               on for topk, else off
+/// feedback     all but f32        on, off               on for topk and sign, else off
 /// momentum     topk               [0, 1)                0
 /// nesterov     topk               on, off               off
 /// masking      topk               on, off               on
@@ -61,8 +62,8 @@ struct FeedbackOptions {
 /// warmup       topk               rounds                0
 /// generation   all but f32        carry, reset          carry
 struct CodecSpec {
-  enum class Kind : std::uint8_t { kF32, kBf16, kF16, kInt8, kTopk };
-  static constexpr std::size_t kKinds = 5;
+  enum class Kind : std::uint8_t { kF32, kBf16, kF16, kInt8, kTopk, kSign };
+  static constexpr std::size_t kKinds = 6;
   Kind kind = Kind::kF32;
   KeepRatio ratio;
   ValueType values = ValueType::kF32;
@@ -73,8 +74,12 @@ struct CodecSpec {
 
   /// fails invalid_argument: names the field that is wrong and what it may be.
   static Result<CodecSpec> parse(std::string_view text);
-  /// "f32" to "topk".
+  /// "f32" to "sign".
   std::string_view name() const;
+  /// Its payloads begin with a form (payload.h); those of the others are the numbers alone.
+  bool has_form() const {
+    return kind == Kind::kInt8 || kind == Kind::kTopk || kind == Kind::kSign;
+  }
   /// The normal form: fields that differ from their default, in the order of the table.
   std::string to_string() const;
 };

@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
   schema.field("only", &only,
                {.text = "one part",
                 .choices = {"", "selection", "distributions", "others", "feedback", "bytes",
-                            "dense", "merge"}});
+                            "dense", "sign", "merge"}});
   const auto outcome = schema.load(argc, argv);
   if (!outcome.ok()) {
     std::fprintf(stderr, "%s\n", outcome.error().message().c_str());
@@ -212,7 +212,7 @@ int main(int argc, char** argv) {
       {"selection", bench::bench_selection}, {"distributions", bench::bench_distributions},
       {"others", bench::bench_others},       {"feedback", bench::bench_feedback},
       {"bytes", bench::bench_bytes},         {"dense", bench::bench_dense},
-      {"merge", bench::bench_merge}};
+      {"sign", bench::bench_sign},           {"merge", bench::bench_merge}};
   for (const auto& [name, part] : parts)
     if (only.empty() || only == name) part(options);
   std::printf("\n%d bars missed\n", bench::missed_bars());

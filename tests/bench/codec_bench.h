@@ -73,6 +73,7 @@ void bench_others(const Options& options);
 void bench_feedback(const Options& options);
 void bench_bytes(const Options& options);
 void bench_dense(const Options& options);
+void bench_sign(const Options& options);
 void bench_merge(const Options& options);
 
 }  // namespace centroid::bench

@@ -7,6 +7,7 @@
 #include "common/codec/index_code.h"
 #include "common/codec/int8.h"
 #include "common/codec/payload.h"
+#include "common/codec/sign.h"
 #include "common/codec/topk.h"
 #include "tests/bench/codec_bench.h"
 
@@ -101,6 +102,27 @@ void bench_dense(const Options& options) {
   at_most("int8, nearest / memcpy", against(near), 1.0, milliseconds(turns.median(near)));
   at_most("int8, stochastic / memcpy", against(chance), 1.0, milliseconds(turns.median(chance)));
   at_most("dequantise and accumulate / memcpy", against(add), 1.0, milliseconds(turns.median(add)));
+  at_most("the same with the check of the payload", against(add) + against(check), 1.0,
+          milliseconds(turns.median(add) + turns.median(check)));
+}
+
+void bench_sign(const Options& options) {
+  heading("signs with a scale per block, against a memcpy of the floats, 1 thread");
+  const std::size_t n = options.elements;
+  const Floats x(n), copy(n), sum(n);
+  fill_normal(x.span(), 13);
+  std::vector<std::byte> out(sign::bytes(n));
+  CENTROID_CHECK(sign::quantize(x.span(), out.data()));
+  row("bytes per number", static_cast<double>(out.size()) / static_cast<double>(n), "");
+  Turns turns;
+  const std::size_t plain = turns.add([&] { std::memcpy(copy.data(), x.data(), 4 * n); });
+  const std::size_t encode = turns.add([&] { sink = sign::quantize(x.span(), out.data()); });
+  const std::size_t check = turns.add([&] { sink = sign::check(out, n).ok(); });
+  const std::size_t add = turns.add([&] { sign::dequantize_add(out, 0.5f, false, sum.span()); });
+  turns.run(options.repetitions);
+  const auto against = [&](std::size_t contender) { return turns.ratio(contender, plain); };
+  at_most("sign / memcpy", against(encode), 1.0, milliseconds(turns.median(encode)));
+  at_most("decode and accumulate / memcpy", against(add), 1.0, milliseconds(turns.median(add)));
   at_most("the same with the check of the payload", against(add) + against(check), 1.0,
           milliseconds(turns.median(add) + turns.median(check)));
 }

@@ -154,7 +154,7 @@ TEST_P(RingTest, SelectionsHaveTheBitsOfStar) {
 
 TEST_P(RingTest, EveryCodecLearnsAndRepeats) {
   const auto data = make_blobs(100, 8, 4, 2);
-  for (const char* codec : {"bf16", "int8", "int8:feedback=on", "topk:0.2,values=int8"}) {
+  for (const char* codec : {"bf16", "int8", "int8:feedback=on", "sign", "topk:0.2,values=int8"}) {
     SCOPED_TRACE(codec);
     codec_ = codec;
     ServerConfig c = config(codec_ == "bf16" ? "hierarchical" : "ring");

@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace centroid;
   if (size < 3) return 0;
   static const char* const kSpecs[] = {
-      "topk:0.01", "topk:0.01,values=bf16", "topk:0.01,values=int8", "int8", "bf16", "f16", "f32"};
+      "topk:0.01", "topk:0.01,values=bf16", "topk:0.01,values=int8", "int8", "bf16", "f16", "f32",
+      "sign"};
   static const auto codecs = [] {
     std::vector<std::unique_ptr<Codec>> all;
     for (const char* spec : kSpecs) all.push_back(make_codec(spec).value());

@@ -14,8 +14,8 @@ import unittest
 DRIVER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "local_cluster.py"
 SEEDS = range(1, 6)
 SKIPPED = 77
-CODECS = ("f32", "int8", "int8 / int8", "topk:0.01", "topk:0.01 / topk:0.01", "topk:0.01,values=int8", "topk:0.01,feedback=off")
-PEER_CODECS = ("f32", "int8", "topk:0.01", "topk:0.01,values=int8")
+CODECS = ("f32", "int8", "int8 / int8", "sign", "sign / sign", "sign:feedback=off", "topk:0.01", "topk:0.01 / topk:0.01", "topk:0.01,values=int8", "topk:0.01,feedback=off")
+PEER_CODECS = ("f32", "int8", "sign", "topk:0.01", "topk:0.01,values=int8")
 ROWS = [("star", codec) for codec in CODECS] + [(exchange, codec) for exchange in ("ring", "hierarchical") for codec in PEER_CODECS]
 
 
@@ -60,6 +60,10 @@ class Convergence(unittest.TestCase):
         for exchange, codec in ROWS[len(CODECS) :]:
             with self.subTest(exchange=exchange, codec=codec):
                 self.assertGreaterEqual(self.mean[exchange, codec], self.mean["f32"] - 0.3)
+
+    def test_signs_with_error_feedback_are_as_good_as_dense(self):
+        for codec in ("sign", "sign / sign"):
+            self.assertGreaterEqual(self.mean[codec], self.mean["f32"] - 0.3)
 
     def test_int8_is_as_good_as_dense(self):
         self.assertLessEqual(abs(self.mean["int8"] - self.mean["f32"]), 0.1)

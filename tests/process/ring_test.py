@@ -234,7 +234,7 @@ class Codecs(RingTest):
 
     def test_every_codec_learns_saves_bytes_and_repeats_its_bits(self):
         dense, _ = self.learn("dense", "ring", "f32")
-        cases = (("bf16", 0.55), ("int8", 0.35), ("topk:0.01", 0.3), ("topk:0.01,values=int8", 0.2), ("int8:feedback=on", 0.35))
+        cases = (("bf16", 0.55), ("int8", 0.35), ("topk:0.01", 0.3), ("topk:0.01,values=int8", 0.2), ("int8:feedback=on", 0.35), ("sign", 0.2))
         for number, (codec, share) in enumerate(cases):
             with self.subTest(codec=codec):
                 sent, model = self.learn(f"{number}-a", "ring", codec)

@@ -125,6 +125,9 @@ CODECS = {
         "NaN as scale": lambda n: b"\2" + struct.pack("<H", 0x7FC0) + bytes(n),
         "infinity as scale": lambda n: b"\2" + struct.pack("<H", 0x7F80) + bytes(n),
         "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),
+    "sign": (lambda n: b"\3" + bytes(2 + (n + 7) // 8), {
+        "NaN as scale": lambda n: b"\3" + struct.pack("<H", 0x7FC0) + bytes((n + 7) // 8),
+        "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),
     "topk:0.5,values=bf16": (lambda n: b"\1" + bytes(2 * n), {
         "NaN": lambda n: b"\1" + halves(n, 0x7FC0),
         "NaN in a dense f32 part": lambda n: b"\0" + struct.pack(f"<{n}f", *[0.0] * (n - 1), NAN)}),

@@ -16,6 +16,7 @@
 #include "common/codec/cuda/device_codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/codec/payload.h"
+#include "common/codec/sign.h"
 #include "tests/unit/codec_topk_cases.h"
 
 namespace centroid::device_cases {
@@ -144,7 +145,9 @@ std::vector<std::byte> cpu_encode(Dense type, Rounding rounding, std::uint64_t s
     out.resize(codec.value()->encode(x, out).value());
     return out;
   }
-  const ValueType values = type == Dense::kInt8 ? ValueType::kInt8 : ValueType::kBf16;
+  const ValueType values = type == Dense::kInt8   ? ValueType::kInt8
+                           : type == Dense::kSign ? ValueType::kSign
+                                                  : ValueType::kBf16;
   out.resize(payload::encode_dense(values, {rounding, stream}, x, out.data()));
   is_finite = out[0] == static_cast<std::byte>(values);
   out.erase(out.begin());
@@ -156,6 +159,8 @@ std::vector<float> cpu_decode(Dense type, Bytes bytes, std::size_t n) {
   std::vector<float> out(n);
   if (type == Dense::kInt8) {
     int8::dequantize(bytes, out);
+  } else if (type == Dense::kSign) {
+    sign::dequantize(bytes, out);
   } else {
     const auto codec = make_codec(type == Dense::kF16 ? "f16" : "bf16");
     EXPECT_TRUE(codec.value()->decode(bytes, out).ok());
@@ -168,7 +173,9 @@ void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std
   const std::uint64_t n = x.size(), stream = 77 + n;
   bool is_finite = true;
   const auto expected = cpu_encode(type, rounding, stream, x, is_finite);
-  const std::uint64_t bytes = type == Dense::kInt8 ? int8::bytes(n) : 2 * n;
+  const std::uint64_t bytes = type == Dense::kInt8   ? int8::bytes(n)
+                              : type == Dense::kSign ? sign::bytes(n)
+                                                     : 2 * n;
   const Array<float> at(machine, x, offset % 4), momentum(machine, x, (offset + 1) % 4);
   const Array<std::byte> out(machine, bytes, offset);
   const Array<std::uint32_t> flags(machine, std::vector<std::uint32_t>{0});
@@ -195,7 +202,7 @@ void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std
   std::vector<float> rest(n);
   for (std::uint64_t i = 0; i < n; ++i) {
     rest[i] = x[i] - sent[i];
-    is_exact = is_exact && sent[i] + rest[i] == x[i];
+    is_exact = is_exact && (type == Dense::kSign || sent[i] + rest[i] == x[i]);
   }
   EXPECT_EQ((seen & cuda::kInexact) == 0, is_exact);
   expect_ok(cuda::subtract(type, at.data(), offset == 0 ? nullptr : momentum.data(), n,
@@ -228,6 +235,9 @@ void compare_addition(Machine& machine, Dense type, const std::vector<float>& x,
   switch (type) {
     case Dense::kInt8:
       int8::dequantize_add(bytes, weight, first, expected);
+      break;
+    case Dense::kSign:
+      sign::dequantize_add(bytes, weight, first, expected);
       break;
     case Dense::kF32:
     case Dense::kF16:
@@ -315,7 +325,8 @@ void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed) {
     const std::uint64_t offset = distribution % 3 == 0   ? 0
                                  : distribution % 3 == 1 ? 2
                                                          : static_cast<std::uint64_t>(distribution);
-    for (const Dense type : {Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8}) {
+    for (const Dense type :
+         {Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8, Dense::kSign}) {
       SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
                    ", type " + std::to_string(static_cast<int>(type)) + ", offset " +
                    std::to_string(offset));
@@ -330,7 +341,7 @@ void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed) {
   for (int distribution = 0; distribution < kDistributions; ++distribution) {
     const auto x = numbers(distribution, n, seed);
     for (const Dense type :
-         {Dense::kF32, Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8}) {
+         {Dense::kF32, Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8, Dense::kSign}) {
       const std::uint64_t offset = distribution % 2 == 0 ? 0 : 15 - n % 3;
       SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
                    ", type " + std::to_string(static_cast<int>(type)));
@@ -365,8 +376,8 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
   for (const char* spec :
        {"topk:0.05", "topk:0.05,values=bf16,momentum=0.9",
         "topk:0.02,values=int8,momentum=0.9,nesterov=on", "topk:0.5,momentum=0.5,masking=off",
-        "topk:0.99", "topk:0.9,values=int8,momentum=0.9", "int8:feedback=on", "bf16:feedback=on",
-        "f16:feedback=on"}) {
+        "topk:0.99", "topk:0.9,values=int8,momentum=0.9", "int8:feedback=on", "sign",
+        "bf16:feedback=on", "f16:feedback=on"}) {
     SCOPED_TRACE(spec);
     const auto parsed = CodecSpec::parse(spec);
     const auto cpu = make_codec(spec);
@@ -467,7 +478,7 @@ void compare_refusals(Machine& machine) {
   auto gradient = numbers(0, 1000, 1);
   gradient[700] = std::numeric_limits<float>::infinity();
   gradient[800] = std::numeric_limits<float>::quiet_NaN();
-  for (const char* spec : {"topk:0.1", "int8:feedback=on"}) {
+  for (const char* spec : {"topk:0.1", "int8:feedback=on", "sign"}) {
     Twins twins(machine, spec, *plan, gradient);
     expect_ok(twins.codec->begin(twins.tensor, {100'000'000}));
     std::vector<std::byte> out(4001);

@@ -246,7 +246,7 @@ TEST(Aggregator, RefusesTheSameChunkTwiceAndOneThatDoesNotExist) {
 }
 
 TEST(Aggregator, AMalformedPayloadThatHasToWaitIsRefusedWhenItComes) {
-  for (const std::string spec : {"f32", "f16", "bf16", "int8", "topk:0.9"}) {
+  for (const std::string spec : {"f32", "f16", "bf16", "int8", "sign", "topk:0.9"}) {
     SCOPED_TRACE(spec);
     Fixture f(1000, 4000);
     const std::shared_ptr<const Codec> codec = make_codec(spec).value();

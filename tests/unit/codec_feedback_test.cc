@@ -104,6 +104,41 @@ TEST_P(FeedbackOfCodec, SentPlusResidualIsResidualBeforePlusGradientBitForBit) {
   EXPECT_EQ(totals.elements, 12 * f.size());
 }
 
+/// A sign's residual is a rounded difference: nothing is lost beyond that.
+TEST(FeedbackOfSign, SentPlusResidualIsWhatThereWasButForOneRounding) {
+  Feedback f("sign");
+  for (std::uint64_t round = 1; round <= 12; ++round) {
+    auto g = f.gradient(round);
+    if (round == 5) g[700] = g[3] = 3e4f;
+    if (round == 7) std::fill(g.begin(), g.end(), 0.0f);
+    if (round == 8) std::fill(g.begin(), g.end(), 3e38f);  // what is left stays finite
+    const auto before = f.residual();
+    const auto sent = f.send(g, round);
+    const auto left = f.residual();
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      const double there = static_cast<double>(before[i] + g[i]);
+      const double error = static_cast<double>(sent[i]) + static_cast<double>(left[i]) - there;
+      ASSERT_TRUE(std::isfinite(left[i]));
+      ASSERT_LE(std::abs(error), std::abs(static_cast<double>(left[i])) * 0x1p-24 + 1e-44) << i;
+    }
+    if (round == 8) f.feedback->reset();
+  }
+}
+
+TEST(FeedbackOfSign, AttemptsSendTheSameBytesAndTakingBackLosesOneRounding) {
+  Feedback f("sign");
+  f.send(f.gradient(1), 1);
+  f.feedback->commit();
+  const auto before = f.residual(), g = f.gradient(2);
+  const auto first = f.send(g, 2);
+  EXPECT_TRUE(same_bits(f.send(g, 2), first));
+  f.feedback->take_back();
+  const auto back = f.residual();
+  for (std::size_t i = 0; i < g.size(); ++i)
+    ASSERT_NEAR(back[i], before[i] + g[i],
+                3e-7 * (std::abs(first[i]) + std::abs(before[i] + g[i])));
+}
+
 TEST_P(FeedbackOfCodec, AttemptsSendTheSameBytes) {
   Feedback f(GetParam());
   for (std::uint64_t round = 1; round <= 3; ++round) {
@@ -355,7 +390,8 @@ TEST(ErrorFeedback, NormIsThatOfTheResidual) {
 
 TEST(ErrorFeedback, NeedsASpecWithFeedback) {
   const ChunkPlan plan = make_plan();
-  for (const std::string spec : {"f32", "int8", "topk:0.01,feedback=off", "topk:2"})
+  for (const std::string spec :
+       {"f32", "int8", "topk:0.01,feedback=off", "sign:feedback=off", "topk:2"})
     EXPECT_FALSE(ErrorFeedback::make(spec, plan).ok()) << spec;
 }
 

@@ -48,6 +48,7 @@ TEST(EveryMachine, WritesTheSamePayloadsAndTheSameSums) {
            Case{"bf16", 0xB620E975, 0x9806B4F4},
            Case{"f16", 0xC0B86B6F, 0xD3437C27},
            Case{"int8", 0x3F7994EF, 0x8A00D055},
+           Case{"sign", 0x841C46B4, 0x9082BF0E},
            Case{"int8:rounding=stochastic", 0xBE895B1C, 0xF55990C1},
            Case{"topk:0.01", 0x011FB582, 0x101DD612},
            Case{"topk:0.1,values=bf16", 0xACBA8BA6, 0x8F2EE765},
@@ -81,6 +82,7 @@ TEST(EveryMachine, LeavesTheSameResidualsAndMomentum) {
            Left{"topk:0.02,values=int8,momentum=0.9,warmup=4", 0xECECA958, 0x661BCDFE, 0x7A926F52},
            Left{"topk:0.02,values=bf16,momentum=0.9,nesterov=on,clip=1000", 0x3D57317E, 0x4D482F4A,
                 0xE439042C},
+           Left{"sign", 0x276AB31F, 0x2252A95F, 0},
            Left{"int8:feedback=on", 0x2AE5341B, 0x923F5C60, 0},
        }) {
     for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {

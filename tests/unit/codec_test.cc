@@ -213,7 +213,7 @@ TEST_P(CodecConformance, NotANumberAndInfinityArrive) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, CodecConformance,
-    ::testing::Values("f32", "bf16", "f16", "int8", "int8:rounding=stochastic", "topk:0.01",
+    ::testing::Values("f32", "bf16", "f16", "int8", "int8:rounding=stochastic", "sign", "topk:0.01",
                       "topk:0.1,values=bf16", "topk:0.3,values=int8", "topk:1",
                       "topk:0.05,values=int8,rounding=stochastic,feedback=off"),
     [](const auto& test) {

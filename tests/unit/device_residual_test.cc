@@ -117,7 +117,7 @@ TEST_P(OnDevice, SendsTheBytesOfTheHost) {
 INSTANTIATE_TEST_SUITE_P(Codecs, OnDevice,
                          testing::Values("topk:0.05", "topk:0.1,values=int8,momentum=0.9",
                                          "topk:0.02,scope=global", "topk:0.8", "int8:feedback=on",
-                                         "bf16:feedback=on"),
+                                         "sign", "bf16:feedback=on"),
                          [](const testing::TestParamInfo<const char*>& of) {
                            return "Codec" + std::to_string(of.index);
                          });

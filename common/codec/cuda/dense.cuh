@@ -9,6 +9,7 @@
 #include "common/codec/cuda/kernels.h"
 #include "common/codec/format.h"
 #include "common/codec/int8_kernels.h"
+#include "common/codec/sign_kernels.h"
 
 namespace centroid::cuda {
 
@@ -185,6 +186,78 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A warp's part of a block of 256: numbers 32 apart, so that a lane's sum is a part of
+/// sign_kernels.h and a ballot is a word of bits.
+struct SignPart {
+  float v[kEight];
+  std::uint32_t count;  // of the block
+  float sum;            // of all parts
+
+  static __device__ __forceinline__ SignPart load(const float* x, std::uint64_t begin,
+                                                  std::uint64_t n, unsigned lane) {
+    SignPart part{};
+    part.count = static_cast<std::uint32_t>(n - begin < sign::kBlock ? n - begin : sign::kBlock);
+    float sum = 0;
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t i = lane + kLanes * j;
+      part.v[j] = i < part.count ? x[begin + i] : 0.0f;
+      if (i < part.count) sum += sign::part_of(part.v[j]);
+    }
+    part.sum = warp_sum(sum);
+    return part;
+  }
+  __device__ __forceinline__ std::uint16_t scale() const { return sign::scale_of(sum, count); }
+};
+
+/// A warp per block of 256 numbers.
+template <class = void>
+__global__ void __launch_bounds__(kThreads)
+    quantize_sign_kernel(const float* x, std::uint64_t n, std::byte* scales, std::byte* bits,
+                         std::uint32_t* flags) {
+  static_assert(sign::kParts == kLanes && sign::kBlock == kEight * kLanes);
+  const unsigned lane = threadIdx.x % kLanes;
+  const std::uint64_t blocks = (n + sign::kBlock - 1) / sign::kBlock;
+  for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
+    const std::uint64_t begin = b * sign::kBlock;
+    const SignPart part = SignPart::load(x, begin, n, lane);
+    if (!sign::is_finite(part.sum)) {
+      if (lane == 0) atomicOr(flags, kNotFinite);
+      continue;
+    }
+    if (lane == 0) store_bytes(scales + 2 * b, part.scale());
+    std::uint32_t mine = 0;
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t word =
+          __ballot_sync(kAllLanes, (std::bit_cast<std::uint32_t>(part.v[j]) & sign::kSignBit) != 0);
+      if (lane / 4 == j) mine = word;
+    }
+    // A byte a lane: lane l has bits 8 l to 8 l + 7 of the block.
+    if (lane < (part.count + 7) / 8)
+      bits[begin / 8 + lane] = static_cast<std::byte>(mine >> (8 * (lane % 4)) & 0xFF);
+  }
+}
+
+/// The scale is computed once more: cheaper than to read it from the host's memory.
+template <class = void>
+__global__ void __launch_bounds__(kThreads)
+    subtract_sign_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
+  if (*flags != 0) return;
+  const unsigned lane = threadIdx.x % kLanes;
+  const std::uint64_t blocks = (n + sign::kBlock - 1) / sign::kBlock;
+  for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
+    const std::uint64_t begin = b * sign::kBlock;
+    const SignPart part = SignPart::load(x, begin, n, lane);
+    const float scale = f32_from_bf16(part.scale());
+    for (unsigned j = 0; j < kEight; ++j) {
+      const std::uint32_t i = lane + kLanes * j;
+      if (i >= part.count) continue;
+      const std::uint32_t is_negative = std::bit_cast<std::uint32_t>(part.v[j]) >> 31;
+      x[begin + i] = part.v[j] - sign::dequantized(scale, is_negative);
+      if (momentum != nullptr) momentum[begin + i] = 0.0f;
+    }
+  }
+}
+
 /// How a dense payload is read: `one` number, or `eight` from number 8 g on.
 struct InF32 {
   const std::byte* in;
@@ -226,6 +299,22 @@ struct InInt8 {
     for (unsigned j = 0; j < kEight; ++j)
       to[j] =
           int8::dequantized(of, static_cast<std::uint8_t>(words[j / 4] >> (8 * (j % 4)) & 0xFF));
+  }
+};
+
+struct InSign {
+  const std::byte *scales, *in;
+  __device__ __forceinline__ float scale(std::uint64_t i) const {
+    return f32_from_bf16(
+        static_cast<std::uint16_t>(load_bytes(scales + 2 * (i / sign::kBlock), 2)));
+  }
+  __device__ __forceinline__ float one(std::uint64_t i) const {
+    return sign::dequantized(scale(i), static_cast<std::uint32_t>(in[i / 8]) >> (i % 8) & 1);
+  }
+  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
+    const auto byte = static_cast<std::uint32_t>(in[g]);
+    const float of = scale(kEight * g);  // 8 divides 256
+    for (unsigned j = 0; j < kEight; ++j) to[j] = sign::dequantized(of, byte >> j & 1);
   }
 };
 
@@ -275,7 +364,8 @@ void launch_encode_half(const EncodeArguments& of, unsigned processors, cudaStre
   CENTROID_LAUNCH(kernel, blocks, kThreads, stream, of.x, of.n, of.out, of.flags);
 }
 
-inline unsigned int8_blocks(std::uint64_t n, unsigned processors) {
+/// A warp per block of 256 numbers.
+inline unsigned warp_blocks(std::uint64_t n, unsigned processors) {
   return blocks_for((n + int8::kBlock - 1) / int8::kBlock * kLanes, processors);
 }
 
@@ -285,7 +375,7 @@ void launch_quantize(const EncodeArguments& of, unsigned processors, cudaStream_
   const bool is_fast = address(of.x) % 16 == 0 && address(numbers) % 8 == 0;
   const auto kernel =
       is_fast ? quantize_kernel<kRounding, true> : quantize_kernel<kRounding, false>;
-  CENTROID_LAUNCH(kernel, int8_blocks(of.n, processors), kThreads, stream, of.x, of.n,
+  CENTROID_LAUNCH(kernel, warp_blocks(of.n, processors), kThreads, stream, of.x, of.n,
                   int8::key_of(of.stream), of.out, numbers, of.flags);
 }
 
@@ -299,6 +389,13 @@ inline void launch_encode(const EncodeArguments& of, unsigned processors, cudaSt
       return launch_encode_half<format::F16>(of, processors, stream);
     case Dense::kFiniteBf16:
       return launch_encode_half<format::FiniteBf16>(of, processors, stream);
+    case Dense::kSign: {
+      const auto kernel = quantize_sign_kernel<>;
+      std::byte* bits = of.out + (sign::bytes(of.n) - (of.n + 7) / 8);
+      CENTROID_LAUNCH(kernel, warp_blocks(of.n, processors), kThreads, stream, of.x, of.n, of.out,
+                      bits, of.flags);
+      return;
+    }
     case Dense::kInt8:
       break;
   }
@@ -325,12 +422,18 @@ inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t
       return launch_subtract_plain<format::F16>(x, momentum, n, flags, processors, stream);
     case Dense::kFiniteBf16:
       return launch_subtract_plain<format::FiniteBf16>(x, momentum, n, flags, processors, stream);
+    case Dense::kSign: {
+      const auto sign_kernel = subtract_sign_kernel<>;
+      CENTROID_LAUNCH(sign_kernel, warp_blocks(n, processors), kThreads, stream, x, momentum, n,
+                      flags);
+      return;
+    }
     case Dense::kInt8:
       break;
   }
   const auto kernel =
       address(x) % 16 == 0 ? subtract_int8_kernel<true> : subtract_int8_kernel<false>;
-  CENTROID_LAUNCH(kernel, int8_blocks(n, processors), kThreads, stream, x, momentum, n, flags);
+  CENTROID_LAUNCH(kernel, warp_blocks(n, processors), kThreads, stream, x, momentum, n, flags);
 }
 
 template <class In>
@@ -354,6 +457,10 @@ inline void launch_add_dense(Dense type, const std::byte* in, float weight, bool
       return launch_add_in(InHalf<format::Bf16>{in}, 16, weight, first, acc, n, processors, stream);
     case Dense::kF16:
       return launch_add_in(InHalf<format::F16>{in}, 16, weight, first, acc, n, processors, stream);
+    case Dense::kSign: {
+      const InSign signs{in, in + (sign::bytes(n) - (n + 7) / 8)};
+      return launch_add_in(signs, 1, weight, first, acc, n, processors, stream);
+    }
     case Dense::kInt8:
       break;
   }

@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "common/codec/sign.h"
+
 namespace centroid {
 namespace {
 
@@ -30,6 +32,7 @@ Status reserve(Device& device, std::size_t bytes, std::unique_ptr<DeviceMemory>&
 
 std::size_t bytes_of(Dense type, std::size_t elements) {
   if (type == Dense::kInt8) return int8::bytes(elements);
+  if (type == Dense::kSign) return sign::bytes(elements);
   return (type == Dense::kF32 ? 4 : 2) * elements;
 }
 
@@ -73,11 +76,8 @@ Dense DeviceCodec::dense_type() const {
   if (spec_.kind == CodecSpec::Kind::kBf16) return Dense::kBf16;
   if (spec_.kind == CodecSpec::Kind::kF16) return Dense::kF16;
   if (spec_.values == ValueType::kF32) return Dense::kF32;
+  if (spec_.values == ValueType::kSign) return Dense::kSign;
   return spec_.values == ValueType::kBf16 ? Dense::kFiniteBf16 : Dense::kInt8;
-}
-
-bool DeviceCodec::has_form() const {
-  return spec_.kind == CodecSpec::Kind::kTopk || spec_.kind == CodecSpec::Kind::kInt8;
 }
 
 float* DeviceCodec::momentum_to_clear() const {
@@ -141,8 +141,8 @@ Status DeviceCodec::queue_dense(std::uint64_t first, std::uint64_t elements) {
 Result<std::size_t> DeviceCodec::encode(std::uint64_t first, std::uint64_t elements,
                                         MutableBytes out) {
   CENTROID_CHECK(first <= tensor_.elements && elements <= tensor_.elements - first);
-  CENTROID_CHECK(out.size() >= (has_form() ? payload::dense_bytes(ValueType::kF32, elements)
-                                           : bytes_of(dense_type(), elements)));
+  CENTROID_CHECK(out.size() >= (spec_.has_form() ? payload::dense_bytes(ValueType::kF32, elements)
+                                                 : bytes_of(dense_type(), elements)));
   if (!std::exchange(has_waited_, true)) CENTROID_TRY(stream_->wait());
   const auto summary = *as<cuda::SelectSummary>(summary_);
   if (summary.nonfinite > 0)
@@ -201,7 +201,7 @@ Result<std::size_t> DeviceCodec::take_dense(std::uint64_t first, std::uint64_t e
     return bad("numbers " + std::to_string(first) + " to " + std::to_string(first + elements) +
                " of " + tensor_.name + " are too large for " + spec_.to_string());
   const Dense type = dense_type();
-  const std::size_t form = has_form() ? 1 : 0;
+  const std::size_t form = spec_.has_form() ? 1 : 0;
   const std::size_t bytes = bytes_of(type, elements);
   if (form > 0) out[0] = static_cast<std::byte>(spec_.values);
   if (bytes > 0) std::memcpy(out.data() + form, dense_->data(), bytes);

@@ -73,7 +73,6 @@ class DeviceCodec {
   Result<std::size_t> take_sparse(std::uint64_t first, std::uint64_t elements, std::size_t from,
                                   std::size_t count, MutableBytes out);
   cuda::Dense dense_type() const;
-  bool has_form() const;
   float* momentum_to_clear() const;
   cuda::Queue queue() const { return cuda::queue_of(device_, *stream_); }
 

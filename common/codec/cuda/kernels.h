@@ -56,11 +56,11 @@ Status settle(const std::uint32_t* index, const float* rest, std::uint64_t count
               float* momentum, const Queue& queue);
 
 /// How numbers of a dense payload are stored; f32 is a copy.
-enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8 };
+enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8, kSign };
 
 /// What `encode` found; added to `flags` by bits.
 constexpr std::uint32_t kNotFinite = 1;  ///< a number is not finite (int8: beyond int8::limit)
-constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂)
+constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂); never of sign, which rounds
 
 struct EncodeArguments {
   Dense type = Dense::kBf16;  ///< not kF32
