@@ -167,6 +167,7 @@ void RowsServers::lost(Holder& holder) {
               {{"server", holder.name}, {"action", "requests for its rows wait for it"}});
   take_report(holder, {});
   holder.state = State::kAbsent;
+  holder.is_full = false;
   holder.link.reset();
   holder.gone_since = clock_.now();
 }

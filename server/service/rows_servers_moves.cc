@@ -424,6 +424,7 @@ Task<bool> RowsServers::owe_checkpoint() {
     if (is_ending_) co_return true;  // the last one is coming
     const std::vector<std::string> released = released_;
     if (options_.keeps_journal) {
+      ++seen_;  // the newest may have been made before it was ready
       const Status written = co_await hooks_.write_checkpoint();
       if (!written.ok()) {
         put_off("no checkpoint could be written for servers that came or went", written.error());
