@@ -118,7 +118,7 @@ def dashboard_json(dashboard):
         query_variable("instance", "Instance", 'label_values(centroid_build_info{run=~"$run",job=~"$job"}, instance)'),
     ]
     annotation = {"name": "Membership", "datasource": SOURCE, "enable": True, "iconColor": "orange",
-                  "expr": "changes(centroid_server_generation_number{%s}[$__interval]) > 0" % MATCHERS, "titleFormat": "membership changed"}  # fmt: skip
+                  "expr": "changes(centroid_server_generation_number{%s}[$__rate_interval]) > 0" % MATCHERS, "titleFormat": "membership changed"}  # fmt: skip
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,

@@ -32,16 +32,23 @@ def program(name, words):
 
 def centroidctl(words):
     """The command line is right; the server that it would ask is not here."""
-    status, said = outcome(BIN / "centroidctl", "--server", "http://127.0.0.1:9", "--timeout", "1", *words)
+    where = [] if "--server" in words else ["--server", "http://127.0.0.1:9"]
+    status, said = outcome(BIN / "centroidctl", *where, "--timeout", "1", *words)
     return said if status == 2 else None
 
 
 def kubectl(words):
-    if "-k" in words:
+    if "-k" in words[:-1]:
         status, said = outcome("kubectl", "kustomize", ROOT / words[words.index("-k") + 1])
         return said if status else None
     if "patch" in words:
         json.loads(words[words.index("-p") + 1])
+    if "exec" in words:
+        inner = words[words.index("--") + 1 :]
+        if inner[0] != "centroidctl":
+            return f"the image has no {inner[0]}"
+        if said := centroidctl(inner[1:]):
+            return said
     for kind, name in zip(words, words[1:]):
         if kind in ("job", "statefulset") and not any(f"\n  name: {name}\n" in file.read_text() for file in (ROOT / "deploy" / "kubernetes").rglob("*.yaml")):
             return f"no object {name}"
@@ -59,9 +66,22 @@ def docker(words):
         if word == "--profile" and not re.search(rf"profiles: \[{value}\]", compose):
             return f"no profile {value}"
     services = re.findall(r"^  ([a-z0-9-]+):$", compose.split("\nservices:")[1].split("\nnetworks:")[0], re.MULTILINE)
+    if "exec" in words:
+        service, program, *inner = words[words.index("exec") + 1 :]
+        if service not in services or program != "centroidctl":
+            return f"no {program} in {service}"
+        return centroidctl(inner)
     if acts := [word for word in words if word in ("up", "stop")]:
         unknown = [word for word in words[words.index(acts[0]) + 1 :] if not word.startswith("-") and word not in services]
-        return f"no services {unknown}" if unknown else None
+        if unknown:
+            return f"no services {unknown}"
+        chosen = {value for word, value in zip(words, words[1:]) if word == "--profile"}
+        files = [ROOT / value for word, value in zip(words, words[1:]) if word == "--env-file"]
+        chosen |= set(re.findall(r"^COMPOSE_PROFILES=(\S+)$", "\n".join(file.read_text() for file in files), re.MULTILINE))
+        for service, text in re.findall(r"^  ([a-z0-9-]+):\n((?:    .*\n)+)", compose, re.MULTILINE):
+            profile = re.search(r"profiles: \[(\w+)\]", text)
+            if "up" in words and service in words and profile and profile[1] not in chosen:  # it would start, with the settings of no profile
+                return f"{service} is of profile {profile[1]}, which is not chosen"
     return None
 
 

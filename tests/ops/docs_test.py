@@ -34,6 +34,13 @@ def blocks(page):
     return [block for block in found if any(line.startswith(SHELL) for line in block.splitlines())]
 
 
+def inline(page):
+    """Commands in the running text, without those in which a word in capitals or brackets stands for something."""
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    spans = [span.replace("\\|", "|") for span in re.findall(r"`([^`\n]+)`", text)]
+    return [span for span in spans if span.startswith(tuple(f"{word} " for word in SHELL)) and not re.search(r"\[|\.\.\.|\b[A-Z]{3,}\b", span)]
+
+
 class Words(ClusterTest):
     maxDiff = None
 
@@ -78,6 +85,23 @@ class Words(ClusterTest):
         for block, said in wrong.items():
             self.assertIn(said, self.faults(block, stand_ins))
 
+    def test_every_command_in_the_text(self):
+        """Commands in the running text are typed as well as those in blocks."""
+        stand_ins = self.stand_ins()
+        count = 0
+        for page in PAGES:
+            for span in inline(page):
+                if span.startswith("kubectl") and not shutil.which("kubectl"):
+                    continue
+                count += 1
+                with self.subTest(page=page, span=span):
+                    faults = self.faults(span, stand_ins)
+                    self.assertTrue(not faults or re.search(r" is required| missing$", faults.splitlines()[0]), faults)  # some only name a command
+        self.assertGreater(count, 30)
+        alone = "docker compose -f deploy/compose.yaml up -d --no-deps "
+        self.assertIn("profile ha", self.faults(alone + "server-b", stand_ins))
+        self.assertEqual("", self.faults(alone.replace("compose -f", "compose --env-file deploy/compose/ha.env -f") + "server-b", stand_ins))
+
     def test_flags_and_paths_in_the_text(self):
         helps = [[self.programs / "centroid-server", "--help"], [self.programs / "centroid-worker", "--help"], [self.programs / "centroidctl", "man"],
                  [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
@@ -101,7 +125,7 @@ class Words(ClusterTest):
 
     def test_what_the_table_of_symptoms_names_exists(self):
         table = text_of("docs/operations.md").split("## You see")[1].split("\n## ")[0]
-        sources = "\n".join(path.read_text() for part in ("server", "worker", "transport") for path in (ROOT / part).rglob("*.cc"))
+        sources = "\n".join(path.read_text() for part in ("common", "server", "worker", "transport") for path in (ROOT / part).rglob("*.cc"))
         alerts = (ROOT / "dashboards" / "prometheus" / "alerts.yaml").read_text()
         events = re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
         self.assertGreater(len(events), 15)
@@ -109,6 +133,11 @@ class Words(ClusterTest):
             self.assertTrue(f'"{name}"' in sources, f"{name} is no event")
         for name in re.findall(r"\bCentroid[A-Z]\w+", table):
             self.assertIn(f"alert: {name}\n", alerts)
+        for name in re.findall(r"alert: (\w+)$", alerts, re.MULTILINE):
+            self.assertIn(name, table, "an alert without a row")
+        errors = set(re.findall(r'(?:log::error\(|Level::kError,|broken =)\s*"([a-z_]+\.[a-z_]+)"', sources))
+        self.assertGreater(len(errors), 20)
+        self.assertEqual({name for name in errors if f"`{name}`" not in table}, set(), "errors of the log without a row")
         runbooks = "\n".join(re.findall(r"^\s+runbook: (.*)$", alerts, re.MULTILINE))
         for name in re.findall(r"\b[a-z]+\.[a-z_]+\b(?!/|\.md)", runbooks.replace("policies.md", "")):
             self.assertTrue(f'"{name}"' in sources, f"{name} is neither an event nor a setting")
