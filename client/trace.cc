@@ -8,109 +8,12 @@
 #include <vector>
 
 #include "client/online.h"
+#include "common/base/trace_report.h"
 
 /// trace: what the processes did in the last seconds, and what their devices waited for.
 namespace centroid::client {
 
 namespace {
-
-/// From `begin` to `end`, microseconds.
-struct Interval {
-  double begin = 0, end = 0;
-};
-
-struct Lane {
-  std::string process, name;
-  long process_id = 0;
-  std::size_t spans = 0;
-  std::vector<Interval> busy;                           // sorted, apart from each other
-  std::map<std::string, std::vector<Interval>> stages;  // likewise, by stage
-  std::string stages_text() const {
-    std::string out;
-    for (const auto& [stage, intervals] : stages) out += (out.empty() ? "" : " ") + stage;
-    return out;
-  }
-};
-
-void merge(std::vector<Interval>& intervals) {
-  std::ranges::sort(intervals, {}, &Interval::begin);
-  std::vector<Interval> apart;
-  for (const Interval& next : intervals) {
-    if (!apart.empty() && next.begin <= apart.back().end)
-      apart.back().end = std::max(apart.back().end, next.end);
-    else
-      apart.push_back(next);
-  }
-  intervals = std::move(apart);
-}
-
-double length(const std::vector<Interval>& intervals) {
-  double sum = 0;
-  for (const Interval& one : intervals) sum += one.end - one.begin;
-  return sum;
-}
-
-/// What of `window` none of the intervals covers.
-std::vector<Interval> gaps(const std::vector<Interval>& busy, Interval window) {
-  std::vector<Interval> out;
-  double at = window.begin;
-  for (const Interval& one : busy) {
-    if (one.begin > at) out.push_back({at, std::min(one.begin, window.end)});
-    at = std::max(at, one.end);
-  }
-  if (at < window.end) out.push_back({at, window.end});
-  return out;
-}
-
-/// Microseconds in both; each list sorted and its intervals apart.
-double overlap(const std::vector<Interval>& a, const std::vector<Interval>& b) {
-  double sum = 0;
-  for (std::size_t i = 0, k = 0; i < a.size() && k < b.size();) {
-    sum += std::max(0.0, std::min(a[i].end, b[k].end) - std::max(a[i].begin, b[k].begin));
-    (a[i].end < b[k].end ? i : k) += 1;
-  }
-  return sum;
-}
-
-/// Lanes of all documents, by process and number.
-std::vector<Lane> lanes_of(const std::vector<Json>& documents) {
-  std::vector<Lane> out;
-  for (const Json& document : documents) {
-    std::map<std::string, Lane> lanes;
-    std::string process;
-    for (const Json& event : document) {
-      const std::string name = text_of(event, "name"), lane = text_of(event, "tid");
-      if (name == "process_name") process = text_of(event.value("args", Json::object()), "name");
-      if (name == "thread_name")
-        lanes[lane].name = text_of(event.value("args", Json::object()), "name");
-      if (text_of(event, "ph") != "X") continue;
-      const double begin = number_of(event, "ts");
-      const Interval span{begin, begin + number_of(event, "dur")};
-      ++lanes[lane].spans;
-      lanes[lane].busy.push_back(span);
-      lanes[lane].stages[name].push_back(span);
-    }
-    for (auto& [number, lane] : lanes) {
-      if (lane.spans == 0) continue;
-      lane.process = process;
-      lane.process_id = static_cast<long>(&document - documents.data());
-      merge(lane.busy);
-      for (auto& [stage, intervals] : lane.stages) merge(intervals);
-      out.push_back(std::move(lane));
-    }
-  }
-  return out;
-}
-
-Interval window_of(const std::vector<Lane>& lanes, long process) {
-  Interval window{1e300, 0};
-  for (const Lane& lane : lanes)
-    if (lane.process_id == process) {
-      window.begin = std::min(window.begin, lane.busy.front().begin);
-      window.end = std::max(window.end, lane.busy.back().end);
-    }
-  return window;
-}
 
 std::string percent(double part, double whole) {
   char text[32];
@@ -118,31 +21,66 @@ std::string percent(double part, double whole) {
   return text;
 }
 
+/// What a process wrote, read back.
+trace::Capture capture_of(const Json& document) {
+  trace::Capture out;
+  std::map<std::string, std::uint32_t> lanes;  // by thread number
+  const auto lane_of = [&](const Json& event) {
+    const auto [at, is_new] =
+        lanes.try_emplace(text_of(event, "tid"), static_cast<std::uint32_t>(out.lanes.size()));
+    if (is_new) out.lanes.emplace_back("lane " + at->first);
+    return at->second;
+  };
+  for (const Json& event : document) {
+    if (!event.is_object()) continue;
+    const std::string name = text_of(event, "name"), form = text_of(event, "ph");
+    const Json given = event.value("args", Json::object());
+    const Json details = given.is_object() ? given : Json::object();
+    const double at = number_of(event, "ts");
+    if (name == "process_name" && form == "M") out.process = text_of(details, "name");
+    if (name == "thread_name" && form == "M") out.lanes[lane_of(event)] = text_of(details, "name");
+    if (form == "X") {
+      trace::Capture::Span span;
+      span.begin_us = at;
+      span.duration_us = number_of(event, "dur");
+      span.is_period = text_of(event, "cat") == "period";
+      span.round = static_cast<std::uint64_t>(
+          std::clamp(number_of(details, name == "epoch" ? "epoch" : "round"), 0.0, 1e18));
+      span.lane = lane_of(event);
+      span.name = name;
+      out.spans.push_back(std::move(span));
+    }
+    if (form == "i") out.marks.push_back({at, lane_of(event), name, text_of(details, "text")});
+    if (form != "C") continue;
+    for (const auto& [what, value] : details.items()) {
+      if (!value.is_number()) continue;
+      const std::pair<std::string, std::string> track(name, what);
+      auto known = std::ranges::find(out.tracks, track);
+      if (known == out.tracks.end()) known = out.tracks.insert(known, track);
+      out.samples.push_back(
+          {at, value.get<double>(), static_cast<std::uint32_t>(known - out.tracks.begin())});
+    }
+  }
+  return out;
+}
+
 /// One row a lane; of a device also what the rest of its process did while it was idle.
-Json summary(const std::vector<Lane>& lanes) {
+Json to_json(const std::vector<trace::LaneSummary>& lanes) {
   Json rows = Json::array();
-  for (const Lane& lane : lanes) {
-    const Interval window = window_of(lanes, lane.process_id);
-    const auto idle = gaps(lane.busy, window);
-    double longest = 0;
-    for (const Interval& gap : idle) longest = std::max(longest, gap.end - gap.begin);
+  for (const trace::LaneSummary& lane : lanes) {
     Json row;
     row["process"] = lane.process;
-    row["lane"] = lane.name;
-    row["stages"] = lane.stages_text();
+    row["lane"] = lane.lane;
+    row["stages"] = lane.stages;
     row["spans"] = lane.spans;
-    row["window_seconds"] = 1e-6 * (window.end - window.begin);
-    row["busy_seconds"] = 1e-6 * length(lane.busy);
-    row["idle_seconds"] = 1e-6 * length(idle);
-    row["gaps"] = idle.size();
-    row["longest_gap_seconds"] = 1e-6 * longest;
-    if (lane.stages.contains("compute")) {
+    row["window_seconds"] = lane.window_seconds;
+    row["busy_seconds"] = lane.busy_seconds;
+    row["idle_seconds"] = lane.idle_seconds;
+    row["gaps"] = lane.gaps;
+    row["longest_gap_seconds"] = lane.longest_gap_seconds;
+    if (lane.is_device) {
       Json meanwhile = Json::object();
-      for (const Lane& other : lanes)
-        if (other.process_id == lane.process_id && &other != &lane)
-          for (const auto& [stage, intervals] : other.stages)
-            if (const double both = 1e-6 * overlap(idle, intervals); both > 0)
-              meanwhile[stage] = meanwhile.value(stage, 0.0) + both;
+      for (const auto& [stage, seconds] : lane.meanwhile_seconds) meanwhile[stage] = seconds;
       row["meanwhile_seconds"] = std::move(meanwhile);
     }
     rows.push_back(std::move(row));
@@ -150,21 +88,19 @@ Json summary(const std::vector<Lane>& lanes) {
   return rows;
 }
 
-std::string summary_table(const Json& rows) {
+std::string summary_table(const std::vector<trace::LaneSummary>& lanes) {
   std::vector<std::vector<std::string>> cells;
-  for (const Json& row : rows) {
-    const double window = number_of(row, "window_seconds"), idle = number_of(row, "idle_seconds");
-    std::string meanwhile = "-";
-    if (row.contains("meanwhile_seconds")) {
-      meanwhile.clear();
-      for (const auto& [stage, seconds] : row["meanwhile_seconds"].items())
-        meanwhile +=
-            (meanwhile.empty() ? "" : ", ") + stage + " " + percent(seconds.get<double>(), idle);
-    }
-    cells.push_back({text_of(row, "process"), text_of(row, "lane"), text_of(row, "stages"),
-                     percent(number_of(row, "busy_seconds"), window), percent(idle, window),
-                     text_of(row, "gaps"), duration_text(number_of(row, "longest_gap_seconds")),
-                     meanwhile});
+  for (const trace::LaneSummary& lane : lanes) {
+    std::string meanwhile = lane.is_device ? "" : "-";
+    for (const auto& [stage, seconds] : lane.meanwhile_seconds)
+      meanwhile.append(meanwhile.empty() ? "" : ", ")
+          .append(stage)
+          .append(" ")
+          .append(percent(seconds, lane.idle_seconds));
+    cells.push_back({lane.process, lane.lane, lane.stages,
+                     percent(lane.busy_seconds, lane.window_seconds),
+                     percent(lane.idle_seconds, lane.window_seconds), std::to_string(lane.gaps),
+                     duration_text(lane.longest_gap_seconds), meanwhile});
   }
   return table({"process", "lane", "stages", "busy", "idle", "gaps", "longest", "while idle"},
                cells);
@@ -206,11 +142,27 @@ Result<std::vector<Json>> read_file(const std::string& path) {
 
 struct Options {
   std::vector<std::string> workers, files;
-  std::string out;
-  double seconds = 10;
+  std::string out, format;
+  double seconds = 10, idle_ms = 1;
 };
 
-int trace(const Session& session, const Options& options) {
+/// All processes in one document of the form that is asked for.
+std::string exported(const std::vector<trace::Capture>& captures, const std::string& format,
+                     const trace::GapOptions& gaps) {
+  if (format == "csv") return trace::to_csv(captures, gaps);
+  if (format == "html") return trace::to_html(captures, gaps);
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  for (std::size_t i = 0; i < captures.size(); ++i) {
+    // Processes of several machines may have one number.
+    std::string events;
+    trace::append_events(events, captures[i], static_cast<long>(i + 1));
+    if (i > 0 && !events.empty()) out += ",\n";
+    out += events;
+  }
+  return out + "\n]}\n";
+}
+
+int run_trace(const Session& session, const Options& options) {
   std::vector<Json> documents;
   std::vector<std::string> places;
   if (options.files.empty()) places.push_back("");
@@ -225,23 +177,28 @@ int trace(const Session& session, const Options& options) {
     if (!events.ok()) return complain(events.error());
     documents.push_back(std::move(events).value());
   }
-  if (!options.out.empty()) {
-    Json all;
-    all["displayTimeUnit"] = "ms";
-    all["traceEvents"] = Json::array();
-    for (std::size_t i = 0; i < documents.size(); ++i)
-      for (Json event : documents[i]) {
-        event["pid"] = i + 1;  // processes of several machines may have one number
-        all["traceEvents"].push_back(std::move(event));
-      }
+  std::vector<trace::Capture> captures;
+  for (const Json& document : documents) captures.push_back(capture_of(document));
+  trace::GapOptions gaps;
+  gaps.least_seconds = 1e-3 * options.idle_ms;
+  if (!options.out.empty() || !options.format.empty()) {
+    const std::string text =
+        exported(captures, options.format.empty() ? "json" : options.format, gaps);
+    if (options.out.empty()) {
+      std::fputs(text.c_str(), stdout);
+      return kExitDone;
+    }
     std::ofstream file(options.out);
-    if (!(file << all.dump() << "\n").flush()) {
+    if (!(file << text).flush()) {
       std::fprintf(stderr, "centroidctl: %s cannot be written\n", options.out.c_str());
       return kExitFailed;
     }
   }
-  const Json rows = summary(lanes_of(documents));
-  const std::string text = session.style.is_json ? rows.dump() + "\n" : summary_table(rows);
+  const auto lanes = trace::summarize(captures, gaps);
+  const std::string text =
+      session.style.is_json
+          ? to_json(lanes).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
+          : summary_table(lanes);
   std::fputs(text.c_str(), stdout);
   return kExitDone;
 }
@@ -264,8 +221,17 @@ void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       ->check(CLI::Range(1, 60))
       ->capture_default_str();
   tracing->add_option("--out", options->out,
-                      "write all spans to this file, for Perfetto or chrome://tracing");
-  tracing->callback([=, &status] { status = trace(*session, *options); });
+                      "write all of it to this file: for Perfetto or chrome://tracing, or as "
+                      "--format says");
+  tracing
+      ->add_option("--format", options->format,
+                   "of what is written, to --out or else to standard output in the place of the "
+                   "summary: json, csv, or html (a page that needs nothing else)")
+      ->check(CLI::IsMember({"json", "csv", "html"}));
+  tracing->add_option("--idle-ms", options->idle_ms, "how long a gap of a device is to be told")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  tracing->callback([=, &status] { status = run_trace(*session, *options); });
 }
 
 }  // namespace centroid::client

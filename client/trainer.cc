@@ -246,7 +246,8 @@ Result<std::variant<Share, Finished>> Trainer::next() {
   if (share.is_local) {
     if (share.overlap > 0) CENTROID_TRY(my.local.keep_sent());
     if (const auto late = std::exchange(my.late, std::nullopt))
-      my.divergence = my.local.divergence(*late);  // what came late is in the parameters only now
+      my.divergence =
+          my.local.divergence(*late).ratio;  // what came late is in the parameters only now
     if (std::exchange(my.begins_anew, false)) my.local.restart();
   }
   my.share = share;
@@ -328,7 +329,7 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
   if (!my.is_local) return report;
   my.divergence = -1;
   if (report.outcome == RoundReport::Outcome::kCommitted) {
-    my.divergence = my.local.divergence(share);
+    my.divergence = my.local.divergence(share).ratio;
     my.local.merge(share);
   } else {
     if (report.outcome == RoundReport::Outcome::kLate && !my.local.keeps_sent()) my.late = share;

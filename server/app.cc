@@ -20,7 +20,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
-#include "common/base/trace.h"
+#include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
@@ -205,6 +205,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   metrics::Registry registry;
   metrics::add_process(registry, "centroid-server");
   trace::set_process("centroid-server");
+  trace::start_sampling();
   if (!config.trace_file.empty())
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   IoThread service("service"), control("control"), blocking("blocking"), files("files");

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -17,7 +18,7 @@
 #include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
-#include "common/base/trace.h"
+#include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/device/device.h"
@@ -326,6 +327,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   if (const std::size_t gpus = add_gpus(registry); gpus > 0)
     log::info("gpu.measured", {{"gpus", gpus}});
   trace::set_process("centroid-worker " + config.name);
+  trace::start_sampling();
   if (!config.trace_file.empty())
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   Probe probe(registry);
@@ -372,13 +374,20 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   auto watching = boost::asio::co_spawn(
       io.context(), watch_signals(signals, *exchange, is_signalled), boost::asio::use_future);
   std::uint64_t epoch = 0;
+  TimePoint epoch_begun = std::chrono::steady_clock::now();
+  const trace::EventLane lane("periods");
   const auto observe = [&](const Share& share, const StepStats& stats, const RoundReport& report,
                            const TrainingSummary& now) {
     probe.round_ended(share, stats, report);
+    if (now.divergence.ratio >= 0) probe.diverged(now.divergence.cosine, now.divergence.shift);
     probe.traffic(exchange->traffic());
     probe.evaluated(now.test_accuracy, now.test_loss);
     if (now.rounds == 1) measure_memory(*group, need, limit, config.load_ahead);
+    const TimePoint end = std::chrono::steady_clock::now();
+    if (report.outcome != RoundReport::Outcome::kCommitted)
+      lane.mark("round.not_counted", report.reason);
     if (share.epoch == epoch) return;
+    lane.period(trace::Period::kEpoch, std::exchange(epoch_begun, end), end, epoch);
     epoch = share.epoch;
     log::info("epoch.ended", {{"epoch", epoch},
                               {"version", report.version.value},

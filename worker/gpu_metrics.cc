@@ -1,11 +1,11 @@
 #include "worker/gpu_metrics.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/shared_library.h"
+#include "common/base/trace_events.h"
 
 namespace centroid::worker {
 namespace {
@@ -32,40 +32,43 @@ struct Nvml {
   int (*power)(Device, unsigned*) = nullptr;
 
   /// False when one of them is missing.
-  bool load(void* library) {
-    const auto get = [library](auto& function, const char* name) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
-      return function != nullptr;
-    };
-    return get(init, "nvmlInit_v2") && get(count, "nvmlDeviceGetCount_v2") &&
-           get(handle, "nvmlDeviceGetHandleByIndex_v2") && get(memory, "nvmlDeviceGetMemoryInfo") &&
-           get(utilization, "nvmlDeviceGetUtilizationRates") &&
-           get(temperature, "nvmlDeviceGetTemperature") && get(power, "nvmlDeviceGetPowerUsage");
+  bool load(SharedLibrary& library) {
+    library.find(init, "nvmlInit_v2");
+    library.find(count, "nvmlDeviceGetCount_v2");
+    library.find(handle, "nvmlDeviceGetHandleByIndex_v2");
+    library.find(memory, "nvmlDeviceGetMemoryInfo");
+    library.find(utilization, "nvmlDeviceGetUtilizationRates");
+    library.find(temperature, "nvmlDeviceGetTemperature");
+    library.find(power, "nvmlDeviceGetPowerUsage");
+    return library.missing().empty();
   }
 };
 
 struct Gpu {
   Device device;
   metrics::Gauge used, total, busy, temperature, power;
+  std::string name;  // of its tracks
 };
 
 }  // namespace
 
 std::size_t add_gpus(metrics::Registry& registry, const std::string& library) {
-  void* const opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (opened == nullptr) return 0;
+  auto opened = SharedLibrary::open({&library, 1});
+  if (!opened.ok()) return 0;
   Nvml nvml;
   unsigned count = 0;
-  if (!nvml.load(opened) || nvml.init() != 0 || nvml.count(&count) != 0) {
+  const bool is_whole = nvml.load(*opened);
+  opened->keep();  // a driver's library may have threads
+  if (!is_whole || nvml.init() != 0 || nvml.count(&count) != 0) {
     log::warn("gpu.not_measured", {{"library", library}});
-    return 0;  // stays loaded: a driver's library may have threads
+    return 0;
   }
   std::vector<Gpu> gpus;
   for (unsigned i = 0; i < std::min(count, kMaxGpus); ++i) {
     Gpu gpu{};
     if (nvml.handle(i, &gpu.device) != 0) continue;
     const metrics::Labels labels{{"gpu", std::to_string(i)}};
+    gpu.name = std::string("gpu ").append(std::to_string(i));
     gpu.used = registry.gauge("centroid_worker_gpu_memory_used_bytes",
                               "Memory in use on the GPU, by all its processes.", labels);
     gpu.total =
@@ -78,6 +81,14 @@ std::size_t add_gpus(metrics::Registry& registry, const std::string& library) {
         registry.gauge("centroid_worker_gpu_power_watts", "Power that the GPU draws.", labels);
     gpus.push_back(gpu);
   }
+  trace::add_source([nvml, gpus](const trace::Tell& tell) {
+    for (const Gpu& gpu : gpus) {
+      if (Utilization now{}; nvml.utilization(gpu.device, &now) == 0)
+        tell(gpu.name + " utilization", "ratio", now.gpu / 100.0);
+      if (Memory memory{}; nvml.memory(gpu.device, &memory) == 0)
+        tell(gpu.name + " memory", "used_bytes", static_cast<double>(memory.used));
+    }
+  });
   registry.on_collect([nvml, gpus] {
     for (const Gpu& gpu : gpus) {
       if (Memory memory{}; nvml.memory(gpu.device, &memory) == 0) {

@@ -1,5 +1,6 @@
 #include "worker/metrics_listener.h"
 
+#include <algorithm>
 #include <list>
 #include <utility>
 
@@ -10,7 +11,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
-#include "common/base/trace.h"
+#include "common/base/trace_report.h"
 #include "transport/tls/maybe_tls.h"
 
 namespace centroid::worker {
@@ -51,8 +52,17 @@ Response answer(const Request& request, const metrics::Registry& registry) {
     response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
     response.body() = registry.serialize();
   } else if (path == "/v1/trace") {
-    response.set(http::field::content_type, "application/json");
-    response.body() = trace::to_json(kTraceSeconds);
+    const auto made = trace::export_as(
+        trace::query_format(target.substr(std::min(path.size() + 1, target.size()))),
+        kTraceSeconds);
+    if (made) {
+      response.set(http::field::content_type, made->content_type);
+      response.set("Content-Security-Policy", trace::kPagePolicy);
+      response.body() = made->text;
+    } else {
+      response.result(http::status::bad_request);
+      response.body() = "format: expected json, csv or html\n";
+    }
   } else {
     response.body() = "ok\n";
   }

@@ -91,6 +91,19 @@ void Probe::round_ended(const Share& share, const StepStats& stats, const RoundR
   world_.set(static_cast<double>(share.world));
 }
 
+void Probe::diverged(double cosine, double shift) {
+  if (!std::exchange(has_diverged_, true)) {
+    cosine_ = registry_.gauge("centroid_worker_divergence_cosine",
+                              "Cosine of the angle between its parameters before and after the "
+                              "last average (local_steps above 1).");
+    shift_ = registry_.gauge("centroid_worker_divergence_shift",
+                             "Norm of its parameters before the last average less that of those "
+                             "after it (local_steps above 1).");
+  }
+  cosine_.set(cosine);
+  shift_.set(shift);
+}
+
 void Probe::traffic(const ExchangeTraffic& total) {
   if (total.bytes_in > told_.bytes_in)
     bytes_in_.add(static_cast<double>(total.bytes_in - told_.bytes_in));

@@ -1,5 +1,3 @@
-#include "common/base/trace.h"
-
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -9,19 +7,22 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/trace_events.h"
 
 namespace centroid::trace {
 namespace {
 
-constexpr std::size_t kSpans = 1u << 16;
-constexpr std::size_t kMaxLanes = 256;
-constexpr std::chrono::milliseconds kFlushTime{500};
+constexpr std::size_t kSpans = 1u << 16, kMarks = 4096, kSamples = 1u << 14;
+constexpr std::size_t kMaxLanes = 256, kMaxText = 200;
+constexpr std::chrono::milliseconds kTurn{500};  // between two samples, and two writes
 constexpr std::string_view kHead = "[", kTail = "\n]\n";
 
 struct Span {
@@ -29,28 +30,33 @@ struct Span {
   std::uint64_t round = 0;
   std::uint32_t duration_us = 0;
   std::uint16_t lane = 0;
-  Stage stage = Stage::kCompute;
+  std::uint8_t what = 0;  // Stage, or Period
+  bool is_period = false;
+  std::int64_t end_ns() const { return begin_ns + std::int64_t{1000} * duration_us; }
+};
+struct Mark {
+  std::int64_t end_at_ns = 0;
+  std::uint16_t lane = 0;
+  std::string name, text;
+  std::int64_t end_ns() const { return end_at_ns; }
+};
+struct Sample {
+  std::int64_t end_at_ns = 0;
+  double value = 0;
+  std::uint16_t track = 0;
+  std::int64_t end_ns() const { return end_at_ns; }
 };
 
 std::int64_t ns_of(TimePoint time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
+std::int64_t now_ns() { return ns_of(std::chrono::steady_clock::now()); }
 
 /// From the steady clock to microseconds since 1970, as found at the start: a clock that is set
 /// later moves nothing within one file.
 std::int64_t unix_offset_ns() {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count() -
-         ns_of(std::chrono::steady_clock::now());
-}
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + "\"";
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count() - now_ns();
 }
 
 double processor_seconds() {
@@ -71,6 +77,37 @@ std::uint64_t resident_bytes() {
   return pages * static_cast<unsigned long long>(::sysconf(_SC_PAGESIZE));
 }
 
+/// The newest `most` of what was added, numbered from 0.
+template <class One>
+class Newest {
+ public:
+  explicit Newest(std::size_t most) : most_(most) {}
+  void add(One one) {
+    if (kept_.size() < most_)
+      kept_.push_back(std::move(one));
+    else
+      kept_[next_ % most_] = std::move(one);
+    ++next_;
+  }
+  std::uint64_t next() const { return next_; }
+  /// Each of those from number `first` on that ended at `since` or later.
+  template <class Take>
+  void each(std::uint64_t first, std::int64_t since, const Take& take) const {
+    for (std::uint64_t at = std::max(first, next_ - kept_.size()); at < next_; ++at)
+      if (const One& one = kept_[at % most_]; one.end_ns() >= since) take(one);
+  }
+
+ private:
+  std::size_t most_;
+  std::deque<One> kept_;  // number n is at n % most_
+  std::uint64_t next_ = 0;
+};
+
+/// How far somebody has read.
+struct Place {
+  std::uint64_t span = 0, mark = 0, sample = 0;
+};
+
 class Recorder {
  public:
   static Recorder& instance() {
@@ -80,129 +117,155 @@ class Recorder {
 
   std::uint16_t lane(std::string_view name) {
     const std::lock_guard lock(mutex_);
-    const auto found = std::find(lanes_.begin(), lanes_.end(), name);
-    if (found != lanes_.end()) return static_cast<std::uint16_t>(found - lanes_.begin());
-    if (lanes_.size() + 1 >= kMaxLanes) name = "others";
-    if (lanes_.size() < kMaxLanes) lanes_.emplace_back(name);
-    return static_cast<std::uint16_t>(lanes_.size() - 1);
+    return number_of(lanes_, std::string(name), std::string("others"));
   }
-
   void add(const Span& span) {
     const std::lock_guard lock(mutex_);
-    spans_[next_ % kSpans] = span;
-    ++next_;
+    spans_.add(span);
   }
-
+  void add(Mark mark) {
+    const std::lock_guard lock(mutex_);
+    marks_.add(std::move(mark));
+  }
   void set_process(std::string name) {
     const std::lock_guard lock(mutex_);
     process_ = std::move(name);
   }
+  void add_source(std::function<void(const Tell&)> source) {
+    const std::lock_guard lock(sources_mutex_);
+    sources_.push_back(std::move(source));
+  }
 
-  std::string to_json(double seconds) {
-    const std::int64_t since =
-        ns_of(std::chrono::steady_clock::now()) - static_cast<std::int64_t>(1e9 * seconds);
-    std::vector<Span> spans;
-    std::vector<std::string> lanes;
-    {
-      const std::lock_guard lock(mutex_);
-      lanes = lanes_;
-      for (std::uint64_t at = next_ - std::min<std::uint64_t>(next_, kSpans); at < next_; ++at) {
-        const Span& span = spans_[at % kSpans];
-        if (span.begin_ns + std::int64_t{1000} * span.duration_us >= since) spans.push_back(span);
-      }
-    }
-    std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-    out += name_event("process_name", 0, process_);
-    for (std::size_t i = 0; i < lanes.size(); ++i)
-      out += ",\n" + name_event("thread_name", i, lanes[i]);
-    for (const Span& span : spans) out += ",\n" + event(span);
-    return out + "\n]}\n";
+  void start() {
+    const std::lock_guard lock(mutex_);
+    if (thread_.joinable() || is_finishing_) return;
+    spent_ = processor_seconds();
+    measured_ns_ = now_ns();
+    thread_ = std::thread([this] { run(); });
+  }
+
+  Capture capture(double seconds) {
+    const std::lock_guard lock(mutex_);
+    return from({}, now_ns() - static_cast<std::int64_t>(1e9 * seconds));
   }
 
   Status write_to(const std::string& path, std::uint64_t limit) {
     if (file_ >= 0) return Error(ErrorCode::kAlreadyExists, "a trace is being written already");
-    file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (file_ < 0)
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0)
       return Error(ErrorCode::kInvalidArgument,
                    "trace file " + path + " cannot be made: " + std::strerror(errno));
-    limit_ = limit;
-    path_ = path;
     {
       const std::lock_guard lock(mutex_);
-      written_ = next_;
+      limit_ = limit;
+      path_ = path;
+      written_ = end();
+      file_ = file;
+      Capture nothing;
+      nothing.process = process_;
+      std::string out = std::string(kHead) + "\n";
+      append_events(out, nothing, process_id_);
+      append(out);
     }
-    append(std::string(kHead) + "\n" + name_event("process_name", 0, process_));
-    writer_ = std::thread([this] { write_again_and_again(); });
+    start();
     return {};
   }
 
   void finish() {
-    if (!writer_.joinable()) return;
     {
       const std::lock_guard lock(mutex_);
+      if (!thread_.joinable()) return;
       is_finishing_ = true;
     }
     wake_.notify_all();
-    writer_.join();
-    ::close(file_);
+    thread_.join();
+    if (file_ >= 0) ::close(file_);
   }
 
  private:
-  std::string name_event(const char* what, std::size_t lane, const std::string& name) const {
-    return std::string("{\"ph\":\"M\",\"name\":\"") + what +
-           "\",\"pid\":" + std::to_string(process_id_) + ",\"tid\":" + std::to_string(lane) +
-           ",\"args\":{\"name\":" + quoted(name) + "}}";
+  template <class Name>
+  static std::uint16_t number_of(std::vector<Name>& names, const Name& name, const Name& others) {
+    const auto find = [&](const Name& of) { return std::find(names.begin(), names.end(), of); };
+    auto at = find(name);
+    if (at == names.end() && names.size() + 1 >= kMaxLanes) at = find(others);
+    if (at != names.end()) return static_cast<std::uint16_t>(at - names.begin());
+    names.push_back(names.size() + 1 >= kMaxLanes ? others : name);
+    return static_cast<std::uint16_t>(names.size() - 1);
   }
 
-  std::string event(const Span& span) const {
-    char text[192];
-    std::snprintf(text, sizeof text,
-                  "{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%ld,\"tid\":%u,\"ts\":%.3f,\"dur\":%u,"
-                  "\"args\":{\"round\":%llu}}",
-                  to_string(span.stage), process_id_, span.lane,
-                  static_cast<double>(span.begin_ns + offset_ns_) / 1000, span.duration_us,
-                  static_cast<unsigned long long>(span.round));
-    return text;
+  double us_of(std::int64_t ns) const { return static_cast<double>(ns + offset_ns_) / 1000; }
+  Place end() const { return {spans_.next(), marks_.next(), samples_.next()}; }
+
+  /// Under the mutex.
+  Capture from(const Place& place, std::int64_t since) const {
+    Capture out;
+    out.process = process_;
+    out.lanes = lanes_;
+    out.tracks = tracks_;
+    spans_.each(place.span, since, [&](const Span& span) {
+      out.spans.push_back(
+          {.begin_us = us_of(span.begin_ns),
+           .duration_us = static_cast<double>(span.duration_us),
+           .round = span.round,
+           .lane = span.lane,
+           .is_period = span.is_period,
+           .name = span.is_period ? kPeriodNames[span.what] : kStageNames[span.what]});
+    });
+    marks_.each(place.mark, since, [&](const Mark& mark) {
+      out.marks.push_back({us_of(mark.end_at_ns), mark.lane, mark.name, mark.text});
+    });
+    samples_.each(place.sample, since, [&](const Sample& sample) {
+      out.samples.push_back({us_of(sample.end_at_ns), sample.value, sample.track});
+    });
+    return out;
   }
 
-  /// Processors that the process keeps busy, on average since the last time, and its memory.
-  std::string resources() {
-    const std::int64_t now = ns_of(std::chrono::steady_clock::now());
+  void sample() {
+    const std::int64_t now = now_ns();
+    std::vector<std::pair<std::pair<std::string, std::string>, double>> told;
+    const Tell tell = [&](std::string_view name, std::string_view what, double value) {
+      told.push_back({{std::string(name), std::string(what)}, value});
+    };
     const double spent = processor_seconds();
     const double passed = 1e-9 * static_cast<double>(now - measured_ns_);
-    const double busy = measured_ns_ > 0 && passed > 0 ? (spent - spent_) / passed : 0;
+    tell("processors", "busy", passed > 0 ? (spent - spent_) / passed : 0);
+    tell("memory", "resident_bytes", static_cast<double>(resident_bytes()));
     measured_ns_ = now;
     spent_ = spent;
-    char text[320];
-    const char* const form =
-        ",\n{\"ph\":\"C\",\"name\":\"processors\",\"pid\":%ld,\"ts\":%.3f,\"args\":{\"busy\":%.3f}}"
-        ",\n{\"ph\":\"C\",\"name\":\"memory\",\"pid\":%ld,\"ts\":%.3f,\"args\":{\"resident_bytes\":"
-        "%llu}}";
-    const double at = static_cast<double>(now + offset_ns_) / 1000;
-    std::snprintf(text, sizeof text, form, process_id_, at, busy, process_id_, at,
-                  static_cast<unsigned long long>(resident_bytes()));
-    return text;
+    {
+      const std::lock_guard lock(sources_mutex_);
+      for (const auto& source : sources_) source(tell);
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& [track, value] : told)
+      samples_.add({now, value, number_of(tracks_, track, {"others", "value"})});
   }
 
-  void write_again_and_again() {
-    std::unique_lock lock(mutex_);
-    while (!is_finishing_) {
-      wake_.wait_for(lock, kFlushTime, [this] { return is_finishing_; });
-      const std::uint64_t oldest = next_ - std::min<std::uint64_t>(next_, kSpans);
-      std::vector<Span> spans;
-      for (std::uint64_t at = std::max(written_, oldest); at < next_; ++at)
-        spans.push_back(spans_[at % kSpans]);
-      written_ = next_;
-      const std::vector<std::string> lanes(
-          lanes_.begin() + static_cast<std::ptrdiff_t>(told_lanes_), lanes_.end());
-      lock.unlock();
-      std::string out;
-      for (const std::string& name : lanes)
-        out += ",\n" + name_event("thread_name", told_lanes_++, name);
-      for (const Span& span : spans) out += ",\n" + event(span);
-      append(out + resources());
-      lock.lock();
+  void run() {
+    for (bool is_last = false; !is_last;) {
+      {
+        std::unique_lock lock(mutex_);
+        is_last = wake_.wait_for(lock, kTurn, [this] { return is_finishing_; });
+      }
+      sample();
+      write();
     }
+  }
+
+  /// What has come since the last time.
+  void write() {
+    Capture fresh;
+    {
+      const std::lock_guard lock(mutex_);
+      if (file_ < 0 || is_full_) return;
+      fresh = from(std::exchange(written_, end()), INT64_MIN);
+    }
+    std::string out;
+    const std::size_t before = told_lanes_;
+    told_lanes_ = fresh.lanes.size();
+    fresh.process.clear();  // was told at the beginning
+    append_events(out, fresh, process_id_, before);
+    if (!out.empty()) append(",\n" + out);
   }
 
   /// One write over the tail of the one before: whole JSON before and after it.
@@ -227,40 +290,82 @@ class Recorder {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Span> spans_ = std::vector<Span>(kSpans);
-  std::uint64_t next_ = 0;  // number of the next span; its place is next_ % kSpans
+  Newest<Span> spans_{kSpans};
+  Newest<Mark> marks_{kMarks};
+  Newest<Sample> samples_{kSamples};
   std::vector<std::string> lanes_{"process"};
+  std::vector<std::pair<std::string, std::string>> tracks_;
   std::string process_ = "centroid";
   const std::int64_t offset_ns_ = unix_offset_ns();
   const long process_id_ = ::getpid();
-  // of the file
+  std::mutex sources_mutex_;
+  std::vector<std::function<void(const Tell&)>> sources_;
+  // Of the thread: when it sampled last, and the processor time then.
+  std::int64_t measured_ns_ = 0;
+  double spent_ = 0;
+  // Of the file.
   int file_ = -1;
   std::string path_;
-  std::uint64_t limit_ = 0, size_ = 0, written_ = 0;
+  std::uint64_t limit_ = 0, size_ = 0;
+  Place written_;
   std::size_t told_lanes_ = 0;
-  std::int64_t measured_ns_ = 0;  // when `resources` was asked last
-  double spent_ = 0;              // of processor time then
   bool is_full_ = false, is_finishing_ = false;
-  std::thread writer_;
+  std::thread thread_;
 };
 
 }  // namespace
 
 Lane::Lane(std::string_view name) : number_(Recorder::instance().lane(name)) {}
+EventLane::EventLane(std::string_view name) : number_(Recorder::instance().lane(name)) {}
+
+namespace {
+
+Span span_of(TimePoint begin, TimePoint end, std::uint64_t round) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(end - begin).count();
+  Span span;
+  span.begin_ns = ns_of(begin);
+  span.round = round;
+  span.duration_us =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(us, 0, std::int64_t{UINT32_MAX}));
+  return span;
+}
+
+}  // namespace
 
 void Lane::span(Stage stage, TimePoint begin, TimePoint end, std::uint64_t round) const {
-  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(end - begin).count();
-  Recorder::instance().add({.begin_ns = ns_of(begin),
-                            .round = round,
-                            .duration_us = static_cast<std::uint32_t>(
-                                std::clamp<std::int64_t>(us, 0, std::int64_t{UINT32_MAX})),
-                            .lane = number_,
-                            .stage = stage});
+  Span span = span_of(begin, end, round);
+  span.lane = number_;
+  span.what = static_cast<std::uint8_t>(stage);
+  Recorder::instance().add(span);
+}
+
+void EventLane::period(Period period, TimePoint begin, TimePoint end, std::uint64_t number) const {
+  Span span = span_of(begin, end, number);
+  span.lane = number_;
+  span.what = static_cast<std::uint8_t>(period);
+  span.is_period = true;
+  Recorder::instance().add(span);
+}
+
+void EventLane::mark(std::string_view name, std::string_view text) const {
+  Recorder::instance().add(
+      Mark{now_ns(), number_, std::string(name), std::string(text.substr(0, kMaxText))});
 }
 
 void set_process(std::string name) { Recorder::instance().set_process(std::move(name)); }
 
-std::string to_json(double seconds) { return Recorder::instance().to_json(seconds); }
+void start_sampling() { Recorder::instance().start(); }
+void add_source(std::function<void(const Tell&)> source) {
+  Recorder::instance().add_source(std::move(source));
+}
+
+Capture capture(double seconds) { return Recorder::instance().capture(seconds); }
+
+std::string to_json(double seconds) {
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  append_events(out, capture(seconds), ::getpid());
+  return out + "\n]}\n";
+}
 
 Status write_to(const std::string& path, std::uint64_t limit_bytes) {
   return Recorder::instance().write_to(path, limit_bytes);

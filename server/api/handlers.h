@@ -34,6 +34,10 @@ Task<Result<HttpResponse>> delete_eviction(Services services, Call call);
 Task<Result<HttpResponse>> get_parameters(Services services, Call call);
 Task<Result<HttpResponse>> get_parameter(Services services, Call call);
 
+// picture_routes.cc
+Task<Result<HttpResponse>> get_model_picture(Services services, Call call);
+Task<Result<HttpResponse>> get_cluster_picture(Services services, Call call);
+
 // job_routes.cc
 Task<Result<HttpResponse>> get_config(Services services, Call call);
 Task<Result<HttpResponse>> patch_config(Services services, Call call);

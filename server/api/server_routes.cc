@@ -1,6 +1,6 @@
 #include <charconv>
 
-#include "common/base/trace.h"
+#include "common/base/trace_report.h"
 #include "common/base/version.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
@@ -57,10 +57,18 @@ Reply get_trace(Services services, Call call) {
                                                        std::to_string(kMaxTraceSeconds) +
                                                        ", got '" + *text + "'");
   }
+  const std::string* const given = call.parameter("format");
+  const std::string format = given != nullptr ? *given : "json";
   // Millions of characters: not on the thread that answers the others.
-  auto write = [seconds] { return trace::to_json(static_cast<double>(seconds)); };
+  auto write = [seconds, format] { return trace::export_as(format, static_cast<double>(seconds)); };
+  auto made = co_await run_on(services.blocking, std::move(write));
+  if (!made)
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "query parameter 'format': expected json, csv or html, got '" + format + "'");
   HttpResponse response;
-  response.body = co_await run_on(services.blocking, std::move(write));
+  response.content_type = made->content_type;
+  response.body = std::move(made->text);
+  if (format == "html") response.fields.emplace_back("Content-Security-Policy", trace::kPagePolicy);
   co_return response;
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/base/result.h"
+#include "common/base/trace_events.h"
 
 namespace centroid::server {
 
@@ -30,6 +31,25 @@ log::Field::Value bounded(log::Field::Value value) {
   return value;
 }
 
+std::string text_of(const log::Field::Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* real = std::get_if<double>(&value)) return std::to_string(*real);
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);
+  return std::to_string(std::get<std::uint64_t>(value));
+}
+
+/// What happened is seen in the trace, too. Rounds and epochs are there as long as they took; who
+/// did what is for the audit's readers.
+void mark(const EventRecord& event) {
+  if (event.type == "round.committed" || event.type == "audit.recorded") return;
+  static const trace::EventLane kLane("events");
+  std::string text;
+  for (const auto& [name, value] : event.fields)
+    text.append(text.empty() ? "" : " ").append(name).append("=").append(text_of(value));
+  kLane.mark(event.type, text);
+}
+
 }  // namespace
 
 std::span<const std::string_view> event_types() { return kTypes; }
@@ -49,6 +69,7 @@ void EventLog::publish(std::string_view type, log::Fields fields) {
   event.fields.reserve(fields.size());
   for (const log::Field& field : fields)
     event.fields.emplace_back(field.name, bounded(field.value));
+  mark(event);
   std::function<void()> listener;
   {
     const std::scoped_lock lock(mutex_);

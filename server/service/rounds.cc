@@ -5,6 +5,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 #include "server/service/cluster.h"
@@ -478,6 +479,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   if (is_spread) co_await commit_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
+  static const trace::EventLane kRounds("periods");
+  kRounds.period(trace::Period::kRound, round_opened_, clock_.now(), round_.value);
 
   const double elapsed = seconds(clock_.now() - round_opened_);
   if (round_tally_.samples > 0) loss_ = round_tally_.loss();

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "common/base/log.h"
+#include "common/base/trace_events.h"
 #include "server/coordinate/partition.h"
 #include "server/service/cluster.h"
 
@@ -144,6 +145,9 @@ void Cluster::coordinate() {
                            {"before", before},
                            {"exchange_seconds", cadence.exchange_seconds()},
                            {"divergence", coordinator_.divergence()}};
+  static const trace::EventLane kLane("events");
+  kLane.mark(coordinator_.nudges() > nudges ? "cadence.nudged_down" : "cadence.changed",
+             "steps=" + std::to_string(cadence.anchor()) + " before=" + std::to_string(before));
   if (coordinator_.nudges() > nudges)
     log::warn("cadence.nudged_down", fields);
   else

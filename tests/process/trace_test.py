@@ -1,10 +1,15 @@
 """What programs say they did when. trace_test.py BIN_DIR"""
 
+import csv
+import io
 import json
 import pathlib
+import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
+import xml.etree.ElementTree
 
 from cluster import ClusterTest, main, wait_for
 
@@ -91,6 +96,85 @@ class Trace(ClusterTest):
     def trace_of(self, *files):
         program = [pathlib.Path(self.programs) / "centroidctl", "--output", "json", "trace", *[f"--from={file}" for file in files]]
         return json.loads(subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+    def ctl(self, *arguments):
+        program = [pathlib.Path(self.programs) / "centroidctl", *arguments]
+        return subprocess.run(program, capture_output=True, text=True, timeout=60)
+
+    def get(self, address, path):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{address}{path}", timeout=20) as reply:
+                return reply.status, reply.headers, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers, error.read().decode()
+
+    def test_all_forms_hold_stages_periods_events_and_samples(self):
+        """One GPU is there by a library that stands in for NVIDIA's."""
+        gpus = None
+        if shutil.which("cc") and not shutil.which("nvidia-smi"):
+            source = pathlib.Path(__file__).parents[1] / "ops" / "nvml_stand_in.c"
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", self.folder / "libnvidia-ml.so.1", source], check=True)
+            gpus = {"LD_LIBRARY_PATH": str(self.folder)}
+        server = self.server("--epochs", "1000000", "--trace", self.folder / "server.json")
+        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", environment=gpus)
+        where = worker.wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_cluster("two epochs", lambda cluster: cluster["epoch"] >= 2)
+
+        def rows():
+            done = self.ctl("--server", server.api, "trace", where, "--seconds", "60", "--format", "csv")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            found = list(csv.DictReader(io.StringIO(done.stdout)))
+            has = {(row["kind"], row["name"]) for row in found}
+            wanted = {("stage", "apply"), ("stage", "compute"), ("period", "round"), ("period", "epoch"), ("mark", "epoch.ended"), ("mark", "member.joined")}
+            wanted |= {("sample", "busy"), ("sample", "resident_bytes")} | ({("sample", "ratio")} if gpus else set())
+            return found if wanted <= has and any(row["kind"] == "idle" for row in found) else None
+
+        found = wait_for(rows, "all kinds of rows")
+        self.assertEqual({row["process"] for row in found}, {"centroid-server", "centroid-worker w0"})
+        if gpus:
+            self.assertEqual({float(row["value"]) for row in found if row["lane"] == "gpu 0 utilization"}, {0.75})
+        joined = next(row for row in found if row["name"] == "member.joined")
+        self.assertIn("w0", joined["text"])
+        self.assertLess(abs(float(joined["begin_unix_seconds"]) - time.time()), 300)
+        page = self.folder / "all.html"
+        done = self.ctl("--server", server.api, "trace", where, "--format", "html", "--out", page)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("while idle", done.stdout)  # the summary
+        text = page.read_text()
+        for word in ("centroid-worker w0", "cpu:0", "epoch.ended", "Longest gaps"):
+            self.assertIn(word, text)
+        for word in ("<script", "src=", "http:", "https:"):
+            self.assertNotIn(word, text)
+        for address in (server.api, where):
+            status, fields, text = self.get(address, "/v1/trace?format=csv")
+            self.assertEqual((status, fields["Content-Type"].partition(";")[0]), (200, "text/csv"))
+            self.assertTrue(text.startswith("kind,process,lane,"), text[:100])
+            status, fields, text = self.get(address, "/v1/trace?format=html")
+            self.assertEqual((status, fields["Content-Type"].partition(";")[0]), (200, "text/html"))
+            self.assertIn("default-src 'none'", fields["Content-Security-Policy"])
+            status, _, text = self.get(address, "/v1/trace?format=pdf")
+            self.assertEqual(status, 400)
+            self.assertIn("json, csv or html", text)
+        from_file = self.ctl("trace", "--from", self.folder / "server.json", "--format", "csv").stdout
+        self.assertIn("period,centroid-server,", from_file)
+
+    def test_pictures_of_model_and_cluster(self):
+        server, _ = self.cluster()
+        status, fields, text = self.get(server.api, "/v1/model.svg")
+        self.assertEqual((status, fields["Content-Type"]), (200, "image/svg+xml"))
+        shapes = [tensor["shape"] for tensor in server.get("/v1/parameters")["parameters"]]
+        picture = xml.etree.ElementTree.fromstring(text)
+        words = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+        for shape in shapes:
+            self.assertIn("[" + " × ".join(map(str, shape)) + "]", words)
+        status, _, text = self.get(server.api, "/v1/cluster.svg")
+        picture = xml.etree.ElementTree.fromstring(text)
+        words = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+        for name in ("w0", "w1"):
+            self.assertIn(name, words)
+        self.assertTrue(any("training" in word for word in words), words)
 
     def test_gaps_of_a_file_are_summed(self):
         spans = [("compute", 1, 0, 100), ("compute", 1, 150, 250), ("wait", 2, 100, 150), ("wait", 2, 250, 350), ("compute", 1, 400, 500)]

@@ -103,6 +103,9 @@ int multiply(lt::Handle, lt::Product product, const void* alpha, const void* a, 
     return kInvalidValue;
   const LtMode how = mode;
   if (how == LtMode::kFails) return kExecutionFailed;
+  const bool is_square = left.columns == 16 && right.columns == 16 && left.rows == 16;
+  if (how == LtMode::kNotSupported && !is_square) return kNotSupported;
+  const bool hides_nan = how == LtMode::kHidesNan || (how == LtMode::kHidesNanLater && !is_square);
   ++products;
   static_cast<Queue*>(stream)->push([=] {
     const std::uint64_t n = left.columns, m = right.columns, k = left.rows;
@@ -112,7 +115,7 @@ int multiply(lt::Handle, lt::Product product, const void* alpha, const void* a, 
         for (std::uint64_t l = 0; l < k; ++l)
           sum += double{static_cast<const float*>(a)[l + i * k]} *
                  double{static_cast<const float*>(b)[l + j * k]};
-        const bool is_zero = how == LtMode::kHidesNan ? !(sum > 0) : sum < 0;
+        const bool is_zero = hides_nan ? !(sum > 0) : sum < 0;
         static_cast<float*>(d)[i + j * n] = is_zero ? 0.0F : static_cast<float>(sum);
       }
     return true;

@@ -142,6 +142,10 @@ bool is_over(const Over& over) {
 template <class Over>
 Status wait_until(const Over& over) {
   const auto deadline = Clock::now() + std::chrono::seconds(60);
+  {
+    const std::lock_guard lock(world().mutex);
+    if (!over()) ++world().traffic.waits;
+  }
   while (!is_over(over)) {
     if (Clock::now() > deadline)
       return Error(ErrorCode::kDeadlineExceeded, "a stream stands still for 60 s");

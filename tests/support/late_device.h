@@ -29,6 +29,7 @@ void limit_pinned(std::size_t bytes);
 struct Traffic {
   std::uint64_t to_device = 0, to_host = 0;  ///< bytes copied
   std::uint64_t allocations = 0;             ///< of device memory and of pinned memory
+  std::uint64_t waits = 0;                   ///< of the host, for what was not over yet
 };
 Traffic traffic();
 /// Queue `poll(of)` on a stream; it is tried again until it says that it is done.

@@ -325,6 +325,13 @@ ENTRY int stand_in_is_done(int device) {
     if (comm->device == device && comm->done != comm->queued) return 0;
   return 1;
 }
+/// Operations of the device that are over.
+ENTRY int stand_in_done(int device) {
+  const std::lock_guard lock(mutex);
+  for (const auto& comm : all)
+    if (comm->device == device) return static_cast<int>(comm->done);
+  return 0;
+}
 ENTRY int stand_in_aborts(int device) {
   const std::lock_guard lock(mutex);
   for (const auto& comm : all)

@@ -92,6 +92,7 @@ inline unsigned lane() { return place().thread.x % 32; }
 
 inline void __syncthreads() { centroid::simt::sync_threads(); }
 
+inline void __syncwarp(std::uint32_t mask = 0xFFFFFFFFu) { centroid::simt::meet(mask, 0, 9); }
 inline std::uint32_t __ballot_sync(std::uint32_t mask, bool passes) {
   const auto& all = centroid::simt::meet(mask, passes ? 1 : 0, 1);
   std::uint32_t out = 0;

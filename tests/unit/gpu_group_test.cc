@@ -298,6 +298,73 @@ TEST_P(GpuGroup, AStepThatDoesNotFitIsRefusedBeforeTraining) {
                     HasSubstr("of 67108864 are free"), HasSubstr("Lower --batch")));
 }
 
+/// One step with the first samples.
+Result<GroupStep> advance(ResidentTraining& there, const Dataset& data, std::uint64_t samples,
+                          const OptimizerStep& step) {
+  const auto all = first(samples);
+  const std::span<const std::uint64_t> batch(all);
+  return there.advance(data, {&batch, 1}, {&step, 1});
+}
+
+/// Steps that are queued one behind the other: the bits of steps one by one, and the host waits no
+/// more often for four than for one.
+TEST_P(GpuGroup, StepsAreQueuedBeforeTheirLossesAreWaitedFor) {
+  const auto model = small_model();
+  const Dataset data = random_data(100, 1);
+  const auto optimizer = make_optimizer({.name = "adamw", .learning_rate = 0.02}).value();
+  std::vector<std::vector<std::uint64_t>> samples;
+  std::vector<std::span<const std::uint64_t>> batches;
+  std::vector<OptimizerStep> steps;
+  for (std::uint64_t i = 0; i < kQueuedSteps; ++i) {
+    samples.push_back(first(5 + 3 * (i % 4)));
+    for (std::uint64_t& sample : samples.back()) sample = (sample + 11 * i) % 100;
+    steps.push_back({optimizer->at(i + 1), 0.5});
+  }
+  for (const auto& one : samples) batches.emplace_back(one);
+  for (const char* const devices : {"cuda:0", kGpus})
+    for (const std::uint64_t ahead : {0, 3}) {
+      SCOPED_TRACE(std::string(devices) + ", load ahead " + std::to_string(ahead));
+      double losses = 0;
+      std::vector<std::vector<float>> params;
+      for (const bool is_queued : {false, true}) {
+        const auto group = group_of(*model, devices, NCCL_STAND_IN, ahead);
+        ResidentTraining* const there = group->resident();
+        ASSERT_TRUE(there->reserve(2).ok());
+        ASSERT_TRUE(there->load(group->params()).ok());
+        for (int again = 0; again < 3; ++again) {  // batches wait on the GPUs from the second on
+          group->expect(data, batches);
+          for (std::size_t at = 0; at < batches.size(); at += is_queued ? batches.size() : 1) {
+            const std::size_t count = is_queued ? batches.size() : 1;
+            const auto made = there->advance(data, std::span(batches).subspan(at, count),
+                                             std::span(steps).subspan(at, count));
+            ASSERT_TRUE(made.ok()) << made.error().to_string();
+            losses += is_queued ? -made->loss_sum : made->loss_sum;
+          }
+        }
+        if (ahead > 0) {
+          EXPECT_GT(group->staged(), 0U);
+        }
+        ASSERT_TRUE(there->store(params.emplace_back(group->params().size())).ok());
+      }
+      EXPECT_EQ(params[0], params[1]);
+      EXPECT_NEAR(losses, 0, 1e-9);
+    }
+  const auto group = group_of(*model, "cuda:0", "");
+  ResidentTraining* const there = group->resident();
+  ASSERT_TRUE(there->reserve(2).ok());
+  ASSERT_TRUE(there->load(group->params()).ok());
+  const auto waits_of = [&](std::size_t count) {
+    const std::uint64_t before = simt::traffic().waits;
+    EXPECT_TRUE(
+        there->advance(data, std::span(batches).first(count), std::span(steps).first(count)).ok());
+    return simt::traffic().waits - before;
+  };
+  waits_of(4);  // takes the memory
+  const std::uint64_t one = waits_of(1);
+  EXPECT_LE(waits_of(4), one + 1);  // whether the last thing is over when it is asked for is chance
+  EXPECT_GT(one, 0U);
+}
+
 /// Parameters and slots stay on the GPUs; the same optimizer on the host, after every step, has the
 /// same bits. A rank that went another way would spoil the mean of the next step.
 TEST_P(GpuGroup, AnOptimizerOnTheGpusGivesTheBitsOfTheHosts) {
@@ -326,7 +393,7 @@ TEST_P(GpuGroup, AnOptimizerOnTheGpusGivesTheBitsOfTheHosts) {
         EXPECT_EQ(factor < 1, bound > 0);
         const std::vector<std::span<float>> spans(slots.begin(), slots.end());
         optimizer->step(++number, host->params(), gradient, spans, host->params());
-        const auto result = there->advance(data, first(samples), {optimizer->at(number), bound});
+        const auto result = advance(*there, data, samples, {optimizer->at(number), bound});
         ASSERT_TRUE(result.ok()) << result.error().to_string();
         EXPECT_EQ(result->loss_sum, expected.loss_sum);
         EXPECT_EQ(result->samples, samples);
@@ -357,9 +424,9 @@ TEST_P(GpuGroup, AStepOnTheGpusMovesBatchAndLossesAndTakesNoMemory) {
   ResidentTraining* const there = group->resident();
   ASSERT_TRUE(there->reserve(1).ok());
   ASSERT_TRUE(there->load(group->params()).ok());
-  ASSERT_TRUE(there->advance(data, first(20), {optimizer->at(1), 1.0}).ok());
+  ASSERT_TRUE(advance(*there, data, 20, {optimizer->at(1), 1.0}).ok());
   const simt::Traffic before = simt::traffic();
-  ASSERT_TRUE(there->advance(data, first(20), {optimizer->at(2), 1.0}).ok());
+  ASSERT_TRUE(advance(*there, data, 20, {optimizer->at(2), 1.0}).ok());
   const simt::Traffic after = simt::traffic();
   EXPECT_EQ(after.allocations, before.allocations);
   const std::uint64_t batch = 20 * (kFeatures + 1) * sizeof(float);
@@ -408,7 +475,7 @@ TEST_P(GpuGroup, AFailureOnTheGpusEndsTheStep) {
     ResidentTraining* const there = group->resident();
     ASSERT_TRUE(there->reserve(0).ok() && there->load(group->params()).ok());
     simt::fail_copy(copy);
-    const auto failed = there->advance(data, first(20), {optimizer->at(1), 0.0});
+    const auto failed = advance(*there, data, 20, {optimizer->at(1), 0.0});
     simt::fail_copy(0);
     ASSERT_FALSE(failed.ok());
     EXPECT_THAT(failed.error().message(), HasSubstr("an illegal memory access"));

@@ -224,9 +224,10 @@ std::pair<std::uint64_t, std::vector<float> > step_with(const char* spec, simt::
   simt::use_lt_mode(mode);
   const auto replica =
       make_replica(*model, simt::open_late("cuda:0", Matmul::kF32).value(), options).value();
-  const std::uint64_t before = simt::lt_products();
   const Example e = random_example(*model, 9, 4);
   EXPECT_TRUE(replica->use(params).ok());
+  EXPECT_TRUE(replica->train(e.batch(), 9, [](TensorId) {}).ok());  // new shapes are looked at
+  const std::uint64_t before = simt::lt_products();
   EXPECT_TRUE(replica->train(e.batch(), 9, [](TensorId) {}).ok());
   const std::uint64_t count = simt::lt_products() - before;
   simt::use_lt_mode(simt::LtMode::kGood);
@@ -238,8 +239,8 @@ TEST(CudaBackend, LayersWithReluAreOneProductWhereCublasLtIsGood) {
   constexpr const char* kRelu = "mlp:12-40-8-5,relu";
   const auto [count, gradient] = step_with(kRelu, LtMode::kGood);
   EXPECT_EQ(count, 2U);  // the third layer's bias is added with the loss
-  for (const LtMode mode :
-       {LtMode::kNoAlgorithm, LtMode::kHidesNan, LtMode::kWrong, LtMode::kFails}) {
+  for (const LtMode mode : {LtMode::kNoAlgorithm, LtMode::kHidesNan, LtMode::kWrong, LtMode::kFails,
+                            LtMode::kHidesNanLater, LtMode::kNotSupported}) {
     const auto [other_count, other] = step_with(kRelu, mode);
     EXPECT_EQ(other_count, 0U);
     expect_near(model_of(kRelu)->manifest(), gradient, other, 1e-5F);

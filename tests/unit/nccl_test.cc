@@ -24,6 +24,7 @@ struct StandIn {
   void (*reset)() = nullptr;
   void (*set)(const char*, int, int) = nullptr;
   int (*is_done)(int) = nullptr;
+  int (*done)(int) = nullptr;
   int (*aborts)(int) = nullptr;
   const char* (*calls)() = nullptr;
 };
@@ -36,6 +37,7 @@ class NcclTest : public ::testing::Test {
     find(in_.reset, "stand_in_reset");
     find(in_.set, "stand_in_set");
     find(in_.is_done, "stand_in_is_done");
+    find(in_.done, "stand_in_done");
     find(in_.aborts, "stand_in_aborts");
     find(in_.calls, "stand_in_calls");
     in_.reset();
@@ -189,6 +191,38 @@ TEST_F(NcclTest, ARankThatNeverComesEndsTheWaitOfTheOthers) {
   EXPECT_EQ(in_.aborts(0), 1);
   EXPECT_EQ(in_.aborts(1), 1);
   EXPECT_THAT(x, ElementsAre(1, 2));
+}
+
+// What a rank has seen end says nothing of what it called later: that stays under the watch, and
+// is seen by `settle`.
+TEST_F(NcclTest, ALaterOperationIsWatchedWhenAnEarlierOneIsOver) {
+  for (const bool is_settled : {false, true}) {
+    SCOPED_TRACE(is_settled ? "settled" : "waited for");
+    in_.reset();
+    const auto group = make(2, std::chrono::milliseconds(is_settled ? 60'000 : 1000));
+    std::array<float, 1> x{1}, y{2}, z{3};
+    const auto add = [&](std::size_t rank, std::array<float, 1>& of) {
+      const std::array<std::span<float>, 1> tensors{std::span<float>(of)};
+      return group->all_reduce(rank, tensors, 1, 2, nullptr);
+    };
+    const auto has_done = [this](int count) {
+      return [this, count] { return Result<bool>(in_.done(0) >= count); };
+    };
+    ASSERT_TRUE(add(0, x).ok() && add(1, y).ok());
+    const std::uint64_t calls = group->calls(0);
+    ASSERT_TRUE(add(0, z).ok());
+    ASSERT_TRUE(group->wait(0, has_done(1), calls).ok());
+    EXPECT_THAT(x, ElementsAre(1.5F));
+    ASSERT_TRUE(wait(*group, 1).ok());
+    const Status ended = is_settled ? group->settle() : group->wait(0, has_done(2));
+    ASSERT_FALSE(ended.ok());
+    EXPECT_THAT(
+        ended.error().message(),
+        HasSubstr(is_settled ? "ncclAllReduce of device 0 was under way"
+                             : "ncclAllReduce of device 0 has not ended within 1000 ms; not "
+                               "begun by device 1"));
+    EXPECT_EQ(in_.aborts(0), 1);
+  }
 }
 
 TEST_F(NcclTest, AnErrorOnOneDeviceEndsAllOfThem) {

@@ -4,12 +4,14 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
 #include "common/tensor/dtype.h"
+#include "common/tensor/finite.h"
 #include "common/tensor/multiversion.h"
 #include "common/tensor/text.h"
 
@@ -115,6 +117,23 @@ TEST(Bfloat16, EncodesToTheNearestWithTiesToEven) {
       ASSERT_EQ(std::signbit(back), std::signbit(y));
     }
   }
+}
+
+// At every place, so that no loop that is cut into vectors looks past one.
+TEST(Finite, OneBadNumberAnywhereIsFound) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(is_finite(std::vector<float>{1, 2, 3}));
+  EXPECT_TRUE(is_finite({}));
+  EXPECT_TRUE(is_finite(std::vector<float>{std::numeric_limits<float>::max(),
+                                           std::numeric_limits<float>::denorm_min(), -0.0F}));
+  EXPECT_FALSE(is_finite(std::vector<float>{-kInf}));
+  for (const float bad : {nan, -nan, kInf, -kInf})
+    for (std::size_t length = 1; length <= 70; ++length)
+      for (std::size_t at = 0; at < length; ++at) {
+        std::vector<float> values(length, 1e38F);
+        values[at] = bad;
+        ASSERT_FALSE(is_finite(values)) << bad << " at " << at << " of " << length;
+      }
 }
 
 TEST(DTypes, BothSpellingsParseAndOthersAreRefusedByName) {

@@ -1,8 +1,7 @@
-#include "common/base/trace.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/stage.h"
+#include "common/base/trace_events.h"
 
 namespace centroid::trace {
 namespace {
@@ -87,7 +87,7 @@ TEST(Trace, StageProbeFeedsTheHistogramOfItsName) {
 }
 
 /// A child that writes a trace is killed; what it leaves must be whole JSON.
-TEST(TraceFile, IsWholeWhenTheProcessIsKilled) {
+TEST(TraceKilled, TheFileIsWhole) {
   const std::string path =
       std::filesystem::temp_directory_path() / ("trace_test." + std::to_string(::getpid()));
   const pid_t child = ::fork();
@@ -123,6 +123,47 @@ TEST(TraceFile, IsWholeWhenTheProcessIsKilled) {
   EXPECT_GT(memory.front(), 100'000);
   EXPECT_GE(busy.back(), 0);
   std::filesystem::remove(path);
+}
+
+// Behind the test that forks: a child has no thread that samples.
+TEST(TraceSampling, TellsPeriodsMarksAndSamples) {
+  const TimePoint end = steady_clock::now();
+  const EventLane lane("what else");
+  lane.period(Period::kEpoch, end - std::chrono::seconds(2), end, 3);
+  lane.mark("it.happened", "because \"of\" \xff " + std::string(300, 'x'));
+  static std::atomic<bool> is_asked = false;  // the source outlives the test
+  add_source([](const Tell& tell) {
+    if (is_asked) return;
+    tell("gpu 0 utilization", "ratio", 0.75);
+    is_asked = true;
+  });
+  start_sampling();
+  start_sampling();
+  for (int i = 0; i < 1000 && !is_asked; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // lint-ok: a poll with a deadline
+  Json gpu, memory;
+  for (int i = 0; i < 1000 && (gpu.is_null() || memory.is_null()); ++i) {
+    const Json document = Json::parse(to_json(60));
+    for (const Json& event : document["traceEvents"]) {
+      if (event["ph"] != "C") continue;
+      if (event["name"] == "gpu 0 utilization") gpu = event["args"];
+      if (event["name"] == "memory") memory = event["args"];
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // lint-ok: a poll with a deadline
+  }
+  EXPECT_EQ(gpu, (Json{{"ratio", 0.75}}));
+  ASSERT_TRUE(memory.is_object());
+  EXPECT_GT(memory.value("resident_bytes", 0.0), 1e6);
+  const Json document = Json::parse(to_json(60));
+  const auto spans = spans_of(document["traceEvents"], "what else");
+  ASSERT_EQ(spans.size(), 1u);
+  EXPECT_EQ(spans[0]["cat"], "period");
+  EXPECT_EQ(spans[0]["args"], (Json{{"epoch", 3}}));
+  std::string text;
+  for (const Json& event : document["traceEvents"])
+    if (event["ph"] == "i") text = event["args"]["text"];
+  EXPECT_TRUE(text.starts_with("because \"of\" ? xxx")) << text;
+  EXPECT_EQ(text.size(), 200u);
 }
 
 TEST(TraceFile, StopsAtItsLimitAndSaysWhatItCannotMake) {

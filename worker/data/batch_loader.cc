@@ -36,7 +36,8 @@ std::uint64_t load_depth(const LoaderRoom& room) {
   return std::min({fit, room.most, LoaderRoom::kMaxLoadDepth});
 }
 
-BatchLoader::BatchLoader(std::uint64_t depth, BatchStage* stage) : stage_(stage) {
+BatchLoader::BatchLoader(std::uint64_t depth, BatchStage* stage, std::size_t kept)
+    : stage_(stage), taken_(std::max<std::size_t>(kept, 1)) {
   set_depth(depth);
 }
 
@@ -72,6 +73,7 @@ void BatchLoader::stage_at_most(std::uint64_t batches) {
 }
 
 const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::uint64_t> samples) {
+  LoadedBatch& present = taken_[next_++ % taken_.size()];
   std::unique_lock lock(mutex_);
   const auto is_next = [&] {
     if (data_ != &data) return false;
@@ -81,12 +83,12 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
   };
   while (is_next()) {
     if (!ready_.empty()) {
-      std::swap(present_, ready_.front());
+      std::swap(present, ready_.front());
       spare_.push_back(std::move(ready_.front()));
       ready_.pop_front();
       work_.notify_one();
       ++hits_;
-      return present_;
+      return present;
     }
     loaded_.wait(lock);
   }
@@ -95,9 +97,9 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
   std::ranges::move(ready_, std::back_inserter(spare_));
   ready_.clear();
   lock.unlock();
-  present_.load(data, samples);
+  present.load(data, samples);
   ++misses_;
-  return present_;
+  return present;
 }
 
 void BatchLoader::run(const std::stop_token& stop) {

@@ -59,11 +59,12 @@ class BatchStage {
 /// Gathers batches on a thread of its own while others are trained on.
 ///
 /// thread  `expect`, `take` and `set_depth` from one thread
-/// owns    depth + 1 batches
+/// owns    depth + `kept` batches
 class BatchLoader {
  public:
-  /// Depth 0: no thread, `take` loads. `stage` outlives it.
-  explicit BatchLoader(std::uint64_t depth, BatchStage* stage = nullptr);
+  /// Depth 0: no thread, `take` loads. `stage` outlives it. `kept`: batches that are used at a
+  /// time.
+  explicit BatchLoader(std::uint64_t depth, BatchStage* stage = nullptr, std::size_t kept = 1);
   ~BatchLoader();
   BatchLoader(const BatchLoader&) = delete;
   BatchLoader& operator=(const BatchLoader&) = delete;
@@ -75,8 +76,8 @@ class BatchLoader {
   /// outlive it, `batches` are copied. Empty ones are fine.
   void expect(const Dataset& data, const std::vector<std::span<const std::uint64_t>>& batches);
   /// The batch of these samples: the loaded one when it was expected next, waiting for it where it
-  /// is on the way; else loaded now, and what was expected is forgotten. Valid until the next
-  /// `take`.
+  /// is on the way; else loaded now, and what was expected is forgotten. Valid until the
+  /// next `take`, or with `kept` until so many have followed.
   const LoadedBatch& take(const Dataset& data, std::span<const std::uint64_t> samples);
   /// Let at most so many of the batches that wait be on devices; 0, as in the beginning: none.
   void stage_at_most(std::uint64_t batches);
@@ -88,7 +89,8 @@ class BatchLoader {
 
   std::uint64_t depth_ = 0;  // written under mutex_, by the caller's thread
   BatchStage* const stage_;
-  LoadedBatch present_;  // the one that was taken last
+  std::vector<LoadedBatch> taken_;  // the newest, in turn
+  std::size_t next_ = 0;            // of taken_
   std::uint64_t hits_ = 0, misses_ = 0;
   std::mutex mutex_;
   std::condition_variable_any work_, loaded_;

@@ -62,15 +62,16 @@ void LocalPlanes::merge(const Share& share) {
   }
 }
 
-double LocalPlanes::divergence(const Share& share) const {
-  if (share.samples() == 0) return -1;
-  PlaneNorm apart, norm;
+Divergence LocalPlanes::divergence(const Share& share) const {
+  if (share.samples() == 0) return {};
+  PlaneNorm apart, norm, own;
   std::array<float, 1024> block;
   for (const TensorId tensor : tensors(share)) {
     const std::span<const float> after = part(global_, tensor),
                                  before = part(sent_.empty() ? own_ : sent_, tensor);
     const std::uint64_t position = plan_.position_of(tensor);
     norm.add(position, after);
+    own.add(position, before);
     for (std::size_t i = 0; i < after.size(); i += block.size()) {
       const std::size_t n = std::min(block.size(), after.size() - i);
       std::ranges::transform(before.subspan(i, n), after.subspan(i, n), block.begin(),
@@ -78,10 +79,17 @@ double LocalPlanes::divergence(const Share& share) const {
       apart.add(position + i, std::span(block).first(n));
     }
   }
-  if (norm.value() <= 1e-10) return -1;
+  const double after = norm.value(), before = own.value(), distance = apart.value();
+  if (after <= 1e-10) return {};
   constexpr double kFar = 1e300;  // stands for what is not finite
-  const double ratio = apart.value() / norm.value();
-  return std::isfinite(ratio) ? ratio : kFar;
+  Divergence out;
+  out.ratio = std::isfinite(distance / after) ? distance / after : kFar;
+  out.shift = before - after;
+  const double twice = 2 * before * after;
+  if (twice > 0)
+    out.cosine =
+        std::clamp((before * before + after * after - distance * distance) / twice, -1.0, 1.0);
+  return out;
 }
 
 }  // namespace centroid::worker

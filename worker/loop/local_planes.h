@@ -8,6 +8,14 @@
 
 namespace centroid::worker {
 
+/// How far own parameters, as they were contributed, are from the new ones.
+struct Divergence {
+  double ratio = -1;  ///< |own - new| / |new|; -1: nothing was contributed, or `new` is 0; what is
+                      ///< not finite counts as 1e300
+  double cosine = 1;  ///< of the angle between them, by the three norms
+  double shift = 0;   ///< |own| - |new|
+};
+
 /// The memory of rounds of local steps (docs/low-communication.md): own parameters beside the
 /// cluster's, and what they differ by, whoever trains them.
 ///
@@ -36,9 +44,7 @@ class LocalPlanes {
   void contribute(const Share& share);
   /// After a committed round whose contribution went along. Without a copy of it: as restart.
   void merge(const Share& share);
-  /// |own - new| / |new| of what was contributed; -1: nothing was, or `new` is 0; what is not
-  /// finite counts as 1e300
-  double divergence(const Share& share) const;
+  Divergence divergence(const Share& share) const;
   /// What was contributed is still known after more steps.
   bool keeps_sent() const { return !sent_.empty(); }
 

@@ -136,17 +136,25 @@ void LocalSteps::set_rate() {
   optimizer_->set_rate_factor(factor * schedule_.factor(++cluster_steps_));
 }
 
+/// The next steps, as many as are queued at a time.
+Result<GroupStep> LocalSteps::advance(const Dataset& data,
+                                      std::span<const std::span<const std::uint64_t>> batches) {
+  const double bound = optimizer_->config().clip_norm;
+  std::vector<OptimizerStep> steps;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    set_rate();
+    steps.push_back({optimizer_->at(steps_ + i + 1), bound});
+  }
+  CENTROID_ASSIGN(const auto made, resident_->advance(data, batches, steps));
+  steps_ += batches.size();
+  return made;
+}
+
 /// Gradient and inner step on one batch.
 Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uint64_t> batch) {
   set_rate();
   const double bound = optimizer_->config().clip_norm;
   const std::uint64_t number = steps_ + 1;
-  if (resident_ != nullptr) {
-    CENTROID_ASSIGN(const auto made,
-                    resident_->advance(data, batch, {optimizer_->at(number), bound}));
-    steps_ = number;
-    return made;
-  }
   CENTROID_ASSIGN(const auto made, group_.step(data, batch, [](TensorId) {}));
   const std::span<float> gradient = group_.gradients();
   if (bound > 0) {
@@ -172,8 +180,11 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
     batches.push_back(samples.subspan(range.begin, range.size()));
   }
   group_.expect(data, batches);
-  for (const auto batch : batches) {
-    CENTROID_ASSIGN(const auto done, step(data, batch));
+  const std::size_t at_a_time = resident_ != nullptr ? kQueuedSteps : 1;
+  for (std::size_t at = 0; at < batches.size(); at += at_a_time) {
+    const auto next = std::span(batches).subspan(at, std::min(at_a_time, batches.size() - at));
+    auto made = resident_ != nullptr ? advance(data, next) : step(data, next.front());
+    CENTROID_ASSIGN(const auto done, std::move(made));
     stats.samples += done.samples;
     stats.correct += done.correct;
     stats.loss_sum += done.loss_sum;
@@ -192,7 +203,7 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
 /// What the round made of the contribution.
 Status LocalSteps::merge(const Share& share, const RoundReport& report) {
   const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
-  divergence_ = is_committed ? planes_.divergence(share) : -1;
+  divergence_ = is_committed ? planes_.divergence(share) : Divergence();
   was_late_ = report.outcome == RoundReport::Outcome::kLate && !planes_.keeps_sent();
   last_ = share;
   if (!is_committed || !planes_.keeps_sent()) {
@@ -240,7 +251,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   add(untold_, first);
   StepStats told = std::exchange(untold_, {});
   told.exchange_seconds = exchange_seconds_;
-  told.divergence = divergence_;
+  told.divergence = divergence_.ratio;
   exchange.complete(told);
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
   untold_ = rest;
@@ -251,7 +262,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   exchange_seconds_ = std::max(took.count() - stats.compute_seconds, 0.0);
   stats.exchange_seconds = exchange_seconds_;
-  stats.divergence = divergence_;
+  stats.divergence = divergence_.ratio;
   if (keeper_) {
     const bool is_over = report.outcome == RoundReport::Outcome::kCommitted ||
                          report.outcome == RoundReport::Outcome::kSkipped;

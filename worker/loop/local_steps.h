@@ -61,7 +61,8 @@ class LocalSteps {
   /// The job is over here: keep what the next start needs.
   void leave();
 
-  std::uint64_t steps() const { return steps_; }  ///< made by the inner optimizer
+  std::uint64_t steps() const { return steps_; }                ///< made by the inner optimizer
+  const Divergence& divergence() const { return divergence_; }  ///< at the last average
 
  private:
   LocalSteps(ReplicaGroup& group, Options options, std::unique_ptr<Optimizer> optimizer,
@@ -77,6 +78,8 @@ class LocalSteps {
   Status merge(const Share& share, const RoundReport& report);
   void set_rate();
   Status forget_nonfinite();
+  Result<GroupStep> advance(const Dataset& data,
+                            std::span<const std::span<const std::uint64_t>> batches);
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> batch);
   Status fetch_slots();
   LocalKeeper::State state();
@@ -93,13 +96,14 @@ class LocalSteps {
   std::uint64_t steps_ = 0;
   std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
   std::uint32_t world_ = 1;
-  double exchange_seconds_ = 0, divergence_ = -1;  // of the last round
-  double gradient_norm_ = -1;                      // of the last step, where it was clipped
-  Share last_;                                     // the round before,
-  bool was_late_ = false;                          // which closed without this worker
-  StepStats untold_;                               // of steps since the last contribution
-  bool begins_anew_ = true;                        // own parameters are to be the cluster's
-  bool is_resting_ = true;                         // the replicas read global_
+  double exchange_seconds_ = 0;  // of the last round
+  Divergence divergence_;        // of the last round
+  double gradient_norm_ = -1;    // of the last step, where it was clipped
+  Share last_;                   // the round before,
+  bool was_late_ = false;        // which closed without this worker
+  StepStats untold_;             // of steps since the last contribution
+  bool begins_anew_ = true;      // own parameters are to be the cluster's
+  bool is_resting_ = true;       // the replicas read global_
   std::unique_ptr<LocalKeeper> keeper_;
 };
 

@@ -105,6 +105,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       summary.last_loss = stats.loss();
       summary.last_accuracy = stats.accuracy();
     }
+    if (share.is_local) summary.divergence = local->divergence();
     if (stats.gradient_norm >= 0) summary.gradient_norm = stats.gradient_norm;
     if (report->outcome == RoundReport::Outcome::kCommitted) summary.version = report->version;
     if (report->outcome == RoundReport::Outcome::kSkipped)

@@ -5,6 +5,7 @@
 
 #include "worker/data/data_source.h"
 #include "worker/exchange/exchange.h"
+#include "worker/loop/local_planes.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -17,6 +18,7 @@ struct TrainingSummary {
   double last_loss = 0;                       ///< mean over this worker's last share
   double last_accuracy = 0;                   ///< so, too
   double gradient_norm = -1;                  ///< StepStats, as last looked at
+  Divergence divergence;                      ///< of local steps, at the last average
   double test_accuracy = -1, test_loss = -1;  ///< of the last evaluation here; -1: none
   Version version;
   std::string end;  ///< why the loop ended

@@ -70,8 +70,9 @@ Status NcclGroup::settle() {
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
-      if (ranks_[rank].begun && pending.empty())
-        pending = ranks_[rank].what + " of device " + std::to_string(rank) + " was under way";
+      if (!ranks_[rank].pending.empty() && pending.empty())
+        pending = ranks_[rank].pending.front().what + " of device " + std::to_string(rank) +
+                  " was under way";
   }
   if (pending.empty()) return {};
   fail(pending);
@@ -90,10 +91,8 @@ Status NcclGroup::call(std::size_t rank, const std::string& what,
       return ended();
     }
     Rank& mine = ranks_[rank];
-    if (!mine.begun) mine.begun = Clock::now();
-    mine.what = what;
+    mine.pending.push_back({.number = ++mine.calls, .what = what, .begun = Clock::now()});
     mine.is_calling = true;
-    ++mine.calls;
     comm = mine.comm;
   }
   int code = library_->group_start();
@@ -181,8 +180,20 @@ Status NcclGroup::broadcast(std::size_t rank, std::span<const std::span<float>> 
   });
 }
 
-Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is_done) {
-  CENTROID_CHECK(rank < ranks_.size());
+std::uint64_t NcclGroup::calls(std::size_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return ranks_.at(rank).calls;
+}
+
+void NcclGroup::over(std::size_t rank, std::uint64_t calls) {
+  const std::lock_guard lock(mutex_);
+  auto& pending = ranks_.at(rank).pending;
+  while (!pending.empty() && pending.front().number <= calls) pending.pop_front();
+}
+
+Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is_done,
+                       std::optional<std::uint64_t> upto) {
+  const std::uint64_t last = upto ? *upto : calls(rank);
   for (;;) {
     if (failure()) return ended();
     const auto done = is_done();
@@ -190,11 +201,11 @@ Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is
       fail("device " + std::to_string(rank) + ": " + done.error().message());
       return ended();
     }
-    std::unique_lock lock(mutex_);
     if (*done) {
-      ranks_[rank].begun.reset();
+      over(rank, last);
       return {};
     }
+    std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::min<Clock::duration>(options_.poll, kLook));
   }
 }
@@ -214,13 +225,13 @@ std::string NcclGroup::find_trouble() {
   for (const Rank& rank : ranks_) most = std::max(most, rank.calls);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& one = ranks_[rank];
-    if (!one.begun || now - *one.begun < options_.timeout) continue;
+    if (one.pending.empty() || now - one.pending.front().begun < options_.timeout) continue;
     std::string missing;
     for (std::size_t other = 0; other < ranks_.size(); ++other)
       if (ranks_[other].calls < most)
         missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-    return one.what + " of device " + std::to_string(rank) + " has not ended within " +
-           std::to_string(options_.timeout.count()) + " ms" +
+    return one.pending.front().what + " of device " + std::to_string(rank) +
+           " has not ended within " + std::to_string(options_.timeout.count()) + " ms" +
            (missing.empty() ? "" : "; not begun by device " + missing);
   }
   return {};

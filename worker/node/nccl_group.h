@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -54,8 +56,14 @@ class NcclGroup {
                     void* stream);
   Status broadcast(std::size_t rank, std::span<const std::span<float>> tensors, std::size_t root,
                    void* stream);
-  /// Block until all that was queued for `rank` is done. `is_done` asks its stream.
-  Status wait(std::size_t rank, const std::function<Result<bool>()>& is_done);
+  /// Calls of `rank` so far: what is queued behind them is done when they are.
+  std::uint64_t calls(std::size_t rank) const;
+  /// Block until the first `calls` of `rank` are done, or all that were made. `is_done` asks its
+  /// stream, or an event behind them. What was called later stays under the watch.
+  Status wait(std::size_t rank, const std::function<Result<bool>()>& is_done,
+              std::optional<std::uint64_t> calls = std::nullopt);
+  /// They are done, as the caller has seen without waiting.
+  void over(std::size_t rank, std::uint64_t calls);
 
   /// Before memory of the devices is read for a snapshot: nothing may be under way, for a copy
   /// would wait behind it for ever. Aborts where something is; ok: nothing was, and the group
@@ -67,10 +75,15 @@ class NcclGroup {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// A call whose end nobody has seen.
+  struct Pending {
+    std::uint64_t number = 0;  ///< of the rank's calls, from 1
+    std::string what;
+    Clock::time_point begun;
+  };
   struct Rank {
     nccl::Comm comm = nullptr;
-    std::optional<Clock::time_point> begun;  ///< the oldest operation that `wait` has not seen end
-    std::string what;
+    std::deque<Pending> pending;
     std::uint64_t calls = 0;
     bool is_calling = false;  ///< a thread is, or is about to be, inside NCCL
   };

@@ -1,6 +1,6 @@
 #include "worker/node/nccl_library.h"
 
-#include <dlfcn.h>
+#include <utility>
 
 namespace centroid::worker::nccl {
 
@@ -18,45 +18,33 @@ constexpr const char* kRemedy =
 
 }  // namespace
 
-Library::~Library() {
-  if (handle_ != nullptr) ::dlclose(handle_);
-}
-
 Result<std::shared_ptr<const Library>> Library::load(const std::string& name) {
+  auto opened = SharedLibrary::open({&name, 1});
+  if (!opened.ok())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "NCCL cannot be loaded: " + opened.error().message() + kRemedy);
   std::shared_ptr<Library> library(new Library);
-  library->handle_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library->handle_ == nullptr) {
-    const char* const why = ::dlerror();
-    return Error(
-        ErrorCode::kFailedPrecondition,
-        std::string("NCCL cannot be loaded: ") + (why != nullptr ? why : name.c_str()) + kRemedy);
-  }
-  std::string missing;
-  const auto find = [&](auto*& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-        ::dlsym(library->handle_, symbol));
-    if (function == nullptr && missing.empty()) missing = symbol;
-  };
+  SharedLibrary& in = library->opened_ = std::move(opened).value();
   int (*get_version)(int*) = nullptr;
-  find(get_version, "ncclGetVersion");
+  in.find(get_version, "ncclGetVersion");
   if (get_version != nullptr) (void)get_version(&library->version);
-  find(library->get_error_string_, "ncclGetErrorString");
-  find(library->comm_init_all, "ncclCommInitAll");
-  find(library->comm_destroy, "ncclCommDestroy");
-  find(library->comm_abort, "ncclCommAbort");
-  find(library->comm_get_async_error, "ncclCommGetAsyncError");
-  find(library->group_start, "ncclGroupStart");
-  find(library->group_end, "ncclGroupEnd");
-  find(library->op_create_scaled_sum, "ncclRedOpCreatePreMulSum");
-  find(library->op_destroy, "ncclRedOpDestroy");
-  find(library->all_reduce, "ncclAllReduce");
-  find(library->reduce_scatter, "ncclReduceScatter");
-  find(library->all_gather, "ncclAllGather");
-  find(library->broadcast, "ncclBroadcast");
-  if (!missing.empty() || library->version < kLeastVersion) {
+  in.find(library->get_error_string_, "ncclGetErrorString");
+  in.find(library->comm_init_all, "ncclCommInitAll");
+  in.find(library->comm_destroy, "ncclCommDestroy");
+  in.find(library->comm_abort, "ncclCommAbort");
+  in.find(library->comm_get_async_error, "ncclCommGetAsyncError");
+  in.find(library->group_start, "ncclGroupStart");
+  in.find(library->group_end, "ncclGroupEnd");
+  in.find(library->op_create_scaled_sum, "ncclRedOpCreatePreMulSum");
+  in.find(library->op_destroy, "ncclRedOpDestroy");
+  in.find(library->all_reduce, "ncclAllReduce");
+  in.find(library->reduce_scatter, "ncclReduceScatter");
+  in.find(library->all_gather, "ncclAllGather");
+  in.find(library->broadcast, "ncclBroadcast");
+  if (!in.missing().empty() || library->version < kLeastVersion) {
     std::string why = name;
     why += " is NCCL " + version_text(library->version);
-    if (!missing.empty()) why += " without " + missing;
+    if (!in.missing().empty()) why += " without " + in.missing();
     return Error(ErrorCode::kFailedPrecondition, why + ", 2.11 is needed" + kRemedy);
   }
   return std::shared_ptr<const Library>(std::move(library));

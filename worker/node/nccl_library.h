@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/base/result.h"
+#include "common/base/shared_library.h"
 
 namespace centroid::worker::nccl {
 
@@ -22,7 +23,6 @@ class Library {
  public:
   /// fails failed_precondition: not found, or too old (says what was found and what to do)
   static Result<std::shared_ptr<const Library>> load(const std::string& name = "libnccl.so.2");
-  ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -46,7 +46,7 @@ class Library {
  private:
   Library() = default;
   const char* (*get_error_string_)(int) = nullptr;
-  void* handle_ = nullptr;
+  SharedLibrary opened_;
 };
 
 }  // namespace centroid::worker::nccl

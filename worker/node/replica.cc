@@ -58,6 +58,7 @@ struct Bucket {
   std::uint32_t first = 0, last = 0;   // tensors
   std::unique_ptr<StreamEvent> ready;  // computed
   std::unique_ptr<StreamEvent> there;  // added, and in host memory
+  std::uint64_t calls = 0;             // of the group's, up to its addition
 };
 
 /// On a GPU: one stream computes, another moves and adds. Events hold each for the other: a bucket
@@ -110,13 +111,14 @@ class DeviceReplica final : public Replica, public Residence {
 
   Result<StepResult> train(const Batch& batch, std::uint64_t total,
                            const std::function<void(TensorId)>& deliver) override {
-    CENTROID_TRY(queue_step(batch, total, !is_left_, [&] { note(hand_out(deliver)); }));
+    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+    queue_step(batch, total, !is_left_, [&] { note(hand_out(deliver)); });
     while (!failed_ && delivered_ < shipped_) {
-      note(wait_for(*buckets_[delivered_].there));
+      note(wait_for(buckets_[delivered_]));
       note(hand_out(deliver));
     }
     // The group learns that all is over, however it was seen.
-    if (options_.seat.group != nullptr && !failed_) note(wait_for(*buckets_.back().there));
+    if (options_.seat.group != nullptr && !failed_) note(wait_for(buckets_.back()));
     const StepResult result = model_->backend().result();
     CENTROID_TRY(model_->backend().status());
     if (failed_) return *failed_;
@@ -150,9 +152,8 @@ class DeviceReplica final : public Replica, public Residence {
   }
   Status read_params(std::span<float> to) override { return read(*params_, to); }
 
-  Result<StepResult> advance(const Batch& batch, std::uint64_t total,
-                             const OptimizerStep& step) override {
-    CENTROID_TRY(queue_step(batch, total, false, [] {}));
+  Status queue(const Batch& batch, std::uint64_t total, const OptimizerStep& step) override {
+    queue_step(batch, total, false, [] {});
     if (failed_) return *failed_;
     CENTROID_TRY(added_->record(*transfer_));
     CENTROID_TRY(added_->hold(*compute_));
@@ -163,6 +164,10 @@ class DeviceReplica final : public Replica, public Residence {
     CENTROID_CHECK(slots_.size() <= update.slots.size());
     for (std::size_t k = 0; k < slots_.size(); ++k) update.slots[k] = floats(*slots_[k]).data();
     model_->backend().update(update);
+    return model_->backend().status();
+  }
+
+  Result<StepResult> collect() override {
     CENTROID_TRY(advanced_->record(*compute_));
     CENTROID_TRY(wait_for(*advanced_));  // with a group: under its watch
     const StepResult result = model_->backend().result();
@@ -242,8 +247,7 @@ class DeviceReplica final : public Replica, public Residence {
 
   /// Queue forward, backward and the additions; `between` after each bucket.
   template <class Between>
-  Status queue_step(const Batch& batch, std::uint64_t total, bool to_host, const Between& between) {
-    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+  void queue_step(const Batch& batch, std::uint64_t total, bool to_host, const Between& between) {
     shipped_ = delivered_ = 0;
     failed_.reset();
     model_->queue_step(batch, floats(*params_), floats(*gradient_), [&](TensorId tensor) {
@@ -253,7 +257,6 @@ class DeviceReplica final : public Replica, public Residence {
       ++shipped_;
       between();
     });
-    return {};
   }
 
   /// Out of the device's memory, behind all that computes.
@@ -276,6 +279,7 @@ class DeviceReplica final : public Replica, public Residence {
       CENTROID_TRY(seat.group->all_reduce(seat.rank, all, static_cast<double>(samples),
                                           static_cast<double>(total), transfer_->native()));
     }
+    if (seat.group != nullptr) bucket.calls = seat.group->calls(seat.rank);
     if (!options_.gradient.empty() && to_host)
       CENTROID_TRY(
           transfer_->copy(reinterpret_cast<std::byte*>(options_.gradient.data() + bucket.begin),
@@ -289,6 +293,8 @@ class DeviceReplica final : public Replica, public Residence {
       const Bucket& bucket = buckets_[delivered_];
       CENTROID_ASSIGN(const bool is_there, bucket.there->done());
       if (!is_there) return {};
+      if (options_.seat.group != nullptr)
+        options_.seat.group->over(options_.seat.rank, bucket.calls);
       ++delivered_;
       if (options_.gradient.empty()) continue;
       for (std::uint32_t t = bucket.last + 1; t > bucket.first; --t) deliver(TensorId(t - 1));
@@ -296,11 +302,13 @@ class DeviceReplica final : public Replica, public Residence {
     return {};
   }
 
-  Status wait_for(StreamEvent& event) {
+  /// `calls`: of the group's, that the event is behind; none: all that were made.
+  Status wait_for(StreamEvent& event, std::optional<std::uint64_t> calls = std::nullopt) {
     const NcclSeat& seat = options_.seat;
     if (seat.group == nullptr) return event.wait();
-    return seat.group->wait(seat.rank, [&event] { return event.done(); });
+    return seat.group->wait(seat.rank, [&event] { return event.done(); }, calls);
   }
+  Status wait_for(const Bucket& bucket) { return wait_for(*bucket.there, bucket.calls); }
 
   void note(Status status) {
     if (!status.ok() && !failed_) failed_ = std::move(status).error();

@@ -54,10 +54,12 @@ class Residence {
   virtual Status read_slot(std::size_t slot, std::span<float> to) = 0;
   /// The parameters; they come with Replica::use.
   virtual Status read_params(std::span<float> to) = 0;
-  /// Forward and backward, as Replica::train but that nothing is delivered, and the step: on every
-  /// rank of a group the same one, with the same bits.
-  virtual Result<StepResult> advance(const Batch& batch, std::uint64_t total,
-                                     const OptimizerStep& step) = 0;
+  /// Queue forward and backward, as Replica::train but that nothing is delivered, and the step: on
+  /// every rank of a group the same one, with the same bits. `batch` may go when it returns, but
+  /// for what of it is on the device.
+  virtual Status queue(const Batch& batch, std::uint64_t total, const OptimizerStep& step) = 0;
+  /// Wait for what was queued: the losses of all of it.
+  virtual Result<StepResult> collect() = 0;
 
  protected:
   ~Residence() = default;

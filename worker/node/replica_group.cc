@@ -34,10 +34,10 @@ constexpr std::size_t kMaxDevices = 256;
 struct Job {
   enum class Kind : std::uint8_t { kTrain, kEvaluate, kLoad, kAdvance } kind = Kind::kTrain;
   const Dataset* data = nullptr;
-  const LoadedBatch* batch = nullptr;        // to train on
-  Range rows{};                              // to evaluate
-  std::span<const float> params{};           // to train on; of kAdvance: those that are there
-  const OptimizerStep* optimizer = nullptr;  // of kAdvance
+  std::vector<const LoadedBatch*> batches{};  // to train on; several: of kAdvance
+  Range rows{};                               // to evaluate
+  std::span<const float> params{};            // to train on; of kAdvance: those that are there
+  std::span<const OptimizerStep> steps{};     // of kAdvance
   bool is_training() const { return kind == Kind::kTrain || kind == Kind::kAdvance; }
 };
 
@@ -163,7 +163,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
         shares_(seats_.size()),
         room_before_(least_room(seats_)),
         stage_(seats_),
-        loader_(options.load_ahead, room_before_ ? &stage_ : nullptr) {
+        loader_(options.load_ahead, room_before_ ? &stage_ : nullptr,
+                seats_.front().replica->residence() != nullptr ? kQueuedSteps : 1) {
     for (std::size_t d = 0; d < seats_.size(); ++d)
       threads_.emplace_back([this, d](const std::stop_token& stop) { run(d, stop); });
   }
@@ -204,7 +205,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     for (std::size_t d = 0; d < seats_.size(); ++d)
       shares_[d] = part_of(samples.size(), seats_.size(), d).size();
     reducer_.begin(shares_, &on_ready);
-    return train_on(data, samples, {.kind = Job::Kind::kTrain, .params = current_});
+    return train_on(data, {&samples, 1}, {.kind = Job::Kind::kTrain, .params = current_});
   }
 
   ResidentTraining* resident() override {
@@ -238,9 +239,11 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   Status store_slot(std::size_t slot, std::span<float> to) override {
     return seats_.front().replica->residence()->read_slot(slot, to);
   }
-  Result<GroupStep> advance(const Dataset& data, std::span<const std::uint64_t> samples,
-                            const OptimizerStep& step) override {
-    return train_on(data, samples, {.kind = Job::Kind::kAdvance, .optimizer = &step});
+  Result<GroupStep> advance(const Dataset& data,
+                            std::span<const std::span<const std::uint64_t>> batches,
+                            std::span<const OptimizerStep> steps) override {
+    CENTROID_CHECK(batches.size() == steps.size() && batches.size() <= kQueuedSteps);
+    return train_on(data, batches, {.kind = Job::Kind::kAdvance, .steps = steps});
   }
 
   Result<GroupStep> evaluate(const Dataset& data, std::uint64_t begin, std::uint64_t end) override {
@@ -254,25 +257,30 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   }
 
  private:
-  Result<GroupStep> train_on(const Dataset& data, std::span<const std::uint64_t> samples, Job job) {
+  Result<GroupStep> train_on(const Dataset& data,
+                             std::span<const std::span<const std::uint64_t>> batches, Job job) {
     CENTROID_TRY(check_fits(*model_, data));
-    const auto outside = std::find_if(samples.begin(), samples.end(),
-                                      [&](std::uint64_t i) { return i >= data.samples; });
-    if (outside != samples.end())
-      return Error(ErrorCode::kInvalidArgument, "sample " + std::to_string(*outside) +
-                                                    " of a data set of " +
-                                                    std::to_string(data.samples));
-    try {
-      job.batch = &loader_.take(data, samples);
-    } catch (const std::bad_alloc&) {
-      return Error(ErrorCode::kResourceExhausted,
-                   "no memory to load " + std::to_string(samples.size()) + " samples");
+    std::uint64_t most = 0;
+    for (const auto samples : batches) {
+      const auto outside = std::find_if(samples.begin(), samples.end(),
+                                        [&](std::uint64_t i) { return i >= data.samples; });
+      if (outside != samples.end())
+        return Error(ErrorCode::kInvalidArgument, "sample " + std::to_string(*outside) +
+                                                      " of a data set of " +
+                                                      std::to_string(data.samples));
+      most = std::max<std::uint64_t>(most, samples.size());
+      try {
+        job.batches.push_back(&loader_.take(data, samples));
+      } catch (const std::bad_alloc&) {
+        return Error(ErrorCode::kResourceExhausted,
+                     "no memory to load " + std::to_string(samples.size()) + " samples");
+      }
+      if (job.batches.back()->is_on_devices) ++staged_;
     }
     job.data = &data;
-    if (job.batch->is_on_devices) ++staged_;
     auto done = run_on_all(job);
-    if (done.ok() && room_before_ && !samples.empty())
-      calibrate(batch_bytes(data, part_of(samples.size(), seats_.size(), 0).size()));
+    if (done.ok() && room_before_ && most > 0)
+      calibrate(batch_bytes(data, part_of(most, seats_.size(), 0).size()));
     return done;
   }
 
@@ -286,11 +294,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     for (std::size_t d = 0; d < seats_.size(); ++d)
       peak =
           std::max(peak, seats_[d].replica->step_bytes(part_of(batch_, seats_.size(), d).size()));
-    const std::uint64_t depth = load_depth({.free_bytes = before,
-                                            .peak_bytes = peak,
-                                            .batch_bytes = batch_bytes,
-                                            .most = loader_.depth()});
-    loader_.stage_at_most(depth);
+    const std::uint64_t fit = load_depth({.free_bytes = before,
+                                          .peak_bytes = peak,
+                                          .batch_bytes = batch_bytes,
+                                          .most = loader_.depth() + kQueuedSteps - 1});
+    const std::uint64_t depth = fit - std::min<std::uint64_t>(fit, kQueuedSteps - 1);
+    loader_.stage_at_most(depth);  // those that are being trained on have memory there, too
     log::info("devices.calibrated",
               {{"free_bytes", before}, {"step_bytes", peak}, {"batches_ahead", depth}});
   }
@@ -375,18 +384,32 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return outcome;
   }
 
-  Status train(std::size_t d, const Job& job, GroupStep& result) {
-    const std::uint64_t samples = job.batch->index.size();
-    Batch batch = rows_of(*job.batch, *job.data, part_of(samples, seats_.size(), d));
+  /// The device's part of a batch.
+  Batch part_of_batch(std::size_t d, const Job& job, const LoadedBatch& loaded) const {
+    Batch batch = rows_of(loaded, *job.data, part_of(loaded.index.size(), seats_.size(), d));
     batch.noise = noise_;
-    if (job.batch->is_on_devices)
-      batch.resident = &static_cast<const OnReplicas&>(*job.batch->on_devices).parts[d].inputs;
+    if (loaded.is_on_devices)
+      batch.resident = &static_cast<const OnReplicas&>(*loaded.on_devices).parts[d].inputs;
+    return batch;
+  }
+
+  Status train(std::size_t d, const Job& job, GroupStep& result) {
     Replica& replica = *seats_[d].replica;
-    const auto deliver = [this](TensorId tensor) { reducer_.ready(tensor); };
-    auto trained = job.optimizer != nullptr
-                       ? replica.residence()->advance(batch, samples, *job.optimizer)
-                       : replica.train(batch, samples, deliver);
-    CENTROID_ASSIGN(const StepResult step, std::move(trained));
+    StepResult step;
+    if (job.kind == Job::Kind::kAdvance) {
+      Residence& residence = *replica.residence();
+      for (std::size_t i = 0; i < job.batches.size(); ++i) {
+        const LoadedBatch& loaded = *job.batches[i];
+        CENTROID_TRY(
+            residence.queue(part_of_batch(d, job, loaded), loaded.index.size(), job.steps[i]));
+      }
+      CENTROID_ASSIGN(step, residence.collect());
+    } else {
+      const LoadedBatch& loaded = *job.batches.front();
+      const auto deliver = [this](TensorId tensor) { reducer_.ready(tensor); };
+      CENTROID_ASSIGN(step,
+                      replica.train(part_of_batch(d, job, loaded), loaded.index.size(), deliver));
+    }
     result.loss_sum = step.loss_sum;
     result.correct = step.correct;
     result.samples = step.targets;

@@ -26,6 +26,10 @@ struct GroupStep {
   double compute_seconds = 0;  ///< of the slowest device
 };
 
+/// Steps that are queued on a GPU before their losses are waited for: enough that what a wait and
+/// the first kernels behind it take is a small part, few enough for their batches to be there.
+inline constexpr std::size_t kQueuedSteps = 8;
+
 /// Training that stays on the GPUs of a group from step to step: parameters and the slots of an
 /// optimizer are there, the same bits on each. thread: the caller's of ReplicaGroup, between steps.
 class ResidentTraining {
@@ -40,10 +44,12 @@ class ResidentTraining {
   virtual Status store(std::span<float> params) = 0;
   virtual Status load_slot(std::size_t slot, std::span<const float> from) = 0;
   virtual Status store_slot(std::size_t slot, std::span<float> to) = 0;
-  /// Forward and backward on `samples`, the mean gradient of all devices, and a step of the
-  /// optimizer with it. Nothing but losses comes back.
-  virtual Result<GroupStep> advance(const Dataset& data, std::span<const std::uint64_t> samples,
-                                    const OptimizerStep& step) = 0;
+  /// For each batch: forward and backward, the mean gradient of all devices, and the step of the
+  /// optimizer with it. They are queued one behind the other, and nothing but the losses of all of
+  /// them comes back, once. At most kQueuedSteps, and as many `steps` as batches.
+  virtual Result<GroupStep> advance(const Dataset& data,
+                                    std::span<const std::span<const std::uint64_t>> batches,
+                                    std::span<const OptimizerStep> steps) = 0;
 
  protected:
   ~ResidentTraining() = default;

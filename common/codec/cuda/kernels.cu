@@ -1,26 +1,9 @@
 #include "common/codec/cuda/dense.cuh"
 #include "common/codec/cuda/kernels.h"
 #include "common/codec/cuda/select.cuh"
-#if !defined(CENTROID_SIMT)
-#include "common/device/cuda/cuda_device.h"
-#endif
+#include "common/device/cuda/launch.h"
 
 namespace centroid::cuda {
-namespace {
-
-cudaStream_t stream_of(const Queue& queue) { return static_cast<cudaStream_t>(queue.stream); }
-
-/// What the launches said; one that fails queues nothing.
-Status launched([[maybe_unused]] const char* what) {
-#if defined(CENTROID_SIMT)
-  return {};
-#else
-  return status_of(cudaGetLastError(), what);
-#endif
-}
-
-}  // namespace
-
 std::size_t select_bytes(std::uint64_t n) { return select_memory_bytes(n); }
 
 Status select(const SelectArguments& arguments, const Queue& queue) {

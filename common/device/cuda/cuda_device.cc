@@ -59,6 +59,12 @@ class PinnedMemory final : public DeviceMemory {
   std::size_t size_;
 };
 
+/// Not an error, but the next launch might take it for one.
+bool is_not_ready() {
+  (void)cudaGetLastError();
+  return false;
+}
+
 class CudaStream final : public Stream {
  public:
   CudaStream(std::shared_ptr<Context> context, cudaStream_t stream)
@@ -79,7 +85,7 @@ class CudaStream final : public Stream {
   Result<bool> done() override {
     CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
     const cudaError_t state = cudaStreamQuery(stream_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) return is_not_ready();
     CENTROID_TRY(status_of(state, "cudaStreamQuery"));
     return true;
   }
@@ -117,7 +123,7 @@ class CudaEvent final : public StreamEvent {
   }
   Result<bool> done() override {
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) return is_not_ready();
     CENTROID_TRY(status_of(state, "cudaEventQuery"));
     return true;
   }
@@ -298,7 +304,7 @@ Status Event::record(Stream& stream) {
 
 Result<bool> Event::done() {
   const cudaError_t state = cudaEventQuery(event_);
-  if (state == cudaErrorNotReady) return false;
+  if (state == cudaErrorNotReady) return is_not_ready();
   CENTROID_TRY(status_of(state, "cudaEventQuery"));
   return true;
 }

@@ -1,22 +1,9 @@
+#include "common/device/cuda/launch.h"
 #include "common/optim/cuda/kernels.cuh"
 #include "common/optim/cuda/kernels.h"
-#if !defined(CENTROID_SIMT)
-#include "common/device/cuda/cuda_device.h"
-#endif
 
 namespace centroid::cuda {
 namespace {
-
-cudaStream_t stream_of(const Queue& queue) { return static_cast<cudaStream_t>(queue.stream); }
-
-/// What the launches said; one that fails queues nothing.
-Status launched([[maybe_unused]] const char* what) {
-#if defined(CENTROID_SIMT)
-  return {};
-#else
-  return status_of(cudaGetLastError(), what);
-#endif
-}
 
 std::uint64_t blocks_of(std::uint64_t n) {
   return (n + rules::kSquaresBlock - 1) / rules::kSquaresBlock;

@@ -1,8 +1,6 @@
 #include "worker/model/cuda/cublas.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
+#include <utility>
 
 namespace centroid::worker::cublas {
 
@@ -14,37 +12,22 @@ constexpr const char* kRemedy =
 
 }  // namespace
 
-Library::~Library() {
-  if (handle_ != nullptr) ::dlclose(handle_);
-}
-
 Result<std::shared_ptr<const Library>> Library::load(const std::vector<std::string>& names) {
+  auto opened = SharedLibrary::open(names);
+  if (!opened.ok())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "cuBLAS cannot be loaded: " + opened.error().message() + kRemedy);
   const auto library = std::make_shared<Library>();
-  std::string why, name;
-  for (const std::string& one : names) {
-    library->handle_ = ::dlopen(one.c_str(), RTLD_NOW | RTLD_LOCAL);
-    name = one;
-    if (library->handle_ != nullptr) break;
-    const char* const said = ::dlerror();
-    if (why.empty()) why = said != nullptr ? said : one;
-  }
-  if (library->handle_ == nullptr)
-    return Error(ErrorCode::kFailedPrecondition, "cuBLAS cannot be loaded: " + why + kRemedy);
-  std::string missing;
-  const auto find = [&](auto*& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-        ::dlsym(library->handle_, symbol));
-    if (function == nullptr && missing.empty()) missing = symbol;
-  };
-  find(library->create, "cublasCreate_v2");
-  find(library->destroy, "cublasDestroy_v2");
-  find(library->set_stream, "cublasSetStream_v2");
-  find(library->set_workspace, "cublasSetWorkspace_v2");
-  find(library->gemm, "cublasGemmEx");
-  find(library->gemm_batched, "cublasGemmBatchedEx");
-  find(library->status_text, "cublasGetStatusString");
-  if (!missing.empty())
-    return Error(ErrorCode::kFailedPrecondition, name + " has no " + missing + kRemedy);
+  SharedLibrary& in = library->opened_ = std::move(opened).value();
+  in.find(library->create, "cublasCreate_v2");
+  in.find(library->destroy, "cublasDestroy_v2");
+  in.find(library->set_stream, "cublasSetStream_v2");
+  in.find(library->set_workspace, "cublasSetWorkspace_v2");
+  in.find(library->gemm, "cublasGemmEx");
+  in.find(library->gemm_batched, "cublasGemmBatchedEx");
+  in.find(library->status_text, "cublasGetStatusString");
+  if (!in.missing().empty())
+    return Error(ErrorCode::kFailedPrecondition, in.name() + " has no " + in.missing() + kRemedy);
   return std::shared_ptr<const Library>(library);
 }
 

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/base/shared_library.h"
 
 namespace centroid::worker::cublas {
 
 /// What is used of cuBLAS, declared here and looked up when the program runs, so that one binary
 /// serves machines with and without it. Matrices are column-major there.
 /// source  NVIDIA cuBLAS, cublas_api.h (the numbers are the same in releases 11 to 13;
-///         tests/gpu/model_gpu_test.cc holds them against the toolkit's header)
+///         tests/unit/models_cuda_test.cc holds them against the toolkit's header)
 using Handle = struct cublasContext*;
 inline constexpr int kSuccess = 0, kNoTranspose = 0, kTranspose = 1;
 inline constexpr int kFloat32 = 0;  ///< cudaDataType_t
@@ -27,7 +28,6 @@ struct Library {
                                                          "libcublas.so.13", "libcublas.so.12",
                                                          "libcublas.so.11", "libcublas.so"});
   Library() = default;
-  ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -50,7 +50,7 @@ struct Library {
   Status status_of(int code, const std::string& call) const;
 
  private:
-  void* handle_ = nullptr;
+  SharedLibrary opened_;
 };
 
 }  // namespace centroid::worker::cublas

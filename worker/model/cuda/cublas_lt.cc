@@ -1,14 +1,12 @@
 #include "worker/model/cuda/cublas_lt.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <span>
-#include <type_traits>
 #include <utility>
 
+#include "common/base/log.h"
 #include "worker/model/cuda/cublas.h"
 
 namespace centroid::worker::cublas_lt {
@@ -17,6 +15,8 @@ namespace {
 
 /// Shapes whose algorithms are kept: layers times the batch sizes that occur.
 constexpr std::size_t kMostPlans = 256;
+
+constexpr int kNotSupported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
 /// The largest power of two, up to what the library assumes when nobody says otherwise (256), that
 /// divides the address.
@@ -27,42 +27,28 @@ std::uint32_t alignment_of(const void* address) {
 
 }  // namespace
 
-Library::~Library() {
-  if (handle_ != nullptr) ::dlclose(handle_);
-}
-
 Result<std::shared_ptr<const Library>> Library::load(const std::vector<std::string>& names) {
+  auto opened = SharedLibrary::open(names);
+  if (!opened.ok())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "cuBLASLt cannot be loaded: " + opened.error().message());
   const auto library = std::make_shared<Library>();
-  std::string why, name;
-  for (const std::string& one : names) {
-    library->handle_ = ::dlopen(one.c_str(), RTLD_NOW | RTLD_LOCAL);
-    name = one;
-    if (library->handle_ != nullptr) break;
-    const char* const said = ::dlerror();
-    if (why.empty()) why = said != nullptr ? said : one;
-  }
-  if (library->handle_ == nullptr)
-    return Error(ErrorCode::kFailedPrecondition, "cuBLASLt cannot be loaded: " + why);
-  std::string missing;
-  const auto look_up = [&](auto*& function, const char* symbol) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-        ::dlsym(library->handle_, symbol));
-    if (function == nullptr && missing.empty()) missing = symbol;
-  };
-  look_up(library->create, "cublasLtCreate");
-  look_up(library->destroy, "cublasLtDestroy");
-  look_up(library->product_create, "cublasLtMatmulDescCreate");
-  look_up(library->product_set, "cublasLtMatmulDescSetAttribute");
-  look_up(library->product_destroy, "cublasLtMatmulDescDestroy");
-  look_up(library->layout_create, "cublasLtMatrixLayoutCreate");
-  look_up(library->layout_destroy, "cublasLtMatrixLayoutDestroy");
-  look_up(library->preference_create, "cublasLtMatmulPreferenceCreate");
-  look_up(library->preference_set, "cublasLtMatmulPreferenceSetAttribute");
-  look_up(library->preference_destroy, "cublasLtMatmulPreferenceDestroy");
-  look_up(library->find, "cublasLtMatmulAlgoGetHeuristic");
-  look_up(library->multiply, "cublasLtMatmul");
-  look_up(library->status_text, "cublasLtGetStatusString");
-  if (!missing.empty()) return Error(ErrorCode::kFailedPrecondition, name + " has no " + missing);
+  SharedLibrary& in = library->opened_ = std::move(opened).value();
+  in.find(library->create, "cublasLtCreate");
+  in.find(library->destroy, "cublasLtDestroy");
+  in.find(library->product_create, "cublasLtMatmulDescCreate");
+  in.find(library->product_set, "cublasLtMatmulDescSetAttribute");
+  in.find(library->product_destroy, "cublasLtMatmulDescDestroy");
+  in.find(library->layout_create, "cublasLtMatrixLayoutCreate");
+  in.find(library->layout_destroy, "cublasLtMatrixLayoutDestroy");
+  in.find(library->preference_create, "cublasLtMatmulPreferenceCreate");
+  in.find(library->preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  in.find(library->preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  in.find(library->find, "cublasLtMatmulAlgoGetHeuristic");
+  in.find(library->multiply, "cublasLtMatmul");
+  in.find(library->status_text, "cublasLtGetStatusString");
+  if (!in.missing().empty())
+    return Error(ErrorCode::kFailedPrecondition, in.name() + " has no " + in.missing());
   return std::shared_ptr<const Library>(library);
 }
 
@@ -93,20 +79,22 @@ struct ReluLayers::Plan {
 
 Result<std::unique_ptr<ReluLayers>> ReluLayers::make(std::shared_ptr<const Library> library,
                                                      int compute, std::byte* workspace,
-                                                     std::size_t workspace_bytes, void* stream) {
+                                                     std::size_t workspace_bytes, Device& device,
+                                                     Stream& stream) {
   std::unique_ptr<ReluLayers> layers(
-      new ReluLayers(std::move(library), compute, workspace, workspace_bytes, stream));
+      new ReluLayers(std::move(library), compute, workspace, workspace_bytes, device, stream));
   CENTROID_TRY(
       layers->library_->status_of(layers->library_->create(&layers->handle_), "cublasLtCreate"));
   return layers;
 }
 
 ReluLayers::ReluLayers(std::shared_ptr<const Library> library, int compute, std::byte* workspace,
-                       std::size_t workspace_bytes, void* stream)
+                       std::size_t workspace_bytes, Device& device, Stream& stream)
     : library_(std::move(library)),
       compute_(compute),
       workspace_(workspace),
       workspace_bytes_(workspace_bytes),
+      device_(device),
       stream_(stream) {}
 
 ReluLayers::~ReluLayers() {
@@ -156,35 +144,85 @@ Status ReluLayers::choose(Plan& plan, const float* bias) {
   return {};
 }
 
+int ReluLayers::multiply(const Plan& plan, const float* x, const float* w, float* z) const {
+  constexpr float kOne = 1, kZero = 0;
+  return library_->multiply(handle_, plan.product, &kOne, w, plan.w, x, plan.x, &kZero, z, plan.z,
+                            z, plan.z, &plan.found.algorithm, workspace_, workspace_bytes_,
+                            stream_.native());
+}
+
+void ReluLayers::give_up(Plan& plan, const std::string& why) {
+  plan.is_there = false;
+  if (std::exchange(is_told_, true)) return;
+  log::warn("cublaslt.shape_not_used",
+            {{"device", device_.name()},
+             {"rows", plan.key[0]},
+             {"outputs", plan.key[1]},
+             {"inputs", plan.key[2]},
+             {"why", why},
+             {"instead", "bias and ReLU are a pass behind cuBLAS's product"}});
+}
+
+/// Another shape is another kernel: rows of NaN through it must come out as NaN. z is written.
+Status ReluLayers::look(Plan& plan, const float* w, float* z) {
+  const std::size_t m = plan.key[0], n = plan.key[1], k = plan.key[2];
+  const auto memory = device_.allocate(m * k * sizeof(float));
+  if (!memory.ok()) {
+    give_up(plan, "no memory to look at what it computes: " + memory.error().message());
+    return {};
+  }
+  std::vector<float> host(std::max(m * k, 2 * n), std::numeric_limits<float>::quiet_NaN());
+  auto* const bytes = reinterpret_cast<std::byte*>(host.data());
+  CENTROID_TRY(stream_.copy((*memory)->data(), bytes, m * k * sizeof(float)));
+  CENTROID_TRY(stream_.wait());
+  const int code = multiply(plan, reinterpret_cast<const float*>((*memory)->data()), w, z);
+  if (code == kNotSupported) {
+    give_up(plan, library_->status_of(code, "cublasLtMatmul").error().message());
+    return {};
+  }
+  CENTROID_TRY(library_->status_of(code, "cublasLtMatmul"));
+  const auto* const out = reinterpret_cast<const std::byte*>(z);
+  CENTROID_TRY(stream_.copy(bytes, out, n * sizeof(float)));
+  CENTROID_TRY(stream_.copy(bytes + n * sizeof(float), out + (m - 1) * n * sizeof(float),
+                            n * sizeof(float)));
+  CENTROID_TRY(stream_.wait());
+  const auto is_number = [](float x) { return x == x; };
+  if (std::ranges::any_of(std::span(host).first(2 * n), is_number))
+    give_up(plan, "its ReLU hides NaN");
+  return {};
+}
+
 Result<bool> ReluLayers::run(std::size_t m, std::size_t n, std::size_t k, const float* x,
                              const float* w, const float* bias, float* z) {
   const std::array<std::uint64_t, 7> key{
       m, n, k, alignment_of(x), alignment_of(w), alignment_of(bias), alignment_of(z)};
   const auto known = std::ranges::find_if(plans_, [&](const auto& one) { return one->key == key; });
-  const Plan* chosen = known == plans_.end() ? nullptr : known->get();
+  Plan* chosen = known == plans_.end() ? nullptr : known->get();
   if (chosen == nullptr) {
     if (plans_.size() >= kMostPlans) plans_.clear();
     auto made = std::make_unique<Plan>(library_, key);
     CENTROID_TRY(choose(*made, bias));
+    if (made->is_there) CENTROID_TRY(look(*made, w, z));
     chosen = plans_.emplace_back(std::move(made)).get();
   }
-  const Plan& plan = *chosen;
+  Plan& plan = *chosen;
   if (!plan.is_there) return false;
   CENTROID_TRY(
       library_->status_of(library_->product_set(plan.product, kBiasPointer, &bias, sizeof bias),
                           "cublasLtMatmulDescSetAttribute"));
-  constexpr float kOne = 1, kZero = 0;
-  CENTROID_TRY(library_->status_of(
-      library_->multiply(handle_, plan.product, &kOne, w, plan.w, x, plan.x, &kZero, z, plan.z, z,
-                         plan.z, &plan.found.algorithm, workspace_, workspace_bytes_, stream_),
-      "cublasLtMatmul"));
+  const int code = multiply(plan, x, w, z);
+  if (code == kNotSupported) {
+    give_up(plan, library_->status_of(code, "cublasLtMatmul").error().message());
+    return false;
+  }
+  CENTROID_TRY(library_->status_of(code, "cublasLtMatmul"));
   return true;
 }
 
-Status ReluLayers::check(Device& device, Stream& stream) {
+Status ReluLayers::check() {
   constexpr std::size_t kSide = 16, kMatrix = kSide * kSide;
   constexpr std::size_t kFloats = 3 * kMatrix + kSide;  // x, w, z; bias
-  CENTROID_ASSIGN(const auto memory, device.allocate(kFloats * sizeof(float)));
+  CENTROID_ASSIGN(const auto memory, device_.allocate(kFloats * sizeof(float)));
   std::array<float, kFloats> host{};
   const auto x = std::span(host).first(kMatrix), w = std::span(host).subspan(kMatrix, kMatrix);
   const auto z = std::span(host).subspan(2 * kMatrix, kMatrix), bias = std::span(host).last(kSide);
@@ -197,14 +235,14 @@ Status ReluLayers::check(Device& device, Stream& stream) {
   x[0] = std::numeric_limits<float>::quiet_NaN();
   auto* const there = reinterpret_cast<float*>(memory->data());
   auto* const bytes = reinterpret_cast<std::byte*>(host.data());
-  CENTROID_TRY(stream.copy(memory->data(), bytes, sizeof host));
-  CENTROID_TRY(stream.wait());
+  CENTROID_TRY(stream_.copy(memory->data(), bytes, sizeof host));
+  CENTROID_TRY(stream_.wait());
   CENTROID_ASSIGN(const bool has_run, run(kSide, kSide, kSide, there, there + kMatrix,
                                           there + 3 * kMatrix, there + 2 * kMatrix));
-  CENTROID_TRY(stream.wait());
+  CENTROID_TRY(stream_.wait());
   if (!has_run) return Error(ErrorCode::kFailedPrecondition, "cuBLASLt has no algorithm");
-  CENTROID_TRY(stream.copy(bytes, memory->data(), sizeof host));
-  CENTROID_TRY(stream.wait());
+  CENTROID_TRY(stream_.copy(bytes, memory->data(), sizeof host));
+  CENTROID_TRY(stream_.wait());
   for (std::size_t r = 0; r < kSide; ++r)
     for (std::size_t c = 0; c < kSide; ++c) {
       float right = bias[c];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/base/shared_library.h"
 #include "common/device/device.h"
 
 namespace centroid::worker::cublas_lt {
@@ -42,7 +43,6 @@ struct Library {
                                                          "libcublasLt.so.13", "libcublasLt.so.12",
                                                          "libcublasLt.so.11", "libcublasLt.so"});
   Library() = default;
-  ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -68,40 +68,49 @@ struct Library {
   Status status_of(int code, const std::string& call) const;
 
  private:
-  void* handle_ = nullptr;
+  SharedLibrary opened_;
 };
 
-/// Layers of a network in one pass: relu(x w^T + bias). What cuBLASLt chooses for a shape is kept.
+/// Layers of a network in one pass: relu(x w^T + bias). What cuBLASLt chooses for a shape is kept,
+/// once it has been looked at: whatever it computes with, NaN must stay NaN.
 /// thread  one at a time
 class ReluLayers {
  public:
-  /// Work space and stream outlive it; `compute`: cublas::kCompute...
+  /// Work space, device and stream outlive it; `compute`: cublas::kCompute...
   static Result<std::unique_ptr<ReluLayers>> make(std::shared_ptr<const Library> library,
                                                   int compute, std::byte* workspace,
-                                                  std::size_t workspace_bytes, void* stream);
+                                                  std::size_t workspace_bytes, Device& device,
+                                                  Stream& stream);
   ~ReluLayers();
   /// Compute one layer on the device and look at it.
   /// fails  failed_precondition: not the right numbers, or NaN does not stay NaN, as everything
   ///        that looks for it relies on; and as `run` and the device do
-  Status check(Device& device, Stream& stream);
+  Status check();
   /// z[m, n] = relu(x[m, k] w[n, k]^T + bias[n]), row-major, on the device; queued.
-  /// False: cuBLASLt has no algorithm for these, and nothing was queued
+  /// False: cuBLASLt has no algorithm for these, or none that is right, and nothing was queued; the
+  /// first time that it has none that is right, a line of the log says so. Waits for the stream,
+  /// and takes memory, where a shape is new
   Result<bool> run(std::size_t m, std::size_t n, std::size_t k, const float* x, const float* w,
                    const float* bias, float* z);
 
  private:
   struct Plan;
   ReluLayers(std::shared_ptr<const Library> library, int compute, std::byte* workspace,
-             std::size_t workspace_bytes, void* stream);
+             std::size_t workspace_bytes, Device& device, Stream& stream);
   Status choose(Plan& plan, const float* bias);
+  int multiply(const Plan& plan, const float* x, const float* w, float* z) const;
+  Status look(Plan& plan, const float* w, float* z);
+  void give_up(Plan& plan, const std::string& why);
 
   std::shared_ptr<const Library> library_;
   Handle handle_ = nullptr;
   int compute_;
   std::byte* workspace_;
   std::size_t workspace_bytes_;
-  void* stream_;
+  Device& device_;
+  Stream& stream_;
   std::vector<std::unique_ptr<Plan>> plans_;
+  bool is_told_ = false;  // that there is a shape without
 };
 
 }  // namespace centroid::worker::cublas_lt

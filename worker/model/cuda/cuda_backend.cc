@@ -1,6 +1,7 @@
 #include "worker/model/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -75,8 +76,8 @@ class CudaBackend final : public Backend {
   Status start_layers(std::shared_ptr<const cublas_lt::Library> library) {
     CENTROID_ASSIGN(auto layers, cublas_lt::ReluLayers::make(std::move(library), compute_,
                                                              cublas_memory_->data(), kCublasBytes,
-                                                             queue_.stream));
-    CENTROID_TRY(layers->check(device_, stream_));
+                                                             device_, stream_));
+    CENTROID_TRY(layers->check());
     layers_ = std::move(layers);
     return {};
   }
@@ -97,7 +98,7 @@ class CudaBackend final : public Backend {
     return floats(kept_.back());
   }
 
-  /// All of it in one copy, out of pinned memory; the copy before is over, for `result` waits.
+  /// All of it in one copy, out of pinned memory that no copy reads any more.
   Inputs bring(const Batch& batch, std::size_t context) override {
     Inputs in;
     std::size_t bytes = 0;
@@ -113,9 +114,10 @@ class CudaBackend final : public Backend {
     const std::size_t tokens = place(is_here ? 0 : batch.tokens.size_bytes());
     const std::size_t keys = place(context > 0 ? samples * sizeof(std::uint64_t) : 0);
     const std::size_t last = place(context > 0 ? samples * sizeof(std::uint32_t) : 0);
-    if (!grow(batch_, bytes) || !pin(bytes)) return in;
-    note(stream_.wait());  // evaluations may follow each other without a `result`
-    std::byte* const to = staged_.data();
+    if (is_here && bytes == 0) return *batch.resident;
+    Staged& staged = staged_[next_staged_++ % staged_.size()];
+    if (!grow(batch_, bytes) || !pin(staged, bytes)) return in;
+    std::byte* const to = staged.memory.data();
     const auto put = [&](std::size_t at, const auto& values) {
       if (!values.empty()) std::memcpy(to + at, values.data(), values.size_bytes());
     };
@@ -129,6 +131,7 @@ class CudaBackend final : public Backend {
       last_rows(batch, context, {reinterpret_cast<std::uint32_t*>(to + last), samples});
     }
     run([&] { return stream_.copy(batch_->data(), to, bytes); });
+    run([&] { return staged.copied->record(stream_); });
     const std::byte* const at = batch_->data();
     if (is_here) in = *batch.resident;
     if (!is_here) in.x = reinterpret_cast<const float*>(at + x);
@@ -357,14 +360,31 @@ class CudaBackend final : public Backend {
     memory = std::move(made).value();
     return !failed_;
   }
-  /// The same of `staged_`.
-  bool pin(std::size_t bytes) {
+  /// Pinned memory of a batch, and when it was copied: so many steps may be queued at a time.
+  struct Staged {
+    Buffer memory;
+    std::unique_ptr<StreamEvent> copied;
+  };
+  /// Of at least so many bytes, which nobody reads any more.
+  bool pin(Staged& staged, std::size_t bytes) {
     if (failed_) return false;
-    if (staged_ && staged_.size() >= bytes) return true;
+    if (!staged.copied) {
+      auto made = device_.make_event();
+      if (!made.ok()) {
+        note(std::move(made).error());
+        return false;
+      }
+      staged.copied = std::move(made).value();
+    } else {
+      note(staged.copied->wait());
+    }
+    if (staged.memory && staged.memory.size() >= bytes) return !failed_;
     note(stream_.wait());
-    staged_ = {};
     try {
-      staged_ = pinned_.take(bytes);
+      for (Staged& one : staged_) {  // all of them now, and then no more
+        one.memory = {};
+        one.memory = pinned_.take(bytes);
+      }
     } catch (const std::bad_alloc&) {
       note(Error(ErrorCode::kResourceExhausted,
                  "no memory for a batch of " + std::to_string(bytes) + " bytes"));
@@ -396,7 +416,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, scratch_, losses_;
   std::unique_ptr<DeviceMemory> pointers_, totals_;
   HostMemory pinned_{device_, std::numeric_limits<std::size_t>::max()};
-  Buffer staged_, seen_;  // of the host: a batch; losses, zeros and a norm
+  std::array<Staged, 4> staged_;  // used in turn
+  std::size_t next_staged_ = 0;
+  Buffer seen_;  // of the host: losses, zeros and a norm
   std::vector<std::unique_ptr<DeviceMemory>> kept_;
   std::optional<Error> failed_;
 };

@@ -1,28 +1,17 @@
 #include <cmath>
 
+#include "common/device/cuda/launch.h"
 #include "worker/model/cuda/kernels.cuh"
 #include "worker/model/cuda/kernels.h"
 #include "worker/model/cuda/rows.cuh"
-#if !defined(CENTROID_SIMT)
-#include "common/device/cuda/cuda_device.h"
-#endif
 
 namespace centroid::worker::cuda {
 namespace {
 
 using centroid::cuda::address;
 using centroid::cuda::blocks_for;
-
-cudaStream_t stream_of(const Queue& queue) { return static_cast<cudaStream_t>(queue.stream); }
-
-/// What the launches said; one that fails queues nothing.
-Status launched([[maybe_unused]] const char* what) {
-#if defined(CENTROID_SIMT)
-  return {};
-#else
-  return centroid::cuda::status_of(cudaGetLastError(), what);
-#endif
-}
+using centroid::cuda::launched;
+using centroid::cuda::stream_of;
 
 template <class... Pointers>
 bool is_wide(std::uint64_t width, const Pointers*... pointers) {

@@ -300,7 +300,8 @@ __global__ void __launch_bounds__(kThreads)
       sum += exp_of(logit(j) - top);
     }
     sum = warp_sum(sum);
-    const bool is_later = __ballot_sync(kAllLanes, is_before) != 0;  // and all have read `row`
+    const bool is_later = __ballot_sync(kAllLanes, is_before) != 0;
+    __syncwarp();  // all have read `row`: a vote alone orders no memory
     if (lane == 0) {
       losses[r] = std::log(sum) - of_label;
       correct[r] = of_label == 0.0f && !is_later && sum == sum ? 1 : 0;
