@@ -145,6 +145,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "cadence tuned: |own - mean| / |mean| of a worker's parameters above which a "
                    "rise, round after round, stops growth and then halves the steps; 0: never",
            .min = 0.0});
+  s.field("cadence.guard", &c.cadence_guard,
+          {.text = "cadence tuned: what bounds the divergence. halve: the local steps, when it has "
+                   "risen for long; predict: at most so many steps as its growth allows",
+           .choices = {"halve", "predict"}});
   s.field("cadence.ratios", &c.cadence_ratios,
           {.text = "cadence speed: given speeds by rank, such as 3,2,1, instead of measured ones"});
   s.field("cadence.overshoot", &c.cadence_overshoot,
@@ -475,6 +479,7 @@ Coordinator::Options ServerConfig::coordination() const {
   out.cadence.dead_zone = cadence_dead_zone;
   out.cadence.max_lead = cadence_max_lead;
   out.divergence = cadence_divergence;
+  out.predicts = cadence_guard == "predict";
   if (auto ratios = parse_ratios(cadence_ratios); ratios.ok())
     out.ratios = std::move(ratios).value();
   return out;

@@ -40,7 +40,7 @@ struct ServerConfig {
   std::string policy = "bsp", late = "drop";
   std::uint64_t local_steps = 1, fragments = 1, overlap = 0;
   std::string outer = "nesterov", weight_by = "samples";
-  std::string cadence_mode = "off", cadence_ratios;
+  std::string cadence_mode = "off", cadence_ratios, cadence_guard = "halve";
   double cadence_overhead = 0.10, cadence_dead_zone = 0.10, cadence_divergence = 0.05;
   std::uint64_t cadence_max_steps = 200, cadence_max_lead = 1'000'000, cadence_overshoot = 0;
   std::string exchange = "star";

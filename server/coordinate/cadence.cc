@@ -61,7 +61,8 @@ void Cadence::exchanged(double seconds) {
     const double wanted = std::ceil(static_cast<double>(anchor_) * now / target - 1e-9);
     anchor_ = static_cast<std::uint64_t>(
         std::clamp(wanted, static_cast<double>(anchor_),
-                   std::max(static_cast<double>(options_.most), static_cast<double>(anchor_))));
+                   std::max(static_cast<double>(std::min(options_.most, limit_)),
+                            static_cast<double>(anchor_))));
   } else if (now < target / 2 && anchor_ > least_) {
     --anchor_;
   }
@@ -71,6 +72,14 @@ void Cadence::nudge_down(double factor) {
   const double wanted =
       std::ceil(static_cast<double>(anchor_) * std::clamp(factor, 0.1, 1.0) - 1e-9);
   anchor_ = std::clamp<std::uint64_t>(static_cast<std::uint64_t>(wanted), 1, anchor_);
+  least_ = std::min(least_, anchor_);
+  for (auto& [member, pace] : paces_) pace.steps = 0;  // no limit on this change
+}
+
+void Cadence::limit(std::uint64_t most) {
+  limit_ = std::max<std::uint64_t>(most, 1);
+  if (anchor_ <= limit_) return;
+  anchor_ = limit_;
   least_ = std::min(least_, anchor_);
   for (auto& [member, pace] : paces_) pace.steps = 0;  // no limit on this change
 }

@@ -63,6 +63,10 @@ class Cadence {
   /// where the anchor may come down to.
   void nudge_down(double factor);
 
+  /// The anchor is at most so much (at least 1) until another limit is set; as `nudge_down`, where
+  /// it is above it.
+  void limit(std::uint64_t most);
+
   std::uint64_t anchor() const { return anchor_; }
   bool is_known(MemberId member) const;
   double seconds_per_step(MemberId member) const;  ///< 0: not known
@@ -78,7 +82,7 @@ class Cadence {
   double slowest() const;
 
   Options options_;
-  std::uint64_t anchor_, least_;
+  std::uint64_t anchor_, least_, limit_ = kNoLimit;
   bool is_held_ = false;
   SmoothedTime exchange_;
   std::map<MemberId, Pace> paces_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "common/tensor/text.h"
 
@@ -23,7 +24,8 @@ constexpr double kNudge = 0.5;
 Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
       cadence_(cadence_options(options_)),
-      guard_(options_.mode == Mode::kTuned ? options_.divergence : 0) {}
+      guard_(options_.mode == Mode::kTuned ? options_.divergence : 0),
+      predictor_(options_.mode == Mode::kTuned && options_.predicts ? options_.divergence : 0) {}
 
 void Coordinator::contributed(MemberId member, const Work& work) {
   cadence_.worked(member, work.steps, work.compute_seconds);
@@ -46,6 +48,15 @@ void Coordinator::round_over() {
   }
   told_.clear();
   const auto verdict = guard_.observe(divergences);
+  const std::uint64_t steps = std::exchange(steps_, cadence_.anchor());
+  if (options_.predicts) {
+    const auto limit = predictor_.observe(divergences, steps, steps_);
+    holds_growth_ = limit && *limit <= cadence_.anchor();
+    if (limit && *limit < cadence_.anchor()) ++nudges_;
+    cadence_.limit(limit.value_or(Cadence::kNoLimit));
+    if (exchange > 0) cadence_.exchanged(exchange);
+    return;
+  }
   if (!divergences.empty()) holds_growth_ = verdict != DivergenceGuard::Verdict::kStable;
   cadence_.hold_growth(holds_growth_);
   if (verdict == DivergenceGuard::Verdict::kNudgeDown) {

@@ -26,6 +26,7 @@ class Coordinator {
     Mode mode = Mode::kOff;
     Cadence::Options cadence;
     double divergence = 0.05;    ///< threshold of the guard; 0: none
+    bool predicts = false;       ///< GrowthPredictor decides, instead of DivergenceGuard
     std::vector<double> ratios;  ///< by rank: given speeds, instead of measured ones
   };
   explicit Coordinator(Options options);
@@ -60,6 +61,8 @@ class Coordinator {
   Options options_;
   Cadence cadence_;
   DivergenceGuard guard_;
+  GrowthPredictor predictor_;
+  std::uint64_t steps_ = 0;  // of the slowest in the round whose divergences come next
   bool holds_growth_ = false;
   std::uint64_t nudges_ = 0;
   std::map<MemberId, Work> told_;  // since the last round that was over

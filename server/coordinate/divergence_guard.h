@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 
 namespace centroid::server {
@@ -33,5 +34,32 @@ class DivergenceGuard {
   double threshold_;
   std::deque<double> recent_;
 };
+
+/// How many local steps the members may make before their divergence is above a bound, if it goes
+/// on growing as it does. Pure.
+///
+/// rate    lambda = ln(D_t / D_t-1) / k, D the largest of a round and k the steps of the slowest in
+///         it
+/// limit   floor(ln(bound / D_t) / lambda), less the steps made since, at least 1; none while it
+///         does not grow
+/// source  growth rates of finite perturbations: Boffetta et al. 2002, "Predictability: a way to
+///         characterize complexity"
+class GrowthPredictor {
+ public:
+  /// bound 0: never a limit
+  explicit GrowthPredictor(double bound) : bound_(bound) {}
+  /// The members' divergences at one average, after so many steps; none: nothing was measured, the
+  /// limit stays. `since`: steps made after that average.
+  std::optional<std::uint64_t> observe(std::span<const double> divergences, std::uint64_t steps,
+                                       std::uint64_t since = 0);
+  double rate() const { return rate_; }  ///< a step; 0: not known
+
+ private:
+  double bound_, last_ = 0, rate_ = 0;
+  std::optional<std::uint64_t> limit_;
+};
+
+/// The largest; what is not a number is as far as can be. 0 without any.
+double largest_of(std::span<const double> divergences);
 
 }  // namespace centroid::server

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -279,6 +281,83 @@ TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
   EXPECT_EQ(middle.steps(), 6u);
   EXPECT_EQ(large.steps(), 10u);
   EXPECT_EQ(given.steps(), 7u);
+}
+
+// In a world in which the divergence grows by lambda a step, the steps that are planned never take
+// it beyond the bound, and use what there is.
+TEST(GrowthPredictor, KeepsAGrowingDivergenceUnderItsBound) {
+  constexpr double kBound = 0.05;
+  for (const double lambda : {0.001, 0.01, 0.05}) {
+    SCOPED_TRACE(lambda);
+    GrowthPredictor predictor(kBound);
+    double divergence = 0.01;
+    EXPECT_FALSE(predictor.observe({&divergence, 1}, 10).has_value());  // no rate yet
+    std::uint64_t steps = 10;
+    divergence *= std::exp(lambda * static_cast<double>(steps));
+    auto limit = predictor.observe({&divergence, 1}, steps);
+    ASSERT_TRUE(limit.has_value());
+    EXPECT_NEAR(predictor.rate(), lambda, 1e-12);
+    EXPECT_EQ(*limit, static_cast<std::uint64_t>(std::log(kBound / divergence) / lambda + 1e-9));
+    steps = *limit;
+    const double used = divergence * std::exp(lambda * static_cast<double>(steps));
+    EXPECT_LE(used, kBound * (1 + 1e-9));
+    EXPECT_GT(used * std::exp(lambda), kBound * (1 - 1e-9));  // one more would be too many
+  }
+}
+
+TEST(GrowthPredictor, WhatIsBeyondTheBoundOrComesBackOrIsNotKnown) {
+  GrowthPredictor predictor(0.05);
+  const auto see = [&](double divergence, std::uint64_t steps = 10) {
+    return predictor.observe({&divergence, 1}, steps);
+  };
+  see(0.04);
+  EXPECT_EQ(see(0.08), 1u);             // there already
+  EXPECT_FALSE(see(0.07).has_value());  // on its way back
+  EXPECT_TRUE(see(0.075).has_value());
+  EXPECT_EQ(predictor.observe({}, 10), 1u);  // nothing was measured: it stays
+  EXPECT_EQ(see(std::numeric_limits<double>::quiet_NaN()), 1u);
+  EXPECT_FALSE(see(0.01).has_value());  // from what was no number no rate comes
+  GrowthPredictor none(0);
+  const double far = 10;
+  EXPECT_FALSE(none.observe({&far, 1}, 1).has_value());
+}
+
+// Two members whose parameters drift apart faster with each round: predicted, the rounds get
+// shorter before the bound is passed; when the drift ends, the cost of the exchange rules again.
+TEST(Coordinator, PredictedGrowthBoundsTheSteps) {
+  Coordinator::Options options;
+  options.mode = Coordinator::Mode::kTuned;
+  options.predicts = true;
+  options.divergence = 0.05;
+  options.cadence.initial = 40;
+  Coordinator coordinator(options);
+  const std::vector<MemberId> members{MemberId(1), MemberId(2)};
+  const auto round = [&](double divergence, double exchange) {
+    for (const MemberId member : members) {
+      const auto steps = static_cast<double>(coordinator.cadence().anchor());
+      coordinator.contributed(member, {.steps = steps,
+                                       .compute_seconds = 0.01 * steps,
+                                       .exchange_seconds = exchange,
+                                       .divergence = divergence});
+    }
+    coordinator.round_over();
+    return coordinator.plan(members).front();
+  };
+  constexpr double kRate = 0.01;  // a step
+  double divergence = 0.005;
+  for (int i = 0; i < 20; ++i) {  // what an average found is told with the next contribution
+    const std::uint64_t steps = coordinator.cadence().anchor();
+    round(i == 0 ? -1 : divergence, 0.001);
+    divergence *= std::exp(kRate * static_cast<double>(steps));
+    if (steps > 1) {
+      EXPECT_LE(divergence, 0.05 * (1 + 1e-9)) << i;
+    }
+  }
+  EXPECT_LT(coordinator.cadence().anchor(), 40u);
+  EXPECT_GT(coordinator.nudges(), 0u);
+  const std::uint64_t low = coordinator.cadence().anchor();
+  for (int i = 0; i < 10; ++i) round(0.001, 1);  // dear exchanges, no drift
+  EXPECT_GT(coordinator.cadence().anchor(), low);
 }
 
 }  // namespace
