@@ -11,6 +11,10 @@ int act(const Session& session, const std::string& path, const std::string& said
   const auto answer = post_json(session, path);
   if (!answer.ok()) return complain(answer.error());
   std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
+  if (!answer->value("kept", true))
+    std::fprintf(stderr,
+                 "centroidctl: not on the server's disk yet, which does not answer: a server that "
+                 "is killed now forgets it; say it again then\n");
   return kExitDone;
 }
 

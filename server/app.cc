@@ -18,6 +18,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
+#include "common/base/log_level.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
 #include "common/base/trace_events.h"
@@ -208,7 +209,8 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   trace::start_sampling();
   if (!config.trace_file.empty())
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
-  IoThread service("service"), control("control"), blocking("blocking"), files("files");
+  IoThread service("service"), control("control"), blocking("blocking"), files("files"),
+      operators("operators");  // what they said is not to wait for other files, nor those for it
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 2 * config.chunk_bytes;
@@ -222,11 +224,12 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
   Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
   const ElectionProbe election_probe(registry);
+  cluster.set_files(operators.executor());
+  cluster.set_schema(&schema);
   if (config.has_election())
     cluster.stand_by(fence);
   else
     CENTROID_TRY(service.wait(cluster.prepare()));
-  cluster.set_schema(&schema);
   ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
   static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
@@ -413,6 +416,9 @@ int run_server(ServerConfig& config, config::Schema& schema) {
     result = start_and_run(config, schema, ending);
     if (ending.is_deposed) log::warn("server.becomes_standby", {});
     if (!ending.is_deposed) break;
+    // What was changed live is with the leader of now, and comes back with the lead.
+    schema.take_back_changes();
+    log::set_level(log::parse_level(config.log_level).value());
   }
   if (result.ok()) return kExitDone;
   if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});

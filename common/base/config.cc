@@ -147,7 +147,7 @@ Status Schema::load_text(const std::string& json_text, const std::string& source
 
 Result<std::vector<Schema::Change>> Schema::change(const std::string& json_text,
                                                    const std::string& source_name,
-                                                   const std::function<Status()>& check) {
+                                                   const Check& check) {
   impl_->begin();
   impl_->read_json(json_text, source_name);
   std::vector<Impl::Assignment> before;
@@ -166,12 +166,50 @@ Result<std::vector<Schema::Change>> Schema::change(const std::string& json_text,
     changes.push_back(std::move(change));
   }
   CENTROID_TRY(impl_->finish());
-  if (const Status checked = check(); !checked.ok()) {
+  if (const Status checked = check(changes); !checked.ok()) {
     impl_->assignments = std::move(before);
     CENTROID_CHECK(impl_->finish().ok());
     return checked.error();
   }
+  for (Impl::Assignment& old : before) {
+    Setting& setting = impl_->settings[old.setting];
+    if (!setting.configured)
+      setting.configured = {std::move(old.value), old.origin, std::move(old.source)};
+  }
   return changes;
+}
+
+std::vector<Schema::Live> Schema::live_changes() const {
+  std::vector<Live> changes;
+  for (const Setting& setting : impl_->settings) {
+    if (!setting.configured) continue;
+    Live one;
+    one.name = setting.name;
+    one.value = detail::json_text(setting.rule, detail::current(setting));
+    one.configured = detail::json_text(setting.rule, setting.configured->value);
+    if (one.value != one.configured) changes.push_back(std::move(one));
+  }
+  return changes;
+}
+
+std::string Schema::configured(const std::string& name) const {
+  const auto found = impl_->names.find(name);
+  if (found == impl_->names.end()) return {};
+  const Setting& setting = impl_->settings[found->second];
+  if (!setting.is_live) return {};
+  return detail::json_text(
+      setting.rule, setting.configured ? setting.configured->value : detail::current(setting));
+}
+
+void Schema::take_back_changes() {
+  impl_->begin();
+  for (std::size_t index = 0; index < impl_->settings.size(); ++index) {
+    auto configured = std::exchange(impl_->settings[index].configured, std::nullopt);
+    if (configured)
+      impl_->assignments.push_back(
+          {index, std::move(configured->value), configured->origin, std::move(configured->source)});
+  }
+  CENTROID_CHECK(impl_->finish().ok());
 }
 
 std::string Schema::effective_json() const { return detail::effective_json(impl_->settings); }

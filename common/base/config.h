@@ -76,12 +76,23 @@ class Schema {
   struct Change {
     std::string name, from, to;
   };
+  using Check = std::function<Status(const std::vector<Change>&)>;
   /// Change fields that are live, from a JSON object as in a file. All of them or none: `check`
   /// sees the new values in their targets, and what it refuses is taken back. Origin is kRest.
   /// fails invalid_argument (as `load_text`); failed_precondition: a field that is not live; as
   /// `check` says
   Result<std::vector<Change>> change(const std::string& json_text, const std::string& source_name,
-                                     const std::function<Status()>& check);
+                                     const Check& check);
+
+  /// A field that holds another value than the configured one, which `change` gave it; as JSON.
+  struct Live {
+    std::string name, value, configured;
+  };
+  std::vector<Live> live_changes() const;
+  /// What file, environment and flags gave a live field, as JSON; empty: there is no such field.
+  std::string configured(const std::string& name) const;
+  /// Give every field the configured value and origin again.
+  void take_back_changes();
 
   /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}};
   /// secrets hidden.

@@ -51,6 +51,10 @@ Value current(const Setting& setting) {
                     setting.target);
 }
 
+std::string json_text(const Rule& rule, const Value& value) {
+  return to_json(rule, value).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string effective_json(const std::vector<Setting>& settings) {
   Json out = Json::object();
   for (const Setting& setting : settings) {

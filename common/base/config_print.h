@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -25,6 +26,12 @@ struct Setting {
       target;
   Origin origin = Origin::kDefault;
   std::string source = {};  ///< "run.json:3", "--steps"
+  struct Configured {
+    Value value;
+    Origin origin = Origin::kDefault;
+    std::string source;
+  };
+  std::optional<Configured> configured = {};  ///< before the first live change
 };
 
 /// The environment variable of a field.
@@ -32,6 +39,9 @@ std::string environment_name(std::string_view name);
 
 /// What its target holds now.
 Value current(const Setting& setting);
+
+/// As in a file, in one line.
+std::string json_text(const Rule& rule, const Value& value);
 
 std::string effective_json(const std::vector<Setting>& settings);
 std::string help(const std::string& program, const std::string& summary,

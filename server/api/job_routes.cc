@@ -32,6 +32,13 @@ Json to_json_object(const ScaleView& view) {
   return out;
 }
 
+HttpResponse steered(const char* action, const ActView& view) {
+  Json out;
+  out["action"] = action;
+  out["kept"] = view.is_kept;
+  return json_response(out, 202);
+}
+
 }  // namespace
 
 Reply get_config(Services services, Call) {
@@ -80,18 +87,18 @@ Reply post_scale(Services services, Call call) {
 }
 
 Reply post_pause(Services services, Call) {
-  CENTROID_CO_TRY(co_await services.control.pause());
-  co_return accepted("pause");
+  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.pause());
+  co_return steered("pause", view);
 }
 
 Reply post_resume(Services services, Call) {
-  CENTROID_CO_TRY(co_await services.control.resume());
-  co_return accepted("resume");
+  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.resume());
+  co_return steered("resume", view);
 }
 
 Reply post_stop(Services services, Call) {
-  CENTROID_CO_TRY(co_await services.control.stop());
-  co_return accepted("stop");
+  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.stop());
+  co_return steered("stop", view);
 }
 
 }  // namespace centroid::server

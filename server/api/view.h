@@ -152,6 +152,11 @@ struct ServerView {
   std::string trouble;       ///< of its journal
 };
 
+/// What an operator asked for is under way.
+struct ActView {
+  bool is_kept = true;  ///< false: the disk has not taken it yet; who is killed now forgets it
+};
+
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;
@@ -186,9 +191,9 @@ class ControlPlane {
   /// Measure the way to a worker while it trains, one at a time. not_found, aborted (another one is
   /// being measured)
   virtual Task<Result<NetworkView>> measure(std::uint64_t member) = 0;
-  virtual Task<Status> pause() = 0;
-  virtual Task<Status> resume() = 0;
-  virtual Task<Status> stop() = 0;  ///< finish the round, checkpoint, leave
+  virtual Task<Result<ActView>> pause() = 0;
+  virtual Task<Result<ActView>> resume() = 0;
+  virtual Task<Result<ActView>> stop() = 0;  ///< finish the round, checkpoint, leave
   /// Initialised and able to take members; else unavailable with the reason.
   virtual Task<Status> is_ready() = 0;
   virtual Task<std::string> config_json() = 0;

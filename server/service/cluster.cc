@@ -30,6 +30,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                  const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
       blocking_(std::move(blocking)),
+      files_(blocking_),
       config_(config),
       clock_(clock),
       probe_(registry),
@@ -132,11 +133,6 @@ Task<Status> Cluster::run(transport::Listener& listener) {
       tell(events_, log::Level::kError, "checkpoint.failed",
            {{"why", written.error()}, {"when", "at the end"}});
   }
-  if (stop_ && !writes_nothing && stop_->version != checkpointed_.value) {
-    stop_->version = checkpointed_.value;
-    const Kept kept = keep();
-    (void)co_await save(kept.state, kept.revision);
-  }
   const bool is_stopped = stop_requested_ || stop_;
   const std::string why_stopped = stop_requested_ ? stop_reason_ : phase_reason_;
   set_phase(halted            ? Phase::kHalted
@@ -158,6 +154,13 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                               : is_stopped ? proto::FinishReason::kStopped
                                            : proto::FinishReason::kFinished,
                               phase_reason_);
+  // After the workers have heard of it: this waits for the disk.
+  const bool is_kept = operator_kept_ == operator_revision_;
+  if (stop_ && !writes_nothing && (stop_->version != checkpointed_.value || !is_kept)) {
+    stop_->version = checkpointed_.value;
+    const Kept kept = keep();
+    (void)co_await save(kept.state, kept.revision);
+  }
   while (!stop_requested_ && !config_.exit_when_finished && !halted && !is_over_here &&
          !is_deposed())
     co_await changed_.wait(TimePoint::max());

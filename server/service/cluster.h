@@ -101,14 +101,18 @@ class Cluster final : public ControlPlane {
   Task<ScaleView> scale(double efficiency) override;
   Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) override;
   Task<Result<NetworkView>> measure(std::uint64_t member) override;
-  Task<Status> pause() override;
-  Task<Status> resume() override;
-  Task<Status> stop() override;
+  Task<Result<ActView>> pause() override;
+  Task<Result<ActView>> resume() override;
+  Task<Result<ActView>> stop() override;
   Task<Status> is_ready() override;
   Task<std::string> config_json() override;
   Task<Result<std::string>> change_config(std::string json) override;
   EventLog& events() override { return events_; }
-  /// What knows the settings by name; `config` of the constructor are its targets. Before `run`.
+  /// Where small files are written, so that they do not wait for a checkpoint: one thread;
+  /// otherwise where those are. Before `prepare`.
+  void set_files(Executor files) { files_ = std::move(files); }
+  /// What knows the settings by name; `config` of the constructor are its targets. Before
+  /// `prepare`.
   void set_schema(config::Schema* schema) { schema_ = schema; }
   /// Told on the executor when settings have changed; before `run`.
   void on_config_change(std::function<void()> told) { told_of_change_ = std::move(told); }
@@ -156,6 +160,10 @@ class Cluster final : public ControlPlane {
     std::uint64_t revision = 0;
   };
   Kept keep();
+  Task<void> save_for(std::shared_ptr<const Kept> kept,
+                      std::shared_ptr<std::optional<Status>> outcome);
+  static Task<Optional<Result<ActView>>> act_and_keep(Cluster* self, Result<Kept> (*act)(Cluster&));
+  std::string pause_reason() const;
   Task<void> heed_stop();
   Task<void> stay_stopped();
 
@@ -285,6 +293,7 @@ class Cluster final : public ControlPlane {
   Status start_rows_journal();
   bool needs_checkpoint() const;
   bool is_checkpoint_due() const;
+  void checkpoint_behind_round();
   Task<Result<CheckpointView>> write_checkpoint(bool may_announce);
   bool announces_checkpoint() const;
   void announce_checkpoint();
@@ -299,6 +308,9 @@ class Cluster final : public ControlPlane {
   static RoundPolicy policy_of(const ServerConfig& config);
   Status check_change(const ServerConfig& before) const;
   Task<void> apply_changes();
+  void settings_changed();
+  void take_settings(const std::vector<OperatorState::Setting>& settings);
+  bool is_of_this_job(const OperatorState::Job& job) const;
   Status check_evicted(const std::string& name);
   Status take_operator_state();
   OperatorState operator_state() const;
@@ -406,7 +418,7 @@ class Cluster final : public ControlPlane {
   transport::Greeting greeting() const;
 
   Executor executor_;
-  Executor blocking_;
+  Executor blocking_, files_;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
@@ -445,7 +457,8 @@ class Cluster final : public ControlPlane {
 
   Phase phase_ = Phase::kWaiting;
   std::string phase_reason_ = "no worker has joined yet";
-  bool paused_ = false, stop_requested_ = false, leave_workers_ = false;
+  std::optional<OperatorState::Pause> pause_;
+  bool stop_requested_ = false, leave_workers_ = false;
   std::string stop_reason_;
   Event changed_;   ///< members, decisions, requests: wakes the round loop
   Event outgoing_;  ///< wakes the outboxes
@@ -466,6 +479,8 @@ class Cluster final : public ControlPlane {
   Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
+  bool epoch_checkpoint_due_ =
+      false;  ///< none has begun since the end of an epoch that calls for one
   std::size_t snapshot_budget_ = 0;  ///< bytes of copies
   bool evaluate_next_ = false;
 
@@ -520,7 +535,8 @@ class Cluster final : public ControlPlane {
   OperatorState::ScaleHint scale_hint_;
   std::optional<OperatorState::Stop> stop_;
   std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
-  std::uint64_t operator_revision_ = 0, operator_saved_ = 0;  ///< saved: the blocking thread's
+  std::uint64_t operator_revision_ = 0, operator_kept_ = 0;  ///< kept: on the disk
+  std::uint64_t operator_written_ = 0;                       ///< the same, of the files' thread
   struct Restore {
     Version version;
     bool deletes_newer = false;

@@ -10,6 +10,9 @@ namespace centroid::server {
 
 namespace {
 
+constexpr std::chrono::seconds kPatience{1};  ///< with the disk, before an act is answered
+constexpr std::chrono::milliseconds kLook{2};
+
 std::string utc(double unix_seconds) {
   const auto when = static_cast<std::time_t>(unix_seconds);
   std::tm parts{};
@@ -21,65 +24,100 @@ std::string utc(double unix_seconds) {
 
 }  // namespace
 
-Task<Status> Cluster::pause() {
-  auto act = [this]() -> Status {
-    if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_requested_ || stop_)
-      return Error(ErrorCode::kFailedPrecondition, "the job is over: " + phase_reason_);
-    paused_ = true;
-    changed_.notify_all();
-    return {};
-  };
-  co_return co_await run_on(executor_, std::move(act));
+Task<void> Cluster::save_for(std::shared_ptr<const Kept> kept,
+                             std::shared_ptr<std::optional<Status>> outcome) {
+  const Status saved = co_await save(kept->state, kept->revision);
+  *outcome = saved;
 }
 
-Task<Status> Cluster::resume() {
-  auto act = [this]() -> std::optional<Result<Kept>> {
-    if (stop_requested_)
-      return Error(ErrorCode::kFailedPrecondition, "the server is stopping: " + stop_reason_);
-    if (stop_ && rounds_ended_)
+/// What is done takes effect at once. The answer says whether it is on the disk, too, for which it
+/// waits a moment only: a disk that hangs keeps nobody from steering.
+Task<Optional<Result<ActView>>> Cluster::act_and_keep(Cluster* self,
+                                                      Result<Kept> (*act)(Cluster&)) {
+  const Result<Kept> done = act(*self);
+  if (!done.ok()) co_return done.error();
+  ActView view;
+  if (done->state == nullptr) co_return view;
+  const auto kept = std::make_shared<const Kept>(*done);
+  const auto outcome = std::make_shared<std::optional<Status>>();
+  if (self->closing_)
+    co_await self->save_for(kept, outcome);
+  else
+    self->tasks_.spawn(self->save_for(kept, outcome));
+  const TimePoint limit = self->clock_.now() + kPatience;
+  bool goes_on = true;
+  while (!*outcome && goes_on && self->clock_.now() < limit)
+    goes_on = co_await sleep_until(self->clock_.now() + kLook);
+  if (*outcome && !(*outcome)->ok()) co_return (*outcome)->error();
+  view.is_kept = outcome->has_value();
+  co_return view;
+}
+
+std::string Cluster::pause_reason() const {
+  return "paused by an operator at " + utc(pause_->since_unix_seconds) +
+         ": POST /v1/job:resume goes on";
+}
+
+Task<Result<ActView>> Cluster::pause() {
+  const auto act = [](Cluster& self) -> Result<Kept> {
+    CENTROID_TRY(self.check_lead());
+    if (self.phase_ == Phase::kFinished || self.phase_ == Phase::kHalted || self.stop_requested_ ||
+        self.stop_)
+      return Error(ErrorCode::kFailedPrecondition, "the job is over: " + self.phase_reason_);
+    if (!self.pause_) self.pause_.emplace().since_unix_seconds = self.clock_.unix_seconds();
+    self.changed_.notify_all();
+    return self.keep();
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+Task<Result<ActView>> Cluster::resume() {
+  const auto act = [](Cluster& self) -> Result<Kept> {
+    CENTROID_TRY(self.check_lead());
+    if (self.stop_requested_)
+      return Error(ErrorCode::kFailedPrecondition, "the server is stopping: " + self.stop_reason_);
+    if (self.stop_ && self.rounds_ended_)
       return Error(ErrorCode::kFailedPrecondition,
                    "the server is ending: start it again with resume, then say it again");
-    if (stop_ && phase_ == Phase::kStopped) {
-      stop_.reset();
-      log::info("job.resumed", {{"round", round_.value}});
-      changed_.notify_all();
-      return keep();
-    }
-    if (!paused_) return Error(ErrorCode::kFailedPrecondition, "the job is not paused");
-    paused_ = false;
-    changed_.notify_all();
-    return Kept();
+    const bool is_stopped = self.stop_ && self.phase_ == Phase::kStopped;
+    if (!is_stopped && !self.pause_)
+      return Error(ErrorCode::kFailedPrecondition, "the job is not paused");
+    if (is_stopped) self.stop_.reset();
+    self.pause_.reset();
+    log::info("job.resumed", {{"round", self.round_.value}});
+    self.changed_.notify_all();
+    return self.keep();
   };
-  auto outcome = co_await run_on(executor_, std::move(act));
-  if (!outcome->ok()) co_return outcome->error();
-  const Kept kept = std::move(**outcome);
-  if (kept.state == nullptr) co_return Status();
-  co_return co_await save(kept.state, kept.revision);
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
 }
 
-/// On the disk first: who starts the server again finds it there, however this one ends.
-Task<Status> Cluster::stop() {
-  auto note = [this]() -> std::optional<Result<Kept>> {
-    CENTROID_TRY(check_lead());
-    if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_) return Kept();
-    OperatorState::Stop stop;
-    stop.run_id = run_id_;
-    stop.version = checkpointed_.value;
-    stop.since_unix_seconds = clock_.unix_seconds();
-    stop_ = std::move(stop);
-    return keep();
+/// Whoever starts the server again finds it on the disk, however this one ends: its end waits until
+/// it is there.
+Task<Result<ActView>> Cluster::stop() {
+  const auto act = [](Cluster& self) -> Result<Kept> {
+    CENTROID_TRY(self.check_lead());
+    const bool is_over = self.phase_ == Phase::kFinished || self.phase_ == Phase::kHalted;
+    Kept kept;
+    if (!is_over && !self.stop_) {
+      OperatorState::Stop& stop = self.stop_.emplace();
+      stop.run_id = self.run_id_;
+      stop.version = self.checkpointed_.value;
+      stop.since_unix_seconds = self.clock_.unix_seconds();
+      self.pause_.reset();  // whoever lets it go on means both
+      kept = self.keep();
+    } else if (self.stop_ && self.operator_kept_ < self.operator_revision_) {
+      kept = self.keep();  // said again, for the disk did not take it
+    }
+    self.request_stop("POST /v1/job:stop");
+    return kept;
   };
-  auto noted = co_await run_on(executor_, std::move(note));
-  if (!noted->ok()) co_return noted->error();
-  const Kept kept = std::move(**noted);
-  Status saved;
-  if (kept.state != nullptr) saved = co_await save(kept.state, kept.revision);
-  auto act = [this]() -> Status {
-    request_stop("POST /v1/job:stop");
-    return {};
-  };
-  CENTROID_CO_TRY(co_await run_on(executor_, std::move(act)));
-  co_return saved;
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
 }
 
 /// Of a server that begins: the stop holds for the job that it was said to, not for another one in

@@ -90,6 +90,15 @@ Task<std::string> Cluster::config_json() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
+namespace {
+
+/// A setting of this process, which a standby may have another one of.
+bool is_of_process(const std::string& name) {
+  return name.starts_with("api.") || name.starts_with("log.");
+}
+
+}  // namespace
+
 /// Whether what has changed since `before` may change while a job runs.
 Status Cluster::check_change(const ServerConfig& before) const {
   const auto refuse = [](const std::string& why) {
@@ -140,32 +149,55 @@ Task<void> Cluster::apply_changes() {
   (void)co_await shards_.ask_all(spread_.others(), proto::ServersKind::kOptimizer, std::move(head));
 }
 
+/// What looks at settings when it is told to; the rest looks at them between two rounds.
+void Cluster::settings_changed() {
+  roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
+  log::set_level(log::parse_level(config_.log_level).value());
+  is_changed_ = true;
+  changed_.notify_all();
+  if (told_of_change_) told_of_change_();
+}
+
 Task<Result<std::string>> Cluster::change_config(std::string json) {
-  auto change = [this, json = std::move(json)]() -> std::optional<Result<std::string>> {
+  struct Done {
+    std::string settings;
+    Kept kept;
+    std::uint64_t keep = 0, keep_every = 0;  // checkpoints
+  };
+  auto change = [this, json = std::move(json)]() -> std::optional<Result<Done>> {
     if (schema_ == nullptr)
       return Error(ErrorCode::kUnimplemented, "this server's settings cannot be changed");
     const ServerConfig before = config_;
-    auto changed = schema_->change(json, "PATCH /v1/config", [&] { return check_change(before); });
+    const auto check = [&](const std::vector<config::Schema::Change>& wanted) -> Status {
+      for (const auto& one : wanted)
+        if (!is_of_process(one.name)) CENTROID_TRY(check_lead());
+      return check_change(before);
+    };
+    auto changed = schema_->change(json, "PATCH /v1/config", check);
     if (!changed.ok()) return std::move(changed).error();
     std::string text;
     for (const auto& one : *changed)
       text.append(text.empty() ? "" : ", ").append(one.name).append("=").append(one.to);
     tell(events_, log::Level::kInfo, "config.changed", {{"changes", text}});
-    roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
-    log::set_level(log::parse_level(config_.log_level).value());
-    is_changed_ = true;
-    changed_.notify_all();
-    if (told_of_change_) told_of_change_();
-    return schema_->effective_json();
+    settings_changed();
+    Done done;
+    done.settings = schema_->effective_json();
+    done.keep = config_.checkpoint_keep;
+    done.keep_every = config_.checkpoint_keep_every;
+    if (phase_ != Phase::kStandby) done.kept = keep();
+    return done;
   };
   auto outcome = co_await run_on(executor_, std::move(change));
-  if (!outcome->ok()) co_return std::move(*outcome);
+  if (!outcome->ok()) co_return outcome->error();
+  const Done done = std::move(**outcome);
   // The folder belongs to the blocking thread.
-  auto keep = [this, keep = config_.checkpoint_keep, every = config_.checkpoint_keep_every] {
+  auto set_keep = [this, keep = done.keep, every = done.keep_every] {
     if (checkpoints_) checkpoints_->set_keep(keep, every);
   };
-  co_await run_on(blocking_, std::move(keep));
-  co_return std::move(*outcome);
+  co_await run_on(blocking_, std::move(set_keep));
+  if (done.kept.state != nullptr)
+    CENTROID_CO_TRY(co_await save(done.kept.state, done.kept.revision));
+  co_return done.settings;
 }
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {

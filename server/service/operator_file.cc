@@ -32,6 +32,16 @@ Status sync_folder(const std::string& folder) {
   return status;
 }
 
+std::string text_of(const Json& json) {
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+/// A scalar as JSON; empty: it is none.
+std::string scalar_of(const Json& json) {
+  const bool is_one = json.is_number() || json.is_boolean() || json.is_string();
+  return is_one ? json.dump(-1, ' ', false, Json::error_handler_t::replace) : std::string();
+}
+
 }  // namespace
 
 std::string to_json(const OperatorState& state) {
@@ -54,13 +64,26 @@ std::string to_json(const OperatorState& state) {
     out["stop"]["version"] = state.stop->version;
     out["stop"]["since_unix_seconds"] = state.stop->since_unix_seconds;
   }
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (!state.has_job()) return text_of(out);
+  out["job"]["run_id"] = state.job.run_id;
+  out["job"]["version"] = state.job.version;
+  if (state.pause) out["pause"]["since_unix_seconds"] = state.pause->since_unix_seconds;
+  Json settings = Json::array();
+  for (const auto& one : state.settings) {
+    Json json;
+    json["name"] = one.name;
+    json["value"] = Json::parse(one.value, nullptr, false);
+    json["instead_of"] = Json::parse(one.instead_of, nullptr, false);
+    settings.push_back(std::move(json));
+  }
+  out["settings"] = std::move(settings);
+  return text_of(out);
 }
 
 Result<OperatorState> parse_operator_state(std::string_view text) {
   const Error damaged(ErrorCode::kDataLoss,
                       "damaged; move it away, then say again who is evicted, how many workers are "
-                      "wanted and whether the job is to stop");
+                      "wanted, whether the job is to stop or to pause, and what to set");
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return damaged;
   OperatorState state;
@@ -87,6 +110,28 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
       said.version = stop->at("version").get<std::uint64_t>();
       said.since_unix_seconds = stop->at("since_unix_seconds").get<double>();
       state.stop = std::move(said);
+    }
+    if (const auto pause = json.find("pause"); pause != json.end()) {
+      state.pause.emplace();
+      state.pause->since_unix_seconds = pause->at("since_unix_seconds").get<double>();
+    }
+    if (const auto settings = json.find("settings"); settings != json.end()) {
+      for (const Json& one : *settings) {
+        OperatorState::Setting setting;
+        setting.name = one.at("name").get<std::string>();
+        setting.value = scalar_of(one.at("value"));
+        setting.instead_of = scalar_of(one.at("instead_of"));
+        if (setting.name.empty() || setting.value.empty() || setting.instead_of.empty())
+          return damaged;
+        state.settings.push_back(std::move(setting));
+        if (state.settings.size() > kMaxSettings) return damaged;
+      }
+    }
+    if (state.has_job()) {
+      const Json& job = json.at("job");
+      if (!job.at("version").is_number_unsigned()) return damaged;
+      state.job.run_id = job.at("run_id").get<std::string>();
+      state.job.version = job.at("version").get<std::uint64_t>();
     }
   } catch (const Json::exception&) {
     return damaged;

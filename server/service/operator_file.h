@@ -32,10 +32,31 @@ struct OperatorState {
     bool operator==(const Stop&) const = default;
   };
   std::optional<Stop> stop;
+  /// Whose pause and settings these are; empty where there are none.
+  struct Job {
+    std::string run_id;
+    std::uint64_t version = 0;  ///< of the newest checkpoint; 0: there was none
+    bool operator==(const Job&) const = default;
+  } job;
+  /// POST /v1/job:pause, until POST /v1/job:resume.
+  struct Pause {
+    double since_unix_seconds = 0;
+    bool operator==(const Pause&) const = default;
+  };
+  std::optional<Pause> pause;
+  /// PATCH /v1/config; values are JSON scalars.
+  struct Setting {
+    std::string name, value;
+    std::string instead_of;  ///< what was configured
+    bool operator==(const Setting&) const = default;
+  };
+  std::vector<Setting> settings;
+  /// There is something that is of one job only.
+  bool has_job() const { return pause || !settings.empty(); }
   bool operator==(const OperatorState&) const = default;
 };
 
-inline constexpr std::size_t kMaxEvictions = 1000, kMaxReasonBytes = 1000;
+inline constexpr std::size_t kMaxEvictions = 1000, kMaxReasonBytes = 1000, kMaxSettings = 1000;
 
 /// Beside the checkpoints, so that whichever server has those has this too.
 inline constexpr const char* kOperatorFile = "operator.json";

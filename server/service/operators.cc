@@ -35,6 +35,59 @@ Status Cluster::check_evicted(const std::string& name) {
                who + ") for another " + std::to_string(left.count() + 1) + " s");
 }
 
+/// Pause and settings hold for the job that they were said to: not for another one in the same
+/// folder, nor for one that begins anew because the checkpoints were moved away.
+bool Cluster::is_of_this_job(const OperatorState::Job& job) const {
+  if (!config_.resume) return false;
+  const std::vector<CheckpointEntry> found = checkpoints_->list(false);
+  if (found.empty() && job.version > 0) return false;
+  std::string run = config_.run_id;
+  if (run.empty() && !found.empty()) run = found.front().info.run_id;
+  return run.empty() || run == job.run_id;
+}
+
+/// What was changed while the job ran holds on, unless it has been configured otherwise since.
+void Cluster::take_settings(const std::vector<OperatorState::Setting>& settings) {
+  if (schema_ == nullptr) return;
+  std::vector<OperatorState::Setting> wanted;
+  for (const OperatorState::Setting& one : settings) {
+    const std::string now = schema_->configured(one.name);
+    if (now == one.instead_of) {
+      wanted.push_back(one);
+      continue;
+    }
+    const std::string why = now.empty()        ? "there is no such setting that can be changed live"
+                            : now == one.value ? "it is configured so"
+                                               : "it has been configured as " + now + " since";
+    log::write(now == one.value ? log::Level::kInfo : log::Level::kWarn, "config.change_forgotten",
+               {{"setting", one.name}, {"value", one.value}, {"why", why}});
+  }
+  const auto check = [this](const std::vector<config::Schema::Change>&) {
+    ServerConfig trial = config_;
+    return finish(trial);
+  };
+  const auto take = [&](std::span<const OperatorState::Setting> some) -> Status {
+    std::string text;
+    for (const OperatorState::Setting& one : some)  // names and values of our own making
+      text.append(text.empty() ? "{\"" : ", \"").append(one.name).append("\": ").append(one.value);
+    CENTROID_ASSIGN(
+        const auto changes,
+        schema_->change(text + "}", "PATCH /v1/config, " + std::string(kOperatorFile), check));
+    for (const auto& one : changes)
+      log::info("config.remembered",
+                {{"setting", one.name}, {"value", one.to}, {"configured", one.from}});
+    return {};
+  };
+  if (wanted.empty()) return;
+  if (const Status all = take(wanted); !all.ok()) {  // they may not go with what is configured now
+    for (const OperatorState::Setting& one : wanted)
+      if (const Status taken = take(std::span(&one, 1)); !taken.ok())
+        log::error("config.change_refused", {{"setting", one.name}, {"why", taken.error()}});
+  }
+  checkpoints_->set_keep(config_.checkpoint_keep, config_.checkpoint_keep_every);
+  settings_changed();
+}
+
 /// What was said to an earlier life of this server, or to the leader before.
 Status Cluster::take_operator_state() {
   CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint_dir));
@@ -54,6 +107,14 @@ Status Cluster::take_operator_state() {
   }
   scale_hint_ = state.scale;
   stop_ = state.stop;
+  pause_.reset();
+  if (state.has_job() && is_of_this_job(state.job)) {
+    pause_ = state.pause;
+    take_settings(state.settings);
+  } else if (state.has_job()) {
+    log::info("operator.forgotten",
+              {{"run_id", state.job.run_id}, {"why", "pause and settings were of another job"}});
+  }
   probe_.scale_hint(scale_hint_.workers);
   if (!evicted_.empty())
     log::info("evictions.remembered",
@@ -70,6 +131,13 @@ OperatorState Cluster::operator_state() const {
                                .until_unix_seconds = eviction.until_unix_seconds});
   state.scale = scale_hint_;
   state.stop = stop_;
+  state.pause = pause_;
+  if (schema_ != nullptr)
+    for (config::Schema::Live& one : schema_->live_changes())
+      state.settings.push_back({.name = std::move(one.name),
+                                .value = std::move(one.value),
+                                .instead_of = std::move(one.configured)});
+  if (state.has_job()) state.job = {.run_id = run_id_, .version = checkpointed_.value};
   return state;
 }
 
@@ -81,13 +149,17 @@ Cluster::Kept Cluster::keep() {
 /// A later revision may be on the disk already.
 Task<Status> Cluster::save(std::shared_ptr<const OperatorState> state, std::uint64_t revision) {
   auto write = [this, state, revision]() -> Status {
-    if (revision <= operator_saved_) return {};
+    if (revision <= operator_written_) return {};
     if (fence_ != nullptr) CENTROID_TRY(fence_->check());
     CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state));
-    operator_saved_ = revision;
+    operator_written_ = revision;
     return {};
   };
-  const Status written = co_await run_on(blocking_, std::move(write));
+  const Status written = co_await run_on(files_, std::move(write));
+  auto note = [this, is_kept = written.ok(), revision] {
+    if (is_kept) operator_kept_ = std::max(operator_kept_, revision);
+  };
+  co_await run_on(executor_, std::move(note));
   if (!written.ok()) {
     log::error("operator.not_saved", {{"error", written.error()}});
     co_return Error(ErrorCode::kUnavailable,
@@ -112,6 +184,7 @@ struct Act {
 
 Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, std::string why) {
   auto act = [this, member, seconds, why]() -> std::optional<Result<Act<EvictionView>>> {
+    CENTROID_TRY(check_lead());
     const Member* const found = roster_.find(MemberId(member));
     if (found == nullptr)
       return Error(ErrorCode::kNotFound,
@@ -119,6 +192,11 @@ Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, 
     if (evicted_.size() >= kMaxEvictions)
       return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
     const std::string name = found->name;
+    for (const auto& [id, link] : links_)  // else the name is refused, and its worker trains on
+      if (id != found->id && link->join.name == name)
+        return Error(ErrorCode::kFailedPrecondition,
+                     "membership " + std::to_string(member) + " of '" + name +
+                         "' is over: its present one is " + to_string(id));
     Eviction eviction;
     eviction.why = why.empty() ? "no reason given" : why;
     eviction.since_unix_seconds = clock_.unix_seconds();
@@ -166,6 +244,7 @@ Task<std::vector<EvictionView>> Cluster::evictions() {
 
 Task<Status> Cluster::allow(std::string name) {
   auto act = [this, name]() -> std::optional<Result<Act<bool>>> {
+    CENTROID_TRY(check_lead());
     if (evicted_.erase(name) == 0)
       return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
     Act<bool> done;

@@ -93,15 +93,15 @@ Task<Status> Cluster::run_rounds() {
       continue;
     }
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
-    if (paused_) {
-      set_phase(Phase::kPaused, "paused by an operator: POST /v1/job:resume goes on");
-      CENTROID_CO_TRY(co_await drain_while_paused());
-      continue;
-    }
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (!is_over) set_phase(Phase::kWaiting, replay_->why);
       if (!is_over) co_await changed_.wait(TimePoint::max());
+      continue;
+    }
+    if (pause_) {
+      set_phase(Phase::kPaused, pause_reason());
+      CENTROID_CO_TRY(co_await drain_while_paused());
       continue;
     }
     if (spread_.lost_since || (store_ && store_->version().value > 0)) {
@@ -257,6 +257,7 @@ Task<Status> Cluster::one_round() {
         CENTROID_CO_TRY(co_await may_commit());
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
+        checkpoint_behind_round();
         co_return Status();
       case RoundAction::kHalt: {
         const auto rank = attempt_->rank_of(decision.culprit);  // none: it came late
@@ -515,13 +516,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     probe_.staleness(round_.value - late.round.value);
   }
   fault::point("round.committed");
-  const std::uint64_t epoch = epoch_;
   round_over();
-  const std::uint64_t rounds = config_.checkpoint_every_rounds,
-                      epochs = config_.checkpoint_every_epochs;
-  const bool is_due = (rounds > 0 && (round_.value - 1) % rounds == 0) ||
-                      (epochs > 0 && epoch_ / epochs != epoch / epochs);
-  if (is_due && !checkpointing_ && !goal_reached()) tasks_.spawn(checkpoint_in_background());
+  checkpoint_behind_round();
   co_return Status();
 }
 
@@ -575,6 +571,8 @@ void Cluster::round_over() {
   returned_.commit();
   coordinate();
   const bool is_epoch_over = next.epoch != epoch_;
+  if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
+    epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != epoch_ / every;
   epoch_ = next.epoch;
   offset_ = next.offset;
   if (!is_epoch_over) return;

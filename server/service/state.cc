@@ -386,8 +386,18 @@ bool Cluster::is_checkpoint_due() const {
       rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
       (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
   if (is_long && !checkpointing_ && since >= kAgain) return true;
+  if (epoch_checkpoint_due_ && !checkpointing_ && needs_checkpoint()) return true;
   return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
          since >= config_.checkpoint_interval;
+}
+
+/// What checkpoint.every_rounds and every_epochs call for. The end of an epoch comes seldom: where
+/// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
+void Cluster::checkpoint_behind_round() {
+  const std::uint64_t every = config_.checkpoint_every_rounds;
+  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (round_.value - 1) % every == 0);
+  if (is_due && needs_checkpoint() && !checkpointing_ && !goal_reached())
+    tasks_.spawn(checkpoint_in_background());
 }
 
 Task<void> Cluster::checkpoint_in_background() {
@@ -446,6 +456,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   // Nothing has changed: it would be the same once more.
   if (rows_.has_tables() && last_written_ && !needs_checkpoint()) co_return *last_written_;
   checkpointing_ = true;
+  epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
   std::shared_ptr<RowsSnapshot> rows;
   if (rows_servers_) {
@@ -522,6 +533,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   }
   checkpointed_ = info.version;
   rows_checkpointed_ = rows_changes;
+  if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
   journal_.checkpoint_written(info.round);
   rows_.checkpoint_written(rows_journal);
   const TimePoint end = clock_.now();

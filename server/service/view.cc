@@ -49,6 +49,10 @@ Task<ClusterView> Cluster::cluster() {
     view.run_id = run_id_;
     view.state = kJobStates[static_cast<std::size_t>(phase_)];
     view.state_reason = phase_reason_;
+    if (stop_requested_ && !rounds_ended_ && phase_ != Phase::kStandby) {
+      view.state = kJobStates[static_cast<std::size_t>(Phase::kStopping)];
+      view.state_reason = stop_reason_ + ": the open round is finished, then a checkpoint written";
+    }
     view.generation = roster_.generation().value;
     view.world = roster_.ranked().size();
     view.round = round_.value;

@@ -88,9 +88,9 @@ class SampleControl final : public server::ControlPlane {
   Task<Status> drain(std::uint64_t member) override {
     co_return co_await act("drain " + std::to_string(member));
   }
-  Task<Status> pause() override { co_return co_await act("pause"); }
-  Task<Status> resume() override { co_return co_await act("resume"); }
-  Task<Status> stop() override { co_return co_await act("stop"); }
+  Task<Result<server::ActView>> pause() override { return steer("pause"); }
+  Task<Result<server::ActView>> resume() override { return steer("resume"); }
+  Task<Result<server::ActView>> stop() override { return steer("stop"); }
   Task<Status> is_ready() override {
     co_await answer();
     if (!ready.load()) co_return Error(ErrorCode::kUnavailable, "not ready: it is a test");
@@ -212,6 +212,10 @@ class SampleControl final : public server::ControlPlane {
           co_await sleep_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
     --waiting;
     if (!goes_on) ++cancelled;
+  }
+  Task<Result<server::ActView>> steer(std::string what) {
+    CENTROID_CO_TRY(co_await act(std::move(what)));
+    co_return server::ActView();
   }
   Task<Status> act(std::string what) {
     co_await answer();

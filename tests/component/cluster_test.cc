@@ -311,8 +311,6 @@ TEST_P(ClusterTest, AResumedJobEndsWithTheBitsOfOneThatWasNeverStopped) {
   EXPECT_TRUE(same_bits(resumed[0].params, expected[0].params));
 }
 
-/// The link of one of two workers breaks at its N-th operation, for every N: nothing hangs, the job
-/// ends, and the survivors agree.
 TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
   const auto data = make_blobs(64, 8, 4, 2);  // 4 rounds an epoch
   ServerConfig c = config();
@@ -332,6 +330,84 @@ TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
   EXPECT_EQ(rounds, (std::vector<std::uint64_t>{20, 16, 8}));
 }
 
+TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehindIt) {
+  const auto data = make_blobs(64, 8, 4, 2);
+  ServerConfig c = config();
+  c.epochs = 0;
+  c.checkpoint_every_epochs = 3;
+  c.lease = std::chrono::seconds(2);
+  TestServer server(c, transports());
+  std::promise<void> gate;
+  std::uint64_t rounds = 0;
+  const auto observe = [&](const auto&...) {
+    if (++rounds == 5) gate.get_future().wait();
+  };
+  auto training = std::async(std::launch::async, [&] {
+    return run_worker(workers(1, 16)[0], data, server.endpoint(), transports(), observe);
+  });
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round == 6; }));
+  auto disk = server.hold_disk();
+  std::atomic<bool> is_asked = false;
+  auto first = std::async(std::launch::async, [&] {
+    is_asked = true;
+    return server.checkpoint();
+  });
+  while (!is_asked) std::this_thread::yield();
+  for (int turns = 0; turns < 200; ++turns) (void)server.view();  // it has begun meanwhile
+  gate.set_value();
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.epoch >= 4; }));
+  const auto paused = server.pause();
+  ASSERT_TRUE(paused.ok());
+  EXPECT_FALSE(paused->is_kept) << "without an answer of the disk";
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.state == "paused"; }));
+  const std::uint64_t version = server.view().version;
+  disk.reset();
+  const auto of_before = first.get();
+  ASSERT_TRUE(of_before.ok());
+  EXPECT_EQ(of_before->round, 5u);
+  const auto directory =
+      CheckpointDirectory::open(std::filesystem::path(c.run_dir) / "checkpoints", 100).value();
+  EXPECT_TRUE(server.wait_until([&](const auto&) {
+    const auto written = directory.list(false);
+    return !written.empty() && written.front().version.value == version;
+  }));
+  server.stop();
+  EXPECT_TRUE(server.join().ok());
+  EXPECT_TRUE(training.get().status.ok());
+}
+
+TEST_P(ClusterTest, AnEpochThatEndsWithASkippedRoundGetsItsCheckpoint) {
+  const auto data = make_blobs(64, 8, 4, 2, 5);  // 4 rounds an epoch, one of them is skipped
+  ServerConfig c = config();
+  c.nonfinite = "skip";
+  c.epochs = 24;
+  c.checkpoint_every_epochs = 1;
+  c.checkpoint_keep = 100;
+  TestServer server(c, transports());
+  std::uint64_t rounds = 0, skipped = 0, skipped_at_end = 0, missing = 0;
+  const auto observe = [&](const worker::Share&, const worker::StepStats&,
+                           const worker::RoundReport&, const worker::TrainingSummary& summary) {
+    const bool is_skipped = summary.skipped > std::exchange(skipped, summary.skipped);
+    if (++rounds % 4 != 0 || rounds / 4 == c.epochs) return;
+    skipped_at_end += is_skipped ? 1 : 0;
+    const bool is_there = server.wait_until([&](const auto&) {
+      const auto written =
+          CheckpointDirectory::view(std::filesystem::path(c.run_dir) / "checkpoints")->list(false);
+      return !written.empty() && written.front().info.epoch == rounds / 4;
+    });
+    missing += is_there ? 0 : 1;
+  };
+  const auto outcome =
+      run_worker(workers(1, 16)[0], data, server.endpoint(), transports(), observe);
+  EXPECT_TRUE(outcome.status.ok());
+  EXPECT_TRUE(server.join().ok());
+  EXPECT_GT(skipped_at_end, 0u);
+  EXPECT_EQ(missing, 0u);
+  EXPECT_EQ(rounds, 4 * c.epochs);
+}
+
+/// The link of one of two workers breaks at its N-th operation, for every N: nothing hangs, the job
+/// ends, and the survivors agree.
 TEST_P(ClusterTest, ABreakAtEveryOperationOfAWorkerEndsWell) {
   const auto data = make_blobs(48, 8, 4, 10);
   using Action = transport::FaultPlan::Action;

@@ -13,6 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!state.ok()) return 0;
   const auto again = parse_operator_state(to_json(*state));
   if (!again.ok() || again->evictions.size() != state->evictions.size()) std::abort();
-  if (again->scale != state->scale) std::abort();
+  if (again->scale != state->scale || again->settings != state->settings) std::abort();
   return 0;
 }

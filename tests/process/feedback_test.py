@@ -55,6 +55,7 @@ class FeedbackOnDisk(ClusterTest):
         for process in (*workers, server):
             process.kill()
         server, workers = self.begin(exchange, run, *arguments, "--resume", rounds=saved + 60, tag="-2")
+        self.assertEqual(server.post("/v1/job:resume")[0], 202)  # the pause holds over the kill
         model = self.end(server, workers, run)
         for worker in workers:
             self.assertEqual([event["after_round"] for event in worker.events("feedback.restored")], [saved])

@@ -238,6 +238,61 @@ class Stop(StandbyTest):
         self.assertEqual(again.events("job.stopped"), [])
 
 
+class Steered(StandbyTest):
+    """Pause and settings of one server are those of the one that takes over."""
+
+    def patch(self, server, settings):
+        request = urllib.request.Request(f"http://{server.api}/v1/config", method="PATCH", data=json.dumps(settings).encode(),
+                                         headers={"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as reply:
+                return reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def shown(self, server, *names):
+        settings = server.get("/v1/config")
+        return [(settings[name]["value"], settings[name]["origin"]) for name in names]
+
+    def test_pause_and_settings_are_taken_over_there_and_back(self):
+        etcd, a, (b,), workers = self.pair("--rounds", 0, "--exit-when-finished=false", "--checkpoint-keep", 4)
+        for path in ("job:pause", "job:resume", "workers/1:evict"):
+            status, problem = b.post(f"/v1/{path}")
+            self.assertEqual(status, 503, problem)
+            self.assertIn("leader is a", problem["detail"])
+        status, problem = self.patch(b, {"checkpoint.keep": 5})
+        self.assertEqual(status, 503, problem)
+        self.assertIn("leader is a", problem["detail"])
+        self.assertEqual(self.patch(b, {"api.rate": 500})[0], 200)  # of this process
+        self.assertEqual(self.patch(a, {"checkpoint.keep": 6, "checkpoint.every_rounds": 1000})[0], 200)
+        self.assertEqual(a.post("/v1/job:pause")[0], 202)
+        paused = a.wait_cluster("a pause", lambda view: view["state"] == "paused")
+        a.send(signal.SIGSTOP)
+        now = b.wait_cluster("b with the pause", lambda view: (view["role"], view["state"]) == ("leader", "paused"))
+        self.assertEqual(now["round"], paused["round"])
+        self.assertEqual(now["state_reason"], paused["state_reason"])
+        self.assertEqual(self.shown(b, "checkpoint.keep", "checkpoint.every_rounds", "api.rate"), [(6, "rest"), (1000, "rest"), (500, "rest")])
+        self.assertEqual(self.patch(b, {"checkpoint.keep": 4, "checkpoint.every_rounds": 2000})[0], 200)  # 4 is configured
+        self.assertEqual(b.post("/v1/job:resume")[0], 202)
+        b.wait_more_rounds(5)
+        a.endpoints_file.unlink()
+        a.send(signal.SIGCONT)
+        a.wait_event("server.becomes_standby")
+        a.wait_ready()
+        a.wait_cluster("its leader", lambda view: view["leader"] == "b")
+        self.assertEqual(self.shown(a, "checkpoint.keep", "checkpoint.every_rounds"), [(4, "flag"), (200, "flag")])
+        b.kill()
+        self.wait_role(a, "leader")
+        a.wait_cluster("no pause", lambda view: view["state"] == "waiting")
+        self.assertEqual(self.shown(a, "checkpoint.keep", "checkpoint.every_rounds", "api.rate"), [(4, "flag"), (2000, "rest"), (500, "rest")])
+        workers = [self.worker(a, f"v{i}") for i in range(3)]  # its port is another one
+        a.wait_more_rounds(5)
+        self.assertEqual(a.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers, a)
+
+
 class Said(StandbyTest):
     """Tokens and idempotency keys of servers with one folder."""
 

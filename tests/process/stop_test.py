@@ -1,8 +1,12 @@
 """POST /v1/job:stop holds when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
 
 import json
+import os
 import shutil
 import signal
+import time
+import urllib.error
+import urllib.request
 
 from cluster import DONE, ClusterTest, Process, main, wait_for
 
@@ -100,6 +104,28 @@ class Restart(StopTest):
             end(again)
             self.assert_exit(DONE, again)
 
+    def test_a_disk_that_hangs_keeps_nobody_from_steering(self):
+        server = self.server()
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        hung = self.operator_file().with_suffix(".json.tmp")
+        os.mkfifo(hung)  # who opens it for writing waits for a reader
+        begin = time.monotonic()
+        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": False}))
+        server.wait_cluster("a pause", lambda view: view["state"] == "paused")
+        self.assertEqual(server.post("/v1/job:stop"), (202, {"action": "stop", "kept": False}))
+        self.assert_exit(DONE, worker)  # the stop is carried out meanwhile
+        self.assertLess(time.monotonic() - begin, 9, "no answer waited for its deadline")
+        self.assertTrue(server.is_running(), "its end waits for the disk")
+        self.assertFalse(self.operator_file().exists())
+        hung.rename(self.folder / "hung")  # the next write finds a disk that works
+        reader = os.open(self.folder / "hung", os.O_RDONLY | os.O_NONBLOCK)
+        self.assert_exit(DONE, server)
+        os.close(reader)
+        kept = json.loads(self.operator_file().read_text())
+        self.assertIn("stop", kept)
+        self.assertNotIn("pause", kept)
+
     def test_a_stop_that_cannot_be_kept_stops_all_the_same_and_says_so(self):
         server = self.server()
         worker = self.worker(server, "w0")
@@ -116,6 +142,94 @@ class Restart(StopTest):
         server.wait_cluster("finished", lambda view: view["state"] == "finished")
         self.assert_exit(DONE, self.worker(server, "w1"))
         self.assertEqual(self.summary("w1")["rounds"], 0)
+
+
+class Pause(StopTest):
+    def change(self, server, settings, status=200):
+        data = json.dumps(settings).encode()
+        request = urllib.request.Request(f"http://{server.api}/v1/config", method="PATCH", data=data, headers={"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as reply:
+                answer = reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                answer = error.code, json.loads(error.read())
+        self.assertEqual(answer[0], status, answer)
+        return answer[1]
+
+    def test_it_holds_with_changed_settings_until_it_is_taken_back(self):
+        server = self.server("--checkpoint-keep", 4)
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.change(server, {"checkpoint.keep": 7, "optimizer.learning_rate": 0.125, "lease": "25s", "checkpoint.every_rounds": 50})
+        self.change(server, {"checkpoint.every_rounds": 0})  # as it was: nothing to remember
+        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": True}))
+        paused = server.wait_cluster("a pause", lambda view: view["state"] == "paused")
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        server.kill()
+        worker.kill()
+
+        again = self.server("--resume", "--checkpoint-keep", 4, listen=server.data, name="again")
+        view = again.wait_cluster("the pause of before", lambda view: view["state"] == "paused")
+        self.assertEqual(view["state_reason"], paused["state_reason"])  # when it was paused, too
+        settings = again.get("/v1/config")
+        shown = {name: (settings[name]["value"], settings[name]["origin"]) for name in ("checkpoint.keep", "lease", "checkpoint.every_rounds")}
+        self.assertEqual(shown, {"checkpoint.keep": (7, "rest"), "lease": (25000, "rest"), "checkpoint.every_rounds": (0, "default")})
+        self.assertIn("operator.json", settings["checkpoint.keep"]["source"])
+        self.assertEqual(len(again.events("config.remembered")), 3)
+        worker = self.worker(again, "w0")
+        again.wait_worker("w0", "joining")
+        self.assertEqual(again.cluster()["round"], paused["round"])
+        self.assertEqual(again.cluster()["learning_rate"], 0.125)
+        self.assertEqual(again.post("/v1/job:resume")[0], 202)
+        again.wait_more_rounds(3)
+        again.send(signal.SIGTERM)
+        self.assert_exit(DONE, again, worker)
+
+        # Configured otherwise since: that is newer. The lease is not: it was configured as before.
+        third = self.server("--resume", "--checkpoint-keep", 5, listen=server.data, name="third")
+        third.wait_cluster("no pause", lambda view: view["state"] == "waiting")
+        settings = third.get("/v1/config")
+        self.assertEqual((settings["checkpoint.keep"]["value"], settings["checkpoint.keep"]["origin"]), (5, "flag"))
+        self.assertEqual((settings["lease"]["value"], settings["lease"]["origin"]), (25000, "rest"))
+        self.assertIn("configured as 5", third.events("config.change_forgotten")[0]["why"])
+        third.kill()
+        other = self.server("--checkpoint-keep", 4, run="other", name="other")
+        self.assertEqual(other.get("/v1/config")["checkpoint.keep"]["value"], 4)
+
+    def test_what_no_longer_goes_with_the_configuration_is_left_out_and_said(self):
+        server = self.server("--max-workers", 4)
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.change(server, {"min_workers": 3, "checkpoint.keep": 9})
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, server, worker)
+        again = self.server("--resume", "--max-workers", 2, name="again")
+        settings = again.get("/v1/config")
+        self.assertEqual((settings["min_workers"]["value"], settings["checkpoint.keep"]["value"]), (1, 9))
+        self.assertIn("max_workers", again.wait_event("config.change_refused", setting="min_workers")["why"])
+
+    def test_a_stop_takes_a_pause_back(self):
+        server = self.server()
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.assertEqual(server.post("/v1/job:pause")[0], 202)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, server, worker)
+        again = self.again(server, "--min-workers", 1)
+        version = self.assert_stopped(again)["version"]
+        self.assertEqual(again.post("/v1/job:resume")[0], 202)
+        worker = self.worker(again, "w1")
+        again.wait_round(version + 3)
+
+    def test_of_another_job_in_the_folder_holds_for_that_one_only(self):
+        server = self.server("--run-id", "r")
+        self.assertEqual(server.post("/v1/job:pause")[0], 202)
+        server.kill()
+        other = self.server("--resume", "--run-id", "other", name="other")
+        other.wait_event("operator.forgotten", run_id="r")
+        other.wait_cluster("no pause", lambda view: view["state"] == "waiting")
 
 
 class OtherJobs(StopTest):

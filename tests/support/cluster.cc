@@ -116,6 +116,17 @@ Result<server::CheckpointView> TestServer::checkpoint() {
               .get();
 }
 
+Result<server::ActView> TestServer::pause() {
+  return *asio::co_spawn(service_.context(), to_optional(cluster_->pause()), asio::use_future)
+              .get();
+}
+
+std::shared_ptr<void> TestServer::hold_disk() {
+  const auto released = std::make_shared<std::promise<void>>();
+  asio::post(blocking_.context(), [released] { released->get_future().wait(); });
+  return {nullptr, [released](void*) { released->set_value(); }};
+}
+
 bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < deadline) {

@@ -44,6 +44,9 @@ class TestServer {
   std::vector<server::ServerView> servers();
   Status drain_server(const std::string& name);
   Result<server::CheckpointView> checkpoint();
+  Result<server::ActView> pause();
+  /// What writes checkpoints does nothing until the result is dropped.
+  std::shared_ptr<void> hold_disk();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();
   void stop();  ///< as a signal does: it may go on with `resume`

@@ -316,7 +316,8 @@ TEST(ConfigChange, IsOfLiveFieldsAndAllOrNothing) {
   schema.field("checkpoint.keep", &keep, {.text = "Keep.", .min = 1, .live = true});
   schema.field("checkpoint.every", &every, {.text = "Every.", .live = true});
   schema.field("seed", &seed, {.text = "Seed."});
-  const auto fine = [] { return Status(); };
+  using Changes = std::vector<Schema::Change>;
+  const auto fine = [](const Changes&) { return Status(); };
   const auto change = [&](const char* text) { return schema.change(text, "test", fine); };
   const auto done = change(R"({"checkpoint.keep": 5, "checkpoint": {"every": 7}})");
   ASSERT_TRUE(done.ok()) << done.error().message();
@@ -335,7 +336,8 @@ TEST(ConfigChange, IsOfLiveFieldsAndAllOrNothing) {
   }
   EXPECT_EQ(change(R"({"seed": 2})").error().code(), ErrorCode::kFailedPrecondition);
   std::uint64_t seen = 0;
-  const auto refuse = [&] {
+  const auto refuse = [&](const Changes& changes) {
+    EXPECT_EQ(changes.front().to, "8");
     seen = keep;
     return Status(Error(ErrorCode::kFailedPrecondition, "not now"));
   };
@@ -343,6 +345,42 @@ TEST(ConfigChange, IsOfLiveFieldsAndAllOrNothing) {
   EXPECT_EQ(seen, 8U) << "the check sees the new value";
   EXPECT_EQ(keep, 5U);
   EXPECT_EQ(json::parse(schema.effective_json())["checkpoint.keep"]["source"], "test:1");
+}
+
+TEST(ConfigChange, CanBeListedForTheNextProcessAndTakenBack) {
+  std::uint64_t keep = 3, every = 0;
+  double rate = 0.5;
+  std::chrono::milliseconds lease{100};
+  std::string policy = "bsp";
+  Schema schema("test", "Test.");
+  schema.field("keep", &keep, {.text = "Keep.", .live = true});
+  schema.field("every", &every, {.text = "Every.", .live = true});
+  schema.field("rate", &rate, {.text = "Rate.", .live = true});
+  schema.field("lease", &lease, {.text = "Lease.", .live = true});
+  schema.field("policy", &policy, {.text = "Policy."});
+  ASSERT_TRUE(schema.load_text(R"({"keep": 4})", "file").ok());
+  EXPECT_TRUE(schema.live_changes().empty());
+  EXPECT_EQ(schema.configured("keep"), "4");
+  EXPECT_EQ(schema.configured("policy"), "") << "is not live";
+  EXPECT_EQ(schema.configured("nobody"), "");
+  const auto fine = [](const std::vector<Schema::Change>&) { return Status(); };
+  for (const char* text : {R"({"keep": 5, "every": 1, "rate": 0.1})", R"({"keep": 6, "every": 0})",
+                           R"({"lease": "2s"})"})
+    ASSERT_TRUE(schema.change(text, "test", fine).ok()) << text;
+  const auto changes = schema.live_changes();
+  ASSERT_EQ(changes.size(), 3U) << "every has its configured value again";
+  EXPECT_EQ(changes[0].name + changes[0].value + changes[0].configured, "keep64");
+  EXPECT_EQ(changes[1].name + changes[1].value + changes[1].configured, "rate0.10.5");
+  EXPECT_EQ(changes[2].name + changes[2].value + changes[2].configured, "lease2000100");
+  schema.take_back_changes();
+  EXPECT_TRUE(schema.live_changes().empty());
+  EXPECT_EQ(keep, 4U);
+  EXPECT_EQ(rate, 0.5);
+  EXPECT_EQ(lease.count(), 100);
+  const auto shown = json::parse(schema.effective_json());
+  EXPECT_EQ(shown["keep"]["origin"], "file");
+  EXPECT_EQ(shown["keep"]["source"], "file:1");
+  EXPECT_EQ(shown["rate"]["origin"], "default");
 }
 
 }  // namespace

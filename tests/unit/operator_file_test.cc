@@ -16,6 +16,11 @@ OperatorState sample() {
   state.evictions.push_back({"w2", "", 1000, 2000.25});
   state.scale = {6, "a holiday", 999};
   state.stop = {.run_id = "r \"2\"", .version = 77, .since_unix_seconds = 1001.5};
+  state.job = {.run_id = "r \"2\"", .version = 78};
+  state.pause.emplace().since_unix_seconds = 1002.25;
+  state.settings.push_back({"optimizer.learning_rate", "0.1", "0.05"});
+  state.settings.push_back({"exit_when_finished", "true", "false"});
+  state.settings.push_back({"policy", R"("backup:1")", R"("backup:2")"});
   return state;
 }
 
@@ -39,6 +44,7 @@ TEST(OperatorFile, OneOfAnOlderServerHasNoStop) {
   ASSERT_TRUE(state.ok());
   EXPECT_EQ(state->scale.workers, 2u);
   EXPECT_FALSE(state->stop);
+  EXPECT_FALSE(state->has_job());
 }
 
 TEST(OperatorFile, AFolderThatCannotBeWrittenIsNamed) {
@@ -53,7 +59,12 @@ TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {
   for (const char* bad : {"", "null", "[]", "{}", R"({"evictions": 1, "scale": {}})",
                           R"({"evictions": [{"name": ""}], "scale": {"workers": 1}})",
                           R"({"evictions": [], "scale": {"workers": 1, "why": "",
-                              "since_unix_seconds": 0}, "stop": {"version": -1}})"})
+                              "since_unix_seconds": 0}, "stop": {"version": -1}})",
+                          R"({"evictions": [], "scale": {"workers": 1, "why": "",
+                              "since_unix_seconds": 0}, "pause": {"since_unix_seconds": 1}})",
+                          R"({"evictions": [], "scale": {"workers": 1, "why": "",
+                              "since_unix_seconds": 0}, "job": {"run_id": "r", "version": 1},
+                              "settings": [{"name": "lease", "value": [], "instead_of": 1}]})"})
     EXPECT_EQ(parse_operator_state(bad).error().code(), ErrorCode::kDataLoss) << bad;
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(seed);
@@ -65,6 +76,7 @@ TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {
     const auto state = parse_operator_state(text);
     if (!state.ok()) continue;
     for (const auto& one : state->evictions) EXPECT_FALSE(one.name.empty());
+    for (const auto& one : state->settings) EXPECT_FALSE(one.value.empty());
   }
 }
 
