@@ -106,7 +106,7 @@ struct Oracle {
 class OptimizerConformance : public ::testing::TestWithParam<OptimizerConfig> {};
 
 TEST_P(OptimizerConformance, FollowsTheFormulasInDoubleOverAThousandSteps) {
-  constexpr std::size_t kElements = 97;
+  constexpr std::size_t kElements = 997;
   const auto optimizer = made(GetParam());
   State state(*optimizer, kElements);
   fill_normal(state.params, 0);
@@ -207,16 +207,29 @@ OptimizerConfig with(const std::string& name, double weight_decay) {
   return config;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, OptimizerConformance,
-    ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
-                      with("momentum", 0.01), with("nesterov", 0), with("nesterov", 0.01),
-                      with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01),
-                      with("adagrad", 0), with("adagrad", 0.01), with("yogi", 0),
-                      with("yogi", 0.01), with("mean", 0), with("ftrl", 0), with("ftrl", 0.01)),
-    [](const auto& test) {
-      return test.param.name + (test.param.weight_decay > 0 ? "_with_decay" : "");
-    });
+OptimizerConfig with_l1(double l1) {
+  OptimizerConfig config = with("ftrl", 0.01);
+  config.learning_rate = 0.1;
+  config.l1 = l1;
+  return config;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizerConformance,
+                         ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
+                                           with("momentum", 0.01), with("nesterov", 0),
+                                           with("nesterov", 0.01), with("adam", 0),
+                                           with("adam", 0.01), with("adamw", 0),
+                                           with("adamw", 0.01), with("adagrad", 0),
+                                           with("adagrad", 0.01), with("yogi", 0),
+                                           with("yogi", 0.01), with("mean", 0), with("ftrl", 0),
+                                           with("ftrl", 0.01), with_l1(0.5), with_l1(2)),
+                         [](const auto& test) {
+                           return test.param.name +
+                                  (test.param.weight_decay > 0 ? "_with_decay" : "") +
+                                  (test.param.l1 > 1   ? "_with_strong_l1"
+                                   : test.param.l1 > 0 ? "_with_l1"
+                                                       : "");
+                         });
 
 TEST(Optimizers, SlotsHaveTheNamesOfPyTorch) {
   EXPECT_TRUE(made(with("sgd", 0))->slot_names().empty());

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -113,6 +114,45 @@ TEST(RowTable, FollowsAReferenceInDouble) {
         ASSERT_NEAR(values[c], expected[c], 2e-4) << "key " << key << " column " << c;
     }
   }
+}
+
+TEST(RowTable, AThousandUpdatesStayWithinAMillionthOfTheReference) {
+  for (const auto& [rule, name] :
+       {std::pair(RowRule::kSgd, "sgd"), std::pair(RowRule::kAdagrad, "adagrad"),
+        std::pair(RowRule::kFtrl, "ftrl")})
+    for (const double l1 : {0.0, 0.5}) {
+      if (rule != RowRule::kFtrl && l1 > 0) continue;
+      CounterRng rng(8);
+      RowSpec spec = spec_of(rule);
+      spec.l1 = l1;
+      spec.l2 = 0.01;
+      RowTable table(spec);
+      Keys keys(64);
+      std::vector<Reference> rows;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        keys[i] = i * 7919;
+        rows.push_back(new_reference(spec, keys[i]));
+      }
+      Floats gradients(keys.size() * spec.dim);
+      for (int push = 0; push < 1000; ++push) {
+        for (auto& g : gradients) g = static_cast<float>(rng.normal());
+        ASSERT_TRUE(table.push(keys, gradients, 0).ok());
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+          const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(i * spec.dim);
+          const std::vector<double> gradient(first, first + spec.dim);
+          step(spec, rows[i], gradient);
+        }
+      }
+      const Floats values = pulled(table, keys);
+      double error = 0, length = 0;
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const double expected = rows[i / spec.dim].w[i % spec.dim];
+        error += (values[i] - expected) * (values[i] - expected);
+        length += expected * expected;
+      }
+      std::printf("%s, l1 %g: ||w - w64|| / ||w64|| = %.2e\n", name, l1, std::sqrt(error / length));
+      EXPECT_LE(std::sqrt(error / length), 1e-6) << name << ", l1 " << l1;
+    }
 }
 
 TEST(RowTable, APullOfAnUnknownRowGivesItsInitialValuesAndStoresNothing) {

@@ -1,9 +1,12 @@
 #include <bit>
+#include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/optim/norm.h"
 #include "common/tensor/fingerprint.h"
 #include "tests/unit/store_fixture.h"
 
@@ -303,6 +306,55 @@ TEST(ParameterStore, RefusesToLoadOverWhatIsBeingSent) {
   EXPECT_TRUE(store->load(0, chunk.position + chunk.elements, {&one, 1}).ok());
   store->release(reply);
   EXPECT_TRUE(store->load(0, chunk.position, {&one, 1}).ok());
+}
+
+/// Adam over gradients whose norm is bounded, in double. The norm is one of all tensors.
+TEST(ParameterStore, ClippedStepsFollowTheFormulasInDoubleOverAThousandSteps) {
+  constexpr double kBound = 30;  // of norms of about sqrt(997), 31.6: now clipped and now not
+  CounterRng rng(5);
+  const auto store = initialized_store(plan_of({500, 1, 496}, 256), "adam", rng);
+  const OptimizerConfig config = store->optimizer().config();
+  std::vector<double> p, m(997), v(997);
+  for (const Chunk& chunk : store->plan().chunks())
+    for (const float x : store->params(chunk)) p.push_back(x);
+  std::size_t clipped = 0;
+  for (int t = 1; t <= 1000; ++t) {
+    std::vector<double> g;
+    PlaneNorm norm;
+    for (const Chunk& chunk : store->plan().chunks()) {
+      fill(store->spare(chunk), rng);
+      for (const float x : store->spare(chunk)) g.push_back(x);
+      norm.add(chunk.position, std::as_const(*store).spare(chunk));
+      norm.end_chunk();
+    }
+    store->set_gradient_factor(clip_factor(norm.value(), kBound));
+    for (const Chunk& chunk : store->plan().chunks()) store->apply(chunk);
+    store->commit_swap(store->plan().chunks());
+    double squares = 0;
+    for (const double x : g) squares += x * x;
+    const double factor = std::min(1.0, kBound / std::sqrt(squares));
+    clipped += factor < 1;
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      const double x = g[i] * factor + config.weight_decay * p[i];
+      m[i] = config.beta1 * m[i] + (1 - config.beta1) * x;
+      v[i] = config.beta2 * v[i] + (1 - config.beta2) * x * x;
+      p[i] -= config.learning_rate * (m[i] / (1 - std::pow(config.beta1, t))) /
+              (std::sqrt(v[i] / (1 - std::pow(config.beta2, t))) + config.epsilon);
+    }
+  }
+  double error = 0, length = 0;
+  std::size_t i = 0;
+  for (const Chunk& chunk : store->plan().chunks())
+    for (const float x : store->params(chunk)) {
+      error += (x - p[i]) * (x - p[i]);
+      length += p[i] * p[i];
+      ++i;
+    }
+  std::printf("clipped %zu of 1000 steps: ||p - p64|| / ||p64|| = %.2e\n", clipped,
+              std::sqrt(error / length));
+  EXPECT_LE(std::sqrt(error / length), 1e-6);
+  EXPECT_GT(clipped, 500u);
+  EXPECT_LT(clipped, 1000u);
 }
 
 }  // namespace
