@@ -18,6 +18,11 @@ class QuadraticGroup final : public worker::ReplicaGroup {
   std::span<float> params() override { return current_; }
   void use_params(std::span<float> memory) override { current_ = memory; }
   std::span<float> gradients() override { return gradients_; }
+  Result<double> gradient_norm() override {
+    double squares = 0;
+    for (const float g : gradients_) squares += static_cast<double>(g) * g;
+    return std::sqrt(squares);
+  }
   void use_noise(std::uint64_t) override {}
   void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
   }
