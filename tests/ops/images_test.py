@@ -8,6 +8,7 @@ Needs podman and root.
 import contextlib
 import datetime
 import json
+import os
 import pathlib
 import re
 import sys
@@ -108,7 +109,8 @@ class Image(unittest.TestCase):
         self.assertIn("checkpoint.loaded", logged)
         print(f"server ready {ready - started:.2f} s after its container started, {ready - begin:.2f} s after `podman run` (bar {READY_BAR_SECONDS} s)",
               file=sys.stderr)  # fmt: skip
-        self.assertLess(ready - started, 10 * READY_BAR_SECONDS)  # a busy machine is slower; the figure is printed
+        busy = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))  # others' load is not ours to answer for
+        self.assertLess(ready - started, READY_BAR_SECONDS * busy)
         self.assertEqual(podman("healthcheck", "run", f"{MARK}-server"), "")
 
 
