@@ -26,6 +26,7 @@
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
 #include "server/service/cluster.h"
+#include "server/shard/read_manifest.h"
 #include "server/shard/shard.h"
 #include "transport/tls/tls.h"
 #include "transport/tls/tls_files.h"
@@ -213,7 +214,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
       operators("operators");  // what they said is not to wait for other files, nor those for it
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
-  transport_options.limits.max_payload_bytes = 2 * config.chunk_bytes;
+  transport_options.limits.max_payload_bytes = max_payload_bytes(config.chunk_bytes);
   transport_options.stall_timeout = config.stall_timeout;
   transport_options.congestion_control = config.congestion_control;
   CENTROID_ASSIGN(transport_options.layer, tls_layer(config));

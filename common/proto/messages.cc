@@ -43,15 +43,6 @@ struct Encoder {
         (*this)(one);
     }
   }
-  void operator()(const Manifest& manifest) {
-    out.put(static_cast<std::uint32_t>(manifest.size()));
-    for (const TensorInfo& tensor : manifest) {
-      out.put_string(tensor.name);
-      out.put(tensor.dtype);
-      out.put(static_cast<std::uint8_t>(tensor.shape.size()));
-      for (const std::uint64_t dim : tensor.shape) out.put(dim);
-    }
-  }
 };
 
 struct Decoder {
@@ -107,27 +98,6 @@ struct Decoder {
     }
     ok = ok && list.size() == count;
   }
-  void operator()(Manifest& manifest) {
-    const auto count = in.get<std::uint32_t>();
-    constexpr std::size_t kLeastBytes = 4 + 1 + 1 + 1;
-    if (count > kMaxTensors || count * kLeastBytes > in.left()) {
-      ok = false;
-      return;
-    }
-    manifest.resize(count);
-    for (TensorInfo& tensor : manifest) {
-      tensor.name = in.get_string(kMaxNameBytes);
-      const auto dtype = dtype_from_wire(in.get<std::uint8_t>());
-      const auto rank = in.get<std::uint8_t>();
-      if (!dtype.ok() || rank > 8 || !in.ok()) {
-        ok = false;
-        return;
-      }
-      tensor.dtype = dtype.value();
-      tensor.shape.resize(rank);
-      for (std::uint64_t& dim : tensor.shape) dim = in.get<std::uint64_t>();
-    }
-  }
 };
 
 /// What the message itself asks of its fields, if anything.
@@ -140,6 +110,48 @@ Status check(const M& message) {
 }
 
 }  // namespace
+
+std::vector<std::byte> encode_manifest(const Manifest& manifest) {
+  ByteWriter out;
+  out.put(static_cast<std::uint32_t>(manifest.size()));
+  for (const TensorInfo& tensor : manifest) {
+    out.put_string(tensor.name);
+    out.put(tensor.dtype);
+    out.put(static_cast<std::uint8_t>(tensor.shape.size()));
+    for (const std::uint64_t dim : tensor.shape) out.put(dim);
+  }
+  return out.take();
+}
+
+Result<Manifest> decode_manifest(Bytes payload) {
+  ByteReader in(payload);
+  const auto malformed = [&](const std::string& what) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "malformed manifest of " + std::to_string(payload.size()) + " bytes: " + what +
+                     " (docs/wire.md, \"Manifest\")");
+  };
+  const auto count = in.get<std::uint32_t>();
+  constexpr std::size_t kLeastBytes = 4 + 1 + 1 + 1;
+  if (count > kMaxTensors)
+    return malformed(std::to_string(count) + " tensors, at most " + std::to_string(kMaxTensors));
+  if (!in.ok() || count * kLeastBytes > in.left())
+    return malformed("it ends before its " + std::to_string(count) + " tensors");
+  Manifest manifest(count);
+  for (TensorInfo& tensor : manifest) {
+    tensor.name = in.get_string(kMaxNameBytes);
+    const auto dtype = dtype_from_wire(in.get<std::uint8_t>());
+    const auto rank = in.get<std::uint8_t>();
+    if (!dtype.ok() || rank > 8 || !in.ok()) {
+      const auto number = std::to_string(&tensor - manifest.data());
+      return malformed("name, dtype or rank of tensor " + number);
+    }
+    tensor.dtype = dtype.value();
+    tensor.shape.resize(rank);
+    for (std::uint64_t& dim : tensor.shape) dim = in.get<std::uint64_t>();
+  }
+  if (!in.done()) return malformed("its length is not that of its tensors");
+  return manifest;
+}
 
 #define CENTROID_MESSAGE(M)                                                                  \
   template <>                                                                                \

@@ -49,6 +49,9 @@ Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes
 inline constexpr std::size_t kMaxNameBytes = 256;
 inline constexpr std::size_t kMaxTextBytes = 4096;
 inline constexpr std::size_t kMaxTensors = 100'000;
+/// Of an encoded manifest: so many tensors with the longest names and 8 dimensions.
+inline constexpr std::uint64_t kMaxManifestBytes =
+    4 + kMaxTensors * (4 + kMaxNameBytes + 1 + 1 + 8 * sizeof(std::uint64_t));
 inline constexpr std::size_t kMaxPeers = 4096;
 /// Largest weight of a contribution: numbers of samples stay exact.
 inline constexpr double kMaxWeight = 1e15;
@@ -67,15 +70,15 @@ struct Join {
   std::uint64_t data_fingerprint = 0;
   std::string model;          ///< spec, for humans
   std::string peer_endpoint;  ///< HOST:PORT where other workers reach this one; "" with star
-  std::string node;  ///< the same on one machine; "": not said. Who says it takes payloads without
-                     ///< a checksum from a server that has the same
-  Manifest manifest;
+  std::string node;   ///< the same on one machine; "": not said. Who says it takes payloads without
+                      ///< a checksum from a server that has the same
+  Manifest manifest;  ///< travels as the payload: encode_manifest
   template <class F>
   void fields(F& f) {
     f(name, kMaxNameBytes), f(exchange, kMaxNameBytes), f(codec, kMaxNameBytes), f(devices),
         f(batch), f(train_samples);
     f(data_fingerprint), f(model, kMaxNameBytes), f(peer_endpoint, kMaxNameBytes),
-        f(node, kMaxNameBytes), f(manifest);
+        f(node, kMaxNameBytes);
   }
 };
 
@@ -358,5 +361,10 @@ template <class M>
 std::vector<std::byte> encode(const M& message);
 template <class M>
 Result<M> decode(Bytes head);
+
+/// The tensors of a model <-> payload of Join and Model: too long for a head. At most
+/// kMaxManifestBytes; decode fails as above, and with too many tensors.
+std::vector<std::byte> encode_manifest(const Manifest& manifest);
+Result<Manifest> decode_manifest(Bytes payload);
 
 }  // namespace centroid::proto

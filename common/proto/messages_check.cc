@@ -20,7 +20,7 @@ struct Rule {
 };
 
 constexpr std::array kRules{
-    Rule{.kind = Kind::kJoin, .name = "Join", .is_request = true},
+    Rule{.kind = Kind::kJoin, .name = "Join", .is_request = true, .has_payload = true},
     Rule{.kind = Kind::kInitRequest, .name = "InitRequest", .has_head = false},
     Rule{.kind = Kind::kInitChunk, .name = "InitChunk", .has_payload = true},
     Rule{.kind = Kind::kInitDone, .name = "InitDone", .has_head = false},
@@ -49,7 +49,10 @@ constexpr std::array kRules{
     Rule{
         .kind = Kind(RowsKind::kRoute), .name = "RowsRoute", .is_request = true, .has_head = false},
     Rule{.kind = Kind(ServersKind::kServerJoin), .name = "ServerJoin", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kModel), .name = "Model", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kModel),
+         .name = "Model",
+         .is_request = true,
+         .has_payload = true},
     Rule{.kind = Kind(ServersKind::kPlace), .name = "Place", .is_request = true},
     Rule{.kind = Kind(ServersKind::kLoad), .name = "Load", .is_request = true, .has_payload = true},
     Rule{.kind = Kind(ServersKind::kBegin), .name = "Begin", .is_request = true},

@@ -5,6 +5,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "server/shard/read_manifest.h"
 
 namespace centroid::server {
 
@@ -93,7 +94,7 @@ transport::Greeting Cluster::greeting() const {
   greeting.token = config_.token;
   greeting.also_accepts = accepts_token_;
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
-  greeting.limits.max_payload_bytes = 2 * config_.chunk_bytes;
+  greeting.limits.max_payload_bytes = max_payload_bytes(config_.chunk_bytes);
   greeting.credit_bytes = config_.credit_bytes;
   return greeting;
 }

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "server/service/cluster.h"
+#include "server/shard/read_manifest.h"
 #include "transport/echo.h"
 
 namespace centroid::server {
@@ -135,8 +136,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
 
   const std::shared_ptr<Link>& link() const { return link_; }
   const std::shared_ptr<ShardGroup::Link>& shard() const { return shard_; }
-  /// Of a worker, a client of rows or a shard server.
-  bool is_known() const { return link_ || rows_ || shard_; }
+  /// Of a worker, a client of rows or a shard server. A Join that is still coming in is the stall
+  /// timeout's: its manifest may be long.
+  bool is_known() const { return link_ || rows_ || shard_ || is_joining_; }
 
  private:
   Task<Status> serve_shard(Session& session, InFrame frame) {
@@ -157,6 +159,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
   Task<Status> join(Session& session, InFrame frame) {
     auto message = proto::decode<proto::Join>(frame.head);
     if (!message.ok()) co_return std::move(message).error();
+    is_joining_ = true;
+    CENTROID_CO_ASSIGN(message->manifest,
+                       co_await read_manifest(session, frame.header.payload_bytes));
     auto admitted = cluster_.admit(session, std::move(message).value());
     if (!admitted.ok()) {
       cluster_.probe_.handshake_refused();
@@ -177,6 +182,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
   Cluster& cluster_;
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;
+  bool is_joining_ = false;
   std::optional<RowsService::Client> rows_;
   std::shared_ptr<ShardGroup::Link> shard_;
 };
@@ -315,6 +321,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   } else if (!store_) {
     CENTROID_TRY(make_store(join.manifest));
   }
+  join.manifest = {};  // the store has it
   if (!agreed_ && !epilogue_) agreed_ = join;
   if (links_.empty() && agreed_) agreed_->codec = join.codec;
   const Round counted = counted_of(join.name);

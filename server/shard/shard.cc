@@ -7,6 +7,7 @@
 
 #include "common/base/log.h"
 #include "common/proto/standby.h"
+#include "server/shard/read_manifest.h"
 #include "transport/echo.h"
 
 namespace centroid::server {
@@ -63,7 +64,9 @@ class Shard::LeaderSink final : public transport::FrameSink {
                                                 shard_.fatal_);
     switch (static_cast<ServersKind>(frame.header.kind)) {
       case ServersKind::kModel: {
-        CENTROID_CO_ASSIGN(const auto model, proto::decode<proto::ServerModel>(frame.head));
+        CENTROID_CO_ASSIGN(auto model, proto::decode<proto::ServerModel>(frame.head));
+        CENTROID_CO_ASSIGN(model.manifest,
+                           co_await read_manifest(session, frame.header.payload_bytes));
         const Status taken = shard_.take_model(model);
         co_return co_await done(session, frame.header, taken);
       }

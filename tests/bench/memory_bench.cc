@@ -82,12 +82,12 @@ class LeanMember final : public transport::FrameSink {
     join.batch = 8;
     join.train_samples = std::uint64_t{1} << 40;
     join.model = "none";
-    join.manifest = manifest_;
     const auto head = proto::encode(join);
+    const auto manifest = proto::encode_manifest(manifest_);
     session.take_unsummed();
     const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
     const TimePoint limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    const auto reply = co_await session.request(kind, head, Bytes(), limit);
+    const auto reply = co_await session.request(kind, head, manifest, limit);
     if (!reply.ok()) fail(reply.error().message());
     const auto terms = proto::decode<proto::JoinReply>(reply->head);
     if (!terms.ok()) fail(terms.error().message());

@@ -126,8 +126,9 @@ class Client final : public transport::FrameSink {
   }
   static Task<Result<proto::JoinReply>> enter_cluster(Client* self) {
     const auto head = proto::encode(self->join);
+    const auto manifest = proto::encode_manifest(self->join.manifest);
     auto reply = co_await self->session_->request(static_cast<std::uint16_t>(Kind::kJoin), head,
-                                                  Bytes(), self->limit());
+                                                  manifest, self->limit());
     if (!reply.ok()) co_return reply.error();
     co_return proto::decode<proto::JoinReply>(reply->head);
   }

@@ -99,7 +99,10 @@ class Server final : public transport::FrameSink {
     heard(kind, values);
     if (kind == Kind::kLeave) co_return co_await session.respond(frame.header, Bytes());
     if (kind != Kind::kJoin) co_return Status();
-    CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::Join>(frame.head));
+    CENTROID_CO_ASSIGN(auto join, proto::decode<proto::Join>(frame.head));
+    Buffer manifest(frame.header.payload_bytes);
+    CENTROID_CO_TRY(co_await session.read_payload(manifest.bytes()));
+    CENTROID_CO_ASSIGN(join.manifest, proto::decode_manifest(manifest.bytes()));
     const auto head = proto::encode(terms(join));
     CENTROID_CO_TRY(co_await session.respond(frame.header, head));
     is_joined_ = true;

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace centroid::proto;
   if (size == 0) return 0;
   const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);
-  switch (data[0] % 16) {
+  switch (data[0] % 17) {
     case 0:
       check<Join>(head);
       break;
@@ -67,6 +67,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 14:
       check<RowsPush>(head);
       break;
+    case 15: {
+      const auto manifest = decode_manifest(head);
+      if (manifest.ok()) CENTROID_CHECK(decode_manifest(encode_manifest(*manifest)).ok());
+      break;
+    }
     default:
       check<Report>(head);
   }

@@ -24,7 +24,7 @@ class Peer(Client):
         self.state, self.opened = {}, None
 
     def join(self):
-        self.send(self.JOIN, self.join_head(), flags=REQUEST, identity=1)
+        self.send_join()
         return self
 
     def next(self):

@@ -136,17 +136,22 @@ class Client:
     def join_head(self):
         head = text(self.name) + text("star") + text(self.codec)
         head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text(self.model) + text("") + text("")
-        head += struct.pack("<I", len(self.tensors))
-        for name, shape in self.tensors:
-            head += text(name) + struct.pack(f"<BB{len(shape)}Q", 1, len(shape), *shape)
         return head
+
+    def manifest(self):
+        """The payload of Join."""
+        tensors = (text(name) + struct.pack(f"<BB{len(shape)}Q", 1, len(shape), *shape) for name, shape in self.tensors)
+        return struct.pack("<I", len(self.tensors)) + b"".join(tensors)
+
+    def send_join(self):
+        self.send(self.JOIN, self.join_head(), self.manifest(), flags=REQUEST, identity=1)
 
     def train(self, endpoint, gradient, bad_rounds=()):
         """Take part until Finish. `gradient(round, chunk)` gives the bytes of float32 numbers; bad rounds are told to hold NaN."""
         with connect(endpoint) as self.peer:
             self.peer.sendall(hello(name=self.name))
             read_frame(self.peer)
-            self.send(self.JOIN, self.join_head(), flags=REQUEST, identity=1)
+            self.send_join()
             is_over = False
             while not is_over:
                 fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))

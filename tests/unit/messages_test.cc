@@ -233,6 +233,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   join.model = "m";
   join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {10, 64}}};
   EXPECT_EQ(encode(join), documented("join"));
+  EXPECT_EQ(encode_manifest(join.manifest), documented("manifest"));
   std::uint64_t hash = 0;
   std::memcpy(&hash, documented("hello").data() + 24, sizeof hash);
   EXPECT_EQ(manifest_hash(join.manifest), hash) << "of the same model in Hello";
@@ -327,7 +328,8 @@ TEST(Messages, RowsAreAsTheContractSays) {
 TEST(Messages, EveryFieldSurvivesTheWire) {
   const Join join = decode<Join>(encode(sample_join())).value();
   EXPECT_EQ(join.name, "worker-3");
-  EXPECT_EQ(join.manifest, sample_join().manifest);
+  EXPECT_EQ(decode_manifest(encode_manifest(sample_join().manifest)).value(),
+            sample_join().manifest);
   EXPECT_EQ(join.data_fingerprint, 0x1122334455667788u);
   EXPECT_EQ(join.train_samples, 1438u);
   const RoundOpen open = decode<RoundOpen>(encode(sample_open())).value();
@@ -367,13 +369,33 @@ TEST(Messages, ShortAndLongHeadsAreRefused) {
   expect_every_cut_refused(sample_failure());
 }
 
-TEST(Messages, ACountThatCannotFitIsRefusedBeforeMemoryIsTaken) {
-  auto bytes = encode(sample_join());
-  const std::size_t manifest_at = bytes.size() - (4 + 15 + 1 + 1 + 16) - (4 + 5 + 1 + 1) - 4;
-  for (const std::uint32_t count : {0xFFFFFFFFu, 100'000u, 50u}) {
-    std::memcpy(bytes.data() + manifest_at, &count, 4);
-    EXPECT_FALSE(decode<Join>(bytes).ok()) << count;
+TEST(Messages, AManifestsCountThatCannotFitIsRefusedBeforeMemoryIsTaken) {
+  auto bytes = encode_manifest(sample_join().manifest);
+  for (const std::uint32_t count : {0xFFFFFFFFu, 100'001u, 100'000u, 50u, 3u, 1u}) {
+    std::memcpy(bytes.data(), &count, 4);
+    EXPECT_FALSE(decode_manifest(bytes).ok()) << count;
   }
+}
+
+TEST(Messages, ShortAndLongManifestsAreRefused) {
+  const auto bytes = encode_manifest(sample_join().manifest);
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_FALSE(decode_manifest(Bytes(bytes).first(n)).ok()) << n;
+  auto longer = bytes;
+  longer.emplace_back();
+  EXPECT_FALSE(decode_manifest(longer).ok());
+}
+
+TEST(Messages, TheLongestManifestIsWithinItsLimit) {
+  Manifest manifest;
+  for (std::size_t i = 0; i < kMaxTensors; ++i) {
+    std::string name = std::to_string(i);
+    name.resize(kMaxNameBytes, 'n');
+    manifest.push_back({std::move(name), DType::kF32, Shape(8, 1)});
+  }
+  const auto bytes = encode_manifest(manifest);
+  EXPECT_EQ(bytes.size(), kMaxManifestBytes);
+  EXPECT_EQ(decode_manifest(bytes).value(), manifest);
 }
 
 TEST(Messages, MorePeersThanBytesAreRefused) {
@@ -494,6 +516,7 @@ TEST(Messages, RequestFlagAndPayloadAreThoseOfTheKind) {
   EXPECT_EQ(text(Kind::kPushEnd, false, 9),
             "PushEnd (23) came with a payload of 9 bytes, but has none");
   EXPECT_EQ(text(Kind::kPush, false, 9), "");
+  EXPECT_EQ(text(Kind::kJoin, true, 9), "");
   const Status headed = check_frame(static_cast<std::uint16_t>(Kind::kHeartbeat), false, 5, 0);
   EXPECT_EQ(headed.error().message(), "Heartbeat (26) came with a head of 5 bytes, but has none");
   EXPECT_TRUE(check_frame(4711, true, 9, 9).ok());

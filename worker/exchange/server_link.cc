@@ -295,7 +295,8 @@ Task<Status> ServerLink::enter(Session& session) {
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
   if (!options_.join.node.empty()) session.take_unsummed();
   const TimePoint limit = std::min(give_up_, now() + std::chrono::seconds(30));
-  auto reply = co_await session.request(kind, head, Bytes(), limit);
+  const auto manifest = proto::encode_manifest(options_.join.manifest);
+  auto reply = co_await session.request(kind, head, manifest, limit);
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::JoinReply>(reply->head));
   CENTROID_CO_TRY(accept_terms(std::move(terms)));
