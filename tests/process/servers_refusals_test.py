@@ -25,7 +25,9 @@ class Session:
         enter = struct.pack("<Q", peer.member) + text(peer.name) + text(peer.codec) + struct.pack("<Q", route)
         peer.send_by(self.peer, 125, enter, flags=REQUEST, identity=1)
         kind, flags, head = read_frame(self.peer)
-        assert kind == 125 and not flags & ERROR, read_error(head)
+        if kind != 125 or flags & ERROR:
+            self.connection.__exit__(None, None, None)
+            raise AssertionError(read_error(head))
 
     def refusal(self):
         while True:
@@ -71,7 +73,8 @@ class Peer(refusals_test.Peer):
             at += 4 + length
         (chunks,) = struct.unpack_from("<I", head, at)
         self.owners = struct.unpack_from(f"<{chunks}H", head, at + 4)
-        self.sessions = [None] + [Session(self, servers[2 * i], servers[2 * i + 1], version) for i in range(1, count)]
+        self.route, self.servers = version, list(zip(servers[::2], servers[1::2]))
+        self.sessions = [None] + [Session(self, *self.servers[i], version) for i in range(1, count)]
 
     def push_bytes(self, chunk, payload, weight=None):
         weight = self.weight if weight is None else weight
@@ -218,6 +221,29 @@ class Lies(servers_test.ServersTest):
                 liar.close()
                 self.assertEqual(self.state(leader), before)
                 self.assertEqual(leader.cluster()["version"], 2)
+
+    def test_who_comes_by_an_old_route_or_to_the_wrong_server_is_sent_to_the_leader(self):
+        leader, _ = self.started()
+        before = self.state(leader)
+        peer = Peer(leader.data, "peer").join().until_round()
+        for route in (peer.route - 1, peer.route + 1):
+            with self.subTest(route=route):
+                peer.close_shards()
+                with self.assertRaisesRegex(AssertionError, f"comes by route {route}, the present one is {peer.route}.*join again"):
+                    Session(peer, *peer.servers[1], route)
+        peer.close()
+        for chunk in range(len(SIZES)):
+            with self.subTest(chunk=chunk):
+                lost = Peer(leader.data, "lost").join().until_round()
+                wrong = next(index for index in range(1, len(SIZES)) if index != lost.owners[chunk])
+                lost.owners = tuple(wrong if one == chunk else owner for one, owner in enumerate(lost.owners))
+                lost.push(chunk, [1.0] * SIZES[chunk])
+                said = lost.sessions[wrong].refusal()
+                for text in (f"push of chunk {chunk} by lost", f"by route {lost.route}", f"not on '{lost.sessions[wrong].name}'", "join again"):
+                    self.assertIn(text, said)
+                lost.close()
+                self.assertEqual(self.state(leader), before, "the state has changed")
+        self.assertEqual(leader.cluster()["version"], 2)
 
     def together(self, *arguments):
         """Two workers in one round; the second is going to hear nothing."""
