@@ -175,6 +175,21 @@ class Change(ServersTest):
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
 
+    def test_rounds_are_not_held_up_for_long_while_chunks_of_a_larger_model_move(self):
+        model = "mlp:64-4096-3072-10"  # 51 MB
+        leader = self.server("--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)
+        worker = self.worker(leader, "w0", model=model)
+        leader.wait_more_rounds(2)
+        b = self.shard(leader, "b")
+        leader.wait_event("chunks.moved", left=0)
+        moves = leader.events("chunks.moved")
+        self.assertGreater(sum(move["bytes"] for move in moves), 20e6)
+        # At most 200 ms (tests/bench/servers.py measures it), with room for a machine that is busy.
+        self.assertLess(max(move["held_seconds"] for move in moves), 1.0, moves)
+        leader.wait_more_rounds(2)
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, worker, b)
+
     def test_a_drained_server_gives_its_chunks_to_the_others_and_ends(self):
         self.train(1, 600, run="whole")
         leader = self.leader(3, "--rounds", 600, "--exit-when-finished")
