@@ -82,6 +82,7 @@ Error FramedConnection::cancelled(std::string_view doing) const {
 
 Result<FramedConnection::Reading> FramedConnection::begin_read(Reading wanted, std::size_t size) {
   if (cause_) return *cause_;
+  if (refused_) return *refused_;
   if (is_reading_)
     return Error(ErrorCode::kFailedPrecondition, "two readers on the connection to " + peer_);
   consume_view();
@@ -127,7 +128,12 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   }
   const Bytes raw(buffer_.get() + begin_, kFrameHeaderBytes);
   auto header = decode_header(raw, limits_);
-  if (!header.ok()) co_return fail(std::move(header).error().with_context("from " + peer_));
+  if (!header.ok()) {
+    Error why = std::move(header).error().with_context("from " + peer_);
+    if (why.code() != ErrorCode::kResourceExhausted) co_return fail(std::move(why));
+    refused_ = std::move(why);  // out of step from here on, but the peer can be told
+    co_return Error(*refused_);
+  }
   begin_ += kFrameHeaderBytes;
   InFrame frame;
   frame.header = *header;

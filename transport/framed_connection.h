@@ -79,7 +79,8 @@ class FramedConnection final : public Connection {
   FrameLimits limits_;
   const std::chrono::milliseconds stall_timeout_;
   const std::string peer_;
-  std::optional<Error> cause_;  ///< set once: closed
+  std::optional<Error> cause_;    ///< set once: closed
+  std::optional<Error> refused_;  ///< a frame was over the limits: nothing more is read
   TrafficCounters traffic_;
   TimePoint last_received_;
 

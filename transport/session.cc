@@ -116,7 +116,13 @@ Task<Error> Session::run(FrameSink& sink) {
     Result<InFrame> frame = co_await impl->connection->read_header();
     if (!frame.ok()) {
       const std::string& name = impl->peer.name;  // the connection's errors have the address
-      impl->close(name.empty() ? frame.error() : frame.error().with_context(name));
+      const Error why = name.empty() ? frame.error() : frame.error().with_context(name);
+      // A frame over the limits is not read, so the peer is given the time to hear of it.
+      if (why.code() == ErrorCode::kResourceExhausted && impl->leave(why)) {
+        co_await impl->write_goodbye();
+        if (!impl->is_connection_closed) co_await impl->drained.park();
+      }
+      impl->close(why);
       break;
     }
     const Status status = co_await impl->on_frame(*this, sink, std::move(frame).value());

@@ -89,7 +89,10 @@ Task<void> limits_hold(Pair& pair) {
   EXPECT_EQ(got.error().code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(got.error().message(), HasSubstr("limit of 100000"));
   status = co_await send(*pair.server, 6, 0, 0);
-  EXPECT_FALSE(status.ok()) << "a frame over the limit ends the connection";
+  EXPECT_TRUE(status.ok()) << "the peer can be told";
+  got = co_await receive(*pair.server);
+  CO_ASSERT(!got.ok());
+  EXPECT_EQ(got.error().code(), ErrorCode::kResourceExhausted) << "nothing more is read";
 }
 TEST_P(TransportConformance, LimitsHoldOnBothSides) { run_pair(limits_hold); }
 
