@@ -141,12 +141,14 @@ std::size_t RoundMachine::needed() const {
 bool RoundMachine::closes(TimePoint now) const {
   std::size_t done = 0;
   double weight = 0;
+  bool refuses = false;  // with asp and ssp it is a round of its own, which is skipped
   for (const Seat& s : seats_) {
     done += s.done ? 1 : 0;
     weight += s.done ? s.contribution.weight : 0;
+    refuses |= s.done && s.contribution.nonfinite && policy_.nonfinite == NonFinitePolicy::kSkip;
   }
   if (done == possible()) return true;
-  if (policy_.applies_each()) return weight > 0 || !late_.empty();
+  if (policy_.applies_each()) return weight > 0 || refuses || !late_.empty();
   // Empty shares alone are no round: somebody with samples is still at it.
   if (!policy_.is_elastic() || done < needed() || weight == 0) return false;
   return policy_.kind == PolicyKind::kBackup || now >= grace_end();
@@ -220,13 +222,14 @@ RoundDecision RoundMachine::decide(TimePoint now) {
     decision.text = "the gradient of tensor " + refused_late_->tensor + " is not finite in round " +
                     to_string(refused_late_->round) + ", for which it came late";
   }
-  if (decision.action != RoundAction::kWait) close();
+  if (decision.action != RoundAction::kWait) close(decision.late.size());
   return decision;
 }
 
-void RoundMachine::close() {
+/// `late`: of those that wait are counted by it; after a skip they wait for the next round.
+void RoundMachine::close(std::size_t late) {
   open_ = false;
-  late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late_now()));
+  late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late));
   if (!policy_.is_elastic()) return;
   for (const Seat& s : seats_)
     if (s.present && !s.done) debts_.emplace(s.member, Debt{round_, opened_});

@@ -100,6 +100,8 @@ class RoundMachine {
   std::optional<Round> owed(MemberId member) const;
   /// Late contributions have come that no round has counted yet.
   bool has_late() const { return !late_.empty() || refused_late_; }
+  /// How many of them there are.
+  std::size_t late_waiting() const { return late_.size(); }
   /// ssp: it is not so far ahead that it has to wait. True with other policies.
   bool may_begin(MemberId member) const;
   /// Steps that the member is ahead of the slowest member, and who that is.
@@ -138,7 +140,7 @@ class RoundMachine {
   RoundDecision decide(TimePoint now);
   std::size_t possible() const;
   bool closes(TimePoint now) const;
-  void close();
+  void close(std::size_t late);
   RoundDecision retry(std::string why);
   void meet(MemberId member);
   std::size_t late_now() const;

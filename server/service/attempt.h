@@ -12,7 +12,7 @@
 
 namespace centroid::server {
 
-/// A copy of the state of all servers, for workers that need it.
+/// A copy of the state of all servers, for workers that need it (images.cc).
 struct StateImage {
   Version version;
   std::vector<std::vector<float>> planes;

@@ -176,6 +176,10 @@ class Cluster final : public ControlPlane {
   Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                proto::InitChunk head, std::uint64_t bytes);
   Status init_done(Link& link);
+
+  // contributions.cc
+  Status check_key(const Link& link, const char* what, const Attempt::Key& key) const;
+  Status check_weight(const Link& link, const std::string& where, double weight) const;
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
   bool is_short(const proto::PushEnd& end) const;
@@ -270,17 +274,29 @@ class Cluster final : public ControlPlane {
   void collect_parts(const RoundDecision& decision);
   Task<void> sum_parts(double total_weight);
   void member_ready(Link& link, const proto::Computed& done);
+  void late_counted(const RoundDecision& decision);
+
+  // images.cc: the state, sent from copies
   bool needs_last_state(const Link& link) const;
-  Task<Result<std::shared_ptr<const StateImage>>> state_image();
+  bool is_of_use(const Link& link, const Attempt::Key& key) const;
+  std::size_t images();
+  Task<Result<std::shared_ptr<const StateImage>>> state_image(std::shared_ptr<Link> link,
+                                                              std::optional<Attempt::Key> key);
   Task<Status> fill_image(StateImage& image);
+  Task<Status> copy_image(StateImage& image);
   Task<Status> fetch_image(StateImage& image);
-  Task<Status> send_image(std::shared_ptr<Link> link, transport::Session& session,
-                          std::shared_ptr<Attempt> attempt);
+  Task<Result<bool>> bring_state(std::shared_ptr<Link> link, transport::Session& session,
+                                 Attempt::Key key);
+  Task<Status> bring_last_state(std::shared_ptr<Link> link, transport::Session& session);
+  Task<Result<bool>> send_image(std::shared_ptr<Link> link, transport::Session& session,
+                                std::shared_ptr<const StateImage> image,
+                                std::optional<Attempt::Key> key);
 
   // state.cc
   Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots);
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
+  bool is_initial_from(const Link& link) const;
   Status load_checkpoint();
   Status load_checkpoint(const CheckpointEntry& entry);
   Status load_initial_file();
@@ -495,10 +511,14 @@ class Cluster final : public ControlPlane {
   std::vector<Part> parts_;                                  ///< of the round being merged
   std::vector<MemberId> departed_;  ///< of whom other servers may keep something that counts
   std::vector<float> stage_scratch_;
-  std::weak_ptr<const StateImage> image_;
-  bool is_imaging_ = false;  ///< all servers' state is copied: no other version may come
+  std::weak_ptr<const StateImage> image_;  ///< the newest
+  std::vector<std::weak_ptr<const StateImage>> images_;
+  std::size_t image_limit_ = 2;  ///< so many may be in memory at once
+  bool is_imaging_ = false;      ///< all servers' state is copied: no other version may come
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
   std::map<std::string, Round> counted_;  ///< by worker: of its last contribution that counted
+
+  std::optional<Initial> initial_;
 
   // peer-to-peer exchange
   struct Position {
@@ -510,12 +530,6 @@ class Cluster final : public ControlPlane {
     return {round_, epoch_, offset_, store_->optimizer_step(), steps_before_, returned_};
   }
   Position held_position_;  ///< of the values in the store
-  struct Upload {
-    MemberId from;
-    TimePoint begun, moved;
-    std::size_t received = 0, chunks = 0, planes = 0;
-    std::size_t pieces() const { return chunks * planes; }
-  };
   std::optional<Upload> upload_;
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
   bool announcement_wanted_ = false, rounds_ended_ = false;

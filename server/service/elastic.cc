@@ -82,7 +82,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
       settle_late(*link, proto::Outcome::kLate);
   }
   for (const auto& [id, link] : links_)
-    if (link->late && !link->late->outcome && !machine_.may_come_late(link->late->key.round))
+    if (link->late && link->late->staged && !machine_.may_come_late(link->late->key.round))
       settle_late(*link, proto::Outcome::kLate);
   parts_.clear();
   for (const LateContribution& one : decision.late) {
@@ -92,7 +92,18 @@ void Cluster::leave_out(const RoundDecision& decision) {
     round_tally_.add(parts_.back().tally);
     late_staged_.pop_front();
   }
-  if (!policy_.applies_each()) late_staged_.clear();
+  CENTROID_CHECK(late_staged_.size() == machine_.late_waiting());
+}
+
+/// A round is committed: its late contributions count, whatever becomes of this server.
+void Cluster::late_counted(const RoundDecision& decision) {
+  for (const LateContribution& late : decision.late) {
+    counted_[name_of(late.member)] = late.round;
+    probe_.staleness(round_.value - late.round.value);
+    const auto link = find(late.member);
+    if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
+      settle_late(*link, proto::Outcome::kCarried);
+  }
 }
 
 /// It is known what becomes of a late contribution.
@@ -123,6 +134,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
   const Attempt::Key key{end.generation, end.round, end.attempt};
   const StagedContribution* const staged = stage_for(link, key);
   if (staged == nullptr) {
+    CENTROID_TRY(check_key(link, "PushEnd", key));
     probe_.stale_frame();
     return {};
   }
@@ -154,7 +166,11 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     part.tally = tally_of(link, end);  // before the link gets another share
     late_staged_.push_back(std::move(part));
   }
-  settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate, end.weight > 0);
+  // With asp and ssp it gets a round at once, and is told when that is committed. Else the round
+  // that counts it may wait for this very member.
+  if (weight == 0 || !policy_.applies_each())
+    settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
+                end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it
   if (!decision_) decide(machine_.tick(clock_.now()));
   return {};
@@ -200,82 +216,6 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
   link.behind.reset();
   machine_.caught_up(link.id, clock_.now());
   outgoing_.notify_all();
-}
-
-/// At the end everybody is to hold the last parameters, also who was left out of the last round.
-bool Cluster::needs_last_state(const Link& link) const {
-  if (!policy_.is_elastic() || !store_ || store_->version().value == 0) return false;
-  const auto reason = link.finish->reason;
-  const bool is_end =
-      reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
-  return is_end && link.version != store_->version();
-}
-
-/// A copy of the present state, shared by all who need it: they may read it slowly while rounds
-/// commit.
-Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image() {
-  while (is_imaging_)
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  if (auto image = image_.lock(); image && image->version == store_->version()) co_return image;
-  auto image = std::make_shared<StateImage>();
-  is_imaging_ = true;
-  const Status filled = co_await fill_image(*image);
-  is_imaging_ = false;
-  changed_.notify_all();
-  if (!filled.ok()) co_return filled.error();
-  image_ = image;
-  co_return std::shared_ptr<const StateImage>(image);
-}
-
-Task<Status> Cluster::fill_image(StateImage& image) {
-  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
-  image.planes.assign(planes, std::vector<float>(store_->plan().total_elements()));
-  for (;;) {  // again when a round that was being merged is committed meanwhile
-    image.version = store_->version();
-    const Status fetched = co_await fetch_image(image);
-    if (fetched.ok() && image.version == store_->version()) break;
-    if (!fetched.ok() && fetched.error().code() != ErrorCode::kAborted) co_return fetched;
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
-  for (std::size_t plane = 0; plane < planes; ++plane)
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      if (!store_->is_here(chunk.id)) continue;
-      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
-      std::ranges::copy(values,
-                        image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
-    }
-  co_return Status();
-}
-
-/// Send the present state; breaks off when `attempt`, for which it is, closes without the member.
-Task<Status> Cluster::send_image(std::shared_ptr<Link> link, transport::Session& session,
-                                 std::shared_ptr<Attempt> attempt) {
-  CENTROID_CO_ASSIGN(const auto image, co_await state_image());
-  link->version = Version();  // it holds neither until all is there
-  for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      const auto values =
-          std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);
-      proto::StateChunk message;
-      message.version = image->version;
-      message.plane = static_cast<std::uint8_t>(plane);
-      message.chunk = chunk.id;
-      const auto head = proto::encode(message);
-      const auto kind = static_cast<std::uint16_t>(proto::Kind::kStateChunk);
-      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
-                                            clock_.now() + config_.stall_timeout));
-      probe_.payload_sent(values.size_bytes());
-      if (link->is_gone) co_return Status();
-      if (attempt && (attempt->closed || attempt->left_out.count(link->id) > 0)) co_return Status();
-    }
-  }
-  link->version = image->version;
-  log::info("member.state_sent", {{"worker", link->join.name},
-                                  {"version", image->version.value},
-                                  {"planes", image->planes.size()}});
-  co_return Status();
 }
 
 }  // namespace centroid::server

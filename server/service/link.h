@@ -54,14 +54,30 @@ struct Link {
   /// What it still gives to a round that is over.
   struct Late {
     Attempt::Key key;
-    std::unique_ptr<StagedContribution> staged;
-    std::optional<proto::Outcome> outcome;  ///< kLate or kCarried, once that is known
+    std::unique_ptr<StagedContribution> staged;  ///< until its end is here, or does not matter
+    std::optional<proto::RoundClosed> closed;    ///< what others were told
+    std::optional<proto::Outcome> outcome;       ///< kLate or kCarried, once that is known
   };
   std::optional<Late> late;
   // for the operator
   std::uint64_t samples = 0, rounds = 0;
   double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
   transport::TrafficCounters traffic;
+};
+
+/// The first values, on their way from one worker.
+struct Initial {
+  MemberId from;
+  std::vector<bool> is_here;  ///< by chunk
+  std::size_t received = 0;
+};
+
+/// The state of a peer-to-peer exchange, on its way from one worker.
+struct Upload {
+  MemberId from;
+  TimePoint begun, moved;
+  std::size_t received = 0, chunks = 0, planes = 0;
+  std::size_t pieces() const { return chunks * planes; }
 };
 
 }  // namespace centroid::server

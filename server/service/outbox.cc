@@ -38,26 +38,32 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
   while (!session.is_closed() && !link->is_gone) {
     const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
                           attempt_->left_out.count(link->id) == 0;
-    if (!attempt && link->keep) {
+    if (link->late) attempt.reset();  // its results, a model's size, are not for this member
+    const bool is_free = !attempt && !link->late;
+    if (is_free && link->keep) {
       proto::Keep keep;
       keep.round = *std::exchange(link->keep, std::nullopt);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
-    } else if (!attempt && has_seat && !link->behind) {
-      attempt = attempt_;
-      sent = 0;
+    } else if (is_free && has_seat && !link->behind) {
+      // Of this attempt, though it may be over when the state is there.
+      const proto::RoundOpen open = attempt_->opens[*attempt_->rank_of(link->id)];
       if (policy_.is_elastic()) {
-        if (link->version != attempt->version)
-          CENTROID_CO_TRY(co_await send_image(link, session, attempt));
-        if (link->version != attempt->version || attempt != attempt_ || attempt->closed ||
-            attempt->left_out.count(link->id) > 0) {
-          attempt.reset();  // it closed in the meantime; this member was not told of it
-          continue;
+        const Attempt::Key key = attempt_->key();
+        if (link->version != attempt_->version) {
+          CENTROID_CO_ASSIGN(const bool is_there, co_await bring_state(link, session, key));
+          if (!is_there) continue;
         }
-        machine_.forgive(link->id);
-        link->opened = attempt->key();
-      } else if (link->version != attempt->version) {
-        CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+        if (!link->late) {
+          machine_.forgive(link->id);
+          link->opened = key;
+          attempt = attempt_;
+        }
+      } else {
+        attempt = attempt_;
+        if (link->version != attempt->version)
+          CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
       }
+      sent = 0;
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {
         link->told = attempt->generation;
         const proto::Peers peers = attempt->peers;
@@ -70,23 +76,21 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
         CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
       }
-      const proto::RoundOpen open = attempt->opens[*attempt->rank_of(link->id)];
       if (open.evaluate) {
         link->asked.push_back(open.version);
         link->asked_at = clock_.now();
       }
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
-    } else if (attempt && link->late && link->late->key == attempt->key()) {
-      if (!link->late->outcome || !attempt->closed) {
-        co_await outgoing_.wait(TimePoint::max());
+    } else if (link->late) {
+      if (!link->late->outcome || !link->late->closed) {
+        if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();
         continue;
       }
-      proto::RoundClosed closed = *attempt->closed;
+      proto::RoundClosed closed = *link->late->closed;
       closed.outcome = *link->late->outcome;
       closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
+      link->behind = link->late->key;
       link->late.reset();
-      link->behind = attempt->key();
-      attempt.reset();
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
     } else if (attempt && attempt->closed &&
                (attempt->closed->outcome != proto::Outcome::kCommitted ||
@@ -124,7 +128,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       if (link->behind)
         co_await outgoing_.wait(TimePoint::max());
       else
-        CENTROID_CO_TRY(co_await send_image(link, session, nullptr));
+        CENTROID_CO_TRY(co_await bring_last_state(link, session));
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
       if (finish.evaluate) link->asked.push_back(finish.version);

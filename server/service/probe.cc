@@ -92,6 +92,9 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   };
   carried_ = late("carried");
   dropped_ = late("dropped");
+  restarted_ = r.counter("centroid_server_state_restarts_total",
+                         "Transfers of the state to a worker that were begun anew: their round "
+                         "closed, and what is late does not count.");
   scale_hint_ = r.gauge("centroid_server_scale_hint_workers",
                         "Workers that a person wants; 0: nobody has said.");
   nudges_ = r.counter("centroid_server_cadence_nudges_total",

@@ -67,6 +67,7 @@ class Probe {
   void state_lost() const { state_lost_.add(); }
   void contribution_lost() const { lost_.add(); }
   void contribution_late(bool is_carried) const { (is_carried ? carried_ : dropped_).add(); }
+  void state_restarted() const { restarted_.add(); }
   void contribution_nonfinite() const { nonfinite_.add(); }
   void contribution_received(double seconds_since_open) const {
     contribution_seconds_.observe(seconds_since_open);
@@ -115,7 +116,7 @@ class Probe {
   metrics::Registry& registry_;
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
-      clipped_, carried_, dropped_, nudges_, returned_;
+      clipped_, carried_, dropped_, restarted_, nudges_, returned_;
   metrics::Gauge shards_, shards_missing_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,

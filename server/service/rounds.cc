@@ -80,7 +80,8 @@ Task<Status> Cluster::run_rounds() {
       CENTROID_CO_TRY(co_await fetch_state());
       continue;
     }
-    if (announcement_wanted_) announce_checkpoint();
+    // On several servers a version is kept for statistics too, until their deadline.
+    if (announcement_wanted_ && !(measuring_ && spread_.has_others())) announce_checkpoint();
     if (is_changed_) co_await apply_changes();
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
@@ -412,8 +413,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const bool clips = config_.optimizer.clip_norm > 0;
   TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
   Status prepared;
+  while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
   if (is_spread) {
-    while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
     squares_.resize(store_->plan().chunks().size());
     elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));
   }
@@ -511,10 +512,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     counted_[name_of(member)] = round_;
     probe_.staleness(0);
   }
-  for (const LateContribution& late : decision.late) {
-    counted_[name_of(late.member)] = late.round;
-    probe_.staleness(round_.value - late.round.value);
-  }
+  late_counted(decision);
   fault::point("round.committed");
   round_over();
   checkpoint_behind_round();
@@ -535,6 +533,8 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   closed.contributors = contributors;
   closed.reason = reason;
   attempt_->closed = closed;
+  for (const auto& [id, link] : links_)
+    if (link->late && link->late->key == attempt_->key()) link->late->closed = closed;
 
   RoundView view;
   view.round = closed.round.value;

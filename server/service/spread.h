@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/checkpoint.h"
 #include "common/tensor/chunk_plan.h"
 #include "server/shard/shard_group.h"
 #include "server/store/snapshot.h"
@@ -43,6 +44,7 @@ struct Spread {
 
   std::uint64_t freezes = 0;  ///< checkpoints that want a version to be kept between two rounds
   std::shared_ptr<Snapshot> frozen;
+  CheckpointInfo frozen_info;  ///< of the job when it was kept
 
   bool has_others() const { return links.size() > 1; }
   std::vector<std::shared_ptr<Link>> others() const {

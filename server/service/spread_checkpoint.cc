@@ -31,6 +31,7 @@ Task<Status> Cluster::freeze_servers() {
   if (!kept.ok()) co_return kept.error();
   spread_.frozen = store_->begin_snapshot(snapshot_budget_);
   if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
+  spread_.frozen_info = checkpoint_info();
   co_return Status();
 }
 
@@ -54,6 +55,7 @@ Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
 
 /// From the round loop, for whoever writes a checkpoint.
 Task<Status> Cluster::freeze_for_checkpoint() {
+  if (spread_.frozen && spread_.frozen->version() != store_->version()) spread_.frozen.reset();
   if (!spread_.frozen) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});

@@ -1,7 +1,10 @@
+#include <algorithm>
+
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/tensor/finite.h"
 #include "server/service/cluster.h"
 #include "server/store/memory_need.h"
 
@@ -107,6 +110,10 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   // A round that would need more has to wait for the disk, so: as much as is free, within reason.
   const std::uint64_t free = (limit.bytes - need.total()) / 4;
   snapshot_budget_ = std::max<std::uint64_t>(kSnapshotBudgetBytes, std::min(need.planes, free));
+  // Copies of the state for who was left out: of one plane each has its receiver's own room.
+  if (need.image > 0) image_limit_ = MemoryQuestion::kImages + free / need.image;
+  if (!config_.applies_on_worker() || slots == 0)
+    image_limit_ = std::max<std::size_t>(image_limit_, config_.max_workers);
   rows_.set_room(
       limit.bytes - (need.total() - need.tables) - (snapshot_budget_ - kSnapshotBudgetBytes),
       limit.source + " beside the model");
@@ -289,37 +296,64 @@ Task<bool> Cluster::initialize() {
   if (ranked.empty()) co_return false;
   const MemberId first = ranked.front();
   find(first)->init_requested = true;
+  initial_.emplace();
+  initial_->from = first;
+  initial_->is_here.resize(store_->plan().chunks().size());
   outgoing_.notify_all();
-  while (store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
+  // The store goes with its last member, when another one comes.
+  while (store_ && store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
     co_await changed_.wait(TimePoint::max());
-  co_return store_->version().value != 0;
+  initial_.reset();
+  co_return store_ && store_->version().value != 0;
+}
+
+/// It was asked for its initial values, and they are not all here.
+bool Cluster::is_initial_from(const Link& link) const {
+  return initial_ && initial_->from == link.id && !link.is_gone && store_ &&
+         store_->version().value == 0;
 }
 
 Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                       proto::InitChunk head, std::uint64_t bytes) {
-  const auto ranked = roster_.ranked();
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
-  if (phase_ != Phase::kInitializing || ranked.empty() || ranked.front() != link->id)
+  if (!is_initial_from(*link))
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (head.chunk.value >= store_->plan().chunks().size())
     co_return Error(
         ErrorCode::kInvalidArgument,
         where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
-  const auto values = store_->initial(store_->plan().chunk(head.chunk));
-  if (bytes != values.size_bytes())
-    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
-                                                     " bytes, expected " +
-                                                     std::to_string(values.size_bytes()));
-  CENTROID_CO_TRY(co_await session.read_payload(std::as_writable_bytes(values)));
+  const Chunk chunk = store_->plan().chunk(head.chunk);
+  if (initial_->is_here[head.chunk.value])
+    co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
+  if (bytes != chunk.elements * sizeof(float))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": " + std::to_string(bytes) + " bytes, expected " +
+                        std::to_string(chunk.elements * sizeof(float)));
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
   session.release_credit(bytes);
   probe_.payload_received(bytes);
+  if (!is_initial_from(*link))  // the store may be another one, or in use
+    co_return Error(ErrorCode::kAborted, where + ": it is not wanted any more");
+  const std::span<const float> values = buffer.as<float>().first(chunk.elements);
+  if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": a number of tensor " +
+                        store_->plan().manifest()[chunk.tensor.value].name + " is not finite");
+  std::ranges::copy(values, store_->initial(chunk).begin());
+  if (!initial_->is_here[head.chunk.value]) ++initial_->received;
+  initial_->is_here[head.chunk.value] = true;
   co_return Status();
 }
 
 Status Cluster::init_done(Link& link) {
-  if (phase_ != Phase::kInitializing || store_->version().value != 0)
+  if (!is_initial_from(link))
     return Error(ErrorCode::kFailedPrecondition,
                  "InitDone of " + link.join.name + ": nobody asked for it");
+  if (initial_->received < initial_->is_here.size())
+    return Error(ErrorCode::kInvalidArgument,
+                 "InitDone of " + link.join.name + ": " + std::to_string(initial_->received) +
+                     " of " + std::to_string(initial_->is_here.size()) + " initial chunks came");
   store_->initialize();
   link.version = store_->version();
   log::info("store.initialised", {{"from", link.join.name}});
@@ -422,12 +456,14 @@ void Cluster::announce_checkpoint() {
   for (const auto& [id, link] : links_)
     if (link->keeps_state) link->keep = Round(round_.value - 1);
   outgoing_.notify_all();
-  state_fetched_.notify_all();
+  if (!spread_.has_others()) return state_fetched_.notify_all();
+  ++spread_.freezes;  // the same round's state, before the next one: that notifies
 }
 
 /// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
 Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   bool has_waited = false;
+  std::shared_ptr<Snapshot> snapshot;
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->why + "; repeat");
@@ -448,13 +484,18 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     --state_waiters_;
     has_waited = true;  // another one may have written this state meanwhile
     if (!goes_on || closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (announces && !checkpointing_) snapshot = std::exchange(spread_.frozen, nullptr);
+    if (snapshot) break;  // kept when it was announced; rounds go on
   }
   const bool has_model = store_ && store_->version().value > 0;
   if (!has_model && !rows_.has_tables())
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
   // Nothing has changed: it would be the same once more.
-  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) co_return *last_written_;
+  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) {
+    if (snapshot) co_await thaw_servers(Round());
+    co_return *last_written_;
+  }
   checkpointing_ = true;
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
@@ -463,6 +504,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     auto kept = co_await rows_servers_->freeze();
     if (!kept.ok()) {
       co_await rows_servers_->thaw(false);
+      if (snapshot) co_await thaw_servers(Round());
       checkpointing_ = false;
       checkpoint_done_.notify_all();
       probe_.checkpoint_failed();
@@ -472,11 +514,9 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   }
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
-  std::shared_ptr<Snapshot> snapshot;
-  while (has_model) {
+  while (has_model && !snapshot) {
     if (!spread_.has_others()) snapshot = store_->begin_snapshot(snapshot_budget_);
     if (spread_.has_others()) snapshot = co_await frozen_servers();
-    if (snapshot && snapshot->version() != store_->version()) snapshot.reset();  // too late
     if (snapshot || spread_.lost_since || has_lost_server()) break;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
   }
@@ -489,7 +529,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
                                                              : "the server is stopping");
   }
   const TimePoint begin = clock_.now();
-  const CheckpointInfo info = checkpoint_info();
+  const CheckpointInfo info = spread_.has_others() ? spread_.frozen_info : checkpoint_info();
   // Rows, what was pushed, and the model, at one moment.
   const std::uint64_t rows_changes = rows_.changes();
   if (!rows_servers_) rows = rows_.begin_snapshot();

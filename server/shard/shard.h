@@ -86,6 +86,9 @@ class Shard {
     Event wake;
     explicit Worker(Executor executor) : wake(executor) {}
   };
+  /// Contributions kept of one worker: the newest, and what of earlier ones still waits for a
+  /// round.
+  static constexpr std::size_t kKept = 4;
   struct Staged {
     proto::ContributionKey key;
     std::shared_ptr<StagedContribution> contribution;  ///< a merge holds it while its worker goes

@@ -109,6 +109,7 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   question.compresses_results = true;  // every result is a copy
   question.applies_on_worker = model.apply_on_worker;
   question.is_elastic = model.is_elastic;
+  if (model.is_elastic) question.kept = kKept;
   question.workers = model.workers;
   question.credit_bytes = UINT64_MAX;  // contributions are kept whole
   question.snapshot_bytes = kSnapshotBudgetBytes;

@@ -7,9 +7,6 @@
 namespace centroid::server {
 
 namespace {
-/// Contributions kept of one worker: the newest, and what of earlier ones still waits for a round.
-constexpr std::size_t kKept = 4;
-
 /// After these a worker comes back by itself, by the route that is valid then.
 bool may_come_back(const Error& why) {
   return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kAborted ||

@@ -23,13 +23,16 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.parameters = q.parameters;
   need.plane_count = 2 + q.slots + (q.keeps_residual ? 1 : 0);
   need.planes = need.plane_count * plane;
-  // With `late` each worker may bring a second one before the first is added.
+  // With `late` each worker may bring a second one before the first is added; a worker that reads
+  // results or a state of one plane slowly has none under way.
   need.contributions =
-      q.is_elastic ? 2 * q.workers * plane : std::min(q.credit_bytes, q.workers * plane);
+      q.is_elastic ? q.kept * q.workers * plane : std::min(q.credit_bytes, q.workers * plane);
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
   if (q.compresses_results) need.copies += plane;  // payloads are no longer than that
-  if (q.is_elastic)                                // results, and a state for who was left out
-    need.copies += plane * (2 + (q.applies_on_worker ? q.slots : 0));
+  if (q.is_elastic) {
+    need.image = plane * (1 + (q.applies_on_worker ? q.slots : 0));
+    need.copies += plane + MemoryQuestion::kImages * need.image;  // results, and states
+  }
   need.tables = q.tables_bytes;
   need.base = kProcessBytes + 512 * q.tensors + 256 * q.chunks;
   return need;

@@ -14,7 +14,8 @@ struct MemoryNeed {
   std::uint64_t planes = 0;         ///< parameters, spare, optimizer slots, residual
   std::uint64_t plane_count = 0;    ///< of them
   std::uint64_t contributions = 0;  ///< received and not yet added: credit, or all with a policy
-  std::uint64_t copies = 0;         ///< a checkpoint's, the journal's, results in flight
+  std::uint64_t copies = 0;         ///< a checkpoint's, the journal's, results in flight, images
+  std::uint64_t image = 0;          ///< of `copies`, one image of the state; 0: none are made
   std::uint64_t tables = 0;         ///< of sparse rows
   std::uint64_t base = 0;           ///< the process itself
   std::uint64_t total() const { return planes + contributions + copies + tables + base; }
@@ -25,10 +26,12 @@ struct MemoryQuestion {
   std::uint64_t slots = 0;
   bool keeps_residual = false, compresses_results = false, applies_on_worker = false;
   bool is_elastic = false;         ///< contributions are kept whole until their round closes
+  std::uint64_t kept = 2;          ///< of each worker then: one that waits, and the next
   std::uint64_t workers = 1;       ///< that bring them at once
   std::uint64_t credit_bytes = 0;  ///< of all workers together
   std::uint64_t snapshot_bytes = 0, journal_copies = 0;
   std::uint64_t tables_bytes = 0;  ///< of sparse rows, and what a checkpoint copies of them
+  static constexpr std::uint64_t kImages = 2;  ///< of the state, at least, for who was left out
 };
 MemoryNeed memory_need(const MemoryQuestion& question);
 

@@ -1,8 +1,12 @@
 """Rounds that close without some workers: nobody is held up, nobody is lost, all end with the same bits. policy_test.py BIN_DIR"""
 
+import contextlib
 import signal
+import struct
+import threading
 
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from wire import Client, Link, text
 
 POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0", "asp")
 
@@ -178,6 +182,118 @@ class Asynchronous(Policy):
             models.append((self.checkpoints("run" + tag)[-1] / "model.safetensors").read_bytes())
         self.assertEqual(models[0], models[1])
         self.assertEqual(models[0], models[2])
+
+
+class Teller(Client):
+    """A worker by hand. Each contribution takes 1 from the number of its own that the model has for it, so the model tells how many counted."""
+
+    def __init__(self, number, bad_every=0, on_carried=None):
+        super().__init__(f"t{number}", [("counts", (4,))], train_samples=100_000)
+        self.number, self.bad_every, self.on_carried = number, bad_every, on_carried
+        self.made = self.told = 0
+
+    def contribute(self, head, gradient, bad_rounds):
+        self.made += 1
+        begin, end = struct.unpack("<QQIIIQQQQQBBIQ", head)[8:10]
+        if self.bad_every and self.made % self.bad_every == 0:  # as a worker does that finds NaN before its first chunk
+            self.place = head[:20]
+            told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, True) + text("counts")
+            self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdd", 0, 0, 0, 0, 0, 0, 0, 0, -1))
+            return
+        super().contribute(head, gradient, bad_rounds)
+
+    def closed(self, number, outcome, weight):
+        self.told += outcome == self.CARRIED or (outcome == self.COMMITTED and weight > 0)
+        if outcome == self.CARRIED and self.on_carried:
+            self.on_carried()
+
+    def run(self, endpoint):
+        ones = struct.pack("<4f", *[float(i == self.number) for i in range(4)])
+        with contextlib.suppress(EOFError, ConnectionError):
+            self.train(endpoint, lambda *_: ones)
+
+
+class Counted(Policy):
+    """With asp and ssp, rate 1 and no damping each contribution that counts is a step of its own."""
+
+    def counts(self, run="run"):
+        """How many of each worker's contributions the newest checkpoint has."""
+        data = (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
+        return [-round(x) for x in struct.unpack("<4f", data[-16:])]
+
+    def tellers(self, server, *tellers):
+        threads = [threading.Thread(target=one.run, args=(server.data,), daemon=True) for one in tellers]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def test_what_was_told_counts_though_others_are_not_finite(self):
+        for policy in ("asp:max=1000000,power=0", "ssp:4"):
+            with self.subTest(policy):
+                run = policy[:3]
+                flags = ["--policy", policy, "--nonfinite", "skip", "--lr", 1, "--min-workers", 3, "--rounds", 400]
+                server = self.server(*flags, "--exit-when-finished", run=run, name=f"server-{run}")
+                tellers = [Teller(0, bad_every=5), Teller(1), Teller(2, bad_every=7)]
+                threads = self.tellers(server, *tellers)
+                self.assert_exit(DONE, server)
+                for thread in threads:
+                    thread.join()
+                self.assertGreater(len(server.events("round.skipped")), 20)
+                self.assertEqual(self.counts(run)[:3], [teller.told for teller in tellers])
+
+    def test_what_was_told_to_count_is_on_disk(self):
+        """The server is killed the moment a worker hears that its late contribution counts."""
+        for turn in range(5):
+            with self.subTest(turn=turn):
+                run, journal = f"told-{turn}", ["--journal", "on", "--policy", "asp:max=1000000,power=0", "--lr", 1]
+                server = self.server(*journal, "--min-workers", 3, run=run, name=f"before-{turn}")
+                tellers = [Teller(i, on_carried=lambda: server.send(signal.SIGKILL) if tellers[1].told > 5 else None) for i in range(3)]
+                for thread in self.tellers(server, *tellers):
+                    thread.join()
+                told = [teller.told for teller in tellers]
+                server.exit_status()
+                again = self.launch_server("--optimizer", "sgd", *journal, "--resume", "--rounds", 1, "--exit-when-finished", run=run, name=f"after-{turn}")
+                self.assert_status(again, DONE)
+                counts = self.counts(run)[:3]
+                self.assertTrue(all(count >= heard for count, heard in zip(counts, told)), f"told {told}, on disk {counts}")
+
+
+class SlowLinks(Policy):
+    """A worker behind a link on which the state takes much longer than a round of the others."""
+
+    MODEL = "mlp:64-8192-10"  # 2.4 MB, more than sockets hold on their way
+
+    def slow(self, policy, tag, *arguments):
+        flags = ["--policy", policy, "--lease", "30s", "--lr", 0.01, "--min-workers", 2]
+        server = self.server(*flags, *arguments, run="run" + tag, name="server" + tag)
+        link = Link(server.data)
+        self.addCleanup(link.close)
+        workers = {name: self.worker(server, name + tag, model=self.MODEL) for name in ("w0", "w1")}
+        server.wait_round(3)
+        link.down.slow(1_000_000)
+        workers["slow"] = self.worker(link.endpoint, "slow" + tag, model=self.MODEL)
+        return server, workers, link
+
+    def rounds_of(self, server, worker):
+        return sum(seen["rounds"] for seen in server.workers(worker.name))
+
+    def test_a_state_that_takes_longer_than_a_round_is_sent_to_its_end(self):
+        ways = {"asp": ("asp:max=100000",), "ssp": ("ssp:1000",), "quorum": ("quorum:1,grace=0", "--late", "carry:max=100000"), "backup": ("backup:2", "--late", "damp:max=100000")}
+        for tag, (policy, *arguments) in ways.items():
+            with self.subTest(policy):
+                server, workers, link = self.slow(policy, "-" + tag, *arguments)
+                wait_for(lambda: self.rounds_of(server, workers["slow"]) >= 2, "the worker behind the slow link contributes", 60)
+                self.assertEqual(server.metric("centroid_server_state_restarts_total"), 0)
+                self.assertGreaterEqual(server.metric("centroid_server_contributions_late_total", fate="carried"), 2)
+                link.down.slow(None)
+                self.end(server, workers)
+
+    def test_where_what_is_late_is_dropped_it_is_begun_anew_and_counted(self):
+        server, workers, link = self.slow("quorum:1,grace=0", "-drop")
+        wait_for(lambda: server.metric("centroid_server_state_restarts_total") >= 3, "transfers that came to nothing")
+        self.assertEqual(self.rounds_of(server, workers["slow"]), 0, "its state is never that of the round")
+        link.down.slow(None)
+        self.end(server, workers)
 
 
 class Bits(Policy):

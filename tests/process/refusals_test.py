@@ -122,6 +122,8 @@ class Refusals(ClusterTest):
             "infinity in a whole contribution": (lambda p: (p.push(0, [1.0] * 8), p.push(2, [-INFINITY]), p.push(1, [1.0] * 6), p.end()), "not finite"),
             "weight of NaN": (lambda p: p.push(0, [1.0] * 8, weight=NAN), "Push.weight is"),
             "weight below 0": (lambda p: p.push(0, [1.0] * 8, weight=-1.0), "Push.weight is -1"),
+            "a weight that is not its share's": (lambda p: p.push(0, [1.0] * 8, weight=1e15), "push of chunk 0 by liar", "its share of 4 samples weighs 4"),
+            "a weight of nothing": (lambda p: p.end(weight=0.0), "PushEnd of liar", "its share of 4 samples weighs 4"),
             "another weight at the end": (lambda p: p.whole(weight=99.0), "gives weight 99", "its chunks gave"),
             "an end without its chunks": (lambda p: (p.push(0, [1.0] * 8), p.end()), "1 of 3 chunks came"),
             "a norm of NaN": (lambda p: p.whole(residual=NAN), "PushEnd.residual_norm is"),
@@ -134,9 +136,9 @@ class Refusals(ClusterTest):
         }
         for name, (act, *texts) in cases.items():
             self.assert_refused(server, before, name, act, *texts)
-        # Of whoever lies about lengths nothing more is read, and nothing is told to them.
+        # Of whoever lies about lengths nothing more is read; they are told why.
         for field, length in (("payload_bytes", 1 << 40), ("head_bytes", 1 << 30)):
-            self.assert_refused(server, before, field, lambda p, far={field: length}: p.put(header(p.PUSH, **far)), "closed")
+            self.assert_refused(server, before, field, lambda p, far={field: length}: p.put(header(p.PUSH, **far)), f"{length} bytes is over the limit of")
             server.wait_event("member.lost", worker="liar", why=f"{length} bytes is over the limit of")
         good = Peer(server.data, "good").join().until_round()
         self.assertEqual(good.state, before)
@@ -179,12 +181,81 @@ class Refusals(ClusterTest):
 
         self.assert_refused(server, before, "a part of a contribution", lie, "1 of 3 chunks came")
 
+    def test_what_was_never_opened_is_refused_by_name(self):
+        server = self.server_with_state()
+        before = self.state(server)
+        for field in range(3):
+
+            def lie(peer, field=field):
+                place = list(struct.unpack("<QQI", peer.place))
+                place[field] += 1
+                peer.push(0, [1.0] * 8, place=struct.pack("<QQI", *place))
+
+            def end(peer, field=field):
+                place = list(struct.unpack("<QQI", peer.place))
+                place[field] += 1
+                peer.place = struct.pack("<QQI", *place)
+                peer.end()
+
+            self.assert_refused(server, before, f"push {field}", lie, "Push of liar is for generation", "which was never opened; the newest is generation")
+            self.assert_refused(server, before, f"end {field}", end, "PushEnd of liar is for generation", "never opened")
+
+    def test_initial_values_come_whole_and_finite_from_who_was_asked(self):
+        server = self.launch_server("--optimizer", "sgd", "--min-workers", 2, "--lease", "60s").wait_ready()
+
+        def chunk(peer, number, values):
+            peer.send(peer.INIT_CHUNK, struct.pack("<I", number), struct.pack(f"<{len(values)}f", *values))
+
+        def first_two(peer):
+            chunk(peer, 0, [1.0] * 8)
+            chunk(peer, 1, [1.0] * 6)
+
+        cases = {
+            "an end without chunks": (lambda p: p.send(p.INIT_DONE), "InitDone of asked", "0 of 3 initial chunks came"),
+            "an end after two of three": (lambda p: (first_two(p), p.send(p.INIT_DONE)), "2 of 3 initial chunks came"),
+            "a chunk twice": (lambda p: (first_two(p), chunk(p, 1, [1.0] * 6)), "initial chunk 1 of asked", "sent twice"),
+            "NaN": (lambda p: chunk(p, 1, [1.0] * 5 + [NAN]), "initial chunk 1 of asked", "tensor b is not finite"),
+            "infinity": (lambda p: chunk(p, 2, [INFINITY]), "tensor scalar is not finite"),
+            "no such chunk": (lambda p: chunk(p, 3, [1.0]), "initial chunk 3 of asked", "the plan has 3 chunks"),
+            "too short": (lambda p: chunk(p, 0, [1.0]), "4 bytes, expected 32"),
+        }
+        for name, (act, *texts) in cases.items():
+            with self.subTest(name):
+                asked, other = Peer(server.data, "asked").join(), Peer(server.data, "other").join()
+                while asked.next()[0] != asked.INIT_REQUEST:
+                    pass
+                act(asked)
+                said = asked.refusal()
+                for text in texts:
+                    self.assertIn(text, said)
+                self.assertEqual(server.cluster()["version"], 0)
+                asked.close()
+                other.close()
+                wait_for(lambda: server.cluster()["world"] == 0, "both to be gone")
+        for act in (lambda p: p.send(p.INIT_DONE), lambda p: chunk(p, 0, [9.0] * 8)):
+            asked, other = Peer(server.data, "asked").join(), Peer(server.data, "other").join()
+            while asked.next()[0] != asked.INIT_REQUEST:
+                pass
+            act(other)
+            self.assertIn("nobody asked for it", other.refusal())
+            self.assertEqual(server.cluster()["version"], 0)
+            asked.close()
+            other.close()
+            wait_for(lambda: server.cluster()["world"] == 0, "both to be gone")
+        pair = [Peer(server.data, name).join() for name in ("asked", "other")]
+        for peer in pair:
+            peer.until_round()
+        pair[0].send(pair[0].INIT_DONE)
+        self.assertIn("nobody asked for it", pair[0].refusal())
+        for peer in pair:
+            peer.close()
+
     def test_what_belongs_to_another_round_is_dropped_and_counted(self):
         server = self.server_with_state()
         before = self.state(server)
         peer = Peer(server.data, "late").join().until_round()
         generation, number, attempt = struct.unpack("<QQI", peer.place)
-        others = [(generation - 1, number, attempt), (generation + 1, number, attempt), (generation, number - 1, attempt), (generation, number, attempt + 1)]
+        others = [(generation - 1, number, attempt), (generation, number - 1, attempt), (generation, number - 1, attempt + 7)]
         was = server.metric("centroid_server_frames_stale_total")
         for other in others:
             peer.push(0, [1e9] * 8, place=struct.pack("<QQI", *other))

@@ -94,6 +94,33 @@ class Workers(ServersTest):
                     process.kill()
 
 
+class WorkersState(ServersTest):
+    """What workers keep themselves is of the round that the checkpoint is of, on several servers too."""
+
+    def job(self, tag, *arguments, run, goal=120):
+        flags = ["--servers", 2, "--min-workers", 3, *CHUNKS, "--local-steps", 4, "--checkpoint-every", 5, "--rounds", goal]
+        leader = self.launch_server(*flags, *arguments, run=run, name=f"leader-{tag}").wait_ready()
+        shard = self.shard(leader, f"s-{tag}")
+        codec = ["--codec", "topk:0.1", "--inner-lr", "0.01"]
+        names = [f"w{i}-{run}" for i in range(3)]
+        return leader, [shard] + [self.worker(leader, name, *codec, "--state-dir", self.folder / f"state-{name}", model=MODEL) for name in names]
+
+    def test_all_killed_end_with_the_bits_of_a_job_that_was_not(self):
+        whole, others = self.job("whole", "--exit-when-finished", run="whole")
+        self.assert_exit(DONE, *others, whole)
+        for turn in range(3):  # killed at another moment each time
+            run = f"run-{turn}"
+            leader, others = self.job(f"before-{turn}", run=run)
+            leader.wait_round(31 + 7 * turn)
+            for process in [leader, *others]:
+                process.kill()
+            again, others = self.job(f"after-{turn}", "--resume", "--exit-when-finished", run=run)
+            self.assert_exit(DONE, *others, again)
+            began = [worker.wait_event("local.restored") for worker in others[1:]]
+            self.assertEqual({event["after_round"] for event in began}, {again.wait_event("checkpoint.loaded")["round"]})
+            self.assertEqual(self.model_bytes(run), self.model_bytes("whole"), f"turn {turn}")
+
+
 class Loss(ServersTest):
     GOAL = 600
 

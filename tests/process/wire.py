@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import threading
+import time
 
 MAGIC, WIRE_VERSION, HEADER_BYTES = 0x44544E43, 1, 48
 HELLO, HELLO_REPLY, GOODBYE = 1, 2, 4
@@ -198,6 +199,7 @@ class Gate:
         self._changed = threading.Condition()
         self._allowance = None
         self._is_to_alter = False
+        self._pace = None
         self.passed = 0
 
     def alter(self):
@@ -220,12 +222,19 @@ class Gate:
             self._allowance = None
             self._changed.notify_all()
 
+    def slow(self, bytes_per_second):
+        """Let no more than that pass from now on; None: whatever comes."""
+        self._pace = bytes_per_second
+
     def is_shut(self):
         with self._changed:
             return self._allowance == 0
 
     def take(self, data):
         """The front of `data` that may pass now; waits until that is something."""
+        if pace := self._pace:
+            data = data[: max(1, pace // 50)]
+            time.sleep(len(data) / pace)  # lint-ok: that is how slow the link is
         with self._changed:
             self._changed.wait_for(lambda: self._allowance != 0)
             count = len(data) if self._allowance is None else min(len(data), self._allowance)

@@ -44,6 +44,19 @@ TEST(MemoryNeed, PoliciesKeepContributionsWhole) {
   MemoryQuestion question = plain(1'000'000'000);
   question.is_elastic = true;
   EXPECT_GE(memory_need(question).contributions, 6u * 4'000'000'000u);
+  question.kept = 4;  // as a shard server does
+  EXPECT_EQ(memory_need(question).contributions, 4 * 6 * std::uint64_t{4'000'000'000});
+}
+
+TEST(MemoryNeed, PoliciesCountTwoImagesOfTheState) {
+  MemoryQuestion question = plain(1'000'000'000);
+  EXPECT_EQ(memory_need(question).image, 0u);
+  const std::uint64_t synchronous = memory_need(question).copies;
+  question.is_elastic = question.applies_on_worker = true;
+  question.slots = 2;
+  const MemoryNeed need = memory_need(question);
+  EXPECT_EQ(need.image, 12'000'000'000u) << "parameters and slots";
+  EXPECT_EQ(need.copies - synchronous, 2 * need.image + 4'000'000'000u) << "and the results";
 }
 
 TEST(MemoryNeed, RefusalNamesBothNumbers) {

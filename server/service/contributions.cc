@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// What workers bring to a round: fenced, looked at, and given to the sums.
+namespace centroid::server {
+
+using transport::Session;
+
+/// What is older than the open attempt was on its way when that closed. What was never opened
+/// nobody can have been told of.
+Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
+  const auto open = attempt_ ? attempt_->key() : Attempt::Key();
+  const bool is_known =
+      key.generation <= roster_.generation() &&
+      (key.round < open.round || (key.round == open.round && key.number <= open.number));
+  if (is_known) return {};
+  const auto text = [](const Attempt::Key& one) {
+    return "generation " + to_string(one.generation) + ", round " + to_string(one.round) +
+           ", attempt " + std::to_string(one.number);
+  };
+  return Error(ErrorCode::kFailedPrecondition,
+               std::string(what) + " of " + link.join.name + " is for " + text(key) +
+                   ", which was never opened; the newest is " + text(open));
+}
+
+/// A weight is that of the share which the worker was given, else one worker could be the mean.
+Status Cluster::check_weight(const Link& link, const std::string& where, double weight) const {
+  const std::uint64_t samples = link.part.samples();
+  double share = static_cast<double>(samples);
+  if (config_.weight_by == "steps") share = static_cast<double>(link.local_steps);
+  if (config_.weight_by == "equal") share = 1;
+  if (samples == 0) share = 0;
+  if (weight == share) return {};
+  return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
+                                                ", its share of " + std::to_string(samples) +
+                                                " samples weighs " + std::to_string(share) +
+                                                " (weight_by " + config_.weight_by + ")");
+}
+
+Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head,
+                                std::uint64_t bytes) {
+  const auto attempt = attempt_;
+  const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
+  if (config_.is_peer_to_peer())
+    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + link->join.name +
+                                                        ": with exchange " + config_.exchange +
+                                                        " the workers add among themselves");
+  const Attempt::Key key{head.generation, head.round, head.attempt};
+  const bool is_elastic = policy_.is_elastic();
+  bool current = rank && key == attempt->key() && machine_.expects(link->id);
+  if (is_elastic) current = stage_for(*link, key) != nullptr;
+  probe_.payload_received(bytes);
+  if (!current) {
+    CENTROID_CO_TRY(check_key(*link, "Push", key));
+    probe_.stale_frame();
+    CENTROID_CO_TRY(co_await session.skip_payload());  // gives its credit back by itself
+    co_return Status();
+  }
+  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
+                            " in round " + to_string(head.round);
+  if (head.chunk.value >= store_->plan().chunks().size())
+    co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
+  if (!has_turn(store_->plan().chunk(head.chunk)))
+    co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
+  if (!is_mine(head.chunk))
+    co_return Error(ErrorCode::kAborted, where + ": by route " +
+                                             std::to_string(spread_.route.version) +
+                                             " it lies on another server (join again)");
+  CENTROID_CO_TRY(check_weight(*link, where, head.weight));
+  const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
+  if (bytes > limit)
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                     " bytes, at most " + std::to_string(limit) +
+                                                     " with codec " + link->codec->spec());
+  std::optional<Buffer> buffer;
+  if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes())
+    buffer = pool_->try_acquire();
+  if (!buffer) buffer.emplace(bytes);
+  const TimePoint arrived = clock_.now();
+  CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
+  probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
+  if (policy_.nonfinite != NonFinitePolicy::kPropagate) {
+    const Status is_sound = check_numbers(*link->codec, buffer->bytes().first(bytes));
+    if (!is_sound.ok()) co_return is_sound.error().with_context(where);
+  }
+  if (is_elastic) {
+    session.release_credit(bytes);
+    StagedContribution* const staged = stage_for(*link, key);
+    if (staged == nullptr) {
+      probe_.stale_frame();
+      co_return Status();
+    }
+    const Status kept =
+        staged->put(head.chunk, head.weight, std::move(*buffer), bytes, stage_scratch_);
+    if (!kept.ok()) co_return kept.error().with_context(where);
+    co_return Status();
+  }
+  if (attempt != attempt_ ||
+      !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
+    probe_.stale_frame();
+    session.release_credit(bytes);
+    co_return Status();
+  }
+  const TimePoint begin = clock_.now();
+  const Status added =
+      aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
+  const double seconds =
+      probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
+  const CodecProbe& codec = probe_.up(link->codec_kind);
+  codec.moved(store_->plan().chunk(head.chunk).elements * sizeof(float), bytes);
+  codec.decoded(seconds);
+  if (!added.ok()) co_return added.error().with_context(where);
+  co_return Status();
+}
+
+/// Its chunks may be missing, for it is not to be added.
+bool Cluster::is_short(const proto::PushEnd& end) const {
+  return end.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
+}
+
+/// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
+Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
+                          double weight, std::uint64_t chunks) const {
+  const std::string where = "PushEnd of " + link.join.name + " in round " + to_string(end.round);
+  if (received > 0 && end.weight != weight)
+    return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
+                                                  std::to_string(end.weight) +
+                                                  ", its chunks gave " + std::to_string(weight));
+  if (link.part.samples() > 0 || end.weight > 0)
+    CENTROID_TRY(check_weight(link, where, end.weight));
+  if (!(end.weight >= 0) || (!is_short(end) && received != (end.weight > 0 ? chunks : 0)))
+    return Error(ErrorCode::kInvalidArgument,
+                 where + ": " + std::to_string(received) + " of " + std::to_string(chunks) +
+                     " chunks came with weight " + std::to_string(end.weight));
+  return {};
+}
+
+void Cluster::count_end(Link& link, const proto::PushEnd& end) {
+  link.rounds += 1;
+  link.samples += end.samples;
+  link.compute_seconds += end.compute_seconds;
+  link.wait_seconds += end.wait_seconds;
+  link.step_seconds = end.compute_seconds;
+  if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
+  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
+  if (end.nonfinite) probe_.contribution_nonfinite();
+  tell_codecs(link, end);
+  const std::uint64_t all = round_samples_ + returned_.taken();
+  link.share_ratio =
+      all > 0 ? static_cast<double>(link.part.samples()) / static_cast<double>(all) : 0;
+  // Of the share, for of a language model `end.samples` counts tokens.
+  const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1)),
+               steps = static_cast<double>(link.part.samples()) / batch;
+  link.part = {};
+  link.divergence = end.divergence;
+  coordinator_.contributed(link.id, {.steps = steps,
+                                     .compute_seconds = end.compute_seconds,
+                                     .exchange_seconds = end.exchange_seconds,
+                                     .divergence = end.divergence});
+}
+
+Tally Cluster::tally_of(const Link& link, const proto::PushEnd& end) {
+  return {.loss_sum = end.loss_sum,
+          .samples = end.samples,
+          .correct = end.correct,
+          .steps = link.local_steps};
+}
+
+Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
+  if (policy_.is_elastic()) return stage_end(link, end);
+  const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
+  if (!rank || end.generation != attempt_->generation || end.round != attempt_->round ||
+      end.attempt != attempt_->number || !machine_.expects(link.id)) {
+    CENTROID_TRY(check_key(link, "PushEnd", {end.generation, end.round, end.attempt}));
+    probe_.stale_frame();
+    return {};
+  }
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : part().size();
+  const std::uint64_t received = aggregator_->received(*rank);
+  CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
+  CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
+  if (!is_whole) {
+    link.pending_end = end;
+    return {};
+  }
+  link.pending_end.reset();
+  count_end(link, end);
+  round_tally_.add(tally_of(link, end));
+  if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
+    aggregator_->absent(*rank);
+  Contribution contribution{
+      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));
+  decide(std::move(decision));
+  return {};
+}
+
+/// What the worker says of its codecs.
+void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
+  const CodecProbe& up = probe_.up(link.codec_kind);
+  up.encoded(end.encode_seconds);
+  up.chunks(end.chunks, end.dense_chunks);
+  if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
+  probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32).decoded(end.decode_seconds);
+  link.residual_norm = end.residual_norm;
+  double largest = 0;
+  for (const auto& [id, other] : links_) largest = std::max(largest, other->residual_norm);
+  probe_.residual_up(largest);
+}
+
+}  // namespace centroid::server

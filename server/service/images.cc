@@ -1,0 +1,155 @@
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// The state as policies that close a round without some members send it: from copies, so that who
+/// reads slowly holds up no round.
+namespace centroid::server {
+
+namespace {
+constexpr std::size_t kChunksPerTurn = 4;
+/// Between looks whether a copy may be made.
+constexpr std::chrono::milliseconds kLook{5};
+}  // namespace
+
+/// At the end everybody is to hold the last parameters, also who was left out of the last round.
+bool Cluster::needs_last_state(const Link& link) const {
+  if (!policy_.is_elastic() || !store_ || store_->version().value == 0) return false;
+  const auto reason = link.finish->reason;
+  const bool is_end =
+      reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
+  return is_end && link.version != store_->version();
+}
+
+/// What the member would make of the state before this attempt may still count.
+bool Cluster::is_of_use(const Link& link, const Attempt::Key& key) const {
+  if (attempt_ && attempt_->key() == key && !attempt_->closed &&
+      attempt_->left_out.count(link.id) == 0)
+    return true;
+  return link.late && link.late->key == key && !link.late->outcome;
+}
+
+/// Copies of the state that are being sent or made.
+std::size_t Cluster::images() {
+  std::erase_if(images_, [](const auto& image) { return image.expired(); });
+  return images_.size();
+}
+
+/// A copy of the present state, shared by all who need it: they may read it slowly while rounds
+/// commit. Who finds as many as there is memory for waits until one has been sent; nullptr: its
+/// attempt has closed meanwhile.
+Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
+    std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
+  for (;;) {
+    if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
+    auto present = image_.lock();
+    const bool is_present = present && present->version == store_->version();
+    if (!is_imaging_ && is_present) co_return present;
+    present.reset();
+    if (!is_imaging_ && images() < image_limit_) break;
+    if (!co_await sleep_until(clock_.now() + kLook))
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+  auto image = std::make_shared<StateImage>();
+  images_.push_back(image);
+  is_imaging_ = true;
+  const Status filled = co_await fill_image(*image);
+  is_imaging_ = false;
+  changed_.notify_all();
+  if (!filled.ok()) co_return filled.error();
+  image_ = image;
+  co_return std::shared_ptr<const StateImage>(image);
+}
+
+/// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
+/// commit.
+Task<Status> Cluster::fill_image(StateImage& image) {
+  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
+  image.planes.assign(planes, std::vector<float>(store_->plan().total_elements()));
+  for (;;) {
+    image.version = store_->version();
+    const Status copied = co_await copy_image(image);
+    if (copied.ok() && image.version == store_->version()) co_return Status();
+    if (!copied.ok() && copied.error().code() != ErrorCode::kAborted) co_return copied;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+}
+
+Task<Status> Cluster::copy_image(StateImage& image) {
+  CENTROID_CO_TRY(co_await fetch_image(image));
+  std::size_t turn = 0;
+  for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      if (!store_->is_here(chunk.id)) continue;
+      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
+      std::ranges::copy(values,
+                        image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
+      if (++turn % kChunksPerTurn == 0)
+        co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+    }
+  co_return Status();
+}
+
+/// Give a member the state that `attempt`, in which it has a seat, begins with. What has been begun
+/// is ended though the round closes meanwhile, as long as a contribution made from it may count
+/// late: else a link on which it takes longer than a round would never be done. False: it could not
+/// count, the member is to have a newer state.
+Task<Result<bool>> Cluster::bring_state(std::shared_ptr<Link> link, transport::Session& session,
+                                        Attempt::Key key) {
+  machine_.forgive(link->id);  // it never began an earlier round that it owes
+  CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
+  if (!image || !is_of_use(*link, key)) co_return false;
+  if (machine_.may_come_late(key.round)) link->opened = key;
+  CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
+  if (is_there || link->is_gone) co_return is_there;
+  link->late.reset();
+  machine_.forgive(link->id);
+  probe_.state_restarted();
+  log::debug("member.state_restarted", {{"worker", link->join.name},
+                                        {"version", image->version.value},
+                                        {"round", key.round.value},
+                                        {"open", round_.value}});
+  co_return false;
+}
+
+/// At the end of the job.
+Task<Status> Cluster::bring_last_state(std::shared_ptr<Link> link, transport::Session& session) {
+  CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, std::nullopt));
+  const auto sent = co_await send_image(link, session, image, std::nullopt);
+  if (!sent.ok()) co_return sent.error();
+  co_return Status();
+}
+
+/// False: it broke off, for the attempt for which it is closed and what is late does not count.
+Task<Result<bool>> Cluster::send_image(std::shared_ptr<Link> link, transport::Session& session,
+                                       std::shared_ptr<const StateImage> image,
+                                       std::optional<Attempt::Key> key) {
+  link->version = Version();  // it holds neither until all is there
+  for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      const auto values =
+          std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);
+      proto::StateChunk message;
+      message.version = image->version;
+      message.plane = static_cast<std::uint8_t>(plane);
+      message.chunk = chunk.id;
+      const auto head = proto::encode(message);
+      const auto kind = static_cast<std::uint16_t>(proto::Kind::kStateChunk);
+      CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
+                                            clock_.now() + config_.stall_timeout));
+      probe_.payload_sent(values.size_bytes());
+      if (link->is_gone || (key && !is_of_use(*link, *key))) co_return false;
+    }
+  }
+  link->version = image->version;
+  log::info("member.state_sent", {{"worker", link->join.name},
+                                  {"version", image->version.value},
+                                  {"planes", image->planes.size()}});
+  co_return true;
+}
+
+}  // namespace centroid::server

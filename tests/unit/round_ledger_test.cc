@@ -1,0 +1,389 @@
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "common/base/random.h"
+#include "server/aggregate/round_machine.h"
+#include "server/aggregate/round_policy.h"
+
+/// The round machine under every short, and under long random sequences of events.
+namespace centroid::server {
+namespace {
+
+TimePoint at(double seconds) {
+  return TimePoint(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+}
+
+RoundPolicy policy(const std::string& text, const std::string& late = "drop") {
+  RoundPolicy out;
+  const Status parsed = parse_policy(text, late, out);
+  EXPECT_TRUE(parsed.ok()) << (parsed.ok() ? "" : parsed.error().message());
+  return out;
+}
+
+Contribution of(double weight) {
+  Contribution contribution;
+  contribution.weight = weight;
+  return contribution;
+}
+
+/// A machine with a clock and a ledger beside it that is written independently: after each event it
+/// checks that contributions count wholly or not at all, at most once, and that rounds close when
+/// they must and not before.
+class Ledger {
+ public:
+  explicit Ledger(RoundPolicy policy) : policy_(policy), machine_(policy) { open(); }
+
+  static constexpr int kMembers = 3;
+  static constexpr int kEvents = 5 * kMembers + 1;
+
+  /// Do event number `event`, if it can happen now. False: it cannot.
+  bool apply(int event) {
+    const int m = event % kMembers;
+    const MemberId id(static_cast<std::uint64_t>(m) + 1);
+    if (is_halted_) return false;
+    if (event == 5 * kMembers) return pass_time();
+    if (gone_.count(m) > 0) return false;
+    switch (event / kMembers) {
+      case 0:
+        return contribute(m, id, true);
+      case 1: {
+        gone_.insert(m);
+        owes_.erase(m);
+        others_.erase(m);
+        steps_.erase(m);
+        settle(machine_.gone(id, Progress::kNothing, now_));
+        return true;
+      }
+      case 2: {
+        if (owes_.count(m) == 0) return false;
+        const std::uint64_t origin = owes_[m];
+        const auto weight = machine_.late(id, Round(origin), of(16.0 * (m + 1)), now_);
+        EXPECT_TRUE(weight.ok());
+        const double factor = expected_factor(origin);
+        EXPECT_EQ(*weight, static_cast<double>(static_cast<float>(16.0 * (m + 1) * factor)));
+        if (*weight > 0) pending_late_.push_back({m, origin, *weight});
+        owes_.erase(m);
+        if (steps_.count(m) > 0) ++steps_[m];
+        if (policy_.applies_each() && is_open_ && *weight > 0) settle(machine_.tick(now_));
+        enter(m, id);
+        return true;
+      }
+      case 3:
+        return owes_.count(m) > 0 ? late_not_finite(m, id) : contribute(m, id, false);
+      default:
+        if (owes_.count(m) == 0) return false;
+        machine_.caught_up(id, now_);
+        owes_.erase(m);
+        if (steps_.count(m) > 0) ++steps_[m];
+        enter(m, id);
+        return true;
+    }
+  }
+
+  std::size_t merges = 0, lates = 0, skips = 0;
+
+ private:
+  bool late_not_finite(int m, MemberId id) {
+    const bool halts = policy_.nonfinite == NonFinitePolicy::kHalt && expected_factor(owes_[m]) > 0;
+    Contribution broken = of(16.0 * (m + 1));
+    broken.nonfinite = true;
+    const auto weight = machine_.late(id, Round(owes_[m]), broken, now_);
+    EXPECT_TRUE(weight.ok() && *weight == 0) << "it may not count";
+    owes_.erase(m);
+    if (steps_.count(m) > 0) ++steps_[m];
+    if (!halts) {
+      enter(m, id);
+      return true;
+    }
+    is_halted_ = true;  // with the next decision
+    if (is_open_) {
+      EXPECT_EQ(machine_.tick(now_).action, RoundAction::kHalt);
+    }
+    return true;
+  }
+
+  void open() {
+    const bool is_for_late = policy_.applies_each() && !pending_late_.empty();
+    seats_.clear();
+    done_.clear();
+    broken_.clear();
+    others_.clear();
+    std::vector<MemberId> members, others;
+    for (int m = 0; m < kMembers; ++m) {
+      if (gone_.count(m) > 0) continue;
+      if (policy_.kind == PolicyKind::kSsp) steps_.emplace(m, least_steps());
+      const MemberId id(static_cast<std::uint64_t>(m) + 1);
+      EXPECT_EQ(round_ == 0 || machine_.may_begin(id), may_begin(m));
+      const bool is_other = owes_.count(m) > 0 || !may_begin(m) || is_for_late;
+      (is_other ? others_ : seats_).insert(m);
+      (is_other ? others : members).push_back(id);
+    }
+    present_ = members.size() + others.size();
+    is_open_ = !members.empty() || is_for_late;
+    EXPECT_EQ(machine_.has_late(), !pending_late_.empty());
+    EXPECT_EQ(machine_.late_waiting(), pending_late_.size());
+    if (!is_open_) {
+      if (gone_.size() < kMembers) {
+        EXPECT_FALSE(owes_.empty()) << "all wait, for nobody";
+      }
+      return;
+    }
+    ++round_;
+    opened_ = now_;
+    enough_at_.reset();
+    machine_.open(Round(round_), 0, members, others, now_);
+    if (is_for_late) settle(machine_.tick(now_));
+  }
+
+  std::uint64_t least_steps() const {
+    std::uint64_t least = steps_.empty() ? 0 : ~std::uint64_t{0};
+    for (const auto& [m, steps] : steps_) least = std::min(least, steps);
+    return least;
+  }
+
+  bool may_begin(int m) const {
+    const auto own = steps_.find(m);
+    return own == steps_.end() || own->second - least_steps() <= policy_.count;
+  }
+
+  /// Who is not behind any more takes a seat in the open round.
+  void enter(int m, MemberId id) {
+    const bool may = is_open_ && may_begin(m) && others_.erase(m) > 0;
+    EXPECT_EQ(machine_.admit(id), may);
+    if (may) seats_.insert(m);
+  }
+
+  /// Of one that is not finite chunks may be left away, then it has no weight.
+  bool contribute(int m, MemberId id, bool is_finite) {
+    const bool may = is_open_ && seats_.count(m) > 0 && done_.count(m) == 0 && owes_.count(m) == 0;
+    Contribution contribution = of(is_finite || m == 1 ? 1 << m : 0);
+    contribution.nonfinite = !is_finite;
+    auto decision = machine_.contribute(id, contribution, now_);
+    EXPECT_EQ(decision.ok(), may);
+    if (!may) return false;
+    done_.insert(m);
+    if (!is_finite) broken_.insert(m);
+    has_weight_ = contribution.weight > 0 || (done_.size() > 1 && has_weight_);
+    if (steps_.count(m) > 0) ++steps_[m];
+    EXPECT_TRUE(policy_.kind != PolicyKind::kSsp || steps_[m] - least_steps() <= policy_.count + 1)
+        << "beyond the bound";
+    settle(std::move(decision).value());
+    return true;
+  }
+
+  bool pass_time() {
+    if (!is_open_) {
+      open();
+      return true;
+    }
+    now_ += std::chrono::seconds(1);
+    settle(machine_.tick(now_));
+    return true;
+  }
+
+  std::size_t alive() const {
+    std::size_t n = others_.size();
+    for (const int m : seats_) n += gone_.count(m) == 0 || done_.count(m) > 0;
+    return n;
+  }
+
+  std::size_t enough() const {
+    std::size_t n = present_;
+    if (policy_.kind == PolicyKind::kBackup)
+      n = n > policy_.count ? n - policy_.count : 1;
+    else if (policy_.kind == PolicyKind::kQuorum)
+      n = policy_.count;
+    else if (policy_.applies_each())
+      n = 1;
+    return std::min<std::size_t>(n, alive());
+  }
+
+  double expected_factor(std::uint64_t origin) const {
+    const std::uint64_t into = is_open_ ? round_ : round_ + 1;
+    if (policy_.late == LateRule::kDrop || into - origin > policy_.max_late) return 0;
+    if (policy_.late == LateRule::kCarry) return 1;
+    return 1 / std::pow(1 + static_cast<double>(into - origin), policy_.power);
+  }
+
+  void settle(const RoundDecision& decision) {
+    if (!is_open_) {
+      EXPECT_EQ(decision.action, RoundAction::kWait);
+      return;
+    }
+    if (done_.size() >= enough() && !done_.empty() && !enough_at_) enough_at_ = now_;
+    const bool is_enough = done_.size() >= enough() && !done_.empty() && has_weight_;
+    if (decision.action == RoundAction::kWait) {
+      EXPECT_TRUE(machine_.is_open());
+      EXPECT_LT(done_.size(), alive());
+      if (policy_.applies_each()) {
+        EXPECT_TRUE(done_.empty() && pending_late_.empty()) << "each contribution closes a round";
+      }
+      if (policy_.kind == PolicyKind::kBackup) {
+        EXPECT_FALSE(is_enough);
+      }
+      if (policy_.kind == PolicyKind::kQuorum && is_enough) {
+        EXPECT_LT(now_, *enough_at_ + (*enough_at_ - opened_) / 2) << "beyond the grace";
+        ASSERT_TRUE(machine_.deadline().has_value());
+        EXPECT_GT(*machine_.deadline(), now_);
+      }
+      return;
+    }
+    EXPECT_FALSE(machine_.is_open());
+    is_open_ = false;
+    if (decision.action == RoundAction::kDeserted) {
+      EXPECT_TRUE(done_.empty());
+      return;
+    }
+    if (decision.action == RoundAction::kHalt) {
+      EXPECT_TRUE(!broken_.empty() && policy_.nonfinite == NonFinitePolicy::kHalt);
+      is_halted_ = true;
+      return;
+    }
+    EXPECT_TRUE(is_enough || done_.size() == alive() || policy_.applies_each());
+    for (const int m : seats_)
+      if (gone_.count(m) == 0 && done_.count(m) == 0) owes_.emplace(m, round_);
+    for (const int m : seats_)
+      EXPECT_EQ(machine_.owed(MemberId(static_cast<std::uint64_t>(m) + 1)).has_value(),
+                owes_.count(m) > 0);
+    if (decision.action == RoundAction::kSkip) {
+      EXPECT_FALSE(broken_.empty()) << "why was it skipped?";
+      EXPECT_TRUE(decision.late.empty()) << "what is late waits for a round that counts";
+      EXPECT_EQ(machine_.late_waiting(), pending_late_.size());
+      ++skips;
+      return;
+    }
+    ASSERT_EQ(decision.action, RoundAction::kMerge);
+    EXPECT_TRUE(broken_.empty()) << "it may not count";
+    if (policy_.applies_each()) {
+      EXPECT_EQ(decision.contributors.size() + decision.late.size(), 1u) << "each by itself";
+    }
+    if (policy_.kind == PolicyKind::kBsp) {
+      EXPECT_EQ(done_.size(), alive());
+    }
+    double total = 0;
+    std::set<int> counted_now;
+    for (const MemberId id : decision.contributors) {
+      const int m = static_cast<int>(id.value) - 1;
+      EXPECT_TRUE(done_.count(m) > 0) << "never contributed";
+      EXPECT_TRUE(counted_.insert({m, round_}).second) << "counted twice";
+      counted_now.insert(m);
+      total += 1 << m;
+    }
+    EXPECT_EQ(counted_now, done_) << "complete contributions count";
+    for (const LateContribution& one : decision.late) {
+      const int m = static_cast<int>(one.member.value) - 1;
+      EXPECT_TRUE(counted_.insert({m, one.round.value}).second) << "counted twice";
+      ASSERT_FALSE(pending_late_.empty());
+      EXPECT_EQ(pending_late_.front(), std::tuple(m, one.round.value, one.weight));
+      pending_late_.pop_front();
+      total += policy_.applies_each() ? 16.0 * (m + 1) : one.weight;
+      ++lates;
+    }
+    if (!policy_.applies_each()) {
+      EXPECT_TRUE(pending_late_.empty()) << "an accepted late contribution did not count";
+    }
+    EXPECT_EQ(decision.total_weight, total);
+    ++merges;
+  }
+
+  RoundPolicy policy_;
+  RoundMachine machine_;
+  TimePoint now_ = at(1000), opened_;
+  std::optional<TimePoint> enough_at_;
+  std::uint64_t round_ = 0;
+  bool is_open_ = false, is_halted_ = false, has_weight_ = false;
+  std::set<int> seats_, others_, done_, broken_, gone_;
+  std::size_t present_ = 0;
+  std::map<int, std::uint64_t> owes_;
+  std::set<std::pair<int, std::uint64_t>> counted_;
+  std::deque<std::tuple<int, std::uint64_t, double>> pending_late_;
+  std::map<int, std::uint64_t> steps_;  // ssp
+};
+
+std::vector<RoundPolicy> all_policies() {
+  std::vector<RoundPolicy> all{policy("bsp"),
+                               policy("backup:1"),
+                               policy("backup:2", "carry:max=1"),
+                               policy("backup:1", "damp:power=1,max=2"),
+                               policy("quorum:1,grace=0", "carry"),
+                               policy("quorum:2,grace=0.5"),
+                               policy("quorum:1,grace=0.5", "damp"),
+                               policy("asp:max=2,power=1"),
+                               policy("ssp:0"),
+                               policy("ssp:1")};
+  for (RoundPolicy& one : all) one.nonfinite = NonFinitePolicy::kSkip;
+  all.push_back(policy("asp:max=2,power=1"));  // that one halts, as does
+  all.push_back(policy("quorum:1,grace=0", "carry"));
+  return all;
+}
+
+/// Of random sequences: another one each time, or the one of TEST_SEED.
+std::uint64_t seed_of_run() {
+  const char* const given = std::getenv("TEST_SEED");
+  return given == nullptr ? std::random_device{}() : std::strtoull(given, nullptr, 10);
+}
+
+TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
+  std::size_t sequences = 0, merges = 0, lates = 0;
+  const std::function<void(const Ledger&, int)> extend = [&](const Ledger& ledger, int depth) {
+    if (::testing::Test::HasFailure()) return;
+    if (depth == 0) {
+      ++sequences;
+      merges += ledger.merges;
+      lates += ledger.lates;
+      return;
+    }
+    for (int event = 0; event < Ledger::kEvents; ++event) {
+      Ledger next = ledger;
+      if (next.apply(event)) extend(next, depth - 1);
+    }
+  };
+  for (const RoundPolicy& one : all_policies()) extend(Ledger(one), 6);
+  std::printf("%zu sequences, %zu merges, %zu late contributions counted\n", sequences, merges,
+              lates);
+  EXPECT_GT(sequences, 100'000u);
+  EXPECT_GT(lates, 1000u);
+}
+
+TEST(RoundLedger, LongRandomSequencesKeepTheLedger) {
+  const std::uint64_t seed = seed_of_run();
+  std::printf("TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  std::size_t merges = 0, lates = 0, skips = 0;
+  for (const RoundPolicy& one : all_policies()) {
+    for (std::uint64_t run = 0; run < 40; ++run) {
+      CounterRng rng(seed, run);
+      Ledger ledger(one);
+      for (int step = 0; step < 400; ++step) {
+        int event = static_cast<int>(rng.below(Ledger::kEvents));
+        // Deaths end the game early, so they are rare.
+        if (event / Ledger::kMembers == 1 && rng.below(200) != 0) event = 0;
+        if (event / Ledger::kMembers == 3 && rng.below(4) != 0) event = 0;
+        ledger.apply(event);
+        ASSERT_FALSE(::testing::Test::HasFailure())
+            << "TEST_SEED=" << seed << ", run " << run << ", step " << step;
+      }
+      merges += ledger.merges;
+      lates += ledger.lates;
+      skips += ledger.skips;
+    }
+  }
+  std::printf("%zu merges, %zu late contributions counted, %zu rounds skipped\n", merges, lates,
+              skips);
+  EXPECT_GT(merges, 1000u);
+  EXPECT_GT(skips, 100u);
+}
+
+}  // namespace
+}  // namespace centroid::server
