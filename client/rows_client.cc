@@ -18,6 +18,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/async/task_group.h"
+#include "common/base/log.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "transport/session.h"
@@ -116,6 +117,11 @@ struct RowsClient::Impl final : transport::FrameSink {
   Task<Status> on_frame(Session&, transport::InFrame frame) override {
     if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
       co_return Status();
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kWait)) {
+      CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
+      log::info("rows.waits", {{"table", table}, {"ms", wait.ms}, {"why", wait.what}});
+      co_return Status();
+    }
     co_return Error(ErrorCode::kInvalidArgument, "the server sent kind " +
                                                      std::to_string(frame.header.kind) +
                                                      " to a client of rows, unasked");
@@ -224,7 +230,7 @@ struct RowsClient::Impl final : transport::FrameSink {
         co_return connected;
       const TimePoint again = in(pause);
       if (again >= deadline) co_return self->named(*lane, connected.error());
-      co_await sleep_until(again);
+      if (!co_await sleep_until(again)) co_return self->named(*lane, connected.error());
       pause = std::min(2 * pause, kLongestPause);
       if (lane->name.empty()) continue;
       const Status asked = co_await ask_route(self, deadline);
@@ -252,7 +258,7 @@ struct RowsClient::Impl final : transport::FrameSink {
       if (answer.error().code() != ErrorCode::kUnavailable) co_return answer.error();
       const TimePoint again = in(kFirstPause);
       if (again >= deadline) co_return answer.error();
-      co_await sleep_until(again);
+      if (!co_await sleep_until(again)) co_return answer.error();
     }
   }
 
@@ -420,7 +426,9 @@ struct RowsClient::Impl final : transport::FrameSink {
       if (reply.error().code() != ErrorCode::kUnavailable) co_return;
       const TimePoint again = lane->is_open() ? in(pause) : in(std::chrono::milliseconds(0));
       if (again >= call->deadline) co_return;
-      if (lane->is_open()) (void)co_await sleep_until(again);  // it does not serve yet
+      if (lane->is_open()) {  // it does not serve yet
+        if (!co_await sleep_until(again)) co_return;
+      }
       pause = std::min(2 * pause, kLongestPause);
     }
   }
@@ -475,7 +483,8 @@ struct RowsClient::Impl final : transport::FrameSink {
         co_return Error(ErrorCode::kDeadlineExceeded,
                         "table '" + self->table + "': the servers refuse rows that lie there by " +
                             "route " + std::to_string(self->route ? self->route->version : 0));
-      co_await sleep_until(again);
+      if (!co_await sleep_until(again))
+        co_return Error(ErrorCode::kCancelled, "the client is closing");
       pause = std::min(2 * pause, kLongestPause);
       self->route.reset();
     }

@@ -120,7 +120,7 @@ Task<void> MetricsListener::Impl::accept_loop() {
     auto [ec, socket] = co_await acceptor.async_accept(kAwait);
     if (is_stopping) co_return;
     if (ec) {  // out of descriptors or memory: others must end first
-      co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause);
+      if (!co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause)) co_return;
     } else if (streams.size() < kMaxConnections) {
       transport::SslPointer end = tls ? tls->accepting_end() : nullptr;
       const auto at = streams.emplace(streams.end(), std::move(socket), std::move(end));

@@ -28,10 +28,8 @@ Status Reader::open_segment() {
   return {};
 }
 
-/// A later record of the segment says that more than `offset` bytes were on the disk by then, or
-/// there is a later segment, which begins when all of this one is.
+/// A later record of the segment says that more than `offset` bytes were on the disk by then.
 bool Reader::is_known_durable(std::uint64_t offset) const {
-  if (index_ + 1 < segments_.size()) return true;
   const LogSegment& segment = segments_[index_];
   std::vector<std::byte> payload;
   const auto knows = [&](Bytes bytes, std::uint64_t at) {
@@ -51,10 +49,34 @@ bool Reader::is_superseded() const {
   return index_ + 1 < segments_.size() && ended_ && ended_->value >= segments_[index_ + 1].number;
 }
 
+/// The next segment was begun behind a write that had failed: whatever that left stands at the end
+/// of this one.
+bool Reader::precedes_gap() const {
+  const LogSegment& next = segments_[index_ + 1];
+  const auto file = file::open_regular(next.path);
+  if (!file.ok()) return false;
+  std::vector<std::byte> bytes(kHeadBytes);
+  if (!file::read_at(*file, next.path, 0, bytes).ok()) return false;
+  const auto head = decode_head(bytes);
+  if (!head.ok() || head->kind != Kind::kBase || head->payload_bytes > next.bytes) return false;
+  bytes.resize(static_cast<std::size_t>(head->payload_bytes));
+  if (!file::read_at(*file, next.path, kHeadBytes, bytes).ok()) return false;
+  const auto base = decode_base(bytes);
+  return crc32c(bytes) == head->payload_crc && base.ok() && base->follows_gap;
+}
+
 Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
   const std::string where =
       segments_[index_].path.string() + ", byte " + std::to_string(position_) + ": " + why;
-  if (is_known_durable(position_))
+  const bool has_next = index_ + 1 < segments_.size();
+  // A segment begins when all before it is on the disk, unless the writing of that had failed.
+  const bool is_torn = !is_known_durable(position_) && (!has_next || precedes_gap());
+  if (is_torn && has_next) {
+    ++index_;
+    is_open_ = false;
+    return next();
+  }
+  if (!is_torn)
     return Error(ErrorCode::kDataLoss,
                  "journal " + where +
                      "; this was on the disk and is altered, and committed rounds stand behind it");
@@ -118,6 +140,11 @@ Result<bool> Reader::read(MutableBytes into) {
   CENTROID_CHECK(into.size() == head_.payload_bytes);
   CENTROID_TRY(file::read_at(file_, segments_[index_].path, payload_at_, into));
   if (crc32c(into) != head_.payload_crc) {
+    if (index_ + 1 < segments_.size()) {  // its length is right: no write that failed left it
+      return Error(ErrorCode::kDataLoss, "journal " + segments_[index_].path.string() + ", byte " +
+                                             std::to_string(position_) +
+                                             ": the record is altered: its CRC-32C differs");
+    }
     const auto end = damaged("the record is altered: its CRC-32C differs");
     if (!end.ok()) return end.error();
     return false;

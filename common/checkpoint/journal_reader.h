@@ -55,6 +55,7 @@ class Reader {
   Status open_segment();
   bool is_superseded() const;
   bool is_known_durable(std::uint64_t offset) const;
+  bool precedes_gap() const;
 
   std::vector<LogSegment> segments_;
   std::size_t index_ = 0;

@@ -38,6 +38,7 @@ enum class Kind : std::uint16_t {
   kComputed = 33,        ///< worker -> server: my gradients are complete, the rest is the peers'
   kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
   kKeep = 36,            ///< server -> worker: I save the state after this round, keep yours
+  kWait = 37,            ///< server -> worker or client of rows: why you wait
 };
 
 /// What a frame of a known kind looks like: fails invalid_argument when the request flag is missing
@@ -338,6 +339,16 @@ struct Keep {
   template <class F>
   void fields(F& f) {
     f(round);
+  }
+};
+
+/// Every two seconds while what the other side waits for is held up.
+struct Wait {
+  std::uint32_t ms = 0;  ///< held up for so long
+  std::string what;      ///< for whom, and what for
+  template <class F>
+  void fields(F& f) {
+    f(ms), f(what, kMaxTextBytes);
   }
 };
 

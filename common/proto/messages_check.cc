@@ -41,6 +41,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kReady, .name = "Ready"},
     Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
     Rule{.kind = Kind::kKeep, .name = "Keep"},
+    Rule{.kind = Kind::kWait, .name = "Wait"},
     Rule{.kind = Kind(RowsKind::kOpen), .name = "RowsOpen", .is_request = true},
     Rule{
         .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},

@@ -170,10 +170,12 @@ struct ServerReport {
   double merge_seconds = 0;                   ///< of all of them: sums and steps
   std::uint32_t workers = 0;                  ///< whose sessions are here
   std::string trouble;                        ///< of its journal
+  std::string busy;            ///< what it does or waits for before it can answer; empty: nothing
+  std::uint64_t progress = 0;  ///< grows while it gets on, or waits for what is not in its hands
   template <class F>
   void fields(F& f) {
     f(memory_bytes), f(staged_bytes), f(journal_bytes), f(bytes_in), f(bytes_out), f(rounds);
-    f(merge_seconds), f(workers), f(trouble, kMaxTextBytes);
+    f(merge_seconds), f(workers), f(trouble, kMaxTextBytes), f(busy, kMaxTextBytes), f(progress);
   }
 };
 

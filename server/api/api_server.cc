@@ -213,7 +213,7 @@ Task<void> ApiServer::Impl::accept_loop() {
     } else if (!is_stopping && ec != asio::error::connection_aborted) {
       // Out of descriptors or memory: others must end first.
       log::warn("api.accept_failed", {{"error", ec.message()}});
-      co_await sleep_until(Steady::now() + std::chrono::milliseconds(100));
+      if (!co_await sleep_until(Steady::now() + std::chrono::milliseconds(100))) co_return;
     }
   }
 }
@@ -459,7 +459,7 @@ Task<void> ApiServer::Impl::stop() {
   co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
   if (is_stopping) {
     while (!is_cancelling || group.size() > 0 || !running.empty())
-      co_await changed.wait(TimePoint::max());
+      co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
     co_return;
   }
   is_stopping = true;
@@ -475,7 +475,7 @@ Task<void> ApiServer::Impl::stop() {
   for (const auto& call : running) call->done.cancel();
   co_await group.join();
   // Calls that were left behind still use the ControlPlane.
-  while (!running.empty()) co_await changed.wait(TimePoint::max());
+  while (!running.empty()) co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
   changed.notify_all();
 }
 

@@ -11,6 +11,12 @@ namespace centroid::server {
 
 namespace asio = boost::asio;
 
+namespace {
+/// More than heartbeats in the time in which a member is to leave.
+constexpr std::uint64_t kMoving = 64 << 10;
+constexpr std::chrono::milliseconds kLook{500};
+}  // namespace
+
 std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
   const auto it = std::find(members.begin(), members.end(), member);
   if (it == members.end()) return std::nullopt;
@@ -60,6 +66,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
            .refused = [this](const ShardGroup::Link& server,
                              const proto::Refused& refused) { refused_elsewhere(server, refused); },
            .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
+      waits_(clock),
       journal_(executor),
       tasks_(executor) {}
 
@@ -164,7 +171,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   }
   while (!stop_requested_ && !config_.exit_when_finished && !halted && !is_over_here &&
          !is_deposed())
-    co_await changed_.wait(TimePoint::max());
+    if (!co_await changed_.wait(TimePoint::max())) break;
 
   if (rows_servers_ && !writes_nothing) {
     rows_servers_->end();
@@ -214,7 +221,7 @@ Task<void> Cluster::accept_loop(transport::Listener& listener) {
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
       log::warn("connection.accept_failed", {{"error", connection.error()}});
-      co_await sleep_until(clock_.now() + std::chrono::milliseconds(100));
+      if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(100))) co_return;
       continue;
     }
     const std::size_t limit = config_.max_workers + 64;
@@ -236,11 +243,7 @@ Task<void> Cluster::watch_leases() {
       roster_.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
     }
-    if (held()) {
-      auto look = [fence = fence_] { fence->look(); };
-      co_await run_on(blocking_, std::move(look));
-      if (is_deposed()) changed_.notify_all();
-    }
+    if (held() && !is_looking_) tasks_.spawn(look_at_fence());
     for (const MemberId dead : roster_.tick(clock_.now())) {
       const std::string reason = roster_.find(dead)->reason;
       log::warn("member.lease_expired",
@@ -259,7 +262,7 @@ Task<void> Cluster::watch_leases() {
       probe_.journal(journal_.state(rows));
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
-    if (pool_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
+    if (pool_ && aggregator_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
     const bool is_open = attempt_ && !attempt_->closed;
     probe_.round_is_open(
         is_open ? std::chrono::duration<double>(clock_.now() - round_opened_).count() : 0);
@@ -271,6 +274,16 @@ Task<void> Cluster::watch_leases() {
     probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0,
                    roster_.generation().value);
   }
+}
+
+/// Beside the leases, on a thread of its own: a disk that hangs, or a checkpoint that is being
+/// written, holds up neither.
+Task<void> Cluster::look_at_fence() {
+  is_looking_ = true;
+  auto look = [fence = fence_] { fence->look(); };
+  co_await run_on(fence_thread_->executor(), std::move(look));
+  is_looking_ = false;
+  if (is_deposed()) changed_.notify_all();
 }
 
 void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
@@ -323,8 +336,20 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   epilogue_ = proto::Finish{
       .reason = reason, .version = store_ ? store_->version() : Version(), .text = std::move(text)};
   outgoing_.notify_all();
-  const TimePoint deadline = clock_.now() + config_.drain_timeout;
-  while (!links_.empty() && clock_.now() < deadline) co_await changed_.wait(deadline);
+  const auto sent = [this] {
+    std::uint64_t bytes = 0;
+    for (const auto& [id, link] : links_) bytes += link->session->connection().traffic().bytes_out;
+    return bytes;
+  };
+  std::uint64_t seen = sent();
+  TimePoint deadline = clock_.now() + config_.drain_timeout;
+  while (!links_.empty() && clock_.now() < deadline) {
+    co_await changed_.wait(std::min(deadline, clock_.now() + kLook));
+    seen = std::min(seen, sent());  // somebody may have left
+    if (sent() < seen + kMoving) continue;
+    seen = sent();
+    deadline = clock_.now() + config_.drain_timeout;  // the last state is on its way
+  }
   for (const auto& [id, link] : links_)
     log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }

@@ -36,6 +36,7 @@
 #include "server/service/replay.h"
 #include "server/service/rows_servers.h"
 #include "server/service/spread.h"
+#include "server/service/waits.h"
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
 #include "server/store/journal.h"
@@ -50,11 +51,11 @@ namespace centroid::server {
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// cluster_rows.cc (tables), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop),
-/// shares.cc, replies.cc (results through a codec), elastic.cc (rounds that close without some
-/// members), state.cc (initial values, checkpoints), durability.cc, replay.cc (the journal),
-/// handover.cc (state that the workers hold), spread.cc, spread_moves.cc, spread_checkpoint.cc (a
-/// model on several servers), operations.cc, operators.cc, restore.cc (acts of operators),
-/// leading.cc (standby and leader of several servers), view.cc (what REST sees).
+/// merge.cc (its end), shares.cc, replies.cc (results through a codec), elastic.cc (rounds that
+/// close without some members), state.cc (initial values, checkpoints), durability.cc, replay.cc
+/// (the journal), handover.cc (state that the workers hold), spread.cc, spread_moves.cc,
+/// spread_checkpoint.cc (a model on several servers), operations.cc, operators.cc, restore.cc (acts
+/// of operators), leading.cc (standby and leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -143,9 +144,12 @@ class Cluster final : public ControlPlane {
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();
+  Task<void> look_at_fence();
   void member_gone(MemberId member, std::optional<Error> tell);
   void set_phase(Phase phase, std::string reason);
   Task<void> watch_waits();
+  void tell_waits(const std::vector<WaitView>& lasting);
+  bool awaits_others(const Link& link) const;
 
   // leading.cc
   Task<Status> take_the_lead();
@@ -314,6 +318,8 @@ class Cluster final : public ControlPlane {
   bool announces_checkpoint() const;
   void announce_checkpoint();
   Task<void> checkpoint_in_background();
+  using CheckpointOutcome = std::optional<Result<CheckpointView>>;
+  Task<void> checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome);
   CheckpointInfo checkpoint_info() const;
   struct DataIdentity {
     std::uint64_t samples = 0, fingerprint = 0;
@@ -406,6 +412,7 @@ class Cluster final : public ControlPlane {
   void journal_chunk(const Chunk& chunk);
   std::uint64_t journal_end(journal::Kind kind, const RoundDecision& decision);
   Task<Status> commit_in_journal(const RoundDecision& decision);
+  Waits::Guard journal_wait();
   journal::Route journal_route() const;
 
   // replay.cc: the journal read again
@@ -428,6 +435,8 @@ class Cluster final : public ControlPlane {
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
+  void shard_waits(std::vector<WaitView>& views) const;
+  std::string present_round() const;
   std::array<std::size_t, kWaitCauses.size()> count_waits() const;
   WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;
@@ -482,7 +491,9 @@ class Cluster final : public ControlPlane {
   Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
 
   // several servers
-  Fence* fence_ = nullptr;  ///< none: this server is alone
+  Fence* fence_ = nullptr;                  ///< none: this server is alone
+  std::unique_ptr<IoThread> fence_thread_;  ///< reads its file while this server is held
+  bool is_looking_ = false;
   Leadership leadership_;
 
   // position of the job
@@ -554,7 +565,8 @@ class Cluster final : public ControlPlane {
   struct Restore {
     Version version;
     bool deletes_newer = false;
-    bool is_half = false;  ///< the old state is gone
+    bool is_half = false;                         ///< the old state is gone
+    bool is_begun = false, is_abandoned = false;  ///< nobody waits for the outcome any more
     std::optional<Result<RestoreView>> outcome;
   };
   std::shared_ptr<Restore> restore_;
@@ -565,6 +577,7 @@ class Cluster final : public ControlPlane {
   // several servers
   ShardGroup shards_;
   Spread spread_;
+  Waits waits_;
   std::vector<double> squares_;  ///< by chunk, of the open round's mean where it may be clipped
 
   std::optional<CheckpointEntry> resumed_from_;

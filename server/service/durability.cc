@@ -67,6 +67,9 @@ Task<Status> Cluster::start_journal() {
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   if (checkpointed_ == Version()) {
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
+                                    "the first one, with which the journal begins");
+    set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
     is_loop_writing_ = true;
     const auto written = co_await write_checkpoint(false);
     is_loop_writing_ = false;
@@ -80,6 +83,7 @@ Task<Status> Cluster::start_journal() {
   options.waits = config_.journal_full == "wait";
   options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
   if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+  journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
   CENTROID_CO_TRY(journal_.start(std::move(options), journal_base(), journal_route()));
   log::info("journal.begun", {{"dir", config_.journal_dir},
                               {"round", round_.value - 1},
@@ -139,9 +143,18 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   return journal_.end_round(kind, std::move(commit));
 }
 
+/// A name for waiting until the journal's disk has taken what it was asked to.
+Waits::Guard Cluster::journal_wait() {
+  return waits_.begin(WaitCause::kJournal, present_round(), "journal", [this] {
+    const auto state = journal_.state();
+    return state.trouble.empty() ? "its disk, at " + config_.journal_dir : state.trouble;
+  });
+}
+
 /// With several servers, when all have prepared the round: this is what commits it.
 Task<Status> Cluster::commit_in_journal(const RoundDecision& decision) {
   fault::point("servers.prepared");
+  const auto waits = journal_wait();
   co_await journal_.done(journal_end(Kind::kCommit, decision));
   co_return co_await may_commit();
 }

@@ -195,6 +195,10 @@ void Cluster::collect_parts(const RoundDecision& decision) {
 Task<void> Cluster::sum_parts(double total_weight) {
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
+    if (replies_ && !journal_.has_room()) {
+      const auto waits = journal_wait();
+      co_await journal_.room();
+    }
     const std::span<float> sum = store_->spare(chunk);
     for (std::size_t i = 0; i < parts_.size(); ++i)
       parts_[i].staged->add_to(sum, chunk.id, parts_[i].counts.weight, i == 0);

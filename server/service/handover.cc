@@ -32,8 +32,14 @@ bool Cluster::state_is_wanted() const {
 
 Task<Status> Cluster::fetch_state() {
   while (!store_->is_current()) {
-    while (checkpointing_)  // reads the values that this would replace
-      co_await checkpoint_done_.wait(TimePoint::max());
+    if (checkpointing_) {  // reads the values that this would replace
+      const auto waits =
+          waits_.begin(WaitCause::kCheckpoint, "state", "checkpoint",
+                       "its files: they are read from what the newest state replaces");
+      while (checkpointing_)
+        if (!co_await checkpoint_done_.wait(TimePoint::max()))
+          co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
     std::shared_ptr<Link> holder;
     for (const auto& [id, link] : links_) {
       const auto rank = roster_.find(id)->rank;

@@ -14,6 +14,7 @@ constexpr std::chrono::seconds kGoodbye{2};
 
 void Cluster::stand_by(Fence& fence) {
   fence_ = &fence;
+  fence_thread_ = std::make_unique<IoThread>("fence");
   set_phase(Phase::kStandby, leadership_.to_string());
 }
 
@@ -43,7 +44,7 @@ void Cluster::set_leadership(Leadership present) {
 Task<Status> Cluster::take_the_lead() {
   if (!fence_) co_return Status();
   while (leadership_.role == Election::Role::kStandby && !stop_requested_)
-    co_await changed_.wait(TimePoint::max());
+    if (!co_await changed_.wait(TimePoint::max())) co_return Status();
   if (stop_requested_) co_return Status();
   const TimePoint begin = clock_.now();
   log::info("leader.elected", {{"term", leadership_.term}});

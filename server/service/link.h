@@ -31,6 +31,8 @@ struct Link {
   bool is_gone = false;
   Version version;                      ///< state it holds
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
+  std::optional<proto::Wait> wait;      ///< to be told why it waits
+  TimePoint wait_told;                  ///< when it was told last
   bool init_requested = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   TimePoint asked_at;          ///< when it was last told so with a round

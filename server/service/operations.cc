@@ -212,6 +212,14 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
 }
 
 Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
+  auto may = [this, version]() -> Status {
+    if (!restore_ || restore_->outcome) return {};
+    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + std::to_string(version) +
+                                                     ": the job is going back to checkpoint " +
+                                                     to_string(restore_->version) +
+                                                     "; repeat when it has");
+  };
+  CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
   auto act = [this, version]() -> std::optional<Result<CheckpointView>> {
     if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
     const auto found = checkpoints_->find(Version(version), false);

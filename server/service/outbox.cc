@@ -40,7 +40,10 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
                           attempt_->left_out.count(link->id) == 0;
     if (link->late) attempt.reset();  // its results, a model's size, are not for this member
     const bool is_free = !attempt && !link->late;
-    if (is_free && link->keep) {
+    if (link->wait) {
+      const proto::Wait wait = *std::exchange(link->wait, std::nullopt);
+      CENTROID_CO_TRY(co_await send(session, Kind::kWait, wait));
+    } else if (is_free && link->keep) {
       proto::Keep keep;
       keep.round = *std::exchange(link->keep, std::nullopt);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
@@ -125,10 +128,10 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       mark.version = store_->version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish && needs_last_state(*link)) {
-      if (link->behind)
-        co_await outgoing_.wait(TimePoint::max());
-      else
+      if (!link->behind)
         CENTROID_CO_TRY(co_await bring_last_state(link, session));
+      else if (!co_await outgoing_.wait(TimePoint::max()))
+        co_return Status();
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
       if (finish.evaluate) link->asked.push_back(finish.version);
@@ -139,7 +142,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         seat(*link);
         continue;
       }
-      co_await outgoing_.wait(TimePoint::max());
+      if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();
     }
   }
   co_return Status();
@@ -147,8 +150,17 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
 
 Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
   const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
+  const std::size_t pieces = planes * store_->plan().chunks().size();
+  std::size_t piece = 0;
+  const auto what = [&] {
+    return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
+           " of " + std::to_string(pieces) + " is on its way";
+  };
+  const auto waits =
+      waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {
+      ++piece;
       proto::StateChunk message;
       message.version = version;
       message.plane = static_cast<std::uint8_t>(plane);

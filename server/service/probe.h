@@ -30,9 +30,12 @@ enum class WaitCause : std::uint8_t {
   kState,         ///< a worker that sends the parameters
   kWorkers,       ///< the first workers
   kOperator,      ///< the end of a pause
+  kCheckpoint,    ///< a checkpoint that is being written, or the moment for it
+  kServers,       ///< a shard server
 };
 inline constexpr std::array kWaitCauses = {"contribution", "addition", "pace",    "credit",
-                                           "journal",      "state",    "workers", "operator"};
+                                           "journal",      "state",    "workers", "operator",
+                                           "checkpoint",   "servers"};
 
 /// What one codec did in one direction.
 class CodecProbe {

@@ -27,9 +27,15 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
     mine->deletes_newer = deletes;
     self->restore_ = mine;
     self->changed_.notify_all();
+    const auto what = [self] { return "the end of " + self->present_round(); };
+    const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
     while (!mine->outcome && !self->rounds_ended_) {
       const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
       if (goes_on) continue;
+      mine->is_abandoned = true;
+      if (mine->is_begun)
+        co_return Error(ErrorCode::kCancelled,
+                        "the call was cancelled; the job goes back to the checkpoint all the same");
       if (self->restore_ == mine) self->restore_.reset();
       co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     }
@@ -45,10 +51,13 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
 /// In the round loop, between two rounds.
 Task<Status> Cluster::restore_wanted() {
   const auto wanted = restore_;
+  wanted->is_begun = true;
   while (checkpointing_) {  // one that is yet to begin waits for this loop, with several servers
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
+  // A checkpoint of the state that is given up would undo this.
+  const Raised none(checkpointing_, checkpoint_done_);
   (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
@@ -56,14 +65,26 @@ Task<Status> Cluster::restore_wanted() {
   Status status;
   if (is_half) status = outcome.error();  // there is nothing to go on with
   wanted->outcome.emplace(std::move(outcome));
+  if (wanted->is_abandoned && restore_ == wanted) restore_.reset();
   co_return status;
 }
 
 Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
-  // Nothing is touched before everything has been looked at.
-  const auto found = checkpoints_->find(version, true);
-  if (!found.ok()) co_return found.error();
-  const CheckpointEntry entry = *found;
+  // Nothing is touched before everything has been looked at. The folder is the blocking thread's.
+  struct Folder {
+    std::optional<Result<CheckpointEntry>> found;
+    std::vector<CheckpointEntry> newer;
+  };
+  auto look = [this, version] {
+    Folder folder;
+    folder.found.emplace(checkpoints_->find(version, true));
+    for (const CheckpointEntry& other : checkpoints_->list(false))
+      if (other.version > version) folder.newer.push_back(other);
+    return std::make_shared<Folder>(std::move(folder));
+  };
+  const auto folder = co_await run_on(blocking_, std::move(look));
+  if (!folder->found->ok()) co_return folder->found->error();
+  const CheckpointEntry entry = **folder->found;
   if (!entry.problem.empty())
     co_return Error(ErrorCode::kDataLoss,
                     "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);
@@ -79,9 +100,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
                                                         " belongs to run '" + entry.info.run_id +
                                                         "', not to '" + run_id_ + "'");
-  std::vector<CheckpointEntry> newer;
-  for (const CheckpointEntry& other : checkpoints_->list(false))
-    if (other.version > version) newer.push_back(other);
+  const std::vector<CheckpointEntry>& newer = folder->newer;
   if (!newer.empty() && !delete_newer)
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are " + std::to_string(newer.size()) + " newer checkpoints, up to " +
@@ -96,7 +115,9 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   const Generation generation = roster_.generation();
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
   for (const CheckpointEntry& other : newer) {
-    CENTROID_CO_TRY(checkpoints_->remove(other));
+    auto remove = [this, other] { return std::make_optional(checkpoints_->remove(other)); };
+    const auto removed = co_await run_on(blocking_, std::move(remove));
+    CENTROID_CO_TRY(*removed);
     ++view.deleted;
     tell(events_, log::Level::kInfo, "checkpoint.deleted",
          {{"path", other.path.string()},

@@ -1,13 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
-#include "common/base/crc32c.h"
 #include "common/base/log.h"
-#include "common/base/trace_events.h"
-#include "common/checkpoint/fault_point.h"
-#include "common/optim/norm.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
@@ -16,15 +10,7 @@ namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// Let sockets and timers have a turn in the middle of long work.
-Task<void> yield(Executor executor) {
-  co_await boost::asio::post(executor, boost::asio::use_awaitable);
-}
-
-constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::size_t kHistory = 256;
-/// Fast rounds share one event.
-constexpr std::chrono::milliseconds kRoundEvents{250};
 
 }  // namespace
 
@@ -96,8 +82,9 @@ Task<Status> Cluster::run_rounds() {
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
-      if (!is_over) set_phase(Phase::kWaiting, replay_->why);
-      if (!is_over) co_await changed_.wait(TimePoint::max());
+      if (is_over) continue;
+      set_phase(Phase::kWaiting, replay_->why);
+      if (!co_await changed_.wait(TimePoint::max())) co_return Status();
       continue;
     }
     if (pause_) {
@@ -201,7 +188,10 @@ void Cluster::decide(RoundDecision decision) {
 
 Task<Status> Cluster::one_round() {
   co_await snapshot_room();
-  co_await journal_.begin_attempt(journal_base());
+  {
+    const auto waits = journal_wait();
+    co_await journal_.begin_attempt(journal_base());
+  }
   roster_.form(true);
   auto members = seated(roster_.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
@@ -247,19 +237,21 @@ Task<Status> Cluster::one_round() {
         break;
       case RoundAction::kMerge:
         co_return co_await merge(std::move(decision));
-      case RoundAction::kSkip:
+      case RoundAction::kSkip: {
         ++skipped_;
         probe_.round_skipped();
         tell(events_, log::Level::kWarn, "round.skipped",
              {{"round", round_.value},
               {"worker", name_of(decision.culprit)},
               {"why", decision.text}});
+        const auto waits = journal_wait();
         co_await journal_.done(journal_end(journal::Kind::kSkip, decision));
         CENTROID_CO_TRY(co_await may_commit());
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         checkpoint_behind_round();
         co_return Status();
+      }
       case RoundAction::kHalt: {
         const auto rank = attempt_->rank_of(decision.culprit);  // none: it came late
         Error halt(ErrorCode::kFailedPrecondition,
@@ -270,7 +262,10 @@ Task<Status> Cluster::one_round() {
       }
       case RoundAction::kRetry:
         CENTROID_CO_TRY(heed_failures());
-        co_await journal_.begin_attempt(journal_base());
+        {
+          const auto waits = journal_wait();
+          co_await journal_.begin_attempt(journal_base());
+        }
         if (retry(decision)) break;
         co_return Status();
       case RoundAction::kDeserted:
@@ -302,221 +297,6 @@ bool Cluster::retry(const RoundDecision& decision) {
   if (members.empty()) return false;
   open_attempt(std::move(members), std::move(shares), true);
   return true;
-}
-
-void Cluster::chunk_complete(ChunkId id, double total_weight) {
-  const Chunk& chunk = store_->plan().chunk(id);
-  chunk_weight_ = total_weight;
-  const bool needs_state = replies_ || (early_ && !config_.applies_on_worker());
-  if (needs_state && spread_.moving.contains(id)) {
-    spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
-    return;
-  }
-  if (replies_ || early_) store_->scale(chunk, total_weight);
-  if (early_ && !config_.applies_on_worker()) store_->apply(chunk);
-  if (journal_.is_on()) journal_chunk(chunk);
-  if (replies_)
-    encode_reply(id);
-  else if (early_)
-    emit(chunk);
-  if (++complete_chunks_ == part().size()) changed_.notify_all();
-}
-
-/// The chunk's memory in the spare plane is its result: hand it to the outboxes.
-void Cluster::emit(const Chunk& chunk) {
-  if (policy_.is_elastic() && machine_.contributed().empty()) return;  // nobody waits for it
-  Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
-  const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
-  std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
-  if (std::any_of(links_.begin(), links_.end(), is_summed)) crc = crc32c(values);
-  if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
-    attempt_->payloads.emplace_back(values.begin(), values.end());
-    values = attempt_->payloads.back();
-    attempt_->pieces.push_back({chunk.id, values, crc});
-    outgoing_.notify_all();
-    return;
-  }
-  attempt_->pieces.push_back({chunk.id, values, crc});
-  attempt_->holds.push_back(store_->hold_spare(chunk.id));
-  outgoing_.notify_all();
-}
-
-Task<void> Cluster::snapshot_room() {
-  // A checkpoint that is still being written keeps copies of what changes; past its budget the
-  // round waits for it.
-  while (store_->snapshot_is_full())
-    co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-}
-
-/// Norm clipping needs the whole mean before the first step. `total_weight`: the sums in spare are
-/// to be made means first; 0: they are means.
-Task<void> Cluster::clip(double total_weight) {
-  if (config_.optimizer.clip_norm == 0) co_return;
-  co_await measure_mean(total_weight);
-  clip_measured();
-}
-
-/// What of the norm lies here.
-Task<void> Cluster::measure_mean(double total_weight) {
-  squares_.resize(store_->plan().chunks().size());
-  PlaneNorm norm;
-  std::size_t turn = 0;
-  for (const Chunk& chunk : part()) {
-    if (total_weight > 0) store_->scale(chunk, total_weight);
-    norm.add(chunk.position, std::as_const(*store_).spare(chunk));
-    squares_[chunk.id.value] = norm.end_chunk();
-    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-  }
-}
-
-float Cluster::clip_measured() {
-  PlaneNorm norm;
-  for (const Chunk& chunk : fragment().chunks) norm.add_chunk(squares_[chunk.id.value]);
-  return clip_to(norm.value());
-}
-
-float Cluster::clip_to(double norm) {
-  gradient_norm_ = norm;
-  const float factor = clip_factor(norm, config_.optimizer.clip_norm);
-  store_->set_gradient_factor(factor);
-  if (factor != 1) ++clipped_;
-  probe_.gradient_norm(gradient_norm_, factor != 1);
-  return factor;
-}
-
-Task<Status> Cluster::merge(RoundDecision decision) {
-  const Status copied = co_await finish_moves();
-  if (!copied.ok()) co_return co_await give_up_merge(copied.error());
-  if (policy_.is_elastic()) {
-    collect_parts(decision);
-    co_await sum_parts(decision.total_weight);
-  }
-  const std::vector<Chunk>& mine = part();
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : mine.size();
-  while (complete_chunks_ < chunks) {
-    co_await changed_.wait(TimePoint::max());
-    results_taken();
-  }
-  if (reply_failure_) co_return *reply_failure_;
-  if (!early_ && !replies_) co_await journal_.drained();  // the sums change now
-  const bool is_spread = spread_.has_others();
-  std::uint64_t written = 0;
-  if (!is_spread) written = journal_end(journal::Kind::kCommit, decision);
-  if (config_.applies_on_worker() && !is_spread) {
-    co_await journal_.done(written);
-    CENTROID_CO_TRY(co_await may_commit());
-  }
-  const TimePoint begin = clock_.now();
-  const auto outcome = proto::Outcome::kCommitted;
-  const auto contributors =
-      static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size());
-  const bool clips = config_.optimizer.clip_norm > 0;
-  TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
-  Status prepared;
-  while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
-  if (is_spread) {
-    squares_.resize(store_->plan().chunks().size());
-    elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));
-  }
-  if (config_.is_peer_to_peer()) {
-    close_attempt(outcome, decision.total_weight, contributors, "");
-    store_->commit_elsewhere();
-  } else if (config_.applies_on_worker()) {
-    co_await elsewhere.join();
-    if (is_spread && prepared.ok() && clips) {
-      if (replies_)
-        CENTROID_CO_TRY(co_await measure_replies());
-      else
-        co_await measure_mean(0);
-      prepared = co_await step_elsewhere(clip_measured());
-    }
-    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-    if (is_spread) CENTROID_CO_TRY(co_await commit_in_journal(decision));
-    close_attempt(outcome, decision.total_weight, contributors, "");
-    if (replies_ && clips && !is_spread) {
-      CENTROID_CO_TRY(co_await measure_replies());
-      clip_measured();
-    } else if (!is_spread) {
-      co_await clip(0);
-    }
-    const auto attempt = attempt_;
-    for (std::size_t turn = 0; turn < chunks; ++turn) {
-      if (replies_)
-        CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
-      else
-        store_->shadow_apply(mine[turn]);
-      if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-    store_->commit_in_place(mine);
-    if (replies_) commit_replies();
-  } else {
-    std::size_t turn = 0;
-    if (clips) {
-      co_await measure_mean(decision.total_weight);
-      co_await elsewhere.join();
-      if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-      const float factor = clip_measured();
-      if (is_spread) elsewhere.spawn(prepare_elsewhere(factor, &prepared));
-    }
-    for (const Chunk& chunk : mine) {
-      if (early_) break;  // applied and sent when it was complete
-      if (!clips) store_->scale(chunk, decision.total_weight);
-      store_->apply(chunk);
-      emit(chunk);
-      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-    co_await elsewhere.join();
-    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-    if (is_spread) {
-      CENTROID_CO_TRY(co_await commit_in_journal(decision));
-    } else {
-      co_await journal_.done(written);
-      CENTROID_CO_TRY(co_await may_commit());
-    }
-    store_->commit_swap(mine);
-    fault::point("round.before_close");
-    close_attempt(outcome, decision.total_weight, contributors, "");
-  }
-  if (is_spread) fault::point("servers.committed");
-  if (is_spread) co_await commit_elsewhere();
-  static const trace::Lane kLane("rounds");
-  probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
-  static const trace::EventLane kRounds("periods");
-  kRounds.period(trace::Period::kRound, round_opened_, clock_.now(), round_.value);
-
-  const double elapsed = seconds(clock_.now() - round_opened_);
-  if (round_tally_.samples > 0) loss_ = round_tally_.loss();
-  const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
-  samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
-  samples_total_ += round_tally_.samples;
-  steps_before_ += round_tally_.steps;
-  epoch_tally_.add(round_tally_);
-  probe_.round_committed(elapsed, round_tally_.samples, loss_);
-  log::debug("round.committed", {{"round", round_.value},
-                                 {"version", store_->version().value},
-                                 {"seconds", elapsed},
-                                 {"loss", loss_}});
-  ++rounds_untold_;
-  if (clock_.now() - round_told_ >= kRoundEvents) {
-    round_told_ = clock_.now();
-    events_.publish("round.committed", {{"round", round_.value},
-                                        {"version", store_->version().value},
-                                        {"generation", roster_.generation().value},
-                                        {"contributors", contributors},
-                                        {"samples", round_tally_.samples},
-                                        {"seconds", elapsed},
-                                        {"loss", loss_},
-                                        {"rounds", std::exchange(rounds_untold_, 0)}});
-  }
-  for (const MemberId member : decision.contributors) {
-    counted_[name_of(member)] = round_;
-    probe_.staleness(0);
-  }
-  late_counted(decision);
-  fault::point("round.committed");
-  round_over();
-  checkpoint_behind_round();
-  co_return Status();
 }
 
 void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,

@@ -46,6 +46,9 @@ Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
   } else {
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
+      return "the end of " + present_round() + ": a version is kept on all servers between rounds";
+    });
     ++spread_.freezes;
     changed_.notify_all();
     (void)co_await state_fetched_.wait(TimePoint::max());

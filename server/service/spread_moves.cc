@@ -129,6 +129,12 @@ Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> 
 /// says. fails with what the copies failed with: a server is gone then.
 Task<Status> Cluster::finish_moves() {
   const TimePoint begin = clock_.now();
+  const auto what = [this] {
+    return std::to_string(spread_.moving.size()) + " chunks that move, with " +
+           std::to_string(spread_.moving_bytes) + " bytes, of which " +
+           std::to_string(spread_.copiers) + " are being copied";
+  };
+  const auto waits = waits_.begin(WaitCause::kServers, present_round(), "servers", what);
   while (spread_.copiers > 0) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(20));
   if (spread_.copy_failure) co_return *spread_.copy_failure;
   if (spread_.moving.empty()) co_return Status();

@@ -156,7 +156,10 @@ Status Cluster::make_store(const Manifest& manifest) {
   pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };
-  hooks.is_held = [this](ChunkId chunk) { return store_->spare_is_held(chunk); };
+  // A result through a codec is copied for the journal: it waits here while there is no room.
+  hooks.is_held = [this](ChunkId chunk) {
+    return store_->spare_is_held(chunk) || (replies_ && !journal_.has_room());
+  };
   hooks.on_complete = [this](ChunkId chunk, double weight) { chunk_complete(chunk, weight); };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
     if (const auto link =
@@ -302,7 +305,7 @@ Task<bool> Cluster::initialize() {
   outgoing_.notify_all();
   // The store goes with its last member, when another one comes.
   while (store_ && store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
-    co_await changed_.wait(TimePoint::max());
+    if (!co_await changed_.wait(TimePoint::max())) break;
   initial_.reset();
   co_return store_ && store_->version().value != 0;
 }
@@ -441,6 +444,13 @@ Task<void> Cluster::checkpoint_in_background() {
          {{"why", written.error()}, {"when", "training goes on"}});
 }
 
+/// A task of the server's own: whoever asked for the checkpoint may go, it is written and its end
+/// is heard of.
+Task<void> Cluster::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
+  outcome->emplace(co_await write_checkpoint(true));
+  checkpoint_done_.notify_all();
+}
+
 bool Cluster::announces_checkpoint() const {
   if (rounds_ended_ || store_->version().value == 0 || announced_ == store_->version())
     return false;
@@ -461,6 +471,7 @@ void Cluster::announce_checkpoint() {
 }
 
 /// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
+/// Of tasks that only the end of the server cancels: it must hear how the writing ended.
 Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   bool has_waited = false;
   std::shared_ptr<Snapshot> snapshot;
@@ -468,7 +479,9 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->why + "; repeat");
   for (;;) {
-    for (; checkpointing_; has_waited = true) co_await checkpoint_done_.wait(TimePoint::max());
+    for (; checkpointing_; has_waited = true)
+      if (!co_await checkpoint_done_.wait(TimePoint::max()))
+        co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && last_written_ && last_written_->version == store_->version().value &&
@@ -496,7 +509,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     if (snapshot) co_await thaw_servers(Round());
     co_return *last_written_;
   }
-  checkpointing_ = true;
+  const Raised writing(checkpointing_, checkpoint_done_);
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
   std::shared_ptr<RowsSnapshot> rows;
@@ -505,8 +518,6 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     if (!kept.ok()) {
       co_await rows_servers_->thaw(false);
       if (snapshot) co_await thaw_servers(Round());
-      checkpointing_ = false;
-      checkpoint_done_.notify_all();
       probe_.checkpoint_failed();
       co_return kept.error();
     }
@@ -523,8 +534,6 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   if (has_model && !snapshot) {
     rows.reset();
     if (rows_servers_) co_await rows_servers_->thaw(false);
-    checkpointing_ = false;
-    checkpoint_done_.notify_all();
     co_return Error(ErrorCode::kCancelled, has_lost_server() ? "a server is gone with its chunks"
                                                              : "the server is stopping");
   }
@@ -565,13 +574,14 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   Result<CheckpointEntry>& written = *outcome;
   if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
   if (rows_servers_) co_await rows_servers_->thaw(written.ok());
-  checkpointing_ = false;
-  checkpoint_done_.notify_all();
   if (!written.ok()) {
     probe_.checkpoint_failed();
     co_return std::move(written).error();
   }
   checkpointed_ = info.version;
+  std::erase_if(counted_, [this](const auto& one) {  // who may still ask has one of the last rounds
+    return one.second.value + kCountedRounds < round_.value;
+  });
   rows_checkpointed_ = rows_changes;
   if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
   journal_.checkpoint_written(info.round);

@@ -167,7 +167,7 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
 /// For whom the open round waits, and why each of them has not contributed.
 void Cluster::round_waits(std::vector<WaitView>& views) const {
   constexpr double kLong = 2;  // seconds from which on the whole cause is told
-  const std::string round = "round " + to_string(attempt_->round);
+  const std::string round = present_round();
   const double open = seconds(clock_.now() - round_opened_);
   const std::size_t done = machine_.contributed().size(), needed = machine_.needed();
   const auto add = [&](MemberId member, std::string what) {
@@ -230,6 +230,28 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
   }
 }
 
+/// For which servers the round, or chunks that go to them, wait.
+void Cluster::shard_waits(std::vector<WaitView>& views) const {
+  for (const auto& [name, link] : shards_.present()) {
+    if (link->work.empty()) continue;
+    const bool is_move = link->work.front().kind == proto::ServersKind::kLoad;
+    const std::string what = is_move ? "the values of chunks" : "its part of the commit";
+    views.push_back({.who = is_move ? "chunks that move" : present_round(),
+                     .for_whom = "server '" + name + "'",
+                     .what = link->report.busy.empty() ? what : what + ": " + link->report.busy,
+                     .seconds = seconds(clock_.now() - link->work.front().since)});
+  }
+}
+
+/// With the fragment whose turn it is, where there are several.
+std::string Cluster::present_round() const {
+  std::string text = "round " + to_string(round_);
+  if (store_ && fragments_.count() > 1)
+    text += ", fragment " + std::to_string(fragments_.turn(store_->optimizer_step()) + 1) + " of " +
+            std::to_string(fragments_.count());
+  return text;
+}
+
 bool Cluster::waits_for_operator() const {
   return phase_ == Phase::kPaused || phase_ == Phase::kStopped;
 }
@@ -251,17 +273,21 @@ std::vector<WaitView> Cluster::present_waits() const {
   else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator())
     views.push_back({.who = "job",
                      .for_whom = waits_for_operator()  ? "operator"
+                                 : is_loop_writing_    ? "checkpoint"
                                  : waits_for_servers() ? "servers"
                                                        : "workers",
                      .what = phase_reason_,
                      .seconds = seconds(clock_.now() - started_)});
   if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
   pace_waits(views);
-  if (const auto journal = journal_.state(); !journal.trouble.empty() && !journal.is_broken)
-    views.push_back({.who = "round " + to_string(round_),
+  waits_.list(views);
+  if (const auto journal = journal_.state();
+      !journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
+    views.push_back({.who = present_round(),
                      .for_whom = "journal",
                      .what = journal.trouble,
                      .seconds = seconds(clock_.now() - round_opened_)});
+  shard_waits(views);
   if (upload_)
     views.push_back({.who = "server",
                      .for_whom = name_of(upload_->from),
@@ -292,7 +318,11 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
       count(adds ? WaitCause::kAddition : WaitCause::kContribution);
     }
   const auto journal = journal_.state();
-  if (!journal.trouble.empty() && !journal.is_broken) count(WaitCause::kJournal);
+  if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
+    count(WaitCause::kJournal);
+  waits_.count(count);
+  for (const auto& [name, link] : shards_.present())
+    if (!link->work.empty()) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, link] : links_) {
     if (!link->is_away && !machine_.may_begin(id)) count(WaitCause::kPace);
@@ -306,6 +336,39 @@ Task<std::vector<WaitView>> Cluster::waits() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
+/// It has done its part, or has none at the moment.
+bool Cluster::awaits_others(const Link& link) const {
+  if (link.finish) return false;
+  if (!attempt_ || attempt_->closed || !machine_.is_open()) return true;
+  const auto missing = machine_.missing();
+  return link.pending_end || std::ranges::find(missing, link.id) == missing.end();
+}
+
+/// Tell every worker that waits for others why, as long as it does.
+void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
+  constexpr std::chrono::seconds kEvery{2};
+  bool has_news = false;
+  for (const auto& [id, link] : links_) {
+    if (clock_.now() - link->wait_told < kEvery || !awaits_others(*link)) continue;
+    proto::Wait wait;
+    for (const WaitView& one : lasting) {
+      const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
+                             one.who == "server" || one.who == "state";
+      if (!is_of_all && one.who != "worker " + link->join.name) continue;
+      if (one.for_whom == link->join.name) continue;
+      wait.ms = std::max(wait.ms, static_cast<std::uint32_t>(1000 * std::min(one.seconds, 4e6)));
+      wait.what += (wait.what.empty() ? "" : "; ") + one.who + " waits for " + one.for_whom + ": " +
+                   one.what;
+    }
+    if (wait.what.empty()) continue;
+    if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
+    link->wait = std::move(wait);
+    link->wait_told = clock_.now();
+    has_news = true;
+  }
+  if (has_news) outgoing_.notify_all();
+}
+
 /// An event for each wait that lasts: once, when it has.
 Task<void> Cluster::watch_waits() {
   constexpr double kLasting = 2;
@@ -313,8 +376,10 @@ Task<void> Cluster::watch_waits() {
   while (!closing_) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(500))) co_return;
     std::set<std::pair<std::string, std::string>> lasting;
-    for (const WaitView& wait : present_waits()) {
-      if (wait.seconds < kLasting) continue;
+    std::vector<WaitView> waits = present_waits();
+    std::erase_if(waits, [](const WaitView& wait) { return wait.seconds < kLasting; });
+    tell_waits(waits);
+    for (const WaitView& wait : waits) {
       auto key = std::make_pair(wait.who, wait.for_whom);
       if (!told.contains(key) && !lasting.contains(key))
         events_.publish("wait.lasted", {{"who", wait.who},
@@ -442,8 +507,17 @@ Task<std::vector<TableView>> Cluster::tables() {
 }
 
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {
-  auto write = [](Cluster* self) -> Task<std::optional<Result<CheckpointView>>> {
-    co_return co_await self->write_checkpoint(true);
+  auto write = [](Cluster* self) -> Task<CheckpointOutcome> {
+    if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    const auto outcome = std::make_shared<CheckpointOutcome>();
+    self->tasks_.spawn(self->checkpoint_for(outcome));
+    while (!*outcome) {
+      const bool goes_on = co_await self->checkpoint_done_.wait(TimePoint::max());
+      if (!goes_on)
+        co_return Error(ErrorCode::kCancelled,
+                        "the call was cancelled; the checkpoint goes on being written");
+    }
+    co_return std::move(*outcome);
   };
   auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);
   co_return std::move(*written);

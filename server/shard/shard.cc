@@ -353,6 +353,7 @@ Task<void> Shard::heartbeats(Session& session) {
       co_return;
     }
     (void)co_await session.send(kind, Bytes(), Bytes(), clock_.now() + lease);
+    if (waits_) ++progress_;
     const auto head = proto::encode(report());
     (void)co_await session.send(report_kind, head, Bytes(), clock_.now() + lease);
     rows_.tick();
@@ -405,7 +406,7 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
       log::warn("connection.accept_failed", {{"error", connection.error()}});
-      co_await sleep_until(clock_.now() + std::chrono::milliseconds(100));
+      if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(100))) co_return;
       continue;
     }
     if (tasks_.size() > options_.max_workers + 64) {

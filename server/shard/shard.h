@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/async/task_group.h"
@@ -38,6 +39,7 @@ struct ShardOptions {
   std::uint64_t max_payload_bytes = 128u << 20;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
   std::chrono::milliseconds stall_timeout{30'000};
+  std::uint64_t snapshot_budget = UINT64_MAX;  ///< bytes at most; else as much memory as is free
   std::chrono::milliseconds drain_timeout{
       30'000};  ///< how long a stop waits for its chunks to move; 0: the leader loses them
 };
@@ -103,6 +105,27 @@ class Shard {
   Task<void> leave(transport::Session& session);
   Task<Result<std::unique_ptr<transport::Session>>> connect();
   void forget_everything(const Error& why);
+
+  /// What is done for the leader, or `waits` for something that is not in this server's hands.
+  class Busy {
+   public:
+    Busy(Shard& shard, std::string what, bool waits)
+        : shard_(shard),
+          what_(std::exchange(shard.busy_, std::move(what))),
+          waits_(std::exchange(shard.waits_, waits)) {}
+    ~Busy() { shard_.busy_ = std::move(what_), shard_.waits_ = waits_; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    Shard& shard_;
+    std::string what_;
+    bool waits_;
+  };
+  friend class Busy;
+  /// The leader of the round that is merged is still there; a task of its session is cancelled
+  /// before what it works on is taken away.
+  bool is_led() const { return merging_ && leader_ != nullptr; }
 
   // shard_state.cc: what the leader asks for
   Status take_model(const proto::ServerModel& model);
@@ -180,6 +203,10 @@ class Shard {
   /// until then what comes is being loaded, and what goes is being fetched.
   std::vector<bool> is_mine_;
   std::shared_ptr<Snapshot> frozen_;
+  std::uint64_t snapshot_budget_ = 0;  ///< bytes of its copies
+  std::string busy_;                   ///< told in every report
+  bool waits_ = false;
+  std::uint64_t progress_ = 0;
   std::optional<proto::Merge> merging_;  ///< merged, not committed
   // with codec_down
   std::unique_ptr<ReplyEncoder> replies_;

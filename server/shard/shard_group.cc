@@ -7,6 +7,19 @@ namespace centroid::server {
 using proto::ServersKind;
 using transport::Reply;
 
+namespace {
+
+std::string milliseconds(Duration d) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(d).count()) + " ms";
+}
+
+bool may_take_long(ServersKind kind) {
+  return kind == ServersKind::kMerge || kind == ServersKind::kStep ||
+         kind == ServersKind::kCommit || kind == ServersKind::kLoad;
+}
+
+}  // namespace
+
 ShardGroup::ShardGroup(Executor executor, const Clock& clock,
                        std::chrono::milliseconds reply_timeout, Hooks hooks)
     : executor_(std::move(executor)),
@@ -54,7 +67,9 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
     co_return Status();
   }
   if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kServerReport)) {
-    CENTROID_CO_ASSIGN(link->report, proto::decode<proto::ServerReport>(frame.head));
+    CENTROID_CO_ASSIGN(auto report, proto::decode<proto::ServerReport>(frame.head));
+    if (report.progress != link->report.progress) link->moved = clock_.now();
+    link->report = std::move(report);
     if (!link->is_gone()) hooks_.reported(*link);
     co_return Status();
   }
@@ -90,10 +105,23 @@ void ShardGroup::left(const std::shared_ptr<Link>& link, const Error& why) {
 void ShardGroup::expire(std::chrono::milliseconds lease) {
   for (const auto& [name, link] : std::map(present_)) {
     const auto silent = clock_.now() - link->session->connection().last_received();
-    if (silent <= lease) continue;
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
-    link->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
-                                                            std::to_string(ms) + " ms (lease)"));
+    if (silent > lease) {
+      link->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
+                                                              milliseconds(silent) + " (lease)"));
+      continue;
+    }
+    const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it tells in a lease
+    for (const Link::Work& work : link->work) {
+      const Duration idle = clock_.now() - std::max(work.since, link->moved);
+      if (idle <= patience) continue;
+      give_up(link, Error(ErrorCode::kDeadlineExceeded,
+                          "server '" + name + "' has not answered request " +
+                              std::to_string(static_cast<int>(work.kind)) + " for " +
+                              milliseconds(clock_.now() - work.since) +
+                              " and told of no progress for " + milliseconds(idle) +
+                              (link->report.busy.empty() ? "" : ": " + link->report.busy)));
+      break;
+    }
   }
 }
 
@@ -117,9 +145,17 @@ Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind
                                     std::optional<TimePoint> limit) {
   const std::string where = "server '" + link->name + "'";
   if (link->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
-  const TimePoint until = limit.value_or(clock_.now() + reply_timeout_);
+  TimePoint until = limit.value_or(clock_.now() + reply_timeout_);
+  const bool is_work = !limit && may_take_long(kind);
+  auto work = link->work.end();
+  if (is_work) {
+    Link::Work begun{kind, clock_.now()};
+    work = link->work.insert(link->work.end(), begun);
+    until = TimePoint::max();  // `expire` looks whether it gets on
+  }
   auto reply =
       co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
+  if (is_work) link->work.erase(work);
   if (reply.ok()) co_return std::move(reply).value();
   const Error why = reply.error().with_context(where);
   if (limit) co_return why;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,13 @@ class ShardGroup {
     TaskGroup* tasks = nullptr;
     bool has_model = false, is_draining = false;
     proto::ServerReport report;  ///< the last
+    TimePoint moved;             ///< when its `progress` last grew
+    /// Requests that may take as long as it gets on with them.
+    struct Work {
+      proto::ServersKind kind;
+      TimePoint since;
+    };
+    std::list<Work> work;
     double joined_unix_seconds = 0;
     bool is_gone() const { return session == nullptr; }
   };
@@ -39,7 +47,8 @@ class ShardGroup {
     std::function<void(const Link&, const proto::Refused&)> refused;
     std::function<void(Link&)> leaving;  ///< a server wants to go (Leave)
   };
-  /// `reply_timeout`: a server that leaves a request unanswered for so long is given up.
+  /// `reply_timeout`: a server that leaves a request unanswered for so long is given up; with what
+  /// takes time there (sums, steps, chunks), when it has told of no progress for so long.
   ShardGroup(Executor executor, const Clock& clock, std::chrono::milliseconds reply_timeout,
              Hooks hooks);
 
@@ -52,7 +61,7 @@ class ShardGroup {
                         std::shared_ptr<Link> link);
   /// The session has ended.
   void left(const std::shared_ptr<Link>& link, const Error& why);
-  /// End the sessions of those who are silent for longer.
+  /// End the sessions of those who are silent for longer, or do not get on; now and then.
   void expire(std::chrono::milliseconds lease);
   /// End all sessions, so that the servers end too (kCancelled) or look for a leader (others).
   Task<void> dismiss_all(Error why);

@@ -70,7 +70,7 @@ Task<Status> Shard::end_journal_round() {
   const std::string where = "round " + to_string(merging_->round) + " on server '" + options_.name;
   const std::uint64_t number = journal_.end_round(journal::Kind::kCommit, std::move(commit));
   co_await journal_.done(number);
-  if (!merging_) co_return Error(ErrorCode::kCancelled, "the leader was lost");
+  if (!is_led()) co_return Error(ErrorCode::kCancelled, "the leader was lost");
   if (const auto state = journal_.state(); state.is_broken)
     co_return Error(ErrorCode::kResourceExhausted,
                     where + "' is not in its journal, which is broken: " + state.trouble);

@@ -112,12 +112,21 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   if (model.is_elastic) question.kept = kKept;
   question.workers = model.workers;
   question.credit_bytes = UINT64_MAX;  // contributions are kept whole
-  question.snapshot_bytes = kSnapshotBudgetBytes;
+  question.snapshot_bytes = std::min<std::uint64_t>(kSnapshotBudgetBytes, options_.snapshot_budget);
   question.tables_bytes = rows_.reserved_bytes();
   const MemoryNeed need = memory_need(question);
-  const Status fits = check_memory(need, memory_limit(options_.memory_limit));
-  if (fits.ok()) rows_.set_beside(need.total() - need.tables);
-  if (fits.ok()) return fits;
+  const MemoryLimit limit = memory_limit(options_.memory_limit);
+  const Status fits = check_memory(need, limit);
+  if (fits.ok()) {
+    // As the leader's: a round that would need more has to wait for the checkpoint's disk.
+    const std::uint64_t more = std::max<std::uint64_t>(
+        kSnapshotBudgetBytes, std::min(need.planes, (limit.bytes - need.total()) / 4));
+    snapshot_budget_ = std::min(more, options_.snapshot_budget);
+    const std::uint64_t beyond =
+        snapshot_budget_ - std::min(snapshot_budget_, question.snapshot_bytes);
+    rows_.set_beside(need.total() - need.tables + beyond);
+    return fits;
+  }
   return fits.error().with_context("server '" + options_.name + "', with its share of a model on " +
                                    std::to_string(model.servers) + " servers");
 }
@@ -140,6 +149,8 @@ proto::ServerReport Shard::report() const {
   const auto journal = journal_.state();
   report.journal_bytes = journal.bytes;
   report.trouble = journal.trouble;
+  report.busy = busy_;
+  report.progress = progress_;
   if (!store_) return report;
   std::uint64_t elements = 0;
   for (const Chunk& chunk : store_->plan().chunks())
@@ -233,7 +244,7 @@ Status Shard::freeze(const proto::ServerState& state) {
     return Error(ErrorCode::kAborted,
                  "Freeze of version " + to_string(state.version) + ": it is not the present one");
   settle();
-  frozen_ = store_->begin_snapshot(kSnapshotBudgetBytes);
+  frozen_ = store_->begin_snapshot(snapshot_budget_);
   if (!frozen_) return out_of_order("Freeze came in the middle of a round");
   journal_.checkpoint_begins(state.round);
   return {};
@@ -273,13 +284,19 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   merging_ = std::move(merge);
   if (replies_) begin_replies();
   const TimePoint begin = clock_.now();
-  // A checkpoint that is still being read keeps copies; past its budget the round waits for it.
-  while (store_ && store_->snapshot_is_full())
-    co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-  if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+  const Busy busy(*this, what + ": sums " + std::to_string(parts.size()) + " contributions", false);
+  if (store_->snapshot_is_full()) {
+    // A checkpoint that is still being read keeps copies; past its budget the round waits for it.
+    const Busy waits(*this, what + ": waits until the leader has written a checkpoint", true);
+    while (is_led() && store_->snapshot_is_full())
+      if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(2))) break;
+  }
+  if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+  const std::string disk = what + ": waits for its journal's disk";
   if (journal_.is_on()) {
+    const Busy waits(*this, disk, true);
     co_await journal_.begin_attempt(journal_base(Round(merging_->round.value - 1)));
-    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     journal_.begin(merging_->round, merging_->attempt);
   }
   proto::MergeReply reply;
@@ -297,12 +314,14 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     for (const Chunk& chunk : part()) {
       sum_up(chunk);
       journal_.chunk(chunk.id, form, std::as_bytes(std::as_const(*store_).spare(chunk)));
+      ++progress_;
       if (++turn % kChunksPerTurn != 0) continue;
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
-      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+      if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     }
+    const Busy waits(*this, disk, true);
     co_await journal_.drained();
-    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
   }
   std::uint64_t copied = 0;  // for the journal, and not yet written
   for (const Chunk& chunk : part()) {
@@ -323,18 +342,20 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     copied += journal_.is_on() && replies_ ? mean.size_bytes() : 0;
     if (copied > kSnapshotBudgetBytes) {
       copied = 0;
+      const Busy waits(*this, disk, true);
       co_await journal_.drained();
-      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+      if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     }
+    ++progress_;
     if (++turn % kChunksPerTurn == 0) {
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
-      if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+      if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
     }
   }
   if (replies_ && merging_->wants_norm) {
     const Status measured = co_await measure_replies(&reply.squares);
     if (!measured.ok()) co_return measured.error();
-    if (!merging_) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
+    if (!is_led()) co_return Error(ErrorCode::kCancelled, what + ": the leader was lost");
   }
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
@@ -355,6 +376,8 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
 Task<Status> Shard::step(proto::Step step) {
   if (!merging_ || merging_->round != step.round || merging_->attempt != step.attempt)
     co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
+  const std::string what = "Step of round " + to_string(step.round);
+  const Busy busy(*this, what, false);
   store_->set_gradient_factor(static_cast<float>(step.factor));
   const TimePoint begin = clock_.now();
   std::size_t turn = 0;
@@ -370,11 +393,13 @@ Task<Status> Shard::step(proto::Step step) {
                        std::as_bytes(std::as_const(*store_).spare(chunk)));
       emit(chunk, std::as_bytes(std::as_const(*store_).spare(chunk)));
     }
+    ++progress_;
     if (++turn % kChunksPerTurn == 0) {
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
-      if (!merging_) co_return Error(ErrorCode::kCancelled, "the leader was lost");
+      if (!is_led()) co_return Error(ErrorCode::kCancelled, "the leader was lost");
     }
   }
+  const Busy waits(*this, what + ": waits for its journal's disk", true);
   CENTROID_CO_TRY(co_await end_journal_round());
   merged_time_ += clock_.now() - begin;
   co_return Status();

@@ -10,8 +10,11 @@ Journal::Journal(Executor executor)
     : executor_(executor), moved_(std::make_shared<Event>(executor)) {}
 
 Status Journal::start(JournalWriter::Options options, journal::Base base, journal::Route route) {
-  options.on_progress = [executor = executor_, moved = moved_] {
-    boost::asio::post(executor, [moved] { moved->notify_all(); });
+  options.on_progress = [executor = executor_, moved = moved_, told = told_] {
+    boost::asio::post(executor, [moved, told] {
+      moved->notify_all();
+      if (*told) (*told)();
+    });
   };
   accepts_ = has_chunks_ = rotates_ = was_broken_ = false;
   CENTROID_ASSIGN(writer_,
@@ -65,6 +68,13 @@ void Journal::chunk_copy(ChunkId chunk, journal::Form form, Bytes memory) {
   writer_->chunk_copy(round_, attempt_, chunk, form, memory);
 }
 
+Task<void> Journal::room() {
+  while (!has_room()) {
+    const bool goes_on = co_await moved_->wait(TimePoint::max());
+    if (!goes_on) co_return;
+  }
+}
+
 Task<void> Journal::drained() {
   if (writer_) co_await done(writer_->asked());
 }
@@ -94,6 +104,7 @@ void Journal::checkpoint_written(Round round) {
 
 void Journal::give_up() {
   if (writer_) writer_->give_up();
+  moved_->notify_all();
 }
 
 bool Journal::wants_checkpoint() {

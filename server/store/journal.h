@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -30,8 +31,14 @@ class Journal {
   Task<void> route(journal::Route route);
   /// Nothing of the present attempt is kept, and nothing is being written. As `begin_attempt`.
   Task<void> drop_attempt();
-  /// The memory will change before the round's end.
+  /// The memory will change before the round's end. Not without room.
   void chunk_copy(ChunkId chunk, journal::Form form, Bytes memory);
+  /// For more copies; `on_progress` comes when there is again.
+  bool has_room() const { return !writer_ || writer_->has_room(); }
+  /// Until there is room, or the caller is cancelled.
+  Task<void> room();
+  /// Something is written, or will never be. Before `start`; called on the executor
+  void on_progress(std::function<void()> told) { *told_ = std::move(told); }
   /// All chunks so far are written, their memory is free.
   Task<void> drained();
   std::uint64_t end_round(journal::Kind kind, journal::Commit commit);
@@ -55,6 +62,7 @@ class Journal {
 
   const Executor executor_;
   std::shared_ptr<Event> moved_;
+  std::shared_ptr<std::function<void()>> told_ = std::make_shared<std::function<void()>>();
   Round round_;
   std::uint32_t attempt_ = 0;
   bool accepts_ = false, has_chunks_ = false, rotates_ = false, was_broken_ = false;

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMaxCopies = std::size_t{64} << 20;
+constexpr std::size_t kMaxCopies = std::size_t{64} << 20;  // memory_need counts them
 
 }  // namespace
 
@@ -77,10 +77,6 @@ void JournalWriter::chunk(Round round, std::uint32_t attempt, ChunkId chunk, jou
 
 void JournalWriter::chunk_copy(Round round, std::uint32_t attempt, ChunkId chunk,
                                journal::Form form, Bytes memory) {
-  {
-    std::unique_lock lock(mutex_);
-    room_.wait(lock, [this] { return queued_bytes_ < kMaxCopies || is_broken_ || gives_up_; });
-  }
   Job job{};
   job.what = Job::What::kChunk;
   job.head.kind = Kind::kChunk;
@@ -139,9 +135,9 @@ void JournalWriter::prune(Round checkpointed) {
   ask(std::move(job));
 }
 
-void JournalWriter::give_up() {
-  LogWriter::give_up();
-  room_.notify_all();
+bool JournalWriter::has_room() const {
+  const std::lock_guard lock(mutex_);
+  return queued_bytes_ < kMaxCopies || is_broken_ || gives_up_;
 }
 
 void JournalWriter::break_off(const Error& why) {
@@ -176,25 +172,26 @@ JournalWriter::State JournalWriter::state() const {
 void JournalWriter::run() {
   for (;;) {
     Job job{};
-    bool is_broken = false;
+    bool is_broken = false, frees = false;
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return stops_ || !jobs_.empty(); });
       if (jobs_.empty()) break;
       job = std::move(jobs_.front());
       jobs_.pop_front();
+      frees = queued_bytes_ >= kMaxCopies;
       queued_bytes_ -= job.owned.size();
+      frees = frees && queued_bytes_ < kMaxCopies;
       is_broken = is_broken_;
     }
     const bool mends = job.what == Job::What::kSegment || job.what == Job::What::kPrune;
     if (job.what == Job::What::kRoute) route_ = std::move(job.route);
     Status status;
     if (!is_broken || mends) status = perform(job);
-    bool tells = job.what == Job::What::kEnd;
+    bool tells = job.what == Job::What::kEnd || frees;
     {
       const std::lock_guard lock(mutex_);
       ++done_;
-      room_.notify_all();
       if (!status.ok()) {
         is_broken_ = true;
         trouble_ = status.error().message();
@@ -318,13 +315,17 @@ Status JournalWriter::remove_later(Round base) {
 
 Status JournalWriter::open_segment(const journal::Base& base) {
   if (file_) CENTROID_TRY(sync_now());  // a segment begins when all before it is on the disk
+  bool is_broken = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_broken = is_broken_;
+  }
+  if (file_ && is_broken)  // what a write that failed has left; who reads it passes over it, too
+    (void)file::truncate(*file_, parts_.back().path, sound_end_);
   CENTROID_TRY(remove_later(base.round));
   const fs::path path = log_.folder / journal::segment_name(base.round);
   journal::Base full = base;
-  {
-    const std::lock_guard lock(mutex_);
-    full.follows_gap = is_broken_;
-  }
+  full.follows_gap = is_broken;
   if (file_ && !parts_.empty() && parts_.back().path == path &&
       parts_.back().last == base.round.value && !full.follows_gap)
     return {};  // no round in it yet

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,9 +16,8 @@ namespace centroid::server {
 /// asked to; the caller never waits.
 ///
 /// thread  every verb from any one thread; callbacks run on the writer's threads
-/// memory  none that grows with the model: `chunk_copy` keeps copies until they are written, and
-/// with
-///         64 MiB of them its caller waits for the disk after all
+/// memory  none that grows with the model: `chunk_copy` keeps copies until they are written; with
+///         64 MiB of them there is no room, and its caller brings no more
 /// failure a write that fails is repeated until it succeeds (`Options::waits`: whoever waits for
 ///         `done` waits as long), or the journal is broken: then all is dropped until
 ///         `begin_segment`
@@ -38,6 +36,8 @@ class JournalWriter final : private LogWriter {
   void chunk(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form, Bytes memory);
   void chunk_copy(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form,
                   Bytes memory);
+  /// For more copies. `on_progress` comes when there is again.
+  bool has_room() const;
   /// The round is over with these chunks. Once done, no kill of the process loses it. Gives the
   /// number for `is_done`.
   std::uint64_t end_round(journal::Kind kind, Round round, std::uint32_t attempt,
@@ -54,7 +54,7 @@ class JournalWriter final : private LogWriter {
   void begin_segment(journal::Base base);
   /// A checkpoint with that many rounds is on the disk: older segments are not needed any more.
   void prune(Round checkpointed);
-  void give_up();  ///< as LogWriter's; chunk_copy waits no more
+  using LogWriter::give_up;
 
   struct State {
     std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
@@ -88,7 +88,6 @@ class JournalWriter final : private LogWriter {
   Status remove_later(Round base);
   Status open_segment(const journal::Base& base);
 
-  std::condition_variable room_;
   std::deque<Job> jobs_;  // under the lock, as the next
   std::uint64_t asked_ = 0, done_ = 0;
   std::size_t queued_bytes_ = 0;

@@ -88,14 +88,17 @@ void RowsService::journal_forget(std::uint64_t client) {
 }
 
 /// Wait until all that was asked for so far is written.
-Task<Status> RowsService::journalled(TimePoint limit) {
+Task<Status> RowsService::journalled(TimePoint limit, Client* client) {
   const std::uint64_t number = journal_->asked();
   while (!journal_->is_done(number)) {
-    const bool goes_on = co_await journal_moved_->wait(limit);
+    const TimePoint look = std::min(limit, clock_.now() + std::chrono::seconds(1));
+    const bool goes_on = co_await journal_moved_->wait(look);
+    if (!goes_on && clock_.now() < look)
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (!goes_on && clock_.now() >= limit)
       co_return Error(ErrorCode::kDeadlineExceeded,
                       "the journal of the tables is not on the disk: " + journal_->state().trouble);
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (client != nullptr) CENTROID_CO_TRY(co_await tell(*client, clock_.now()));
   }
   const RowsJournalWriter::State state = journal_->state();
   if (state.is_broken && state.gave_up)

@@ -19,6 +19,7 @@ constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
 constexpr const char* kForPayload = "the rest of its message";
 constexpr const char* kForDisk = "a checkpoint of the tables, which the disk has not taken yet";
 constexpr const char* kForJournal = "the journal of the tables, which the disk has not taken yet";
+constexpr std::chrono::seconds kHeldUp{2};  ///< from which on it is told why
 constexpr const char* kForReading = "that it reads its answer";
 constexpr const char* kForMove = "rows that move to another server";
 
@@ -317,6 +318,19 @@ bool RowsService::is_held_up(std::uint32_t table, std::size_t pushed_keys) const
          (tables_->frozen_bytes > kCopyBudgetBytes || rows.may_evict(pushed_keys));
 }
 
+/// Every two seconds, of a request that is held up, to whoever waits for its answer.
+Task<Status> RowsService::tell(Client& client, TimePoint now) {
+  if (now - client.since < kHeldUp || now - client.told < kHeldUp) co_return Status();
+  client.told = now;
+  proto::Wait wait;
+  wait.ms = static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - client.since).count());
+  wait.what = std::string("the request waits for ") + client.waits_for;
+  const auto head = proto::encode(wait);
+  const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
+  co_return co_await client.session_.send(kind, head, Bytes(), now + kHeldUp);
+}
+
 /// Wait until this request may change the tables.
 Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
                                Client& client) {
@@ -329,6 +343,7 @@ Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, std
     const bool moves = is_moving(keys_in(client.in, keys)) && held_.empty();
     client.waits_for = is_held ? kForDisk : moves ? kForMove : kForJournal;
     if (!is_held && !moves && (!journal_ || journal_->has_room())) co_return Status();
+    CENTROID_CO_TRY(co_await tell(client, clock_.now()));
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
@@ -475,7 +490,7 @@ Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& c
   const auto applied = apply(head, client);
   client.waits_for = kForJournal;
   // Also of one that came again: the first may not be written yet.
-  if (applied.ok() && journal_) CENTROID_CO_TRY(co_await journalled());
+  if (applied.ok() && journal_) CENTROID_CO_TRY(co_await journalled(TimePoint::max(), &client));
   client.waits_for = kForReading;
   if (!applied.ok()) {
     refused_.add();

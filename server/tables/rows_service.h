@@ -83,7 +83,7 @@ class RowsService {
     std::uint64_t id = 0;
     std::vector<std::byte> in, out;   ///< payloads, kept for their memory
     const char* waits_for = nullptr;  ///< of the request that is open
-    TimePoint since;
+    TimePoint since, told;            ///< told: when the client heard last why it waits
   };
 
   /// `tables` as parse_tables takes it.
@@ -222,6 +222,7 @@ class RowsService {
     std::vector<std::pair<std::uint32_t, RowTable::Block>> staged;
     std::uint64_t staged_bytes = 0;
   };
+  static Task<Status> tell(Client& client, TimePoint now);
 
   Result<proto::RowsOpenReply> open(const transport::Session& session, const proto::RowsOpen& head,
                                     Client& client) const;
@@ -239,7 +240,7 @@ class RowsService {
   void journal_push(const proto::RowsPush& head, const Client& client);
   void journal_pull(const proto::RowsPull& head, const Client& client);
   void journal_forget(std::uint64_t client);
-  Task<Status> journalled(TimePoint limit = TimePoint::max());
+  Task<Status> journalled(TimePoint limit = TimePoint::max(), Client* client = nullptr);
   Result<std::vector<std::size_t>> adopt(const std::vector<std::string>& tables);
   Status replay(const rows_journal::Entry& entry, const std::vector<std::size_t>& tables);
   Status replay_move(const rows_journal::Entry& entry, const std::vector<std::size_t>& tables);

@@ -7,7 +7,7 @@ centroid_test(coordinator_test LABEL component SOURCES component/coordinator_tes
   DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
-centroid_test(servers_test LABEL component SOURCES component/servers_test.cc
+centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_waits_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
 centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_journal_test.cc component/rows_tls_test.cc
   DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client)

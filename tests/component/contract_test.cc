@@ -1,6 +1,7 @@
 #include <future>
 #include <limits>
 
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
@@ -51,6 +52,15 @@ class Client final : public transport::FrameSink {
   /// The round that is open for us, from this number on.
   std::optional<proto::RoundOpen> round(Round from = Round(1)) {
     return run(wait_open(this, from));
+  }
+  /// Why it waits, as the server says.
+  std::optional<proto::Wait> wait() { return run(wait_wait(this)); }
+  bool was_told() const { return wait_.has_value(); }  ///< when nothing comes any more
+  /// Hear and say nothing until the handle is gone.
+  std::shared_ptr<void> hold() {
+    const auto end = std::make_shared<std::promise<void>>();
+    boost::asio::post(thread_.context(), [over = end->get_future().share()] { over.wait(); });
+    return {nullptr, [end](void*) { end->set_value(); }};
   }
   std::optional<proto::Finish> finish() { return run(wait_finish(this)); }
   /// From now on our payloads have no checksum, and the server's need none.
@@ -149,6 +159,12 @@ class Client final : public transport::FrameSink {
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->open_;
   }
+  static Task<std::optional<proto::Wait>> wait_wait(Client* self) {
+    const TimePoint deadline = self->limit();
+    while (!self->wait_)
+      if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
+    co_return self->wait_;
+  }
   static Task<std::optional<proto::Finish>> wait_finish(Client* self) {
     const TimePoint deadline = self->limit();
     while (!self->finish_)
@@ -193,6 +209,11 @@ class Client final : public transport::FrameSink {
         finish_ = finish;
         break;
       }
+      case Kind::kWait: {
+        CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
+        wait_ = wait;
+        break;
+      }
       case Kind::kResult:
         if (!result_) result_ = frame.header;
         break;
@@ -213,6 +234,7 @@ class Client final : public transport::FrameSink {
   std::unique_ptr<Session> session_;
   std::optional<proto::RoundOpen> open_;
   std::optional<proto::Finish> finish_;
+  std::optional<proto::Wait> wait_;
   std::optional<transport::FrameHeader> result_;
   std::optional<Error> cause_;
 };
@@ -248,6 +270,51 @@ class ContractTest : public testing::Test {
   TestServer server;
   Client client;
 };
+
+/// What is asked for while the state is given up is of the state that comes.
+TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
+  enter();
+  const auto first = client.round();
+  ASSERT_TRUE(first);
+  const auto begin = server.checkpoint();
+  ASSERT_TRUE(begin.ok()) << begin.error().to_string();
+  client.contribute(*first);
+  const auto second = client.round(Round(2));
+  ASSERT_TRUE(second);
+  auto restored = std::async(std::launch::async, [&] { return server.restore(begin->version); });
+  ASSERT_TRUE(server.wait_for_wait("round loop", "the end of round 2"));
+  client.contribute(*second);
+  auto held = client.hold();  // so its session does not end at once
+  ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
+  auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
+  (void)written.wait_for(std::chrono::milliseconds(300));
+  held.reset();
+  const auto outcome = restored.get();
+  ASSERT_TRUE(outcome.ok()) << outcome.error().to_string();
+  const auto checkpoint = written.get();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().to_string();
+  EXPECT_EQ(checkpoint->version, begin->version);
+}
+
+TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
+  enter();
+  const auto alone = client.round();
+  ASSERT_TRUE(alone);
+  Client late;
+  late.join.name = late.greeting.name = "w1";
+  ASSERT_TRUE(late.open(server.endpoint()).ok());
+  ASSERT_TRUE(late.enter().ok());
+  client.contribute(*alone);
+  const auto both = client.round(Round(2));
+  ASSERT_TRUE(both);
+  ASSERT_TRUE(late.round(Round(2)));
+  client.contribute(*both);
+  const auto told = client.wait();
+  ASSERT_TRUE(told);
+  EXPECT_GE(told->ms, 2000u);
+  EXPECT_THAT(told->what, HasSubstr("round 2 waits for w1: contribution"));
+  EXPECT_FALSE(late.was_told()) << "it waits for nobody";
+}
 
 TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
   client.join.node = "another";

@@ -4,6 +4,8 @@
 1. No brace initialiser and no lambda inside a statement that contains co_await: g++ 12 destroys such temporaries twice.
 2. No co_await in a branch of `?:`: g++ 12 destroys the result of the branch not taken.
 3. A coroutine lambda captures nothing: its captures die with the lambda object, before the coroutine's first resume.
+4. A loop looks at what `sleep_until`, and an Event's `wait` without a deadline, say: false means that the task is cancelled, and
+   they say it without suspending, so a loop that goes on regardless spins for ever, and its thread with it.
 
 Usage: check_coroutines.py [ROOT]     exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -20,6 +22,8 @@ LAMBDA = re.compile(
     r"\[(?P<captures>[^\[\]]*)\]\s*(\((?:[^()]|\([^()]*\))*\)\s*)?(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*&]+?)?\s*\{"
 )
 BRANCH = re.compile(r"\?[^;{}]*?\bco_await\b")
+LOOP = re.compile(r"\b(?:while|for)\s*\(|\bdo\s*\{")
+WAIT = re.compile(r"(?:\(void\)\s*)?\bco_await\s+(?:(?:\w+(?:\(\))?(?:\.|->))*(?:wait|async_wait)|(?:\w+::)*sleep_until)\s*\(")
 AWAITS = re.compile(r"\bco_(await|return|yield)\b")
 
 
@@ -89,6 +93,45 @@ def capture_findings(code, offset=0):
         yield from capture_findings(body, offset + at)
 
 
+def closing(code, opening):
+    """Position of the ')' that closes the '(' at `opening`."""
+    depth = 0
+    for at in range(opening, len(code)):
+        depth += {"(": 1, ")": -1}.get(code[at], 0)
+        if depth == 0:
+            return at
+    return len(code)
+
+
+def loop_bodies(code):
+    """(start, end) of the body of every loop."""
+    for match in LOOP.finditer(code):
+        at = match.end() - 1
+        if code[at] == "(":
+            at = closing(code, at) + 1
+        while at < len(code) and code[at].isspace():
+            at += 1
+        end = body_end(code, at) if code[at : at + 1] == "{" else code.find(";", at)
+        yield at, end
+
+
+def spin_findings(code):
+    """Positions of waits in a loop that drop what they say."""
+    bodies = list(loop_bodies(code))
+    for match in WAIT.finditer(code):
+        before = code[: match.start()].rstrip()
+        is_statement = before.endswith((";", "{", "}", ")", ":", "else"))
+        is_negated = before.endswith("!")
+        if is_negated or not is_statement:
+            continue
+        if re.search(r"\b(?:if|while)\s*\($", before):
+            continue
+        statement = code[match.start() : code.find(";", match.start())]
+        has_deadline = "sleep_until" not in match[0] and "::max()" not in statement
+        if not has_deadline and any(start <= match.start() < end for start, end in bodies):
+            yield match.start()
+
+
 def findings(root):
     for name, path in files(root, CPP):
         text = path.read_text(encoding="utf-8")
@@ -101,6 +144,9 @@ def findings(root):
         for match in BRANCH.finditer(code):
             if not is_waived(text, match.start()):
                 yield f"{name}:{line_of(text, match.start())}: co_await in a branch of `?:`; write if and else"
+        for at in () if name.startswith("tests/") else spin_findings(code):
+            if not is_waived(text, at):
+                yield f"{name}:{line_of(text, at)}: a wait in a loop whose result is dropped: a cancelled task would spin; leave on false"
         for at in capture_findings(code):
             if not is_waived(text, at):
                 yield f"{name}:{line_of(text, at)}: a coroutine lambda captures nothing; pass what it needs as parameters"

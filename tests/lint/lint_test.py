@@ -148,6 +148,27 @@ class Coroutines(LintTest):
             "void f() {\n  auto run = [this] { spawn([](Session* s) -> Task<void> { co_await s->close(); }); };\n}\n",
         )
 
+    def test_wait_in_a_loop_that_drops_its_result_is_found(self):
+        for statement in (
+            "  while (is_full())\n    co_await sleep_until(now() + kLook);",
+            "  for (; busy;) co_await done_.wait(TimePoint::max());",
+            "  for (;;) {\n    if (open) (void)co_await link->wake.wait(TimePoint::max());\n  }",
+            "  do {\n    co_await sleep_until(again);\n  } while (busy);",
+        ):
+            with self.subTest(statement=statement):
+                self.assert_found(check_coroutines, self.NAME, self.body(statement), "whose result is dropped")
+
+    def test_wait_whose_result_is_looked_at_passes(self):
+        for statement in (
+            "  while (is_full())\n    if (!co_await sleep_until(now() + kLook)) co_return;",
+            "  while (a < b) co_await changed_.wait(limit);",
+            "  while (x) {\n    const bool goes_on = co_await done_.wait(TimePoint::max());\n    if (!goes_on) break;\n  }",
+            "  while (x) {\n    f();\n  }\n  co_await sleep_until(again);",
+            "  while (x)\n    co_await sleep_until(again);  // lint-ok: cancellation is off",
+        ):
+            with self.subTest(statement=statement):
+                self.assert_clean(check_coroutines, self.NAME, self.body(statement))
+
 
 class Habits(LintTest):
     def test_sleep_in_a_test_is_found(self):

@@ -92,6 +92,8 @@ class Stopped(Policy):
             return waits if {"w1", "w2"} <= {wait["for_whom"] for wait in waits} else None
 
         wait_for(named, "both held workers in /v1/waits")
+        said = workers["w0"].wait_event("round.waits")  # to who waits, every 2 s
+        self.assertRegex(said["why"], "round [0-9]+ waits for w[12]: contribution")
         at = server.cluster()["round"]
         workers["w1"].send(signal.SIGCONT)
         server.wait_round(at + 10)

@@ -13,7 +13,7 @@ import threading
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
 from wire import ERROR, REQUEST, crc32c, connect, header, hello, read_error, read_exactly, read_frame, text
 
-OPEN, PULL, PUSH = 64, 65, 66
+OPEN, PULL, PUSH, WAIT = 64, 65, 66, 37
 DIM = 4
 TABLES = f"emb:dim={DIM},lr=0.1,init=uniform:0.05;seldom:dim=2,optimizer=ftrl,admit_after=2"
 POINTS = ("checkpoint.folder_made", "checkpoint.rows_torn", "checkpoint.part_written", "checkpoint.manifest_written",
@@ -33,6 +33,7 @@ class RowsClient:
         self.peer = self.connection.__enter__()
         self.requests = 0
         self.identity = identity
+        self.told = []  # why an answer was long in coming
         try:
             self.peer.sendall(hello(name=f"rows-{identity}"))
             read_frame(self.peer)
@@ -48,8 +49,12 @@ class RowsClient:
         self.requests += 1
         crc = crc32c(payload) if payload else 0
         self.peer.sendall(header(kind, REQUEST, head, len(payload), self.requests, payload_crc=crc) + head + payload)
-        fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, 48))
-        head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+        while True:
+            fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, 48))
+            head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+            if fields[2] != WAIT:
+                break
+            self.told.append(head[8:].decode())
         if fields[3] & ERROR:
             raise RuntimeError(read_error(head))
         return head, payload
@@ -312,13 +317,14 @@ class RowsTest(ClusterTest):
             self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
         self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
         server = self.launch("run", "--journal", "on", "--journal-dir", place / "journal", name="server").wait_ready()
-        answered = []
+        answered, told = [], []
 
         def load():
             client = RowsClient(server.data, 1)
             for sequence in range(1, 12):
                 client.push("emb", sequence, range(1000), [0.5] * DIM * 1000)
                 answered.append(sequence)
+            told.extend(client.told)
             client.close()
 
         thread = threading.Thread(target=load, daemon=True)
@@ -328,10 +334,12 @@ class RowsTest(ClusterTest):
         self.assertIn("No space left", said["what"])
         self.assertIn("rows-1", said["who"])
         wait_for(lambda: server.metric("centroid_server_journal_waits") == 1, "the metric")
+        wait_for(lambda: [w for w in server.get("/v1/waits")["waits"] if w["for_whom"] == "journal" and w["seconds"] > 3], "three seconds of waiting")
         self.assertLess(len(answered), 11)
         subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
         thread.join(60)
         self.assertEqual(answered, list(range(1, 12)))
+        self.assertIn("the journal of the tables", told[0])
         server.kill()
         again = self.launch("run", "--resume", "--journal", "on", "--journal-dir", place / "journal", name="again").wait_ready()
         client = RowsClient(again.data, 1)

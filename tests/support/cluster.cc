@@ -116,6 +116,27 @@ Result<server::CheckpointView> TestServer::checkpoint() {
               .get();
 }
 
+Result<server::RestoreView> TestServer::restore(std::uint64_t version) {
+  return *asio::co_spawn(service_.context(),
+                         to_optional(cluster_->restore_checkpoint(version, false)),
+                         asio::use_future)
+              .get();
+}
+
+std::vector<server::WaitView> TestServer::waits() {
+  return asio::co_spawn(service_.context(), cluster_->waits(), asio::use_future).get();
+}
+
+bool TestServer::wait_for_wait(const std::string& for_whom, const std::string& what) {
+  return wait_until([&](const auto&) {
+    for (const server::WaitView& wait : waits())
+      if (wait.for_whom.find(for_whom) != std::string::npos &&
+          wait.what.find(what) != std::string::npos)
+        return true;
+    return false;
+  });
+}
+
 Result<server::ActView> TestServer::pause() {
   return *asio::co_spawn(service_.context(), to_optional(cluster_->pause()), asio::use_future)
               .get();

@@ -44,6 +44,11 @@ class TestServer {
   std::vector<server::ServerView> servers();
   Status drain_server(const std::string& name);
   Result<server::CheckpointView> checkpoint();
+  Result<server::RestoreView> restore(std::uint64_t version);
+  Executor executor() { return service_.executor(); }  ///< of the cluster
+  std::vector<server::WaitView> waits();
+  /// Block until somebody waits for whom the words name; false past 30 s.
+  bool wait_for_wait(const std::string& for_whom, const std::string& what);
   Result<server::ActView> pause();
   /// What writes checkpoints does nothing until the result is dropped.
   std::shared_ptr<void> hold_disk();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -23,7 +24,8 @@ inline std::unique_ptr<transport::Transport> tcp(Executor executor) {
 class TestShard {
  public:
   TestShard(std::string name, transport::Endpoint leader, const std::string& journal_dir = "",
-            std::uint64_t memory_limit = 0, bool drains = false) {
+            std::uint64_t memory_limit = 0, bool drains = false,
+            const std::function<void(server::ShardOptions&)>& set = {}) {
     transport_ = tcp(io_.executor());
     listener_ = transport_->listen(transport::Endpoint{}).value();
     server::ShardOptions options;
@@ -35,6 +37,7 @@ class TestShard {
     options.memory_limit = memory_limit;
     // Who stops it means to lose it, unless it is said to drain.
     if (!journal_dir.empty() && !drains) options.drain_timeout = {};
+    if (set) set(options);
     shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);

@@ -1,4 +1,7 @@
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -277,6 +280,70 @@ TEST_F(JournalTest, BrokenJournalGoesOnWithANewSegmentThatSaysSo) {
     if (std::get_if<Reader::Chunk>(&**record) != nullptr) reader.skip();
   }
   EXPECT_THAT(bases, ::testing::ElementsAre(std::pair(0u, false), std::pair(3u, true)));
+}
+
+/// What a failed write left in front of a gap is no damage, however much of a record it is.
+TEST_F(JournalTest, ATornTailInFrontOfAGapIsPassedOver) {
+  std::atomic<bool> is_full = false;
+  {
+    JournalWriter::Options how = options();
+    how.waits = false;
+    how.faults = [&](std::string_view operation, const fs::path&) {
+      return operation == "write" && is_full ? ENOSPC : 0;
+    };
+    const auto writer = start(how);
+    write_round(*writer, 1);
+    is_full = true;
+    write_round(*writer, 2);  // done, and lost
+    is_full = false;
+    writer->begin_segment(base(3));
+    write_round(*writer, 4);
+  }
+  const auto segments = journal::segments_of(folder_.path());
+  ASSERT_EQ(segments.size(), 2u);
+  const fs::path old = segments.front().path;
+  const std::string sound = slurp(old);
+  const std::size_t record = std::min<std::size_t>(sound.size(), 600);
+  const std::string again = sound.substr(sound.size() - record);
+  for (std::size_t n = 0; n < record; ++n) {  // cut anywhere: a record's first bytes, or any
+    SCOPED_TRACE(n);
+    spill(old, sound + again.substr(0, n));
+    const auto read = rounds();
+    ASSERT_TRUE(read.ok()) << read.error().to_string();
+    ASSERT_THAT(*read, ::testing::ElementsAre(1, 4));
+  }
+}
+
+/// Whoever brings copies must never stand still with its thread, whatever the disk does.
+TEST_F(JournalTest, CopiesHaveNoRoomWhileTheDiskIsFull) {
+  std::atomic<bool> is_full = false;
+  std::atomic<int> told = 0;
+  JournalWriter::Options how = options();
+  how.on_progress = [&] { ++told; };
+  how.faults = [&](std::string_view operation, const fs::path&) {
+    return operation == "write" && is_full ? ENOSPC : 0;
+  };
+  const auto writer = start(how);
+  is_full = true;
+  const std::vector<float> values(std::size_t{1} << 18);  // 1 MiB
+  const Bytes bytes = std::as_bytes(std::span<const float>(values));
+  auto brought = std::async(std::launch::async, [&] {
+    for (std::uint32_t chunk = 0; chunk < 66; ++chunk)
+      writer->chunk_copy(Round(1), 0, ChunkId(chunk), Form::kSum, bytes);
+  });
+  if (brought.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {
+    std::fputs("chunk_copy waits for the disk\n", stderr);
+    std::_Exit(1);
+  }
+  EXPECT_FALSE(writer->has_room());
+  const int before = told;
+  is_full = false;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!writer->has_room() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_TRUE(writer->has_room());
+  wait(*writer, writer->asked());
+  EXPECT_GT(told, before) << "who waits for room is to hear of it";
 }
 
 TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {

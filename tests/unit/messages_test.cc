@@ -142,6 +142,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Computed>("ready");
   expect_documented<ExchangeFailed>("exchange-failed");
   expect_documented<Keep>("keep");
+  expect_documented<Wait>("wait");
   expect_documented<RowsOpen>("rows-open");
   expect_documented<RowsOpenReply>("rows-open-reply");
   expect_documented<RowsPull>("rows-pull");

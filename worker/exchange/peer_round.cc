@@ -50,7 +50,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
   // With an empty share results are written at once: not while the loop still applies the last
   // ones.
   while (!has_applied() && is_current(open) && !session.is_closed())
-    co_await loop_ready_.wait(TimePoint::max());
+    co_await loop_ready_.wait(TimePoint::max());  // lint-ok: cancellation is off
   if (!is_current(open) || session.is_closed()) co_return Status();
   PeerReducer::Job job;
   job.roster = std::move(roster).value();
@@ -87,12 +87,12 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
       (void)co_await session.send(kComputed, head, Bytes(), TimePoint::max());
       continue;  // what changed meanwhile was not heard
     }
-    co_await wake_.wait(TimePoint::max());
+    co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off
   }
   exchange_.ended(peers_lane_, begin, std::chrono::steady_clock::now(), open.round.value);
   count(outcome->stats, open.round);
   while (outcome->status.ok() && is_current(open) && !stats_ && !session.is_closed())
-    co_await wake_.wait(TimePoint::max());
+    co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off
   if (!is_current(open) || session.is_closed()) co_return Status();
   nonfinite_tensor_ = outcome->nonfinite_tensor;
   if (outcome->status.ok()) co_return co_await send_end(session, open);
@@ -130,7 +130,8 @@ void ServerLink::count(const CodedStats& stats, Round round) {
 
 /// Everything we hold of a version, plane by plane: it changes only when a round is committed.
 Task<void> ServerLink::send_state(Session& session, Version version) {
-  while (!has_applied() && !session.is_closed()) co_await loop_ready_.wait(TimePoint::max());
+  while (!has_applied() && !session.is_closed())
+    if (!co_await loop_ready_.wait(TimePoint::max())) co_return;
   if (version != held_) {
     session.close(Error(ErrorCode::kInvalidArgument, "the server asks for the state of version " +
                                                          to_string(version) + ", we hold " +

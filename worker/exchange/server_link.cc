@@ -106,7 +106,7 @@ Task<void> ServerLink::run() {
   std::chrono::milliseconds backoff{100};
   while (!ending_) {
     while (!loop_waits() && !ending_)
-      co_await loop_ready_.wait(TimePoint::max());  // the loop may still use the memory
+      if (!co_await loop_ready_.wait(TimePoint::max())) ending_ = true;  // it may use the memory
     if (ending_) break;
     give_up_ = outside_since + options_.join_timeout;
     Error failure(ErrorCode::kInternal, "");

@@ -39,7 +39,9 @@ std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
 }  // namespace
 
 Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
-  while (!is_joined_ && !session.is_closed()) co_await joined_.wait(TimePoint::max());
+  while (!is_joined_ && !session.is_closed())
+    if (!co_await joined_.wait(TimePoint::max()))
+      co_return Error(ErrorCode::kCancelled, "the session is over");
   const std::uint64_t bytes = frame.header.payload_bytes;
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
   if (frame.header.kind == transport::kEcho)  // an operator has the network measured
@@ -94,6 +96,11 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       if (terms_.local_steps > 1) mailbox_.push({keep});
       co_return Status();
     }
+    case Kind::kWait: {
+      CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
+      log::info("round.waits", {{"ms", wait.ms}, {"why", wait.what}});
+      co_return Status();
+    }
     case Kind::kFinish: {
       CENTROID_CO_ASSIGN(auto finish, proto::decode<proto::Finish>(frame.head));
       mailbox_.push({std::move(finish)});
@@ -123,7 +130,9 @@ Task<void> ServerLink::send_initial(Session& session) {
 Task<Status> ServerLink::take_state(Session& session, proto::StateChunk head, std::uint64_t bytes) {
   // Its memory is ours when the loop waits in `next`. It may still be applying the round before: a
   // server may send a newer state because the next round closed before this worker began it.
-  while (!loop_waits() && !ending_) co_await loop_ready_.wait(TimePoint::max());
+  while (!loop_waits() && !ending_)
+    if (!co_await loop_ready_.wait(TimePoint::max()))
+      co_return Error(ErrorCode::kCancelled, "the session is over");
   if (head.chunk.value >= plan_.chunks().size() || head.plane > slots_.size())
     co_return Error(ErrorCode::kInvalidArgument, "state chunk " + to_string(head.chunk) +
                                                      " of plane " + std::to_string(head.plane) +
@@ -324,7 +333,8 @@ Task<void> ServerLink::sender(Session& session) {
         co_return;
       }
     } else {
-      co_await wake_.wait(TimePoint::max());
+      const bool goes_on = co_await wake_.wait(TimePoint::max());
+      if (!goes_on) co_return;
     }
   }
 }
@@ -348,8 +358,8 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
       ++next;
     } else if (stats_ && (!has_share || next == tensors || !nonfinite_tensor_.empty())) {
       co_return co_await send_end(session, open);
-    } else {
-      co_await wake_.wait(TimePoint::max());
+    } else if (!co_await wake_.wait(TimePoint::max())) {
+      co_return Status();
     }
   }
   co_return Status();

@@ -168,8 +168,11 @@ Task<Status> ServerLink::await_results(Session& leader, proto::RoundClosed close
       closed.round != open_->round || closed.attempt != open_->attempt)
     co_return Status();
   const std::size_t wanted = fragment_of(*open_).chunks.size();
-  const TimePoint limit = now() + 2 * options_.stall_timeout;
+  std::size_t seen = have_count_;
+  TimePoint limit = now() + 2 * options_.stall_timeout;
   while (!leader.is_closed() && have_count_ < wanted) {
+    if (seen != have_count_) limit = now() + 2 * options_.stall_timeout;  // they are on their way
+    seen = have_count_;
     if (now() > limit)
       co_return Error(ErrorCode::kUnavailable,
                       "round " + to_string(closed.round) + " was committed, but " +

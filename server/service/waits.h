@@ -1,0 +1,95 @@
+#pragma once
+
+#include <functional>
+#include <list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "server/api/view.h"
+#include "server/service/probe.h"
+
+namespace centroid::server {
+
+/// True while it lives; whoever waits for its end hears of it. Of one thread.
+class Raised {
+ public:
+  Raised(bool& flag, Event& over) : flag_(flag), over_(over) { flag_ = true; }
+  ~Raised() { flag_ = false, over_.notify_all(); }
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+
+ private:
+  bool& flag_;
+  Event& over_;
+};
+
+/// What the service waits for at this moment, each with its name: whoever waits holds a Guard.
+/// Of one thread.
+class Waits {
+ public:
+  using Text = std::function<std::string()>;
+  /// One that is younger is on its way, and nobody's business.
+  static constexpr std::chrono::milliseconds kYoung{250};
+
+ private:
+  struct Wait {
+    WaitCause cause;
+    std::string who, for_whom;
+    Text what;
+    TimePoint since;
+  };
+
+ public:
+  /// Ends the wait; not before the Waits.
+  class Guard {
+   public:
+    Guard(std::list<Wait>& waits, Wait wait)
+        : waits_(waits), place_(waits.insert(waits.end(), std::move(wait))) {}
+    ~Guard() { waits_.erase(place_); }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    std::list<Wait>& waits_;
+    std::list<Wait>::iterator place_;
+  };
+
+  explicit Waits(const Clock& clock) : clock_(clock) {}
+
+  /// `what` is asked when somebody looks.
+  [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom, Text what) {
+    return {waits_, {cause, std::move(who), std::move(for_whom), std::move(what), clock_.now()}};
+  }
+  [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom,
+                            const char* what) {
+    return begin(cause, std::move(who), std::move(for_whom), [what] { return std::string(what); });
+  }
+
+  void list(std::vector<WaitView>& views) const {
+    for (const Wait& wait : waits_)
+      if (const Duration age = clock_.now() - wait.since; age >= kYoung)
+        views.push_back({.who = wait.who,
+                         .for_whom = wait.for_whom,
+                         .what = wait.what(),
+                         .seconds = std::chrono::duration<double>(age).count()});
+  }
+  template <class F>
+  void count(const F& add) const {
+    for (const Wait& wait : waits_)
+      if (clock_.now() - wait.since >= kYoung) add(wait.cause);
+  }
+  bool has(WaitCause cause) const {
+    for (const Wait& wait : waits_)
+      if (wait.cause == cause && clock_.now() - wait.since >= kYoung) return true;
+    return false;
+  }
+
+ private:
+  const Clock& clock_;
+  std::list<Wait> waits_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,160 @@
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
+#include <gtest/gtest.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/test_shard.h"
+
+/// Several servers one of which waits for a disk: nobody is given up for it, somebody is told.
+namespace centroid::test {
+namespace {
+
+using namespace std::chrono_literals;
+using server::ServerConfig;
+
+ServerConfig config(const std::string& name) {
+  ServerConfig c;
+  c.run_dir = testing::TempDir() + "/servers-waits-" + name;
+  std::filesystem::remove_all(c.run_dir);
+  c.min_workers = 2;
+  c.rounds = 300;
+  c.exit_when_finished = true;
+  c.chunk_bytes = 256;
+  c.servers = 2;
+  c.optimizer.name = "momentum";
+  return c;
+}
+
+std::vector<WorkerSpec> two_workers() {
+  std::vector<WorkerSpec> specs(2);
+  specs[0].name = "a";
+  specs[1].name = "b";
+  for (WorkerSpec& spec : specs) spec.join_timeout = 3s;
+  return specs;
+}
+
+/// A round of it has no room beside a checkpoint that is not read.
+void keep_no_copies(server::ShardOptions& options) { options.snapshot_budget = 64; }
+
+TEST(ServersWaits, AServerThatWaitsForACheckpointIsNotGivenUp) {
+  ServerConfig c = config("checkpoint");
+  c.stall_timeout = 100ms;
+  c.lease = 2s;
+  const auto data = make_blobs(200, 8, 4, 5);
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint(), "", 0, false, keep_no_copies);
+  auto training = std::async(
+      std::launch::async, [&] { return run_workers(two_workers(), data, leader.endpoint(), tcp); });
+  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.round > 5; }));
+  auto held = leader.hold_disk();
+  auto written = std::async(std::launch::async, [&] { return leader.checkpoint(); });
+  EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
+  EXPECT_TRUE(leader.wait_until([&](const auto&) {  // longer than an answer may take otherwise
+    for (const server::WaitView& wait : leader.waits())
+      if (wait.for_whom.find("s1") != std::string::npos && wait.seconds > 5) return true;
+    return leader.registry().counter("centroid_server_state_lost_total", "").value() > 0;
+  }));
+  held.reset();
+  const auto checkpoint = written.get();
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.error().to_string();
+  for (const WorkerOutcome& outcome : training.get()) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+    EXPECT_EQ(outcome.summary.lost, 0u);
+  }
+  EXPECT_TRUE(leader.join().ok());
+  EXPECT_TRUE(shard.join().ok());
+  EXPECT_EQ(leader.registry().counter("centroid_server_state_lost_total", "").value(), 0);
+}
+
+TEST(ServersWaits, AServerWhoseLeaderGoesWhileItWaitsEnds) {
+  const ServerConfig c = config("leader");
+  const auto data = make_blobs(200, 8, 4, 5);
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint(), "", 0, false, [](server::ShardOptions& options) {
+    keep_no_copies(options);
+    options.drain_timeout = 0ms;
+  });
+  auto training = std::async(
+      std::launch::async, [&] { return run_workers(two_workers(), data, leader.endpoint(), tcp); });
+  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.round > 5; }));
+  auto held = leader.hold_disk();
+  auto written = std::async(std::launch::async, [&] { return leader.checkpoint(); });
+  EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
+  auto ended = std::async(std::launch::async, [&] { return shard.stop(); });
+  if (ended.wait_for(20s) != std::future_status::ready) {
+    std::fputs("the shard server's thread spins: it cannot be joined\n", stderr);
+    std::_Exit(1);
+  }
+  EXPECT_TRUE(ended.get().ok());
+  leader.stop();
+  held.reset();
+  (void)written.get();
+  (void)training.get();
+  (void)leader.join();
+}
+
+/// Without a checkpoint there is no model then, until a worker brings one.
+TEST(ServersWaits, ALeaderWithoutServerCheckpointAndWorkersLives) {
+  ServerConfig c = config("nothing");
+  c.servers_wait = 0ms;
+  c.lease = 400ms;
+  const auto data = make_blobs(200, 8, 4, 5);
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint(), "", 0, false,
+                  [](server::ShardOptions& options) { options.drain_timeout = 0ms; });
+  auto specs = two_workers();
+  for (WorkerSpec& spec : specs) spec.join_timeout = 10ms;  // neither comes back
+  auto training = std::async(std::launch::async,
+                             [&] { return run_workers(specs, data, leader.endpoint(), tcp); });
+  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.round > 5; }));
+  EXPECT_TRUE(shard.stop().ok());
+  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.version == 0; }));
+  (void)training.get();
+  const double uptime = leader.view().uptime_seconds;  // leases are looked at many times in that
+  EXPECT_TRUE(
+      leader.wait_until([&](const auto& view) { return view.uptime_seconds > uptime + 1; }));
+  leader.stop();
+  (void)leader.join();
+}
+
+/// A call that nobody waits for any more does not take its checkpoint with it.
+TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
+  const ServerConfig c = config("call");
+  const auto data = make_blobs(200, 8, 4, 5);
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint(), "", 0, false, keep_no_copies);
+  auto training = std::async(
+      std::launch::async, [&] { return run_workers(two_workers(), data, leader.endpoint(), tcp); });
+  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.round > 5; }));
+  auto held = leader.hold_disk();
+  boost::asio::cancellation_signal call;
+  auto asked = boost::asio::co_spawn(
+      leader.executor(), to_optional(leader.cluster().make_checkpoint()),
+      boost::asio::bind_cancellation_slot(call.slot(), boost::asio::use_future));
+  EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
+  boost::asio::post(leader.executor(),
+                    [&] { call.emit(boost::asio::cancellation_type::terminal); });
+  (void)asked.wait_for(1s);
+  held.reset();
+  asked.wait();
+  auto again = std::async(std::launch::async, [&] { return leader.checkpoint(); });
+  if (again.wait_for(20s) != std::future_status::ready) {
+    std::fputs("no checkpoint is possible any more\n", stderr);
+    std::_Exit(1);
+  }
+  const auto written = again.get();
+  EXPECT_TRUE(written.ok()) << written.error().to_string();
+  for (const WorkerOutcome& outcome : training.get()) EXPECT_TRUE(outcome.status.ok());
+  EXPECT_TRUE(leader.join().ok());
+  EXPECT_TRUE(shard.join().ok());
+}
+
+}  // namespace
+}  // namespace centroid::test
