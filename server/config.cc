@@ -178,6 +178,7 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "CRC-32C of contributions and results; auto: not between processes of one machine",
        .choices = {"auto", "always"}},
       "payload-checksum");
+  register_aggregate(s, c);
   s.field("sum_order", &c.sum_order,
           {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
            .choices = {"rank", "arrival"}},
@@ -496,6 +497,7 @@ Status finish(ServerConfig& c) {
                      "exchange star, or policy bsp");
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
+  CENTROID_TRY(check_aggregate(c));
   if (const std::string why = why_one_server(c); c.servers > 1 && !why.empty())
     return Error(ErrorCode::kInvalidArgument, "servers " + std::to_string(c.servers) + ": " + why);
   if (const auto tables = parse_tables(c.tables); !tables.ok())

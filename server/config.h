@@ -46,7 +46,7 @@ struct ServerConfig {
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";
-  std::string sum_order = "rank";
+  std::string sum_order = "rank", aggregate = "mean";
   std::string payload_checksum = "auto";
   std::string reduce_algorithm = "auto";
   std::string reduce_ring_order = "rank";
@@ -103,6 +103,9 @@ struct ServerConfig {
 void register_servers(config::Schema& schema, ServerConfig& config);
 /// The part of `register_fields` for checkpoints and the journal.
 void register_durability(config::Schema& schema, ServerConfig& config);
+/// The part of `register_fields` and of `finish` for how contributions become one.
+void register_aggregate(config::Schema& schema, ServerConfig& config);
+Status check_aggregate(const ServerConfig& config);
 /// Why a model may not lie on several servers with these settings; empty: it may.
 std::string why_one_server(const ServerConfig& config);
 

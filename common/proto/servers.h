@@ -68,6 +68,7 @@ struct ServerModel {
   bool refuses_nonfinite = true;   ///< contributions with numbers that are not finite
   std::string codec_down = "f32";  ///< of results
   std::uint64_t seed = 0;          ///< of its random numbers
+  std::string aggregate = "mean";  ///< of contributions
   Manifest manifest;               ///< travels as the payload: encode_manifest
   template <class F>
   void fields(F& f) {
@@ -75,7 +76,7 @@ struct ServerModel {
     f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon), f(weight_decay), f(l1),
         f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic);
-    f(refuses_nonfinite), f(codec_down, kMaxNameBytes), f(seed);
+    f(refuses_nonfinite), f(codec_down, kMaxNameBytes), f(seed), f(aggregate, kMaxNameBytes);
   }
 };
 

@@ -10,12 +10,17 @@ namespace {
 constexpr std::size_t kShort = 8;
 }  // namespace
 
-Aggregator::Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks)
-    : plan_(plan), in_rank_order_(in_rank_order), hooks_(std::move(hooks)) {}
+Aggregator::Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks, AggregateRule rule)
+    : plan_(plan),
+      in_rank_order_(in_rank_order),
+      hooks_(std::move(hooks)),
+      rule_(rule),
+      robust_(rule) {}
 
 void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   for (ChunkState& state : chunks_)
-    for (const Waiting& w : state.waiting) hooks_.on_consumed(w.rank, w.bytes);
+    for (const Waiting& w : state.waiting)
+      if (rule_.is_mean()) hooks_.on_consumed(w.rank, w.bytes);
   waiting_ = 0;
   chunks_.clear();
   chunks_.resize(plan_.chunks().size());
@@ -48,6 +53,14 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   source.seen[chunk.value] = true;
   ++source.received;
   ChunkState& state = chunks_[chunk.value];
+  if (!rule_.is_mean()) {
+    CENTROID_TRY(check(source, chunk, payload.bytes().first(bytes)));
+    state.waiting.push_back({rank, weight, std::move(payload), bytes, false});
+    ++waiting_;
+    hooks_.on_consumed(rank, bytes);  // others may send other chunks first: all must fit
+    advance(chunk);
+    return {};
+  }
   CENTROID_ASSIGN(const bool waits_for_all,
                   defers(source, state, chunk, payload.bytes().first(bytes)));
   state.is_deferred = waits_for_all;
@@ -102,7 +115,24 @@ Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes p
   return {};
 }
 
+/// All that came of a chunk becomes one, when nothing of it is missing.
+void Aggregator::combine(ChunkId chunk) {
+  ChunkState& state = chunks_[chunk.value];
+  if (state.complete || state.waiting.empty() || is_missing(chunk) || hooks_.is_held(chunk)) return;
+  std::vector<RobustMean::Encoded> rows;
+  for (const Waiting& w : state.waiting)
+    rows.push_back({ranks_[w.rank].codec.get(), w.payload.bytes().first(w.bytes)});
+  robust_.combine(rows, hooks_.target(plan_.chunk(chunk)));
+  for (const Waiting& w : state.waiting) ++ranks_[w.rank].added;
+  state.added = static_cast<std::uint32_t>(rows.size());
+  waiting_ -= rows.size();
+  state.waiting.clear();
+  state.complete = true;
+  hooks_.on_complete(chunk, 1.0);  // it is no sum
+}
+
 void Aggregator::advance(ChunkId chunk) {
+  if (!rule_.is_mean()) return combine(chunk);
   ChunkState& state = chunks_[chunk.value];
   if (state.complete || (state.is_deferred && is_missing(chunk))) return;
   for (;;) {
@@ -140,7 +170,7 @@ void Aggregator::absent(std::uint32_t rank) {
     auto& waiting = chunks_[chunk.id.value].waiting;
     for (auto it = waiting.begin(); it != waiting.end();) {
       if (it->rank == rank) {
-        hooks_.on_consumed(rank, it->bytes);
+        if (rule_.is_mean()) hooks_.on_consumed(rank, it->bytes);
         if (it->is_deferred) ranks_[rank].deferred_bytes -= it->bytes;
         it = waiting.erase(it);
         --waiting_;

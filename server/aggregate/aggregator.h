@@ -11,6 +11,7 @@
 #include "common/codec/codec.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
+#include "server/aggregate/robust.h"
 
 namespace centroid::server {
 
@@ -23,7 +24,10 @@ namespace centroid::server {
 /// is
 ///         then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
 ///         whatever the order in which ranks send, their credits cannot run out on it
-/// memory  none of its own but the waiting buffers, which the senders' credits bound
+/// rule    other than the mean: a chunk waits until all ranks' are there, then all become one at
+/// once memory  none of its own but the waiting buffers, which the senders' credits bound; with
+/// another
+///         rule than the mean credit is given back when a chunk comes, and all of a round may wait
 /// thread  one; no I/O, no clock
 class Aggregator {
  public:
@@ -35,7 +39,7 @@ class Aggregator {
     std::function<void(std::uint32_t rank, std::size_t bytes)>
         on_consumed;  ///< a payload has left our memory
   };
-  Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks);
+  Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks, AggregateRule rule = {});
 
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
   /// r's payloads.
@@ -81,6 +85,7 @@ class Aggregator {
     std::vector<bool> seen;
   };
   void advance(ChunkId chunk);
+  void combine(ChunkId chunk);
   bool is_missing(ChunkId chunk) const;
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
@@ -90,6 +95,8 @@ class Aggregator {
   const ChunkPlan& plan_;
   bool in_rank_order_;
   Hooks hooks_;
+  AggregateRule rule_;
+  RobustMean robust_;
   std::vector<ChunkState> chunks_;
   std::vector<RankState> ranks_;
   std::vector<float> checked_;  // a chunk that is only looked at

@@ -47,6 +47,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       started_(clock.now()),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
+      aggregate_(AggregateRule::parse(config.aggregate).value()),
       machine_(policy_),
       changed_(executor),
       outgoing_(executor),

@@ -224,19 +224,22 @@ class Cluster final : public ControlPlane {
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
+  bool goal_reached() const;
+  bool is_last_round() const;
+  void decide(RoundDecision decision);
+
+  // round_end.cc
   void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                      std::string reason);
   void round_over();
-  bool goal_reached() const;
-  bool is_last_round() const;
-  Task<void> finish_everybody(proto::FinishReason reason, std::string text);
-  void decide(RoundDecision decision);
 
   // shares.cc: who trains what
   std::optional<std::size_t> evaluator(std::span<const MemberId> members) const;
   std::vector<std::uint64_t> wanted_samples(std::span<const MemberId> members);
   std::uint64_t overshoot_samples(std::span<const MemberId> members);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
+  void fit_to_epoch(std::vector<std::uint64_t>& wanted) const;
+  std::uint64_t samples_left() const;
   void take_part(proto::RoundOpen& open, std::uint64_t samples);
   void hand_out(Link& link, const proto::RoundOpen& open) const;
   void part_lost(Link& link);
@@ -463,6 +466,7 @@ class Cluster final : public ControlPlane {
   std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
   std::optional<proto::Join> agreed_;  ///< model, data and codec of the job: the first worker's
   RoundPolicy policy_;
+  const AggregateRule aggregate_;
   RoundMachine machine_;
   std::unique_ptr<ParameterStore> store_;
   FragmentPlan fragments_;  ///< of its plan

@@ -115,6 +115,7 @@ float Cluster::clip_to(double norm) {
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
+  if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await finish_moves();
   if (!copied.ok()) co_return co_await give_up_merge(copied.error());
   if (policy_.is_elastic()) {

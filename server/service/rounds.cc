@@ -32,13 +32,16 @@ Task<bool> Cluster::wait_for_members() {
   if (trained_rounds_ == 0 && was_restored_ && !members_until_)
     members_until_ = clock_.now() + config_.lease;
   const bool is_over = members_until_ && clock_.now() >= *members_until_;
-  const std::uint64_t needed = trained_rounds_ == 0 && !is_over ? config_.min_workers : 1;
+  const bool is_start = trained_rounds_ == 0 && !is_over;
+  const std::uint64_t needed = is_start ? config_.min_workers : aggregate_.least();
   std::uint64_t present = 0;
   for (const auto& [id, link] : links_)
     present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
   if (present >= needed) co_return true;
+  std::string why("min_workers");
+  if (!is_start && !aggregate_.is_mean()) why = "aggregate " + aggregate_.to_string();
   set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) +
-                                 " workers are here (min_workers)");
+                                 " workers are here (" + why + ")");
   co_await changed_.wait(is_over ? TimePoint::max() : members_until_.value_or(TimePoint::max()));
   co_return false;
 }
@@ -180,6 +183,16 @@ void Cluster::decide(RoundDecision decision) {
   if (decision.action == RoundAction::kWait) {
     if (machine_.deadline()) changed_.notify_all();  // the round loop is to wait no longer
     return;
+  }
+  if (decision.action == RoundAction::kMerge &&
+      decision.contributors.size() + decision.late.size() < aggregate_.least()) {
+    decision.action = RoundAction::kDeserted;
+    decision.text = std::to_string(decision.contributors.size()) + " contributions, aggregate " +
+                    aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
+    ++aborted_;
+    probe_.round_aborted();
+    tell(events_, log::Level::kWarn, "round.aborted",
+         {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
   }
   if (policy_.is_elastic()) leave_out(decision);
   decision_ = std::move(decision);

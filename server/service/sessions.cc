@@ -259,6 +259,8 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
                   config_.optimizer.name +
                   "': it would count twice. Take optimizer sgd on the server, or a codec without "
                   "momentum on the worker");
+  if (const Status fits = aggregate_.takes(codec, join.train_samples); !fits.ok())
+    return refuse(fits.error().message());
   if (config_.is_peer_to_peer()) {
     CENTROID_ASSIGN(const CodecSpec theirs,
                     CodecSpec::parse(agreed_ ? agreed_->codec : join.codec));

@@ -79,12 +79,29 @@ void Cluster::take_part(proto::RoundOpen& open, std::uint64_t samples) {
   open.end = part.end;
 }
 
+/// A round needs so many contributions that those of false workers do no harm: what is left of an
+/// epoch is divided among all, and a rest that would be too few for a round goes into this one.
+void Cluster::fit_to_epoch(std::vector<std::uint64_t>& wanted) const {
+  const std::uint64_t left = samples_left();
+  const std::uint64_t sum = std::accumulate(wanted.begin(), wanted.end(), std::uint64_t{0});
+  if (left < sum)
+    wanted = partition(left, std::vector<double>(wanted.size(), 1.0));
+  else if (left - sum < aggregate_.least())
+    wanted.front() += left - sum;
+}
+
+/// Of the epoch, with the shares of lost workers.
+std::uint64_t Cluster::samples_left() const {
+  return agreed_->train_samples - std::min(offset_, agreed_->train_samples) + returned_.samples();
+}
+
 std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) {
   returned_.give_up();  // of a round that came to nothing
   round_samples_ = 0;
   std::vector<proto::RoundOpen> shares(members.size());
   if (members.empty()) return shares;
   auto wanted = wanted_samples(members);
+  if (!aggregate_.is_mean()) fit_to_epoch(wanted);
   std::vector<double> weights;
   std::vector<std::size_t> ranks;  // that get new data
   std::uint64_t sum = 0;
@@ -154,9 +171,14 @@ void Cluster::coordinate() {
     log::debug("cadence.changed", fields);
 }
 
-/// A restart may find the end of an epoch of which only the shares of lost workers were left.
+/// A restart may find the end of an epoch of which only the shares of lost workers were left. With
+/// an aggregate that needs several contributions a rest that is too few for them is left out.
 void Cluster::skip_empty_epoch_end() {
-  if (offset_ < agreed_->train_samples || !returned_.is_empty()) return;
+  const std::uint64_t left = samples_left();
+  if (left >= aggregate_.least()) return;
+  if (left > 0) log::warn("samples.left_out", {{"epoch", epoch_}, {"samples", left}});
+  while (!returned_.is_empty()) (void)returned_.take(left);
+  returned_.commit();
   ++epoch_;
   offset_ = 0;
   evaluate_next_ = true;

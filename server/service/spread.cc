@@ -191,6 +191,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.codec_down;
   model.seed = config_.seed;
+  model.aggregate = config_.aggregate;
   auto head = proto::encode(model);
   const auto manifest = proto::encode_manifest(store_->plan().manifest());
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);

@@ -100,6 +100,7 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   question.compresses_results = config_.compresses_results();
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
+  question.waits_for_all = !aggregate_.is_mean();
   question.workers = expected_workers();
   question.credit_bytes = question.workers * config_.credit_bytes;
   question.journal_copies =
@@ -166,8 +167,8 @@ Status Cluster::make_store(const Manifest& manifest) {
             attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
       link->session->release_credit(bytes);
   };
-  aggregator_ =
-      std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank", std::move(hooks));
+  aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank",
+                                             std::move(hooks), aggregate_);
   if (policy_.is_elastic()) stage_scratch_.resize(store_->plan().max_chunk_elements());
   log::info("store.made", {{"tensors", store_->plan().manifest().size()},
                            {"parameters", store_->plan().total_elements()},

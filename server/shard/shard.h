@@ -222,6 +222,8 @@ class Shard {
   std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back
   std::map<MemberId, std::deque<Staged>> staged_;
   std::vector<float> scratch_;
+  AggregateRule aggregate_;
+  std::unique_ptr<RobustMean> robust_;  ///< none: the mean
   // for the report: of workers that are gone, and of all rounds
   transport::TrafficCounters traffic_;
   std::uint64_t rounds_ = 0;

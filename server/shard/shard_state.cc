@@ -32,6 +32,9 @@ Status Shard::take_model(const proto::ServerModel& model) {
                  "the leader cuts the model into other chunks than this program: versions differ");
   CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan, model.fragments));
   model_ = model;
+  CENTROID_ASSIGN(aggregate_, AggregateRule::parse(model.aggregate));
+  robust_.reset();
+  if (!aggregate_.is_mean()) robust_ = std::make_unique<RobustMean>(aggregate_);
   CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
   if (const Status fits = check_room(model, optimizer->slots()); !fits.ok()) {
     fatal_ = fits.error();
@@ -303,8 +306,14 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   std::size_t turn = 0;
   PlaneNorm norm;
   const journal::Form form = journal_form();
+  std::vector<RobustMean::Encoded> rows;
   const auto sum_up = [&](const Chunk& chunk) {
     const std::span<float> sum = store_->spare(chunk);
+    if (robust_) {
+      rows.clear();
+      for (const auto& one : parts) rows.push_back(one->encoded(chunk.id));
+      return robust_->combine(rows, sum);
+    }
     for (std::size_t i = 0; i < parts.size(); ++i)
       parts[i]->add_to(sum, chunk.id, merging_->parts[i].weight, i == 0);
   };

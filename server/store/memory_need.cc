@@ -25,8 +25,9 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.planes = need.plane_count * plane;
   // With `late` each worker may bring a second one before the first is added; a worker that reads
   // results or a state of one plane slowly has none under way.
-  need.contributions =
-      q.is_elastic ? q.kept * q.workers * plane : std::min(q.credit_bytes, q.workers * plane);
+  need.contributions = q.is_elastic      ? q.kept * q.workers * plane
+                       : q.waits_for_all ? q.workers * plane
+                                         : std::min(q.credit_bytes, q.workers * plane);
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
   if (q.compresses_results) need.copies += plane;  // payloads are no longer than that
   if (q.is_elastic) {

@@ -27,6 +27,7 @@ struct MemoryQuestion {
   bool keeps_residual = false, compresses_results = false, applies_on_worker = false;
   bool is_elastic = false;         ///< contributions are kept whole until their round closes
   std::uint64_t kept = 2;          ///< of each worker then: one that waits, and the next
+  bool waits_for_all = false;      ///< a chunk is kept until all workers' are there
   std::uint64_t workers = 1;       ///< that bring them at once
   std::uint64_t credit_bytes = 0;  ///< of all workers together
   std::uint64_t snapshot_bytes = 0, journal_copies = 0;

@@ -1,5 +1,6 @@
 centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
   DEPS centroid::store centroid::optim centroid::tensor)
+centroid_bench(centroid-bench-robust SOURCES bench/robust_bench.cc DEPS centroid::aggregate)
 centroid_bench(centroid-bench-devices SOURCES bench/devices_bench.cc DEPS centroid::node)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
   DEPS centroid_test_certificates)

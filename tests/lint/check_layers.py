@@ -45,7 +45,8 @@ MAY = {
     "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
-    + ["transport", "server/membership", "server/aggregate", "server/coordinate", "server/store", "server/rows"]
+    + ["transport", "server/membership", "server/aggregate", "server/aggregate/round_policy", "server/coordinate"]
+    + ["server/store", "server/rows"]
     + ["server/config", "server/election", "server/events", "server/shard", "server/tables"]
     + ["server/api/view"],
     "server": MEANING

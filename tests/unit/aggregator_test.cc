@@ -15,7 +15,7 @@ namespace {
 /// An aggregator over one flat sum, with everything it says recorded.
 struct Fixture {
   explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64,
-                   bool in_rank_order = true)
+                   bool in_rank_order = true, AggregateRule rule = {})
       : plan(
             ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes)
                 .value()),
@@ -29,7 +29,7 @@ struct Fixture {
       EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
     };
     hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
-    aggregator = std::make_unique<Aggregator>(plan, in_rank_order, std::move(hooks));
+    aggregator = std::make_unique<Aggregator>(plan, in_rank_order, std::move(hooks), rule);
   }
   void begin(std::size_t ranks) {
     complete.clear();
@@ -280,6 +280,85 @@ TEST(Aggregator, BeginDropsWhatWaitedAndStartsFromNothing) {
   EXPECT_EQ(f.consumed[1], 32u);
   ASSERT_TRUE(f.offer(0, 0, 1, all[0]).ok());
   EXPECT_EQ(f.sum[5], all[0][5]);
+}
+
+// ---- another rule than the mean
+
+TEST(RobustAggregator, WaitsForAllRanksAndGivesTheSameBitsInAnyOrder) {
+  const std::size_t ranks = 5, n = 200;
+  const auto rule = AggregateRule::parse("trimmed_mean:1").value();
+  auto all = random_contributions(1, ranks, n);
+  for (float& x : all[3]) x = 1e30f;
+  std::vector<const float*> rows;
+  for (const auto& one : all) rows.push_back(one.data());
+  std::vector<float> expected(n);
+  RobustMean(rule).combine(std::span<const float* const>(rows), expected);
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Fixture f(n, 64, seed % 2 == 0, rule);
+    f.begin(ranks);
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> arrivals;
+    for (std::uint32_t r = 0; r < ranks; ++r)
+      for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c) arrivals.emplace_back(r, c);
+    CounterRng rng(seed);
+    for (std::size_t i = arrivals.size(); i > 1; --i)
+      std::swap(arrivals[i - 1], arrivals[rng.below(i)]);
+    std::map<std::uint32_t, std::size_t> sent;
+    for (const auto& [r, c] : arrivals) {
+      ASSERT_TRUE(f.offer(r, c, r == 3 ? 1e15 : 1.0, all[r]).ok());  // what it weighs is ignored
+      sent[r] += f.plan.chunk(ChunkId(c)).elements * sizeof(float);
+      EXPECT_EQ(f.consumed[r], sent[r]);  // credit is back at once: nobody can be stuck
+    }
+    EXPECT_EQ(0, std::memcmp(f.sum.data(), expected.data(), n * sizeof(float)));
+    EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
+    for (const auto& [chunk, weight] : f.complete) EXPECT_EQ(weight, 1);
+    EXPECT_EQ(f.aggregator->waiting(), 0u);
+  }
+}
+
+TEST(RobustAggregator, WhoIsAbsentIsNotWaitedForAndHasNoPartUntilItsChunkCounts) {
+  const std::size_t n = 16;
+  const auto all = random_contributions(2, 4, n);
+  Fixture f(n, 64, true, AggregateRule::parse("median").value());
+  f.begin(4);
+  for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
+  EXPECT_FALSE(f.aggregator->has_part_of(0));
+  f.aggregator->absent(0);  // what it has sent is dropped
+  EXPECT_TRUE(f.complete.empty());
+  f.aggregator->absent(3);
+  EXPECT_EQ(f.complete.size(), 1u);
+  EXPECT_FALSE(f.aggregator->has_part_of(0));
+  EXPECT_TRUE(f.aggregator->has_part_of(1));
+  for (std::size_t i = 0; i < n; ++i)
+    EXPECT_FLOAT_EQ(f.sum[i], 0.5f * all[1][i] + 0.5f * all[2][i]);
+  const auto before = f.consumed;
+  f.begin(4);
+  ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
+  f.begin(4);  // an attempt that is given up gives no credit twice
+  EXPECT_EQ(f.consumed[1], before.at(1) + n * sizeof(float));
+}
+
+TEST(RobustAggregator, AResultThatIsStillReadHoldsUpTheNext) {
+  const std::size_t n = 16;
+  const auto all = random_contributions(3, 3, n);
+  Fixture f(n, 64, true, AggregateRule::parse("median").value());
+  f.begin(3);
+  f.held[ChunkId(0)] = 1;
+  for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
+  EXPECT_TRUE(f.complete.empty());
+  f.held.clear();
+  f.aggregator->retry_held();
+  EXPECT_EQ(f.complete.size(), 1u);
+}
+
+TEST(RobustAggregator, WhatIsWrongIsToldWhenItComes) {
+  Fixture f(100, 4096, true, AggregateRule::parse("median").value());
+  f.codec = make_codec("int8").value();
+  f.begin(3);
+  Buffer buffer(10);
+  const Status refused = f.aggregator->offer(0, ChunkId(0), 1, std::move(buffer), 10);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_EQ(f.aggregator->waiting(), 0u);
 }
 
 }  // namespace

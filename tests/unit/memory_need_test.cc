@@ -59,6 +59,15 @@ TEST(MemoryNeed, PoliciesCountTwoImagesOfTheState) {
   EXPECT_EQ(need.copies - synchronous, 2 * need.image + 4'000'000'000u) << "and the results";
 }
 
+TEST(MemoryNeed, WhatWaitsForAllWorkersMayBeAllOfARound) {
+  MemoryQuestion question = plain(1'000'000'000);
+  question.credit_bytes = 1 << 20;
+  question.workers = 8;
+  EXPECT_EQ(memory_need(question).contributions, 1u << 20);
+  question.waits_for_all = true;
+  EXPECT_EQ(memory_need(question).contributions, 8 * std::uint64_t{4'000'000'000});
+}
+
 TEST(MemoryNeed, RefusalNamesBothNumbers) {
   const MemoryNeed need = memory_need(plain(1'000'000'000));
   EXPECT_TRUE(check_memory(need, {need.total(), "memory_limit"}).ok());

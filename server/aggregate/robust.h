@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/result.h"
+#include "common/codec/codec.h"
+#include "common/codec/spec.h"
+
+namespace centroid::server {
+
+/// How the contributions of a round become one.
+///
+/// mean            the mean weighted by samples: what any one of them says moves it without bound
+/// median          of each coordinate; of an even number the middle of the two
+/// trimmed_mean:F  of each coordinate, the mean without the F largest and the F smallest
+///
+/// The last two count every contribution alike: what it says of its samples is not believed. With
+/// at most F false ones of 2F + 1 and more (median: fewer than half) each coordinate of the result
+/// lies between the smallest and the largest of the others.
+/// source  Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+///         Rates"
+struct AggregateRule {
+  enum class Kind : std::uint8_t { kMean, kMedian, kTrimmedMean };
+  Kind kind = Kind::kMean;
+  std::size_t trim = 0;  ///< F
+  bool operator==(const AggregateRule&) const = default;
+
+  /// fails invalid_argument: what is wrong and what it may be
+  static Result<AggregateRule> parse(std::string_view text);
+  std::string to_string() const;
+  bool is_mean() const { return kind == Kind::kMean; }
+  /// Of n numbers so many are dropped at each end; with fewer than 2F + 1 it is the median.
+  std::size_t dropped(std::size_t n) const;
+  /// Whether a worker with this codec and so many samples can contribute.
+  /// fails invalid_argument: why it cannot
+  Status takes(const CodecSpec& codec, std::uint64_t samples) const;
+  /// Fewest contributions with which one false one does no harm.
+  std::size_t least() const { return is_mean() ? 1 : 2 * trim + 1; }
+};
+
+/// Coordinate by coordinate, the mean of what is left without the largest and the smallest numbers.
+///
+/// order   the result's bits do not depend on the order of the rows
+/// bounds  it lies between the smallest and the largest number that is left, also where sums would
+///         overflow
+/// cost    a sorting network, of which only what leads to the kept numbers is done, on 64
+///         coordinates at a time (centroid-bench-robust); memory for n chunks that are not float32
+/// thread  one at a time
+/// source  Batcher 1968, "Sorting networks and their applications" (merge exchange, in the form of
+///         Knuth, "The Art of Computer Programming" volume 3, algorithm 5.2.2M)
+class RobustMean {
+ public:
+  explicit RobustMean(AggregateRule rule) : rule_(rule) {}
+
+  /// out[i] of rows[r][i]; at least one row, each out.size() finite numbers.
+  void combine(std::span<const float* const> rows, std::span<float> out);
+
+  /// One contribution's chunk, which was found to be whole and right.
+  struct Encoded {
+    const Codec* codec = nullptr;
+    Bytes payload;
+  };
+  void combine(std::span<const Encoded> rows, std::span<float> out);
+
+  /// Pairs of rows that are put in order, one after the other, until rows [first, last) hold the
+  /// numbers of these ranks.
+  using Pair = std::pair<std::uint32_t, std::uint32_t>;
+  static std::vector<Pair> network(std::size_t rows, std::size_t first, std::size_t last);
+
+ private:
+  AggregateRule rule_;
+  std::size_t rows_ = 0;  ///< for which `pairs_` are
+  std::vector<Pair> pairs_;
+  std::vector<std::int32_t> tile_;
+  std::vector<float> decoded_;
+  std::vector<const float*> addresses_;
+};
+
+}  // namespace centroid::server

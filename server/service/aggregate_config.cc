@@ -1,0 +1,50 @@
+#include "server/aggregate/robust.h"
+#include "server/aggregate/round_policy.h"
+#include "server/config.h"
+
+/// Settings of how the contributions of a round become one.
+namespace centroid::server {
+
+void register_aggregate(config::Schema& s, ServerConfig& c) {
+  s.field("aggregate", &c.aggregate,
+          {.text = "exchange star, policy bsp: how contributions become one: mean = weighted by "
+                   "samples; median = of each coordinate; trimmed_mean:F = of each coordinate the "
+                   "mean without the F largest and the F smallest, so that F workers that send "
+                   "anything at all, of at least 2F + 1, do no harm (docs/robust.md)"});
+}
+
+Status check_aggregate(const ServerConfig& c) {
+  CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(c.aggregate));
+  if (rule.is_mean()) return {};
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, "aggregate " + c.aggregate + ": " + why);
+  };
+  if (c.is_peer_to_peer())
+    return refuse("with exchange " + c.exchange +
+                  " the workers add among themselves, and nobody has all contributions: take "
+                  "exchange star, or aggregate mean");
+  RoundPolicy policy;
+  CENTROID_TRY(parse_policy(c.policy, c.late, policy));
+  if (policy.applies_each())
+    return refuse("with policy " + c.policy +
+                  " each contribution is a round of its own, there is nothing to set it against: "
+                  "take policy bsp, or aggregate mean");
+  if (policy.is_elastic())
+    return refuse("with policy " + c.policy +
+                  " the slowest are left out, and false contributions are fast: take policy bsp, "
+                  "or aggregate mean");
+  if (c.nonfinite == "propagate")
+    return refuse("NaN has no place in an order: set nonfinite to halt or skip");
+  if (c.weight_by == "steps")
+    return refuse(
+        "every worker counts alike, what it says of its steps is not believed: leave "
+        "weight_by");
+  if (c.min_workers < rule.least())
+    return refuse("it needs " + std::to_string(rule.least()) +
+                  " workers, with fewer one false contribution does harm: set min_workers, which "
+                  "is " +
+                  std::to_string(c.min_workers));
+  return {};
+}
+
+}  // namespace centroid::server
