@@ -228,7 +228,7 @@ class Cluster final : public ControlPlane {
   bool is_last_round() const;
   void decide(RoundDecision decision);
 
-  // round_end.cc
+  // rounds.cc
   void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                      std::string reason);
   void round_over();
