@@ -73,15 +73,20 @@ int revoke_token(const Session& session, const std::string& name) {
 int show_audit(const Session& session, std::size_t limit) {
   const auto entries = get_list(session, "/v1/audit", "entries", limit);
   if (!entries.ok()) return complain(entries.error());
+  const auto has_server = [](const Json& one) { return !text_of(one, "server").empty(); };
+  const bool is_of_several = std::any_of(entries->begin(), entries->end(), has_server);
+  std::vector<std::string> head{"when",   "who",  "role",   "from",
+                                "method", "path", "status", "outcome"};
+  if (is_of_several) head.emplace_back("server");
   std::vector<std::vector<std::string>> rows;
-  for (const Json& one : *entries)
+  for (const Json& one : *entries) {
     rows.push_back({time_text(number_of(one, "unix_seconds"), "-"), text_of(one, "who"),
                     text_of(one, "role"), text_of(one, "address"), text_of(one, "method"),
                     text_of(one, "path"), text_of(one, "status"), text_of(one, "outcome")});
+    if (is_of_several) rows.back().push_back(text_of(one, "server"));
+  }
   const std::string text =
-      session.style.is_json
-          ? entries->dump() + "\n"
-          : table({"when", "who", "role", "from", "method", "path", "status", "outcome"}, rows);
+      session.style.is_json ? entries->dump() + "\n" : table(std::move(head), rows);
   std::fputs(text.c_str(), stdout);
   return kExitDone;
 }

@@ -25,6 +25,7 @@
 #include "server/api/problem.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
+#include "server/api/when_free.h"
 
 namespace centroid::server {
 
@@ -36,6 +37,10 @@ using SystemError = boost::system::error_code;
 using Tcp = asio::ip::tcp;
 
 constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
+/// How long an answer waits for its line in the audit log, and how many lines may be on their way
+/// behind answers that did not.
+constexpr std::chrono::seconds kAuditPatience{1};
+constexpr std::size_t kMaxAudits = 1000;
 /// Between two looks at the tokens that other servers made or revoked.
 constexpr std::chrono::seconds kFollow{1};
 
@@ -120,6 +125,8 @@ struct ApiServer::Impl {
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
   Task<void> record(HttpRequest request, Caller caller, std::string id, HttpResponse response);
+  Task<void> append_audit(std::shared_ptr<const AuditEntry> entry,
+                          std::shared_ptr<bool> is_written);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
   Task<void> refuse(std::unique_ptr<Peer> peer);
   Task<void> stop();
@@ -143,6 +150,7 @@ struct ApiServer::Impl {
   std::list<std::shared_ptr<Running>> running;
   std::size_t abandoned = 0;
   std::size_t streams = 0;
+  std::size_t audits = 0;  ///< entries that are being written
   const std::string request_prefix = draw_prefix();
   std::uint64_t requests = 0;
   std::size_t refusals = 0;
@@ -397,11 +405,34 @@ Task<void> ApiServer::Impl::record(HttpRequest request, Caller caller, std::stri
         {"request_id", entry.request_id},
         {"status", entry.status},
         {"outcome", entry.outcome}});
-  auto append = [this, entry] { return audit->append(entry); };
-  const Status written = co_await run_on(options.blocking, std::move(append));
-  if (written.ok()) co_return;
-  metrics.audit_failures.add();
-  log::error("audit.failed", {{"error", written.error()}, {"request_id", id}});
+  const auto mine = std::make_shared<const AuditEntry>(std::move(entry));
+  const auto is_written = std::make_shared<bool>(false);
+  ++audits;
+  group.spawn(append_audit(mine, is_written));
+  const TimePoint limit = Steady::now() + kAuditPatience;
+  while (!*is_written && (Steady::now() < limit || audits > kMaxAudits))
+    co_await changed.wait(std::max(limit, Steady::now() + std::chrono::milliseconds(100)));
+  if (!*is_written) log::warn("audit.waits", {{"request_id", id}, {"why", "the disk of run_dir"}});
+}
+
+/// Goes on until it is written, whatever becomes of the request.
+Task<void> ApiServer::Impl::append_audit(std::shared_ptr<const AuditEntry> entry,
+                                         std::shared_ptr<bool> is_written) {
+  co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
+  std::function<Status()> append = [this, entry] { return audit->append(*entry, true); };
+  auto outcome = co_await when_free(options.blocking, std::move(append));
+  if (!outcome->ok() && outcome->error().code() == ErrorCode::kUnavailable) {
+    auto anyhow = [this, entry] { return audit->append(*entry); };
+    const Status written = co_await run_on(options.blocking, std::move(anyhow));
+    outcome.emplace(written);
+  }
+  if (!outcome->ok()) {
+    metrics.audit_failures.add();
+    log::error("audit.failed", {{"error", outcome->error()}, {"request_id", entry->request_id}});
+  }
+  --audits;
+  *is_written = true;
+  changed.notify_all();
 }
 
 /// Run a call under its deadline. A call that does not end then is cancelled and left behind, in
@@ -514,7 +545,8 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   if (!options.blocking) options.blocking = executor;
   const std::string& state = options.state_dir;
   CENTROID_ASSIGN(auto tokens, TokenStore::open(state.empty() ? "" : state + "/tokens.json"));
-  CENTROID_ASSIGN(auto audit, AuditLog::open(state.empty() ? "" : state + "/audit.jsonl"));
+  CENTROID_ASSIGN(auto audit,
+                  AuditLog::open(state.empty() ? "" : state + "/audit.jsonl", options.state_name));
   CENTROID_ASSIGN(auto repeated, IdempotentCalls::open(keys_file(options), options.blocking,
                                                        options.max_idempotency_keys,
                                                        options.idempotency_lifetime));

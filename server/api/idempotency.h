@@ -35,7 +35,6 @@ class IdempotencyTable {
   /// `key` holds who sent it too; `request` is what must be the same: method, path and body.
   Found begin(const std::string& key, const std::string& request, TimePoint now);
   void finish(const std::string& key, HttpResponse response);
-  bool knows(const std::string& key) const { return entries_.contains(key); }
   /// One of an earlier life of the server, or of another server, which has its answer.
   void restore(const std::string& key, const std::string& request, TimePoint begun,
                HttpResponse response);

@@ -14,12 +14,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/tokens/file_lock.h"
+
 namespace centroid::server {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kClocks = 60;  ///< by which those of two machines may differ
 constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
 
 Error failure(const std::string& path, const char* doing) {
@@ -181,6 +184,7 @@ Status IdempotencyLog::append(const std::string& line) {
   return {};
 }
 
+/// What another server has of a key.
 std::optional<IdempotencyLog::Kept> IdempotencyLog::find_elsewhere(const std::string& key,
                                                                    double now_unix_seconds) const {
   if (path_.empty()) return std::nullopt;
@@ -196,6 +200,8 @@ std::optional<IdempotencyLog::Kept> IdempotencyLog::find_elsewhere(const std::st
     struct stat about{};
     if (::stat(at->path().c_str(), &about) != 0 || (about.st_mode & 077) != 0) continue;
     if (static_cast<std::uint64_t>(about.st_size) > 2 * kMostBytes) continue;
+    const double age = now_unix_seconds - static_cast<double>(about.st_mtim.tv_sec);
+    if (age > lifetime_seconds_ + kClocks) continue;  // of a server that is gone
     std::ifstream file(at->path(), std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)),
                            std::istreambuf_iterator<char>());
@@ -206,10 +212,17 @@ std::optional<IdempotencyLog::Kept> IdempotencyLog::find_elsewhere(const std::st
   return newest;
 }
 
-Status IdempotencyLog::begin(const std::string& key, const std::string& request,
-                             double unix_seconds) {
+Result<std::optional<IdempotencyLog::Kept>> IdempotencyLog::claim(const std::string& key,
+                                                                  const std::string& request,
+                                                                  double unix_seconds) {
   const std::scoped_lock lock(mutex_);
-  if (path_.empty()) return {};
+  if (path_.empty()) return std::optional<Kept>();
+  // Between the look at the others' files and the line in this one nobody else may do the same.
+  const std::string held =
+      (std::filesystem::path(path_).parent_path() / "idempotency.lock").string();
+  CENTROID_ASSIGN(const auto claims, FileLock::try_take(held));
+  if (!claims) return Error(ErrorCode::kAborted, "idempotency keys: another server holds " + held);
+  if (auto other = find_elsewhere(key, unix_seconds)) return other;
   if (bytes_ > kMostBytes) {
     std::ifstream file(path_, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)),
@@ -218,7 +231,8 @@ Status IdempotencyLog::begin(const std::string& key, const std::string& request,
     CENTROID_TRY(rewrite());
     kept_.clear();
   }
-  return append(begin_line(key, request, unix_seconds));
+  CENTROID_TRY(append(begin_line(key, request, unix_seconds)));
+  return std::optional<Kept>();
 }
 
 Status IdempotencyLog::finish(const std::string& key, const HttpResponse& response) {

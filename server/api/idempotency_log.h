@@ -37,10 +37,11 @@ class IdempotencyLog {
   /// What the file held, oldest first; once.
   std::vector<Kept> take_kept() { return std::move(kept_); }
 
-  /// What another server has of a key, which keeps its own in the same folder.
-  std::optional<Kept> find_elsewhere(const std::string& key, double now_unix_seconds) const;
-
-  Status begin(const std::string& key, const std::string& request, double unix_seconds);
+  /// This server's from now on, of those that keep keys in the same folder; else what the other one
+  /// has of it. fails aborted: another server claims one at this moment; failed_precondition: the
+  /// disk, so nobody else knows of it
+  Result<std::optional<Kept>> claim(const std::string& key, const std::string& request,
+                                    double unix_seconds);
   Status finish(const std::string& key, const HttpResponse& response);
   Status forget(const std::string& key);
 
@@ -48,6 +49,7 @@ class IdempotencyLog {
   explicit IdempotencyLog(std::string path) : path_(std::move(path)) {}
   Status rewrite();
   Status append(const std::string& line);
+  std::optional<Kept> find_elsewhere(const std::string& key, double now_unix_seconds) const;
 
   const std::string path_;
   std::mutex mutex_;

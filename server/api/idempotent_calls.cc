@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "server/api/problem.h"
+#include "server/api/when_free.h"
 #include "server/tokens/digest.h"
 
 namespace centroid::server {
@@ -21,6 +22,24 @@ HttpResponse kept_form(const Route& route, const HttpResponse& response) {
                       "the request with this Idempotency-Key was done before the server was "
                       "restarted, and its secret is not kept: revoke it, and take a new key",
                       route.path);
+}
+
+HttpResponse unknown_outcome(const std::string& what, const std::string& instance) {
+  return make_problem(409, ErrorCode::kAborted,
+                      what + ": look whether it was done, and take a new key if not", instance);
+}
+
+HttpResponse of_another_request(const std::string& instance) {
+  return make_problem(422, ErrorCode::kInvalidArgument,
+                      "this Idempotency-Key came with another request before: take a new one",
+                      instance);
+}
+
+constexpr const char* kReplayed = "Idempotency-Replayed";
+
+HttpResponse replayed(HttpResponse response) {
+  response.fields.emplace_back(kReplayed, "true");
+  return response;
 }
 
 bool is_key(const std::string& key) {
@@ -50,11 +69,8 @@ IdempotentCalls::IdempotentCalls(Executor blocking, std::size_t most, Duration l
     const std::chrono::duration<double> age(std::max(0.0, now_unix - one.begun_unix_seconds));
     const TimePoint begun = now - std::chrono::duration_cast<Duration>(age);
     if (!one.response)
-      one.response = make_problem(
-          409, ErrorCode::kAborted,
-          "the server ended before it had answered the request with this Idempotency-Key: look "
-          "whether it was done, and take a new key if not",
-          "/");
+      one.response = unknown_outcome(
+          "the server ended before it had answered the request with this Idempotency-Key", "/");
     table_.restore(one.key, one.request, begun, std::move(*one.response));
   }
 }
@@ -64,23 +80,36 @@ Task<void> IdempotentCalls::keep(std::function<Status()> write) {
   if (!written.ok()) log::error("idempotency.failed", {{"error", written.error()}});
 }
 
-/// Take over what another server answered. An answer: it has begun, and has not answered.
-Task<std::optional<HttpResponse>> IdempotentCalls::look_elsewhere(std::string key,
-                                                                  std::string instance) {
+/// Make a key that this server does not know its own, or take over what another one answered to it.
+/// An answer: it is not to be done here.
+Task<std::optional<HttpResponse>> IdempotentCalls::claim(std::string key, std::string same,
+                                                         std::string instance) {
+  using Kept = std::optional<IdempotencyLog::Kept>;
   const double now = SystemClock().unix_seconds();
-  auto look = [log = log_.get(), key, now] { return log->find_elsewhere(key, now); };
-  auto found = co_await run_on(blocking_, std::move(look));
-  if (!found) co_return std::nullopt;
-  if (!found->response)
+  std::function<Result<Kept>()> take = [log = log_.get(), key, same, now] {
+    return log->claim(key, same, now);
+  };
+  auto taken = co_await when_free(blocking_, std::move(take));
+  if (!taken->ok() && taken->error().code() == ErrorCode::kUnavailable) {
+    table_.forget(key);
+    co_return make_problem(taken->error(), instance);
+  }
+  if (!taken->ok()) log::error("idempotency.failed", {{"error", taken->error()}});
+  if (!taken->ok() || !**taken) co_return std::nullopt;
+  IdempotencyLog::Kept& found = ***taken;
+  table_.forget(key);
+  if (!found.response)
     co_return make_problem(
         409, ErrorCode::kAborted,
         "another server has begun the request with this Idempotency-Key and not answered it: "
         "repeat it; if that server is gone look whether it was done, and take a new key if not",
         instance);
-  const std::chrono::duration<double> age(std::max(0.0, now - found->begun_unix_seconds));
+  const std::chrono::duration<double> age(std::max(0.0, now - found.begun_unix_seconds));
   const TimePoint begun = Steady::now() - std::chrono::duration_cast<Duration>(age);
-  table_.restore(key, found->request, begun, std::move(*found->response));
-  co_return std::nullopt;
+  table_.restore(key, found.request, begun, std::move(*found.response));
+  const auto again = table_.begin(key, same, Steady::now());
+  if (again.verdict == IdempotencyTable::Verdict::kReplay) co_return replayed(*again.response);
+  co_return of_another_request(instance);
 }
 
 /// A call with an Idempotency-Key that was run before gets the answer of then.
@@ -96,35 +125,36 @@ Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
   const std::string name = call.caller.name + " " + *key;
   const std::string same =
       call.request.method + " " + call.request.target + " " + sha256(call.request.body);
-  if (!table_.knows(name)) {
-    auto problem = co_await look_elsewhere(name, instance);
-    if (problem) co_return std::move(*problem);
-  }
   auto found = table_.begin(name, same, Steady::now());
   switch (found.verdict) {
     case IdempotencyTable::Verdict::kNew:
       break;
     case IdempotencyTable::Verdict::kReplay:
-      found.response->fields.emplace_back("Idempotency-Replayed", "true");
-      co_return std::move(*found.response);
+      co_return replayed(*found.response);
     case IdempotencyTable::Verdict::kRunning:
       co_return make_problem(409, ErrorCode::kAborted,
                              "the request with this Idempotency-Key has no answer yet: repeat it",
                              instance);
     case IdempotencyTable::Verdict::kOther:
-      co_return make_problem(
-          422, ErrorCode::kInvalidArgument,
-          "this Idempotency-Key came with another request before: take a new one", instance);
+      co_return of_another_request(instance);
     case IdempotencyTable::Verdict::kFull:
       co_return make_problem(503, ErrorCode::kResourceExhausted,
                              "too many requests with an Idempotency-Key are running", instance);
   }
-  const double begun = SystemClock().unix_seconds();
-  auto begin = [this, name, same, begun] { return log_->begin(name, same, begun); };
-  co_await keep(std::move(begin));
+  auto elsewhere = co_await claim(name, same, instance);
+  if (elsewhere) co_return std::move(*elsewhere);
   HttpResponse response = co_await act(std::move(call));
-  // What was not done, or perhaps not, may be tried again with the same key.
-  if (response.status >= 500 || response.status == 429) {
+  // What was not done may be tried again with the same key; of what had no answer in time nobody
+  // knows.
+  if (response.status == 504) {
+    HttpResponse unknown = unknown_outcome(
+        "the request with this Idempotency-Key had no answer in "
+        "time",
+        instance);
+    table_.finish(name, unknown);
+    auto finish = [this, name, unknown] { return log_->finish(name, unknown); };
+    co_await keep(std::move(finish));
+  } else if (response.status >= 500 || response.status == 429) {
     table_.forget(name);
     auto forget = [this, name] { return log_->forget(name); };
     co_await keep(std::move(forget));

@@ -31,7 +31,7 @@ class IdempotentCalls {
   IdempotentCalls(Executor blocking, std::size_t most, Duration lifetime,
                   std::unique_ptr<IdempotencyLog> log);
   Task<void> keep(std::function<Status()> write);
-  Task<std::optional<HttpResponse>> look_elsewhere(std::string key, std::string instance);
+  Task<std::optional<HttpResponse>> claim(std::string key, std::string same, std::string instance);
 
   const Executor blocking_;
   const std::unique_ptr<IdempotencyLog> log_;

@@ -1,8 +1,10 @@
 #include <cmath>
 
+#include "common/base/log.h"
 #include "server/api/audit_log.h"
 #include "server/api/handlers.h"
 #include "server/api/reply.h"
+#include "server/api/when_free.h"
 #include "server/tokens/token_store.h"
 
 namespace centroid::server {
@@ -33,6 +35,7 @@ Json to_json_object(const AuditEntry& entry) {
   out["request_id"] = entry.request_id;
   out["status"] = entry.status;
   out["outcome"] = entry.outcome;
+  out["server"] = entry.server;
   return out;
 }
 
@@ -63,10 +66,11 @@ Reply post_token(Services services, Call call) {
     co_return Error(ErrorCode::kInvalidArgument,
                     "role: expected viewer, worker or admin, got '" + role_text + "'");
   const auto lifetime = std::chrono::seconds(static_cast<std::int64_t>(std::ceil(seconds)));
-  auto create = [&tokens = services.tokens, name, role = *role, lifetime, by = call.caller.name] {
-    return std::make_optional(tokens.create(name, role, lifetime, by));
-  };
-  auto created = co_await run_on(services.blocking, std::move(create));
+  std::function<Result<TokenStore::Created>()> create =
+      [&tokens = services.tokens, name, role = *role, lifetime, by = call.caller.name] {
+        return tokens.create(name, role, lifetime, by);
+      };
+  auto created = co_await when_free(services.blocking, std::move(create));
   if (!created->ok()) co_return created->error();
   Json out = to_json_object((*created)->info);
   out["secret"] = (*created)->secret;
@@ -75,8 +79,11 @@ Reply post_token(Services services, Call call) {
 
 Reply delete_token(Services services, Call call) {
   const std::string name = call.value("name");
-  auto revoke = [&tokens = services.tokens, name] { return tokens.revoke(name); };
-  CENTROID_CO_TRY(co_await run_on(services.blocking, std::move(revoke)));
+  std::function<Status()> revoke = [&tokens = services.tokens, name] {
+    return tokens.revoke(name);
+  };
+  const auto revoked = co_await when_free(services.blocking, std::move(revoke));
+  CENTROID_CO_TRY(*revoked);
   Json out;
   out["action"] = "revoke";
   out["name"] = name;
@@ -84,7 +91,12 @@ Reply delete_token(Services services, Call call) {
 }
 
 Reply get_audit(Services services, Call call) {
-  const std::vector<AuditEntry> entries = services.audit.newest_first();
+  auto read = [&audit = services.audit] {
+    if (const Status seen = audit.refresh(); !seen.ok())
+      log::error("audit.not_followed", {{"error", seen.error()}});
+    return audit.newest_first();
+  };
+  const std::vector<AuditEntry> entries = co_await run_on(services.blocking, std::move(read));
   const auto key = [](const AuditEntry& entry) { return ListKey(entry.number, 0); };
   const auto shown = [](const AuditEntry& entry) { return to_json_object(entry); };
   co_return list_page(call, "entries", entries, key, true, shown);

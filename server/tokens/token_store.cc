@@ -4,7 +4,6 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,12 +13,12 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "server/tokens/digest.h"
+#include "server/tokens/file_lock.h"
 
 namespace centroid::server {
 
@@ -79,37 +78,16 @@ std::string stamp_of(const std::string& path) {
          std::to_string(about.st_mtim.tv_sec) + "." + std::to_string(about.st_mtim.tv_nsec);
 }
 
-/// One server at a time.
-class FileLock {
- public:
-  static Result<FileLock> take(const std::string& path) {
-    FileLock lock;
-    if (path.empty()) return lock;
-    const std::string file = path + ".lock";
-    lock.fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock.fd_ < 0) return file_error(file, "cannot be written");
-    const auto limit = std::chrono::steady_clock::now() + kPatience;
-    while (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
-      // Without a lock a change of another server could be lost, and a revoked token come back.
-      if (errno != EWOULDBLOCK && errno != EINTR) return file_error(file, "cannot be locked");
-      if (std::chrono::steady_clock::now() >= limit)
-        return Error(ErrorCode::kUnavailable,
-                     "tokens " + path + ": another server holds " + file + " for 2 s: repeat");
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return lock;
-  }
-  FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileLock& operator=(FileLock&&) = delete;
-  ~FileLock() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-
- private:
-  FileLock() = default;
-  static constexpr std::chrono::seconds kPatience{2};
-  int fd_ = -1;
-};
+/// One server at a time. fails aborted: it is another's turn
+Result<std::optional<FileLock>> take_lock(const std::string& path) {
+  if (path.empty()) return std::optional<FileLock>();
+  const std::string file = path + ".lock";
+  auto lock = FileLock::try_take(file);
+  if (!lock.ok()) return std::move(lock).error().with_context("tokens");
+  if (!*lock)
+    return Error(ErrorCode::kAborted, "tokens " + path + ": another server holds " + file);
+  return lock;
+}
 
 /// What was renamed in the folder of this file is there after a power cut, too.
 Status sync_folder(const std::string& path) {
@@ -279,7 +257,7 @@ Result<TokenStore::Created> TokenStore::create(const std::string& name, Role rol
   CENTROID_ASSIGN(const std::string random, random_hex(kSecretBytes));
   CENTROID_ASSIGN(const std::string salt, random_hex(kSaltBytes));
   const std::scoped_lock file(file_mutex_);
-  CENTROID_ASSIGN(const FileLock lock, FileLock::take(path_));
+  CENTROID_ASSIGN(const auto lock, take_lock(path_));
   CENTROID_TRY(reload());
   const auto is_same = [&](const Entry& entry) { return entry.info.name == name; };
   const double now = clock_->unix_seconds();
@@ -317,7 +295,7 @@ Result<TokenStore::Created> TokenStore::create(const std::string& name, Role rol
 
 Status TokenStore::revoke(const std::string& name) {
   const std::scoped_lock file(file_mutex_);
-  CENTROID_ASSIGN(const FileLock lock, FileLock::take(path_));
+  CENTROID_ASSIGN(const auto lock, take_lock(path_));
   CENTROID_TRY(reload());
   std::vector<Entry> entries = entries_;
   const auto removed =

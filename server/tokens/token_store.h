@@ -38,7 +38,7 @@ struct TokenInfo {
 /// in it then, one at a time (a lock on FILE.lock), and takes what others wrote with `refresh`.
 ///
 /// thread  any; `create`, `revoke` and `refresh` wait for the disk, the others do not
-/// bounds  at most 1000 tokens; 2 s for the lock
+/// bounds  at most 1000 tokens
 class TokenStore {
  public:
   /// `path` empty: in memory only. fails failed_precondition: others can read the file; data_loss:
@@ -52,10 +52,10 @@ class TokenStore {
     std::string secret;  ///< shown once
   };
   /// `lifetime` 0: for ever. fails invalid_argument (name), already_exists, resource_exhausted,
-  /// unavailable (another server holds the lock)
+  /// aborted (another server holds the lock now: repeat)
   Result<Created> create(const std::string& name, Role role, std::chrono::seconds lifetime,
                          const std::string& created_by);
-  /// fails not_found, unavailable
+  /// fails not_found, aborted
   Status revoke(const std::string& name);
   /// What another server has written since. fails as `open`; what was known stays then
   Status refresh();

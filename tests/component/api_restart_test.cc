@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <future>
+#include <latch>
 #include <random>
 
 #include "server/api/idempotency_log.h"
@@ -109,6 +111,52 @@ TEST_F(ApiRestart, AnotherServerWithTheSameFolderKnowsTheKeys) {
   EXPECT_EQ(control.actions(), "checkpoint;pause;");
 }
 
+TEST_F(ApiRestart, AKeyThatIsSentToTwoServersAtOnceIsDoneOnce) {
+  constexpr int kKeys = 40;
+  IoThread other_io("other-api");
+  metrics::Registry other_registry;
+  ApiOptions second = options;
+  options.state_name = "a";
+  second.state_name = "b";
+  start();
+  auto made = ApiServer::start(other_io.executor(), second, control, other_registry);
+  ASSERT_TRUE(made.ok()) << made.error().to_string();
+  const auto other = std::move(made).value();
+  for (int k = 0; k < kKeys; ++k) {
+    const std::string key =
+        std::string("Idempotency-Key: k-").append(std::to_string(k)).append("\r\n");
+    std::latch begin(2);
+    const auto ask = [&](std::uint16_t at) {
+      HttpClient client(at);
+      begin.arrive_and_wait();
+      return client.request("POST", "/v1/checkpoints", key).status;
+    };
+    auto there = std::async(std::launch::async, ask, other->endpoint().port);
+    const int here = ask(port()), theirs = there.get();
+    EXPECT_TRUE(here == 201 || theirs == 201) << here << " " << theirs;
+    EXPECT_TRUE((here == 201 || here == 409) && (theirs == 201 || theirs == 409))
+        << here << " " << theirs;
+  }
+  std::string once;
+  for (int k = 0; k < kKeys; ++k) once += "checkpoint;";
+  EXPECT_EQ(control.actions(), once);
+  other_io.wait(other->stop());
+}
+
+TEST_F(ApiRestart, AKeyWhoseRequestHadNoAnswerInTimeIsNotDoneAgain) {
+  options.call_timeout = std::chrono::milliseconds(50);
+  const char* key = "Idempotency-Key: k-1\r\n";
+  start();
+  control.held = true;
+  expect_problem(request("POST", "/v1/job:stop", key), 504, "deadline_exceeded");
+  control.held = false;
+  for (int turn = 0; turn < 2; ++turn) {
+    expect_problem(request("POST", "/v1/job:stop", key), 409, "aborted",
+                   "look whether it was done");
+    restart();
+  }
+}
+
 TEST_F(ApiRestart, AFileThatOthersCanReadIsRefused) {
   start();
   stop();
@@ -124,13 +172,13 @@ TEST(IdempotencyLog, ForgetsWhatIsOldAndReadsAnything) {
   {
     const auto log = IdempotencyLog::open(path, 1000, 60);
     ASSERT_TRUE(log.ok());
-    ASSERT_TRUE((*log)->begin("old", "r", 930).ok());
-    ASSERT_TRUE((*log)->begin("young", "r", 990).ok());
+    ASSERT_TRUE((*log)->claim("old", "r", 930).ok());
+    ASSERT_TRUE((*log)->claim("young", "r", 990).ok());
     server::HttpResponse response;
     response.status = 202;
     response.fields.emplace_back("X-Thing", "1");
     ASSERT_TRUE((*log)->finish("young", response).ok());
-    ASSERT_TRUE((*log)->begin("undone", "r", 990).ok());
+    ASSERT_TRUE((*log)->claim("undone", "r", 990).ok());
     ASSERT_TRUE((*log)->forget("undone").ok());
   }
   const auto log = IdempotencyLog::open(path, 1000, 60);

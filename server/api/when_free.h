@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include "common/async/task.h"
+#include "common/base/result.h"
+
+namespace centroid::server {
+
+/// Do on `blocking` what says `aborted` while another server has the lock that it needs. Waits
+/// between the attempts where nobody is kept waiting by it; 2 s at most.
+/// fails   unavailable: another server had the lock all the time; cancelled; as `act` says
+template <class T>
+Task<std::optional<Result<T>>> when_free(Executor blocking, std::function<Result<T>()> act) {
+  constexpr std::chrono::seconds kPatience{2};
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const TimePoint limit = now() + kPatience;
+  for (;;) {
+    auto once = [act] { return std::make_optional(act()); };
+    auto outcome = co_await run_on(blocking, std::move(once));
+    if (outcome->ok() || outcome->error().code() != ErrorCode::kAborted) co_return outcome;
+    if (now() >= limit)
+      co_return Error(ErrorCode::kUnavailable, outcome->error().message() + " for 2 s: repeat");
+    const bool goes_on = co_await sleep_until(now() + kPause);
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+  }
+}
+
+}  // namespace centroid::server
