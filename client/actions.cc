@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include "client/online.h"
@@ -201,7 +203,9 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     Json body = Json::object();
     body["delete_newer"] = *deletes;
     const std::string number = std::to_string(*version);
-    status = send(*session, "POST", "/v1/checkpoints/" + number + ":restore", body,
+    Session patient = *session;  // it reads all of it, and waits for the workers to come back
+    patient.remote.timeout = std::max(patient.remote.timeout, std::chrono::milliseconds(310'000));
+    status = send(patient, "POST", "/v1/checkpoints/" + number + ":restore", body,
                   "the job goes on from version " + number);
   });
   CLI::App* const deleted =

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "client/fetch.h"
 #include "client/online.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
@@ -268,6 +269,7 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
       ->needs(table);
   exported->callback([folder, wish, &status] { status = export_model(*folder, *wish); });
   add_merge(*group, status);
+  add_get(*group, session, status);
   const auto journal_folder = std::make_shared<std::string>();
   verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
   verify->callback([=, &status] {

@@ -14,6 +14,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
+#include "client/fetch.h"
 #include "transport/tls/maybe_tls.h"
 
 namespace centroid::client {
@@ -94,11 +95,13 @@ http::request<http::string_body> make_request(const Remote& remote, const std::s
 }
 
 asio::awaitable<std::optional<Result<Answer>>> exchange(const Remote& remote, std::string method,
-                                                        std::string path, std::string body) {
+                                                        std::string path, std::string body,
+                                                        std::string range) {
   Stream stream(co_await asio::this_coro::executor, nullptr);
   std::optional<Error> unopened = co_await open(stream, remote);
   if (unopened) co_return std::move(*unopened);
-  const auto request = make_request(remote, method, path, "application/json", body);
+  auto request = make_request(remote, method, path, "application/json", body);
+  if (!range.empty()) request.set(http::field::range, range);
   const auto [write_failed, written] = co_await http::async_write(stream, request, kAwait);
   if (write_failed) co_return failure(remote.to_string(), write_failed);
   beast::flat_buffer buffer;
@@ -212,7 +215,17 @@ Result<Answer> ask(const Remote& remote, const std::string& method, const std::s
                    const std::string& json_body) {
   asio::io_context context(1);
   auto answer =
-      asio::co_spawn(context, exchange(remote, method, path, json_body), asio::use_future);
+      asio::co_spawn(context, exchange(remote, method, path, json_body, ""), asio::use_future);
+  context.run();
+  return std::move(*answer.get());
+}
+
+Result<Answer> ask_part(const Remote& remote, const std::string& path, std::uint64_t begin,
+                        std::uint64_t count) {
+  const std::string range =
+      "bytes=" + std::to_string(begin) + "-" + std::to_string(begin + count - 1);
+  asio::io_context context(1);
+  auto answer = asio::co_spawn(context, exchange(remote, "GET", path, "", range), asio::use_future);
   context.run();
   return std::move(*answer.get());
 }

@@ -69,9 +69,11 @@ Result<Json> send_json(const Session& session, const std::string& method, const 
 }
 
 int complain(const Error& error) {
-  std::fprintf(stderr, "centroidctl: %s\n", error.message().c_str());
   const bool is_unreachable =
       error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kDeadlineExceeded;
+  const bool is_refused = error.message().find("onnection refused") != std::string::npos;
+  std::fprintf(stderr, "centroidctl: %s%s\n", error.message().c_str(),
+               is_refused ? " (is that the server? --server URL, or CENTROIDCTL_SERVER)" : "");
   return is_unreachable                                ? kExitUnreachable
          : error.code() == ErrorCode::kInvalidArgument ? kExitUsage
                                                        : kExitFailed;

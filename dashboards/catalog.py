@@ -358,7 +358,7 @@ ALERTS = (
     Alert("CentroidJobHalted", 'max by (job, instance) (centroid_server_job_state{state="halted"})', "== 1", "0m",
           "critical", "The job on {{ $labels.instance }} has halted itself.",
           "GET /v1/cluster, state_reason: mostly a gradient that is not finite, with worker, tensor and round. Lower the learning rate "
-          "or look at that worker's data, and start again with --resume."),
+          "or look at that worker's data, then centroidctl job resume and start the server and its workers again."),
     Alert("CentroidServerDown", "max by (job, instance) (up{job=~\".*centroid-server.*\"})", "== 0", "1m",
           "critical", "Prometheus does not reach the server {{ $labels.instance }}.",
           "Workers keep their state and try again until --join-timeout. Start the server with --resume and the same run_dir and listen."),

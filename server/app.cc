@@ -188,6 +188,7 @@ Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
 struct Ending {
   bool is_halted = false;
   bool is_deposed = false;  ///< and nobody asked the process to stop: the next life is a standby
+  bool goes_on = false;     ///< a signal ended it before the job was over
 };
 
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
@@ -227,10 +228,12 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const ElectionProbe election_probe(registry);
   cluster.set_files(operators.executor());
   cluster.set_schema(&schema);
-  if (config.has_election())
+  if (config.has_election()) {
     cluster.stand_by(fence);
-  else
+  } else {
+    CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
     CENTROID_TRY(service.wait(cluster.prepare()));
+  }
   ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
   static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
@@ -277,6 +280,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
       result = service.wait(serve(cluster, *listener, signals, config.leave_workers, is_signalled));
     ending.is_halted = cluster.is_halted();
     ending.is_deposed = !is_signalled && cluster.is_deposed();
+    ending.goes_on = is_signalled && cluster.goes_on();
     candidacy.reset();  // the lead is free now that nothing more is written
     service.wait(turn_around());
   }
@@ -421,7 +425,7 @@ int run_server(ServerConfig& config, config::Schema& schema) {
     schema.take_back_changes();
     log::set_level(log::parse_level(config.log_level).value());
   }
-  if (result.ok()) return kExitDone;
+  if (result.ok()) return ending.goes_on ? static_cast<int>(config.stop_status) : kExitDone;
   if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});
   if (ending.is_halted) return kExitHalted;
   switch (result.error().code()) {

@@ -64,13 +64,21 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("rounds", &c.rounds,
           {.text = "rounds to train for; 0: no limit", .unit = "rounds", .live = true});
   s.field("seed", &c.seed, {.text = "seed of initial parameters, data order and data split"});
-  s.field("exit_when_finished", &c.exit_when_finished,
-          {.text = "leave when the goal is reached; otherwise REST stays up", .live = true},
-          "exit-when-finished");
+  s.field(
+      "exit_when_finished", &c.exit_when_finished,
+      {.text = "leave when the goal is reached or the job halted; otherwise REST stays up, and a "
+               "halt holds until it is taken back",
+       .live = true},
+      "exit-when-finished");
   s.field("leave_workers", &c.leave_workers,
           {.text = "a signal ends only this server: workers are not told that the job is over, but "
                    "wait for it to come back with `resume`, as long as their join_timeout"},
           "leave-workers");
+  s.field("stop_status", &c.stop_status,
+          {.text = "exit status after a signal asked this server to leave and the job is not over; "
+                   "other than 0 where a scheduler should start it again, e.g. 143",
+           .max = 255},
+          "stop-status");
 
   s.field(
       "policy", &c.policy,

@@ -36,6 +36,7 @@ struct ServerConfig {
   std::uint64_t seed = 1;
   bool exit_when_finished = false;
   bool leave_workers = false;
+  std::uint64_t stop_status = 0;
 
   std::string policy = "bsp", late = "drop";
   std::uint64_t local_steps = 1, fragments = 1, overlap = 0;

@@ -127,7 +127,7 @@ Status write_planes(const fs::path& folder, const std::string& stem, const Manif
   return {};
 }
 
-Result<CheckpointManifest> read_manifest(const fs::path& directory) {
+Result<std::string> manifest_text(const fs::path& directory) {
   const fs::path path = directory / kManifestFile;
   CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));
   CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(file, path));
@@ -138,6 +138,11 @@ Result<CheckpointManifest> read_manifest(const fs::path& directory) {
   std::string text(static_cast<std::size_t>(bytes), '\0');
   CENTROID_TRY(
       file::read_at(file, path, 0, std::as_writable_bytes(std::span(text.data(), text.size()))));
+  return text;
+}
+
+Result<CheckpointManifest> read_manifest(const fs::path& directory) {
+  CENTROID_ASSIGN(const std::string text, manifest_text(directory));
   return parse_checkpoint_manifest(text);
 }
 
@@ -501,7 +506,8 @@ Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) 
 }
 
 Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointEntry& entry) const {
-  CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
+  CENTROID_ASSIGN(const std::string text, manifest_text(entry.path));
+  CENTROID_ASSIGN(const CheckpointManifest content, parse_checkpoint_manifest(text));
   std::vector<CheckpointFile> files;
   for (const auto& [name, record] : content.files)
     files.push_back({name, record.bytes, record.crc32c});
@@ -509,6 +515,7 @@ Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointE
     const bool first = a.name.starts_with(kModelStem), second = b.name.starts_with(kModelStem);
     return first != second ? first : a.name < b.name;
   });
+  files.push_back({kManifestFile, text.size(), crc32c(std::as_bytes(std::span(text)))});
   return files;
 }
 

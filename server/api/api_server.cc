@@ -358,9 +358,16 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   co_return response;
 }
 
+/// Says only that the process lives: a supervisor that got 429 in place of it would end the server,
+/// and behind one address there may be many.
+bool asks_for_life(const HttpRequest& request) {
+  const auto path = std::string_view(request.target).substr(0, request.target.find('?'));
+  return path == "/livez" || path == "/healthz";
+}
+
 /// 429 for an address that asks too often.
 std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& request) {
-  if (options.requests_per_second <= 0) return std::nullopt;
+  if (options.requests_per_second <= 0 || asks_for_life(request)) return std::nullopt;
   const std::string client = client_of(request.address);
   const Duration wait = rates.take(client, Steady::now(), options.requests_per_second);
   if (wait == Duration::zero()) return std::nullopt;
@@ -435,15 +442,22 @@ Task<void> ApiServer::Impl::append_audit(std::shared_ptr<const AuditEntry> entry
   changed.notify_all();
 }
 
+/// Whether a route asks anybody: probes and metrics are answered out of memory, at any time.
+bool waits(const Route& route) {
+  return route.path != "/livez" && route.path != "/healthz" && route.path != "/metrics";
+}
+
 /// Run a call under its deadline. A call that does not end then is cancelled and left behind, in
 /// bounded number.
 Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   const std::string instance = call.instance;
-  if (abandoned >= options.max_abandoned)
-    co_return make_problem(
-        503, ErrorCode::kResourceExhausted,
-        std::to_string(abandoned) + " earlier requests passed their deadline and have not ended",
-        instance);
+  if (waits(*call.route) && abandoned >= options.max_abandoned)
+    co_return make_problem(503, ErrorCode::kResourceExhausted,
+                           std::to_string(abandoned) +
+                               " earlier requests passed their deadline and have not ended: "
+                               "api.deadline_passed in the "
+                               "log names them; mostly the disk of run_dir does not answer",
+                           instance);
   const auto limit =
       call.route->span == Span::kCheckpoint ? options.checkpoint_timeout : options.call_timeout;
   const auto self = std::make_shared<Running>(executor, Steady::now() + limit);
@@ -470,15 +484,16 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   if (is_cancelling)
     co_return make_problem(503, ErrorCode::kCancelled, "the server is stopping", instance);
   log::warn("api.deadline_passed", {{"path", instance}, {"limit_ms", limit.count()}});
-  const std::string detail =
-      "no answer within " + std::to_string(limit.count()) + " ms; the action may still happen";
+  const std::string detail = "no answer within " + std::to_string(limit.count()) +
+                             " ms; the action may still happen: look at GET /v1/audit, /v1/cluster "
+                             "or what it was to change";
   co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
 }
 
 /// Tell one connection too many so.
 Task<void> ApiServer::Impl::refuse(std::unique_ptr<Peer> peer) {
-  const std::string detail =
-      "all " + std::to_string(options.max_connections) + " connections are busy";
+  const std::string detail = "all " + std::to_string(options.max_connections) +
+                             " connections are busy: try again, or raise api.max_connections";
   auto response = make_problem(503, ErrorCode::kResourceExhausted, detail, "/");
   metrics.count(nullptr, response.status, 0);
   const bool is_written = co_await write(*peer, std::move(response), HttpFraming());

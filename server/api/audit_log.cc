@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/os_error.h"
 #include "server/tokens/file_lock.h"
 
 namespace centroid::server {
@@ -65,7 +66,7 @@ bool parse(const std::string& line, AuditEntry& entry) {
 }
 
 Error failure(const std::string& path, const char* doing) {
-  return {ErrorCode::kFailedPrecondition,
+  return {code_of_os_error(errno),
           "audit log " + path + ": " + doing + ": " + std::strerror(errno)};
 }
 

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "server/api/file_stream.h"
 #include "server/api/handlers.h"
 #include "server/api/reply.h"
@@ -78,7 +80,11 @@ Reply get_checkpoint_file(Services services, Call call) {
   offer.etag = std::string(1, '"').append(std::to_string(at->bytes)).append("-");
   offer.etag.append(std::to_string(at->crc32c)).append(1, '"');
   offer.content_type = name.ends_with(".json") ? "application/json" : "application/octet-stream";
-  co_return serve_file(services.blocking, call.request, offer);
+  auto open = [blocking = services.blocking, request = call.request, offer] {
+    return std::optional<Result<HttpResponse>>(serve_file(blocking, request, offer));
+  };
+  auto opened = co_await run_on(services.blocking, std::move(open));
+  co_return std::move(*opened);
 }
 
 }  // namespace centroid::server

@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/os_error.h"
 #include "server/tokens/file_lock.h"
 
 namespace centroid::server {
@@ -26,7 +27,7 @@ constexpr double kClocks = 60;  ///< by which those of two machines may differ
 constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
 
 Error failure(const std::string& path, const char* doing) {
-  return {ErrorCode::kFailedPrecondition,
+  return {code_of_os_error(errno),
           "idempotency keys " + path + ": " + doing + ": " + std::strerror(errno)};
 }
 

@@ -55,6 +55,7 @@ constexpr Route post(std::string_view path, Handler handler, std::string_view bo
 const std::vector<Route>& routes() {
   static const std::vector<Route> kRoutes = {
       get("/", get_index),
+      get("/livez", get_healthz, Role::kAnyone),
       get("/healthz", get_healthz, Role::kAnyone),
       get("/readyz", get_readyz, Role::kAnyone),
       get("/metrics", get_metrics),

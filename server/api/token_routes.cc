@@ -91,6 +91,7 @@ Reply delete_token(Services services, Call call) {
 }
 
 Reply get_audit(Services services, Call call) {
+  // Who writes a line holds its mutex while the disk does.
   auto read = [&audit = services.audit] {
     if (const Status seen = audit.refresh(); !seen.ok())
       log::error("audit.not_followed", {{"error", seen.error()}});

@@ -92,6 +92,19 @@ Status Fence::check_file() {
   return holds();
 }
 
+Status Fence::check_alone(const fs::path& folder) {
+  const fs::path path = folder / kFile;
+  CENTROID_ASSIGN(const auto written, read_term(path));
+  if (!written) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               path.string() + " names server '" + written->server + "' as leader of term " +
+                   std::to_string(written->term) +
+                   ": this folder belongs to servers of which etcd chooses the leader, and this "
+                   "server has no etcd.endpoints. Set them (compose: --env-file "
+                   "deploy/compose/ha.env); or, to go on with one server alone, stop all others "
+                   "and remove the file");
+}
+
 Status Fence::take() const {
   const fs::path path = folder_ / kFile;
   CENTROID_ASSIGN(const auto written, read_term(path));

@@ -38,6 +38,10 @@ class Fence {
   /// fails   failed_precondition: it names a later term, so this etcd is not the one of before
   Status take() const;
 
+  /// Of a server without an election, before it reads or writes the folder. Blocks.
+  /// fails   failed_precondition: the folder belongs to servers of which etcd chooses the leader
+  static Status check_alone(const std::filesystem::path& folder);
+
   std::uint64_t term() const;
 
  private:

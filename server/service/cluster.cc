@@ -132,8 +132,10 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                {{"term", fence_->term()},
                 {"error", result.ok() ? fence_->holds().error() : result.error()},
                 {"action", "this server writes nothing more, its workers look for the leader"}});
+  const bool is_remembered = result.ok() && !is_over_here && stop_ && !stop_->halted.empty();
+  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
   const bool halted = !result.ok() && !is_over_here;
-  if (halted) log::error("job.halted", {{"error", result.error()}});
+  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
   if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
   const bool writes_nothing = is_over_here || phase_ == Phase::kStandby;
   if (!writes_nothing && needs_checkpoint()) {
@@ -142,6 +144,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
       tell(events_, log::Level::kError, "checkpoint.failed",
            {{"why", written.error()}, {"when", "at the end"}});
   }
+  if (halted && !stop_ && !stop_requested_) co_await keep_halt(result.error());
   const bool is_stopped = stop_requested_ || stop_;
   const std::string why_stopped = stop_requested_ ? stop_reason_ : phase_reason_;
   set_phase(halted            ? Phase::kHalted
@@ -170,8 +173,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
     const Kept kept = keep();
     (void)co_await save(kept.state, kept.revision);
   }
-  while (!stop_requested_ && !config_.exit_when_finished && !halted && !is_over_here &&
-         !is_deposed())
+  while (!stop_requested_ && !config_.exit_when_finished && !is_over_here && !is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
 
   if (rows_servers_ && !writes_nothing) {

@@ -79,6 +79,8 @@ class Cluster final : public ControlPlane {
   void request_stop(const std::string& why, bool leave_workers = false);
   /// Whether the job halted itself; asked when `run` has ended.
   bool is_halted() const { return phase_ == Phase::kHalted; }
+  /// Whether `run` ended before the job was over, to be gone on with; asked when `run` has ended.
+  bool goes_on() const { return phase_ == Phase::kStopping && !stop_ && !goal_reached(); }
 
   // ControlPlane; callable from any executor.
   Task<ClusterView> cluster() override;
@@ -170,6 +172,8 @@ class Cluster final : public ControlPlane {
   std::string pause_reason() const;
   Task<void> heed_stop();
   Task<void> stay_stopped();
+  bool keeps_halts() const;
+  Task<void> keep_halt(const Error& why);
 
   // sessions.cc
   void tell_codecs(Link& link, const proto::PushEnd& end);

@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "common/base/log.h"
 #include "server/service/cluster.h"
 
-/// The job's course as operators steer it: pause, resume, and a stop that holds when something
-/// starts the server again or another server takes over.
+/// The job's course as operators steer it: pause, resume, and a stop or halt that holds when
+/// something starts the server again or another server takes over.
 namespace centroid::server {
 
 namespace {
@@ -78,12 +79,15 @@ Task<Result<ActView>> Cluster::resume() {
     CENTROID_TRY(self.check_lead());
     if (self.stop_requested_)
       return Error(ErrorCode::kFailedPrecondition, "the server is stopping: " + self.stop_reason_);
-    if (self.stop_ && self.rounds_ended_)
+    const bool is_halted = self.stop_ && self.phase_ == Phase::kHalted;
+    if (self.stop_ && self.rounds_ended_ && !is_halted)
       return Error(ErrorCode::kFailedPrecondition,
                    "the server is ending: start it again with resume, then say it again");
-    const bool is_stopped = self.stop_ && self.phase_ == Phase::kStopped;
+    const bool is_stopped = is_halted || (self.stop_ && self.phase_ == Phase::kStopped);
     if (!is_stopped && !self.pause_)
-      return Error(ErrorCode::kFailedPrecondition, "the job is not paused");
+      return Error(
+          ErrorCode::kFailedPrecondition,
+          "the job is neither paused nor stopped nor halted: GET /v1/cluster says what it does");
     if (is_stopped) self.stop_.reset();
     self.pause_.reset();
     log::info("job.resumed", {{"round", self.round_.value}});
@@ -92,7 +96,30 @@ Task<Result<ActView>> Cluster::resume() {
   };
   auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
                                                 boost::asio::use_awaitable);
+  // Of a job that halted in this life of the server the rounds have ended: the next life goes on.
+  auto end = [this]() -> Status {
+    if (phase_ == Phase::kHalted && rounds_ended_ && !stop_)
+      request_stop("POST /v1/job:resume of a halted job: started again, the server goes on");
+    return {};
+  };
+  if (outcome->ok()) (void)co_await run_on(executor_, std::move(end));
   co_return std::move(*outcome);
+}
+
+/// Whatever starts the server again, or another server that takes over, does not undo a halt by
+/// that. Where the server ends with it (exit status 3), who starts it again means to go on.
+bool Cluster::keeps_halts() const { return !config_.exit_when_finished || fence_ != nullptr; }
+
+Task<void> Cluster::keep_halt(const Error& why) {
+  if (!keeps_halts()) co_return;
+  OperatorState::Stop halt;
+  halt.run_id = run_id_;
+  halt.version = checkpointed_.value;
+  halt.since_unix_seconds = clock_.unix_seconds();
+  halt.halted = why.message();
+  stop_ = std::move(halt);
+  const Kept kept = keep();
+  (void)co_await save(kept.state, kept.revision);
 }
 
 /// Whoever starts the server again finds it on the disk, however this one ends: its end waits until
@@ -128,34 +155,44 @@ Task<void> Cluster::heed_stop() {
   const bool is_other_run = has_model ? run_id_ != stop_->run_id
                                       : !config_.run_id.empty() && config_.run_id != stop_->run_id;
   const bool is_gone = stop_->version > 0 && !has_model && !replay_;
-  if (config_.resume && !is_other_run && !is_gone && !goal_reached()) {
+  const bool is_meant = !stop_->halted.empty() && !keeps_halts();
+  if (config_.resume && !is_other_run && !is_gone && !goal_reached() && !is_meant) {
     if (!has_model) run_id_ = stop_->run_id;  // by which workers that were away look for it
     co_return;
   }
   log::info("job.stop_forgotten",
             {{"run_id", stop_->run_id},
              {"since", utc(stop_->since_unix_seconds)},
-             {"why", goal_reached() ? "the job is at its goal" : "this is another job"}});
+             {"why", goal_reached() ? "the job is at its goal"
+                     : is_meant     ? "exit_when_finished: who starts this server means to go on"
+                                    : "this is another job"}});
   stop_.reset();
   const Kept kept = keep();
   (void)co_await save(kept.state, kept.revision);
 }
 
-/// A stop of an earlier life of this server, or of the leader before: workers that come are told
-/// so, until it is taken back. Where the server is to leave at its end, only for `drain_timeout`,
-/// in which workers that were away come back.
+/// A stop or halt of an earlier life of this server, or of the leader before: workers that come are
+/// told so, until it is taken back. Where the server is to leave at its end, only for
+/// `drain_timeout`, in which workers that were away come back.
 Task<void> Cluster::stay_stopped() {
   const std::string since = utc(stop_->since_unix_seconds);
-  set_phase(Phase::kStopped, "stopped by an operator at " + since +
-                                 ": POST /v1/job:resume (centroidctl job resume) goes on");
-  log::warn("job.stopped",
-            {{"since", since},
-             {"version", store_ ? store_->version().value : 0},
-             {"action", "workers are told to stop; centroidctl job resume goes on"}});
+  const std::string halted = stop_->halted;
+  const std::string what =
+      (halted.empty() ? "stopped by an operator at " : "halted itself at ") + since;
+  set_phase(halted.empty() ? Phase::kStopped : Phase::kHalted,
+            what + ": POST /v1/job:resume (centroidctl job resume) goes on" +
+                (halted.empty() ? "" : ". The cause: " + halted));
+  const std::string action = "workers are told to stop; centroidctl job resume goes on";
+  const std::uint64_t version = store_ ? store_->version().value : 0;
+  if (halted.empty())
+    log::warn("job.stopped", {{"since", since}, {"version", version}, {"action", action}});
+  else
+    log::error("job.halted", {{"since", since}, {"error", halted}, {"action", action}});
   proto::Finish finish;
-  finish.reason = proto::FinishReason::kStopped;
+  finish.reason = halted.empty() ? proto::FinishReason::kStopped : proto::FinishReason::kHalted;
   finish.version = store_ ? store_->version() : Version();
-  finish.text = "the job was stopped by an operator at " + since;
+  finish.text = "the job " + std::string(halted.empty() ? "was " : "") + what;
+  if (!halted.empty()) finish.text += ": " + halted;
   epilogue_ = finish;
   const TimePoint begin = clock_.now();
   while (stop_ && !stop_requested_ && !is_deposed()) {

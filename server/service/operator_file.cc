@@ -63,6 +63,7 @@ std::string to_json(const OperatorState& state) {
     out["stop"]["run_id"] = state.stop->run_id;
     out["stop"]["version"] = state.stop->version;
     out["stop"]["since_unix_seconds"] = state.stop->since_unix_seconds;
+    if (!state.stop->halted.empty()) out["stop"]["halted"] = state.stop->halted;
   }
   if (!state.has_job()) return text_of(out);
   out["job"]["run_id"] = state.job.run_id;
@@ -109,6 +110,7 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
       said.run_id = stop->at("run_id").get<std::string>();
       said.version = stop->at("version").get<std::uint64_t>();
       said.since_unix_seconds = stop->at("since_unix_seconds").get<double>();
+      said.halted = stop->value("halted", "");
       state.stop = std::move(said);
     }
     if (const auto pause = json.find("pause"); pause != json.end()) {

@@ -24,9 +24,10 @@ struct OperatorState {
     double since_unix_seconds = 0;
     bool operator==(const ScaleHint&) const = default;
   } scale;
-  /// POST /v1/job:stop, until POST /v1/job:resume.
+  /// POST /v1/job:stop, or a halt of a server that stays up, until POST /v1/job:resume.
   struct Stop {
     std::string run_id;
+    std::string halted;         ///< why the job halted itself; empty: an operator stopped it
     std::uint64_t version = 0;  ///< of the newest checkpoint; 0: there was none
     double since_unix_seconds = 0;
     bool operator==(const Stop&) const = default;

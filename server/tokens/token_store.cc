@@ -17,6 +17,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/os_error.h"
 #include "server/tokens/digest.h"
 #include "server/tokens/file_lock.h"
 
@@ -61,8 +62,7 @@ bool is_name(std::string_view name) {
 }
 
 Error file_error(const std::string& path, const char* doing) {
-  return {ErrorCode::kFailedPrecondition,
-          "tokens " + path + ": " + doing + ": " + std::strerror(errno)};
+  return {code_of_os_error(errno), "tokens " + path + ": " + doing + ": " + std::strerror(errno)};
 }
 
 /// Changes when the file is replaced; empty: there is none.

@@ -248,6 +248,8 @@ TEST_F(ApiTest, CallsThatNeverEndAreBoundedInNumber) {
     expect_problem(request("GET", "/v1/cluster"), 504, "deadline_exceeded");
   expect_problem(request("GET", "/v1/cluster"), 503, "resource_exhausted", "3 earlier");
   EXPECT_EQ(control.waiting, 3);
+  for (const char* probe : {"/livez", "/healthz", "/metrics"})  // nobody ends the process for it
+    EXPECT_EQ(request("GET", probe).status, 200) << probe;
   control.held = false;
   ASSERT_TRUE(eventually([this] { return control.waiting == 0; }));
   EXPECT_TRUE(eventually([this] { return request("GET", "/v1/cluster").status == 200; }));

@@ -58,6 +58,17 @@ try {
       await page.click('#resume')
       await page.waitForFunction(() => document.querySelector('#state').textContent.includes('training'))
     }
+    if (name === 'narrow') {  // last: what is drained is gone
+      await page.focus('#workers tr button')
+      await page.evaluate(() => { window.focused = document.activeElement })
+      await page.waitForTimeout(2500)  // two polls
+      seen.keepsFocus = await page.evaluate(() => document.activeElement === window.focused && window.focused.isConnected)
+      seen.drained = await page.evaluate(() => window.focused.getAttribute('aria-label'))
+      await page.keyboard.press('Enter')
+      const dialog = await page.$('dialog[open]')
+      if (dialog) await page.keyboard.press('Enter')
+      await page.waitForFunction((label) => ![...document.querySelectorAll('#workers tr button')].some((one) => one.getAttribute('aria-label') === label && !one.disabled), seen.drained)
+    }
     await page.context().close()
   }
 } finally {

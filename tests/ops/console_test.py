@@ -14,7 +14,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import ClusterTest, main  # noqa: E402
+from cluster import ClusterTest, main, wait_for  # noqa: E402
 
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
@@ -67,6 +67,9 @@ class Console(ClusterTest):
         for name, view in seen["views"].items():
             self.assertEqual((name, view["axe"], view["overflow"]), (name, [], 0))
         self.assertTrue(seen["focus"])
+        self.assertTrue(seen["keepsFocus"], "the button that had the focus was replaced")
+        name = seen["drained"].removeprefix("Drain ")
+        wait_for(lambda: any(event["worker"] == name for event in server.events("member.left")), f"{name} is drained")
         shown, rest = seen["paused"], seen["rest"]
         self.assertEqual(rest["state"], "paused")
         self.assertEqual(shown["round"], f"{rest['round']:,}")

@@ -273,16 +273,19 @@ class Provoked(Scraped):
     def wait_alert(self, name, where):
         wait_for(lambda: (name, where) in self.alerts(), f"alert {name} of {where}")
 
-    def test_a_checkpoint_that_fails_and_a_server_that_is_gone(self):
+    def test_a_halt_a_checkpoint_that_fails_and_a_server_that_is_gone(self):
+        halts = self.server("--lr", "1e30", name="halts", run="halts")
         full, gone = (self.server(name=name, run=name) for name in ("full", "gone"))
         self.targets.write_text(json.dumps([{"targets": [gone.api], "labels": {"run": "gone"}}]))
         more = [f"file_sd_configs: [{{files: [{json.dumps(str(self.targets))}], refresh_interval: 1s}}]"]
-        self.prometheus = self.start_prometheus(full.api, more=more)
+        self.prometheus = self.start_prometheus(halts.api, full.api, more=more)
         self.worker(full, "f0")
         full.wait_round(5)
-        self.assert_data([("two servers", 'count(up{job="centroid-server"} == 1) == 2')])
+        self.assert_data([("three servers", 'count(up{job="centroid-server"} == 1) == 3')])
         self.assertEqual({name for name, _ in self.alerts()} - {"CentroidTooFewWorkers"}, set())
 
+        self.worker(halts, "h0")
+        self.wait_alert("CentroidJobHalted", halts.api)
         folder = self.folder / "full" / "checkpoints"
         folder.rename(folder.with_name("away"))
         folder.write_text("in its place")

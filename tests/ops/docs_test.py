@@ -188,6 +188,7 @@ RUN = {
     "workers drain WORKER": ["workers drain w2"],
     "workers evict WORKER [--seconds S] [--why TEXT]": ["workers evict w1 --seconds 60 --why because"],
     "workers allow NAME": ["workers allow w1"],
+    "checkpoints get VERSION --to DIR": ["checkpoints make", "checkpoints get {version} --to {folder}/fetched"],
     "checkpoints restore VERSION [--delete-newer]": ["checkpoints make", "checkpoints restore {version} --delete-newer"],
     "checkpoints delete VERSION": ["checkpoints make", "checkpoints make", "checkpoints delete {version}"],
     "job stop": ["job stop"],
@@ -237,7 +238,7 @@ class Table(ClusterTest):
         backup.mkdir()
         *lines, last = block.strip().splitlines()
         self.assertEqual(last, "centroid-server --run-dir new --resume ...")
-        script = "set -euo pipefail\n" + "\n".join(lines).replace("checkpoint-000000000241", newest).replace("/backup", str(backup))
+        script = "set -euo pipefail\n" + "\n".join(lines).replace("checkpoint-000000000241", newest).replace("get 241", f"get {int(newest[11:])}").replace("/backup", str(backup))
         settings = {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", "CENTROIDCTL_SERVER": f"http://{server.api}"}
         done = subprocess.run(["/bin/bash", "-c", script], cwd=self.folder, env=settings, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -206,6 +206,31 @@ class Ctl(ClusterTest):
         self.assertEqual(child.returncode, DONE, text)
         return text.decode()
 
+    def test_a_checkpoint_is_fetched_whole_and_goes_on_where_it_was(self):
+        server = self.server()
+        self.worker(server, "w0", model="mlp:64-512-512-10")
+        server.wait_round(5)
+        version = server.post("/v1/checkpoints")[1]["version"]
+        backup, name = self.folder / "backup", f"checkpoint-{version:012}"
+        begun = backup / f".{name}.part"  # as a call that was killed leaves it
+        begun.mkdir(parents=True)
+        source = self.folder / "run" / "checkpoints" / name
+        (begun / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
+        self.assertEqual(self.ctl(server, "checkpoints", "get", version, "--to", backup).strip(), str(backup / name))
+        files = {path.name: path.read_bytes() for path in source.iterdir()}
+        self.assertEqual({path.name: path.read_bytes() for path in (backup / name).iterdir()}, files)
+        self.assertFalse(begun.exists())
+        self.ctl(None, "checkpoints", "verify", backup)
+        self.ctl(server, "checkpoints", "get", version, "--to", backup, status=ANSWERED_BADLY)  # never over what is there
+
+        begun = self.folder / "other" / f".{name}.part"  # half a file that is not the server's
+        begun.mkdir(parents=True)
+        (begun / "model.safetensors").write_bytes(b"x" * 1000)
+        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent, status=ANSWERED_BADLY)
+        self.assertFalse((begun.parent / name).exists())
+        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent)
+        self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
+
     def test_a_terminal_gets_colours_and_is_drawn_anew(self):
         server, _ = self.training()
         watch = ("--server", server.api, "status", "--watch", "0.1", "--count", "3")

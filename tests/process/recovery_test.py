@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import urllib.request
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, main, wait_for
 
@@ -225,6 +226,19 @@ class FullDisk(RecoveryTest):
             while True:
                 out.write(bytes(4096))
         return filler
+
+    def test_a_full_disk_at_the_start_is_no_wrong_configuration(self):
+        place = self.small_disk()
+        server = self.server(run="disk/run")
+        request = urllib.request.Request(f"http://{server.api}/v1/job:pause", method="POST", headers={"Idempotency-Key": "k"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as reply:
+            self.assertEqual(reply.status, 202)
+        server.kill()
+        filler = self.fill(place)
+        again = self.launch_server("--resume", run="disk/run", name="again")
+        self.assert_status(again, FAILED, "idempotency keys", NO_SPACE)  # 2 would say that again is in vain
+        filler.unlink()
+        self.server("--resume", run="disk/run", name="third")
 
     def test_training_goes_on_and_checkpoints_come_again_with_space(self):
         place = self.small_disk()

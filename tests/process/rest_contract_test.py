@@ -20,6 +20,7 @@ OPERATOR, VIEWER = "the-operator", "the-viewer"
 # In the order in which they are called: operation, what stands in its path, body, statuses that are right for it.
 PLAN = [
     ("get_index", {}, None, [200]),
+    ("get_livez", {}, None, [200]),
     ("get_healthz", {}, None, [200]),
     ("get_readyz", {}, None, [200]),
     ("get_metrics", {}, None, [200]),
@@ -52,7 +53,7 @@ PLAN = [
     ("verify_checkpoint", {"id": "{version}"}, None, [200]),
     ("verify_checkpoint", {"id": 99999999}, None, [404]),
     ("list_checkpoint_files", {"id": "{version}"}, None, [200]),
-    ("get_checkpoint_file", {"id": "{version}", "file": "manifest.json"}, None, [200, 404]),
+    ("get_checkpoint_file", {"id": "{version}", "file": "manifest.json"}, None, [200]),
     ("get_checkpoint_file", {"id": "{version}", "file": "model.safetensors"}, None, [200]),
     ("get_checkpoint_file", {"id": "{version}", "file": "no.such"}, None, [404]),
     ("list_tables", {}, None, [200]),

@@ -221,9 +221,10 @@ class Rest(ClusterTest):
         with socket.create_connection((host, int(port)), 20) as idle:
             self.assertEqual(idle.recv(1), b"")  # ends after 100 ms, not 30 s
         self.json(server, "PATCH", "/v1/config", {"api.rate": 5})
-        refused = wait_for(lambda: (answer := self.ask(server, "GET", "/healthz"))[0] == 429 and answer, "the bound on the rate")
+        refused = wait_for(lambda: (answer := self.ask(server, "GET", "/version"))[0] == 429 and answer, "the bound on the rate")
         self.assertEqual(refused[1]["Retry-After"], "1")
         self.assertIn("api.rate", json.loads(refused[2])["detail"])
+        self.assertEqual({self.ask(server, "GET", probe)[0] for probe in ("/livez", "/healthz") for _ in range(10)}, {200})
         wait_for(lambda: self.ask(server, "PATCH", "/v1/config", {"api.rate": 0})[0] == 200, "a request that is let through")
 
     def test_the_way_to_a_worker_is_measured_while_it_trains(self):

@@ -13,7 +13,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
+from cluster import DONE, HALTED, USAGE, ClusterTest, Process, free_port, main, wait_for
 
 ETCD = shutil.which("etcd") or shutil.which("etcd", path=os.environ.get("OPS_ETCD", ""))
 BAR_SECONDS = 5
@@ -228,6 +228,28 @@ class Stop(StandbyTest):
         workers[2].send(signal.SIGCONT)
         self.assert_exit(DONE, workers[2])
         self.assertIn("stopped by an operator", self.summary("w2")["end"])
+
+    def test_a_standby_does_not_undo_a_halt(self):
+        etcd, diverges = self.start_etcd(), ("--rounds", 0, "--lr", 1e30, "--exit-when-finished=false")
+        leader = self.ha_server(etcd, "a", *diverges)
+        self.wait_role(leader, "leader")
+        standby = self.ha_server(etcd, "b", *diverges)
+        standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
+        self.assert_exit(HALTED, *self.ha_workers([leader, standby]))
+        leader.wait_cluster("the halt", lambda cluster: cluster["state"] == "halted")
+        leader.kill()
+        view = standby.wait_cluster("the halt", lambda cluster: (cluster["role"], cluster["state"]) == ("leader", "halted"))
+        self.assertIn("JIDOKA HALT", view["state_reason"])
+
+    def test_a_server_without_etcd_leaves_their_folder_alone(self):
+        etcd = self.start_etcd()
+        leader = self.ha_server(etcd, "a")
+        self.wait_role(leader, "leader")
+        alone = self.launch_server("--resume", name="alone")
+        self.assert_status(alone, USAGE, "term.json names server 'a' as leader", "etcd.endpoints", "remove the file")
+        leader.kill()
+        (self.folder / "run" / "checkpoints" / "term.json").unlink()
+        self.server("--resume", "--journal", "on", name="again")
         self.assertEqual(standby.post("/v1/job:resume")[0], 202)
         workers = [self.worker(standby.data, f"v{i}") for i in range(3)]
         standby.wait_more_rounds(5)

@@ -1,4 +1,4 @@
-"""POST /v1/job:stop holds when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
+"""POST /v1/job:stop and a halt hold when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, ClusterTest, Process, main, wait_for
+from cluster import DONE, HALTED, ClusterTest, Process, main, wait_for
 
 LEASE = ["--lease", 1000]
 
@@ -275,6 +275,88 @@ class OtherJobs(StopTest):
         self.assert_exit(DONE, server)
         again = self.server("--resume", "--rounds", 10, "--exit-when-finished", name="again")
         self.assert_exit(DONE, self.worker(again, "w1"), again)
+
+
+class Halt(StopTest):
+    """A job that halted itself stays so, and says so, until somebody takes it back."""
+
+    DIVERGES = ("--lr", 1e30)
+
+    def halted(self, *arguments):
+        server = self.server("--min-workers", 2, *self.DIVERGES, *arguments)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        self.assert_exit(HALTED, *workers)
+        return server
+
+    def assert_halted(self, server):
+        view = server.wait_cluster("halted", lambda view: view["state"] == "halted")
+        self.assertIn("JIDOKA HALT", view["state_reason"])
+        self.assertEqual(server.metric("centroid_server_job_state", state="halted"), 1)
+        return view
+
+    def assert_trains(self, server, names):
+        begin = server.cluster()["version"]
+        workers = [self.worker(server, name) for name in names]
+        server.wait_cluster("rounds", lambda view: view["state"] == "training" and view["version"] > begin + 5)
+        return workers
+
+    def test_it_can_be_seen_holds_through_a_crash_and_is_taken_back(self):
+        server = self.halted()
+        self.assert_halted(server)  # REST and metrics stay up
+        late = self.worker(server, "w2")
+        self.assert_exit(HALTED, late)
+        self.assertIn("JIDOKA HALT", self.summary("w2")["error"])
+        server.kill()
+
+        again = self.again(server, *self.DIVERGES)  # as a supervisor starts it, with the same settings
+        view = self.assert_halted(again)
+        self.assertIn("job:resume", view["state_reason"])
+        late = self.worker(again, "w3")
+        self.assert_exit(HALTED, late)
+        self.assertIn("JIDOKA HALT", self.summary("w3")["error"])
+        self.assertEqual(again.post("/v1/job:pause")[0], 409)
+        again.send(signal.SIGTERM)
+        self.assert_exit(HALTED, again)
+
+        third = self.again(server, name="third")  # with a learning rate that it can live with
+        self.assert_halted(third)
+        self.assertEqual(third.post("/v1/job:resume")[0], 202)
+        workers = self.assert_trains(third, ("v0", "v1"))
+        third.send(signal.SIGTERM)
+        self.assert_exit(DONE, third, *workers)
+
+    def test_taken_back_at_once_it_goes_on_when_the_server_is_started_again(self):
+        server = self.halted()
+        self.assert_halted(server)
+        self.assertEqual(server.post("/v1/job:resume")[0], 202)
+        self.assert_exit(HALTED, server)
+        self.assert_trains(self.again(server), ("v0", "v1"))
+
+    def test_who_starts_a_server_that_left_means_to_go_on(self):
+        server = self.halted("--exit-when-finished")
+        self.assert_exit(HALTED, server)
+        self.assert_trains(self.again(server, "--exit-when-finished"), ("v0", "v1"))
+
+
+class StopStatus(StopTest):
+    def test_a_server_that_a_signal_ended_before_its_job_was_over_says_so(self):
+        flags = ("--stop-status", 143, "--leave-workers", "--exit-when-finished", "--rounds", 1_000_000)
+        server = self.server(*flags)
+        worker = self.worker(server, "w0")
+        server.wait_round(5)
+        server.send(signal.SIGTERM)
+        self.assert_exit(143, server)
+        again = self.server(*flags, "--resume", name="again", listen=server.data)
+        again.wait_more_rounds(5)
+        self.assertEqual(again.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, again, worker)
+
+    def test_at_the_goal_it_is_done(self):
+        server = self.server("--stop-status", 143, "--rounds", 5)
+        self.assert_exit(DONE, self.worker(server, "w0"))
+        server.wait_cluster("finished", lambda view: view["state"] == "finished")
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, server)
 
 
 class SeveralServers(StopTest):

@@ -194,7 +194,7 @@ class BlowUp(ClusterTest):
         for apply in ("server", "worker"):
             with self.subTest(apply):
                 run = {"run": f"run-{apply}", "name": f"server-{apply}"}
-                flags = [*self.STEP, "--nonfinite", "halt", "--min-workers", 2, "--apply", apply]
+                flags = [*self.STEP, "--nonfinite", "halt", "--min-workers", 2, "--apply", apply, "--exit-when-finished"]
                 server = self.server(*flags, **run)
                 workers = [self.worker(server, f"w{i}-{apply}") for i in range(2)]
                 self.assert_exit(HALTED, *workers, server)
@@ -207,7 +207,7 @@ class BlowUp(ClusterTest):
                     self.assertIn(re.search(pattern, halted).group(), summary["error"])
 
     def test_halt_keeps_the_last_good_state(self):
-        server, workers = self.start("halt")
+        server, workers = self.start("halt", "--exit-when-finished")
         self.assert_exit(HALTED, server, *workers)
         self.assertTrue(all(map(math.isfinite, self.values())))
 

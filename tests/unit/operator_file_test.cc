@@ -15,7 +15,7 @@ OperatorState sample() {
   state.evictions.push_back({"w \"1\"", "its disk\nis failing", 1000.5, 0});
   state.evictions.push_back({"w2", "", 1000, 2000.25});
   state.scale = {6, "a holiday", 999};
-  state.stop = {.run_id = "r \"2\"", .version = 77, .since_unix_seconds = 1001.5};
+  state.stop = {.run_id = "r \"2\"", .halted = {}, .version = 77, .since_unix_seconds = 1001.5};
   state.job = {.run_id = "r \"2\"", .version = 78};
   state.pause.emplace().since_unix_seconds = 1002.25;
   state.settings.push_back({"optimizer.learning_rate", "0.1", "0.05"});
@@ -30,7 +30,9 @@ TEST(OperatorFile, IsReadAsItWasWritten) {
   const auto nothing = read_operator_state(path);
   ASSERT_TRUE(nothing.ok());
   EXPECT_EQ(*nothing, OperatorState());
-  for (const OperatorState& state : {sample(), OperatorState()}) {
+  OperatorState halted = sample();
+  halted.stop->halted = "tensor \"w\" is not finite";
+  for (const OperatorState& state : {sample(), halted, OperatorState()}) {
     ASSERT_TRUE(write_operator_state(path, state).ok());
     const auto read = read_operator_state(path);
     ASSERT_TRUE(read.ok()) << read.error().to_string();

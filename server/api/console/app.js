@@ -84,7 +84,7 @@ function make(name, attributes = {}, ...children) {
   return element
 }
 
-// Rows of a table body, changed in place so that focus and selection stay.
+// Rows of a table body, changed in place so that focus and selection stay. An element stays only if it is the one of before.
 function fill(id, rows, none) {
   const body = find(id)
   const isEmpty = !rows.length
@@ -96,7 +96,7 @@ function fill(id, rows, none) {
     cells.forEach((content, k) => {
       const cell = row.cells[k] || row.insertCell()
       cell.colSpan = isEmpty ? 20 : 1
-      if (content instanceof Node) cell.replaceChildren(content)
+      if (content instanceof Node) { if (content.parentNode !== cell) cell.replaceChildren(content) }
       else if (cell.firstElementChild || cell.textContent !== String(content)) cell.textContent = content
       if (k > 1 || typeof content === 'string') cell.classList.toggle('text', String(content).length > 40)
     })
@@ -160,10 +160,16 @@ async function stages(workers) {
   find('stages-key').replaceChildren(...used.flatMap((stage) => [make('span', { class: 'pair' }, make('span', { class: 'swatch stage-' + stage }), ' ' + stage)]))
 }
 
+const drainButtons = new Map()  // by member: a new one each second would lose the focus, and half of a click
+
 function drainButton(worker) {
-  const button = make('button', { type: 'button', 'aria-label': 'Drain ' + worker.name }, 'Drain')
+  let button = drainButtons.get(worker.member)
+  if (!button) {
+    button = make('button', { type: 'button', 'aria-label': 'Drain ' + worker.name }, 'Drain')
+    button.addEventListener('click', () => act(`/v1/workers/${worker.member}:drain`))
+    drainButtons.set(worker.member, button)
+  }
   button.disabled = !['active', 'syncing', 'joining'].includes(worker.state)
-  button.addEventListener('click', () => act(`/v1/workers/${worker.member}:drain`))
   return button
 }
 
@@ -282,7 +288,7 @@ function show(workers, waits, rounds) {
   find('speed').textContent = number(cluster.samples_per_second, 3)
   find('generation').textContent = `${cluster.generation} · ${cluster.world}`
   const isOver = ['finished', 'halted', 'stopping'].includes(cluster.state)
-  const isHeld = ['paused', 'stopped'].includes(cluster.state)
+  const isHeld = ['paused', 'stopped', 'halted'].includes(cluster.state)
   find('pause').disabled = isOver || isHeld
   find('stop').disabled = isOver
   find('resume').disabled = !isHeld

@@ -1,0 +1,150 @@
+#include "client/fetch.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/online.h"
+#include "common/base/crc32c.h"
+
+/// `checkpoints get`: a checkpoint of the server's as a folder here, for a backup.
+namespace centroid::client {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kPiece = 8u << 20;
+
+struct Wanted {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
+Result<std::vector<Wanted>> files_of(const Session& session, const std::string& url) {
+  CENTROID_ASSIGN(const Json answer, get_json(session, url));
+  std::vector<Wanted> files;
+  for (const Json& one : answer.value("files", Json::array())) {
+    Wanted file;
+    file.name = text_of(one, "name");
+    file.bytes = one.value("bytes", std::uint64_t{0});
+    const std::string crc = text_of(one, "crc32c");
+    const bool is_plain = !file.name.empty() && fs::path(file.name).filename() == file.name;
+    if (!is_plain || std::sscanf(crc.c_str(), "%" SCNx32, &file.crc32c) != 1)
+      return Error(ErrorCode::kDataLoss,
+                   url + ": the server lists a file that cannot be fetched: " + one.dump());
+    files.push_back(std::move(file));
+  }
+  if (files.empty()) return Error(ErrorCode::kDataLoss, url + ": the server lists no files");
+  const auto is_manifest = [](const Wanted& file) { return file.name == "manifest.json"; };
+  if (std::none_of(files.begin(), files.end(), is_manifest))
+    return Error(ErrorCode::kUnimplemented,
+                 url + ": manifest.json is not listed: the server is older than this centroidctl");
+  return files;
+}
+
+/// Of what is there already, cut to `bytes` at most.
+Result<std::uint32_t> checksum(const fs::path& path, std::uint64_t& bytes) {
+  std::ifstream in(path, std::ios::binary);
+  std::vector<char> piece(1u << 20);
+  std::uint32_t crc = 0;
+  bytes = 0;
+  while (in) {
+    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    const auto count = static_cast<std::size_t>(in.gcount());
+    crc = crc32c(std::as_bytes(std::span(piece.data(), count)), crc);
+    bytes += count;
+  }
+  if (in.bad()) return Error(ErrorCode::kDataLoss, path.string() + ": cannot be read");
+  return crc;
+}
+
+/// What an earlier call has left is kept. fails as `ask`; data_loss: it is not what the server has
+Status fetch(const Session& session, const std::string& url, const Wanted& file,
+             const fs::path& path) {
+  std::uint64_t at = 0;
+  std::uint32_t crc = 0;
+  std::error_code failed;
+  if (fs::exists(path, failed)) {
+    CENTROID_ASSIGN(crc, checksum(path, at));
+    if (at > file.bytes) {
+      fs::remove(path, failed);
+      at = 0, crc = 0;
+    }
+  }
+  std::ofstream out(path, std::ios::binary | std::ios::app);
+  while (out && at < file.bytes) {
+    const std::uint64_t count = std::min(kPiece, file.bytes - at);
+    const std::string where = url + "/" + file.name;
+    CENTROID_ASSIGN(const Answer answer, ask_part(session.remote, where, at, count));
+    if (!answer.is_good()) return Error(ErrorCode::kFailedPrecondition, explain(answer));
+    if (answer.body.size() != count)
+      return Error(ErrorCode::kDataLoss, where + ": " + std::to_string(answer.body.size()) +
+                                             " bytes came, " + std::to_string(count) +
+                                             " were asked for");
+    out.write(answer.body.data(), static_cast<std::streamsize>(count));
+    crc = crc32c(std::as_bytes(std::span(answer.body)), crc);
+    at += count;
+  }
+  out.close();
+  if (!out) return Error(ErrorCode::kResourceExhausted, path.string() + ": cannot be written");
+  if (crc == file.crc32c) return {};
+  fs::remove(path, failed);
+  return Error(ErrorCode::kDataLoss,
+               path.string() +
+                   ": CRC-32C differs from what the server says; it is removed here, "
+                   "get it again");
+}
+
+Status get(const Session& session, std::uint64_t version, const fs::path& folder,
+           fs::path& target) {
+  const std::string url = "/v1/checkpoints/" + std::to_string(version) + "/files";
+  char name[40];
+  std::snprintf(name, sizeof name, "checkpoint-%012" PRIu64, version);
+  target = folder / name;
+  std::error_code failed;
+  if (fs::exists(target, failed))
+    return Error(ErrorCode::kAlreadyExists, target.string() + " is there already");
+  CENTROID_ASSIGN(const auto files, files_of(session, url));
+  const fs::path begun = folder / (std::string(".") + name + ".part");
+  fs::create_directories(begun, failed);
+  if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
+  for (const Wanted& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
+  fs::rename(begun, target, failed);
+  if (failed)
+    return Error(ErrorCode::kFailedPrecondition, target.string() + ": " + failed.message());
+  return {};
+}
+
+}  // namespace
+
+void add_get(CLI::App& group, const std::shared_ptr<Session>& session, int& status) {
+  CLI::App* const command = group.add_subcommand(
+      "get",
+      "Fetch one from the server, whole or not at all; begun again it goes on where it was.");
+  const auto version = std::make_shared<std::uint64_t>(0);
+  const auto folder = std::make_shared<std::string>();
+  command->add_option("VERSION", *version, "its version")->required();
+  command->add_option("--to", *folder, "folder in which checkpoint-VERSION is made")->required();
+  command->callback([=, &status] {
+    fs::path target;
+    const Status done = get(*session, *version, *folder, target);
+    if (!done.ok()) {
+      status = complain(done.error());
+      return;
+    }
+    Json out;
+    out["path"] = target.string();
+    std::printf("%s\n", session->style.is_json ? out.dump().c_str() : target.c_str());
+    status = kExitDone;
+  });
+}
+
+}  // namespace centroid::client
