@@ -228,6 +228,14 @@ class Stop(StandbyTest):
         workers[2].send(signal.SIGCONT)
         self.assert_exit(DONE, workers[2])
         self.assertIn("stopped by an operator", self.summary("w2")["end"])
+        self.assertEqual(standby.post("/v1/job:resume")[0], 202)
+        workers = [self.worker(standby.data, f"v{i}") for i in range(3)]
+        standby.wait_more_rounds(5)
+        standby.send(signal.SIGTERM)
+        self.assert_exit(DONE, standby)
+        again = self.ha_server(etcd, "c", "--rounds", 0)
+        again.wait_cluster("the lead", lambda cluster: cluster["role"] == "leader")
+        self.assertEqual(again.events("job.stopped"), [])
 
     def test_a_standby_does_not_undo_a_halt(self):
         etcd, diverges = self.start_etcd(), ("--rounds", 0, "--lr", 1e30, "--exit-when-finished=false")
@@ -250,14 +258,6 @@ class Stop(StandbyTest):
         leader.kill()
         (self.folder / "run" / "checkpoints" / "term.json").unlink()
         self.server("--resume", "--journal", "on", name="again")
-        self.assertEqual(standby.post("/v1/job:resume")[0], 202)
-        workers = [self.worker(standby.data, f"v{i}") for i in range(3)]
-        standby.wait_more_rounds(5)
-        standby.send(signal.SIGTERM)
-        self.assert_exit(DONE, standby)
-        again = self.ha_server(etcd, "c", "--rounds", 0)
-        again.wait_cluster("the lead", lambda cluster: cluster["role"] == "leader")
-        self.assertEqual(again.events("job.stopped"), [])
 
 
 class Steered(StandbyTest):
