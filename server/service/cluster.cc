@@ -178,6 +178,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
 
   if (rows_servers_ && !writes_nothing) {
     rows_servers_->end();
+    co_await rows_servers_->await_all(config_.servers_wait);
     co_await rows_servers_->refresh();
   }
   // A checkpoint asked for in the meantime may have kept it after all.

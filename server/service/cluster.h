@@ -30,6 +30,7 @@
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/attempt.h"
+#include "server/service/cluster_parts.h"
 #include "server/service/link.h"
 #include "server/service/operator_file.h"
 #include "server/service/probe.h"
@@ -52,8 +53,8 @@ namespace centroid::server {
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// cluster_rows.cc (tables), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop),
 /// merge.cc (its end), shares.cc, replies.cc (results through a codec), elastic.cc (rounds that
-/// close without some members), state.cc (initial values, checkpoints), durability.cc, replay.cc
-/// (the journal), handover.cc (state that the workers hold), spread.cc, spread_moves.cc,
+/// close without some members), initial.cc (initial values), state.cc (checkpoints), durability.cc,
+/// replay.cc (the journal), handover.cc (state that the workers hold), spread.cc, spread_moves.cc,
 /// spread_checkpoint.cc (a model on several servers), operations.cc, operators.cc, restore.cc (acts
 /// of operators), leading.cc (standby and leader of several servers), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
@@ -152,6 +153,7 @@ class Cluster final : public ControlPlane {
   Task<void> watch_waits();
   void tell_waits(const std::vector<WaitView>& lasting);
   bool awaits_others(const Link& link) const;
+  Task<void> finish_everybody(proto::FinishReason reason, std::string text);
 
   // leading.cc
   Task<Status> take_the_lead();
@@ -328,9 +330,6 @@ class Cluster final : public ControlPlane {
   using CheckpointOutcome = std::optional<Result<CheckpointView>>;
   Task<void> checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome);
   CheckpointInfo checkpoint_info() const;
-  struct DataIdentity {
-    std::uint64_t samples = 0, fingerprint = 0;
-  };
   std::optional<DataIdentity> agreed_data() const;
 
   // operations.cc, restore.cc: what an operator may do
@@ -408,9 +407,6 @@ class Cluster final : public ControlPlane {
       std::shared_ptr<Snapshot> snapshot);
 
   // durability.cc: the journal of rounds
-  struct DataPosition {
-    std::uint64_t epoch = 0, offset = 0;
-  };
   DataPosition next_position() const;
   std::string journal_terms() const;
   journal::Base journal_base() const;
@@ -514,17 +510,12 @@ class Cluster final : public ControlPlane {
   Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
-  bool epoch_checkpoint_due_ =
-      false;  ///< none has begun since the end of an epoch that calls for one
-  std::size_t snapshot_budget_ = 0;  ///< bytes of copies
+  bool epoch_checkpoint_due_ = false;  ///< since the end of an epoch that calls for one
+  std::size_t snapshot_budget_ = 0;    ///< bytes of copies
   bool evaluate_next_ = false;
 
   // policies that close a round without some members
-  struct Part {
-    std::unique_ptr<StagedContribution> staged;
-    proto::WeighedContribution counts;  ///< which one, and with what weight
-    Tally tally;                        ///< of a late one: it is of the round that counts it
-  };
+  using Part = KeptPart;
   std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
   std::deque<Part> late_staged_;                             ///< in the machine's order
   std::vector<Part> parts_;                                  ///< of the round being merged
@@ -558,25 +549,13 @@ class Cluster final : public ControlPlane {
   std::set<MemberId> failed_;                 ///< who could not complete this attempt
 
   // what operators asked for
-  struct Eviction {
-    std::string why;
-    double since_unix_seconds = 0;
-    std::optional<TimePoint> until;  ///< none: until it is allowed
-    double until_unix_seconds = 0;
-  };
   std::map<std::string, Eviction> evicted_;
   OperatorState::ScaleHint scale_hint_;
   std::optional<OperatorState::Stop> stop_;
   std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
   std::uint64_t operator_revision_ = 0, operator_kept_ = 0;  ///< kept: on the disk
   std::uint64_t operator_written_ = 0;                       ///< the same, of the files' thread
-  struct Restore {
-    Version version;
-    bool deletes_newer = false;
-    bool is_half = false;                         ///< the old state is gone
-    bool is_begun = false, is_abandoned = false;  ///< nobody waits for the outcome any more
-    std::optional<Result<RestoreView>> outcome;
-  };
+  using Restore = RestoreWanted;
   std::shared_ptr<Restore> restore_;
   bool measuring_ = false, is_measuring_network_ = false;
   std::shared_ptr<const ParametersView> measured_;

@@ -23,7 +23,7 @@ std::string exact(double value) {
 
 }  // namespace
 
-Cluster::DataPosition Cluster::next_position() const {
+DataPosition Cluster::next_position() const {
   const std::uint64_t end = offset_ + round_samples_, samples = agreed_->train_samples;
   // An epoch is over when the shares of lost workers are trained, too.
   const bool is_over = end > samples || (end == samples && returned_.will_be_empty());

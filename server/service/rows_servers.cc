@@ -329,6 +329,35 @@ Task<Status> RowsServers::begin() {
   co_return Status();
 }
 
+Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
+  const TimePoint end = clock_.now() + limit;
+  const auto missing = [this] {
+    std::string names;
+    for (std::size_t i = 1; i < holders_.size(); ++i)
+      if (holders_[i].state != State::kServing && (owns(i) || holders_[i].has_held))
+        names += (names.empty() ? "'" : ", '") + holders_[i].name + "'";
+    return names;
+  };
+  const std::string first = missing();
+  if (!is_begun_ || first.empty()) co_return;
+  log::warn("rows.servers_awaited",
+            {{"servers", first}, {"why", "the last checkpoint is to have their rows"}});
+  awaits_all_ = true;
+  while (!missing().empty() && clock_.now() < end) {
+    const bool goes_on = co_await sleep_until(std::min(end, clock_.now() + kLook));
+    if (!goes_on) break;
+  }
+  awaits_all_ = false;
+  if (const std::string names = missing(); !names.empty())
+    log::error("rows.servers_missing",
+               {{"servers", names}, {"waited_ms", limit.count()}, {"setting", "servers_wait"}});
+}
+
+bool RowsServers::awaits(const std::string& server) const {
+  const auto which = index_of(server);
+  return awaits_all_ && which && holders_[*which].state == State::kAbsent;
+}
+
 // ---- how they are
 
 Task<void> RowsServers::refresh() {
@@ -409,7 +438,7 @@ void RowsServers::waits(std::vector<WaitView>& views) const {
                        .seconds = wait.seconds});
     if (holder.state == State::kServing && is_here(holder)) continue;
     if (!owns(i) && !holder.has_held) continue;  // nobody waits for it
-    views.push_back({.who = "clients of rows",
+    views.push_back({.who = awaits_all_ ? "the last checkpoint of the tables" : "clients of rows",
                      .for_whom = "servers",
                      .what = "server '" + holder.name + "' " +
                              (is_here(holder) ? "loads its rows and replays its journal"

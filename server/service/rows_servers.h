@@ -67,6 +67,10 @@ class RowsServers {
   bool journal_wants_checkpoint(std::uint64_t bytes) const;
   /// The next checkpoint is the last: from it on nothing is pushed any more.
   void end() { is_ending_ = true; }
+  /// Until all servers have their rows, at most so long: the last checkpoint needs them.
+  Task<void> await_all(std::chrono::milliseconds limit);
+  /// `await_all` waits for this server, whatever else is over.
+  bool awaits(const std::string& server) const;
 
   /// Keep the present rows of all servers; what the leader has. fails unavailable: a server is gone
   Task<Result<std::shared_ptr<RowsSnapshot>>> freeze();
@@ -175,6 +179,7 @@ class RowsServers {
   std::string* run_id_ = nullptr;
   bool resumes_ = false;  ///< there may be a checkpoint to begin with
   bool is_mine_loaded_ = false, is_begun_ = false, is_ending_ = false, is_ended_ = false;
+  bool awaits_all_ = false;      ///< who is gone, for the last checkpoint
   bool kept_is_last_ = false;    ///< what is kept for a checkpoint: nothing is pushed behind it
   bool is_direct_ = false;       ///< `load` runs on the executor itself
   std::optional<Saved> saved_;   ///< of the start

@@ -34,9 +34,10 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   if (join.name == config_.leader_name())
     return Error(ErrorCode::kFailedPrecondition,
                  who + "that is the leader's name: give each server its own --name");
-  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted)
+  const bool is_awaited = rows_servers_ && rows_servers_->awaits(join.name);
+  if (!is_awaited && (phase_ == Phase::kFinished || phase_ == Phase::kHalted))
     return Error(ErrorCode::kCancelled, "the job is over: " + phase_reason_);
-  if (stop_requested_)
+  if (!is_awaited && stop_requested_)
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);
   if (!join.run_id.empty() && join.run_id != run_id_)
     log::warn("server.of_another_run", {{"server", join.name}, {"run_id", join.run_id}});

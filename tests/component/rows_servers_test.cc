@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <random>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -193,6 +194,100 @@ TEST_F(RowsOnServers, AShareOfTheTablesThatDoesNotFitIsRefusedWithTheNumber) {
   EXPECT_THAT(ended.error().to_string(), HasSubstr("tables of sparse rows may need 36"));
   EXPECT_THAT(ended.error().to_string(), HasSubstr("allows 209715200"));
   EXPECT_THAT(ended.error().to_string(), HasSubstr("server 's1', with its share of the tables"));
+}
+
+TEST_F(RowsOnServers, AServerThatCannotTakeItsPartIsNamedAndAnotherOfItsNameGetsIt) {
+  Keys keys(60'000);
+  std::iota(keys.begin(), keys.end(), 0u);
+  const std::string wide = "emb:dim=64,init=uniform:0.05";
+  Floats before;
+  {
+    Servers one(folder.path(), 1, false, wide);
+    const auto client = client_of(one.leader->endpoint(), "emb");
+    ASSERT_TRUE(client->push(keys, Floats(keys.size() * 64, 1.0f)).ok());
+    before = pulled(*client, keys);
+  }
+  server::ServerConfig c;
+  c.run_dir = folder.path();
+  c.run_id = "r";
+  c.tables = wide;
+  c.servers = 2;
+  c.resume = true;
+  c.journal = "off";
+  c.chunk_bytes = 64 << 10;
+  Servers all(folder.path() / "unused", 1, false);
+  all.stop();
+  all.leader = std::make_unique<TestServer>(c, tcp);
+  all.start(1, 104u << 20);  // its half has 8 MB: it is enough for the first rows only
+  const Status refused = all.shards[1]->join();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().to_string(), HasSubstr("allows 109051904"));
+  bool is_named = false;
+  for (const auto& wait : all.waits())
+    is_named = is_named || (wait.what.find("the tables cannot be loaded yet") == 0 &&
+                            wait.what.find("server 's1'") != std::string::npos);
+  EXPECT_TRUE(is_named);
+  all.start(1);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  EXPECT_EQ(pulled(*client, keys), before) << "what the leader had loaded is loaded once";
+}
+
+TEST_F(RowsOnServers, TheLastCheckpointWaitsForAServerThatIsAway) {
+  server::RowTable expected = table(0);
+  CounterRng rng(3);
+  {
+    Servers all(folder.path(), 2, false, kTables, true);
+    const auto client = client_of(all.leader->endpoint(), "emb");
+    ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 20));
+    all.shards.erase(1);
+    all.leader->stop();
+    ASSERT_TRUE(all.leader->wait_until([&](const auto&) {
+      return std::ranges::any_of(all.waits(), [](const auto& wait) {
+        return wait.who == "the last checkpoint of the tables" &&
+               wait.what.find("server 's1'") == 0;
+      });
+    }));
+    all.start(1);
+    const Status ended = all.leader->join();
+    ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+  }
+  // It was the last one: nothing is in journals, so one server may go on.
+  Servers one(folder.path(), 1, true, kTables, true);
+  const auto client = client_of(one.leader->endpoint(), "emb");
+  ASSERT_NO_FATAL_FAILURE(call_all(rng, *client, expected, 20));
+}
+
+TEST_F(RowsOnServers, ACheckpointThatBeganBeforeTheEndIsNotTheLast) {
+  constexpr std::size_t kKeys = 100'000;
+  Keys keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0u);
+  std::size_t pushes = 1;
+  const std::string count = "count:dim=32,optimizer=sgd,lr=1";
+  {
+    Servers all(folder.path(), 2, false, count, true);
+    const auto client = client_of(all.leader->endpoint(), "count", std::chrono::seconds(5));
+    ASSERT_TRUE(client->push(keys, Floats(kKeys * 32, -1.0f)).ok());
+    std::thread writing([&] { (void)all.leader->checkpoint(); });
+    // Behind what is kept, and before the end: they are in the journals alone.
+    const auto folders = [&] {
+      const std::filesystem::directory_iterator all_of_them(folder.path() / "checkpoints");
+      return std::distance(begin(all_of_them), end(all_of_them));
+    };
+    EXPECT_TRUE(all.leader->wait_until([&](const auto&) { return folders() > 1; }));
+    const Keys some(keys.begin(), keys.begin() + 100);
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_TRUE(client->push(some, Floats(3200, -1.0f)).ok());
+      ++pushes;
+    }
+    all.leader->stop();
+    writing.join();
+    const Status ended = all.leader->join();
+    ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+  }
+  Servers one(folder.path(), 1, true, count, true);
+  const auto client = client_of(one.leader->endpoint(), "count");
+  EXPECT_EQ(pulled(*client, {0, 99})[0], static_cast<float>(pushes));
+  EXPECT_EQ(pulled(*client, {100})[0], 1.0f);
 }
 
 TEST_F(RowsOnServers, TheLeaderNeedsMemoryForItsShareOnly) {

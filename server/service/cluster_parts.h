@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/result.h"
+#include "common/proto/servers.h"
+#include "server/aggregate/contribution_stage.h"
+#include "server/api/view.h"
+#include "server/coordinate/tally.h"
+
+namespace centroid::server {
+
+/// A worker that an operator has sent away.
+struct Eviction {
+  std::string why;
+  double since_unix_seconds = 0;
+  std::optional<TimePoint> until;  ///< none: until it is allowed
+  double until_unix_seconds = 0;
+};
+
+/// A checkpoint that an operator wants back.
+struct RestoreWanted {
+  Version version;
+  bool deletes_newer = false;
+  bool is_half = false;                         ///< the old state is gone
+  bool is_begun = false, is_abandoned = false;  ///< nobody waits for the outcome any more
+  std::optional<Result<RestoreView>> outcome;
+};
+
+/// A contribution to a round that may close without some members.
+struct KeptPart {
+  std::unique_ptr<StagedContribution> staged;
+  proto::WeighedContribution counts;  ///< which one, and with what weight
+  Tally tally;                        ///< of a late one: it is of the round that counts it
+};
+
+/// Training data, as workers tell of it.
+struct DataIdentity {
+  std::uint64_t samples = 0, fingerprint = 0;
+};
+
+/// Where in the data a round begins.
+struct DataPosition {
+  std::uint64_t epoch = 0, offset = 0;
+};
+
+}  // namespace centroid::server

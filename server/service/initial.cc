@@ -1,0 +1,99 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/tensor/finite.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+Status Cluster::load_initial_file() {
+  const std::string where = "init " + config_.init;
+  auto reader = SafetensorsReader::open(config_.init);
+  if (!reader.ok()) return std::move(reader).error().with_context(where);
+  CENTROID_TRY(make_store(reader->manifest()));
+  for (const Chunk& chunk : store_->plan().chunks()) {
+    const std::string& name = store_->plan().manifest()[chunk.tensor.value].name;
+    const Status read = reader->read(name, chunk.offset * sizeof(float),
+                                     std::as_writable_bytes(store_->initial(chunk)));
+    if (!read.ok()) return read.error().with_context(where);
+  }
+  store_->initialize();
+  log::info("store.initialised", {{"from", config_.init}});
+  return {};
+}
+
+/// Have rank 0 send its initial values; true when the store is initialised.
+Task<bool> Cluster::initialize() {
+  set_phase(Phase::kInitializing, "the first worker sends the initial parameters");
+  roster_.form(true);
+  const auto ranked = roster_.ranked();
+  if (ranked.empty()) co_return false;
+  const MemberId first = ranked.front();
+  find(first)->init_requested = true;
+  initial_.emplace();
+  initial_->from = first;
+  initial_->is_here.resize(store_->plan().chunks().size());
+  outgoing_.notify_all();
+  // The store goes with its last member, when another one comes.
+  while (store_ && store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
+    if (!co_await changed_.wait(TimePoint::max())) break;
+  initial_.reset();
+  co_return store_ && store_->version().value != 0;
+}
+
+/// It was asked for its initial values, and they are not all here.
+bool Cluster::is_initial_from(const Link& link) const {
+  return initial_ && initial_->from == link.id && !link.is_gone && store_ &&
+         store_->version().value == 0;
+}
+
+Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                      proto::InitChunk head, std::uint64_t bytes) {
+  const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
+  if (!is_initial_from(*link))
+    co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  if (head.chunk.value >= store_->plan().chunks().size())
+    co_return Error(
+        ErrorCode::kInvalidArgument,
+        where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
+  const Chunk chunk = store_->plan().chunk(head.chunk);
+  if (initial_->is_here[head.chunk.value])
+    co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
+  if (bytes != chunk.elements * sizeof(float))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": " + std::to_string(bytes) + " bytes, expected " +
+                        std::to_string(chunk.elements * sizeof(float)));
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  session.release_credit(bytes);
+  probe_.payload_received(bytes);
+  if (!is_initial_from(*link))  // the store may be another one, or in use
+    co_return Error(ErrorCode::kAborted, where + ": it is not wanted any more");
+  const std::span<const float> values = buffer.as<float>().first(chunk.elements);
+  if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": a number of tensor " +
+                        store_->plan().manifest()[chunk.tensor.value].name + " is not finite");
+  std::ranges::copy(values, store_->initial(chunk).begin());
+  if (!initial_->is_here[head.chunk.value]) ++initial_->received;
+  initial_->is_here[head.chunk.value] = true;
+  co_return Status();
+}
+
+Status Cluster::init_done(Link& link) {
+  if (!is_initial_from(link))
+    return Error(ErrorCode::kFailedPrecondition,
+                 "InitDone of " + link.join.name + ": nobody asked for it");
+  if (initial_->received < initial_->is_here.size())
+    return Error(ErrorCode::kInvalidArgument,
+                 "InitDone of " + link.join.name + ": " + std::to_string(initial_->received) +
+                     " of " + std::to_string(initial_->is_here.size()) + " initial chunks came");
+  store_->initialize();
+  link.version = store_->version();
+  log::info("store.initialised", {{"from", link.join.name}});
+  changed_.notify_all();
+  return {};
+}
+
+}  // namespace centroid::server
