@@ -83,7 +83,9 @@ TEST(GpuGroup, AnOptimizerOnTheGpuGivesTheBitsOfTheHosts) {
     for (float& g : host->gradients()) g *= factor;
     const std::vector<std::span<float>> spans(slots.begin(), slots.end());
     optimizer->step(number, host->params(), host->gradients(), spans, host->params());
-    ASSERT_TRUE(there->advance(data, samples, {optimizer->at(number), kBound}).ok());
+    const std::span<const std::uint64_t> batch = samples;
+    const OptimizerStep step{optimizer->at(number), kBound};
+    ASSERT_TRUE(there->advance(data, {&batch, 1}, {&step, 1}).ok());
   }
   std::vector<float> got(host->params().size());
   ASSERT_TRUE(there->store(got).ok());
