@@ -70,8 +70,9 @@ double time_of(const Model& model, const std::string& devices, std::uint64_t per
     std::exit(2);
   }
   const OptimizerStep sgd{.rule = rules::Sgd{1e-3F, 0}};
+  const std::span<const std::uint64_t> batch = samples;
   const auto one = [&] {
-    return stays ? resident->advance(data, samples, sgd).ok()
+    return stays ? resident->advance(data, {&batch, 1}, {&sgd, 1}).ok()
                  : group->step(data, samples, [](TensorId) {}).ok();
   };
   double best = 1e9;

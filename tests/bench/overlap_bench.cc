@@ -36,6 +36,7 @@ class SleepingGroup final : public worker::ReplicaGroup {
   std::span<float> params() override { return current_; }
   void use_params(std::span<float> memory) override { current_ = memory; }
   std::span<float> gradients() override { return gradients_; }
+  Result<double> gradient_norm() override { return 1.0; }
   void use_noise(std::uint64_t) override {}
   void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
   }
