@@ -79,7 +79,7 @@ class Kill(DurabilityTest):
         for folder in ("common/checkpoint", "server"):
             for path in (SOURCES / folder).rglob("*.cc"):
                 found.update(re.findall(r'fault::point\("([a-z_.]+)"\)', path.read_text()))
-        elsewhere = ("rows_journal.", "servers.")  # rows_test.py and servers_journal_test.py reach those
+        elsewhere = ("rows_journal.", "rows_moves.", "servers.")  # rows_test.py, rows_moves_test.py and servers_journal_test.py reach those
         return {name for name in found if not name.startswith(elsewhere)}
 
     def test_every_write_point(self):
