@@ -94,12 +94,15 @@ class Process:
         return [entry for entry in map(json.loads, lines) if entry["event"] == name]
 
     def wait_event(self, name, seconds=DEADLINE_SECONDS, **fields):
-        """The first event of this name whose fields contain the given texts."""
+        """The first event of this name whose fields contain the given texts, or are the given numbers."""
+
+        def is_it(told, wanted):
+            return told == wanted if isinstance(wanted, (int, float)) else str(wanted) in str(told)
 
         def find():
             is_running = self.is_running()
             for event in self.events(name):
-                if all(str(text) in str(event.get(field)) for field, text in fields.items()):
+                if all(is_it(event.get(field), wanted) for field, wanted in fields.items()):
                     return event
             if not is_running:
                 raise AssertionError(f"{self.name} ended with {self.child.returncode} before {name} {fields}:\n{self.text()}")
