@@ -69,7 +69,9 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
            .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
       waits_(clock),
       journal_(executor),
-      tasks_(executor) {}
+      tasks_(executor) {
+  rows_.bound_payload(2 * config.chunk_bytes);
+}
 
 Cluster::~Cluster() = default;
 

@@ -334,7 +334,8 @@ Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
   const auto missing = [this] {
     std::string names;
     for (std::size_t i = 1; i < holders_.size(); ++i)
-      if (holders_[i].state != State::kServing && (owns(i) || holders_[i].has_held))
+      if ((holders_[i].state != State::kServing || !is_here(holders_[i])) &&
+          (owns(i) || holders_[i].has_held))
         names += (names.empty() ? "'" : ", '") + holders_[i].name + "'";
     return names;
   };
@@ -355,7 +356,7 @@ Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
 
 bool RowsServers::awaits(const std::string& server) const {
   const auto which = index_of(server);
-  return awaits_all_ && which && holders_[*which].state == State::kAbsent;
+  return awaits_all_ && which && !is_here(holders_[*which]);
 }
 
 // ---- how they are

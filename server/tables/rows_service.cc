@@ -365,12 +365,12 @@ Result<proto::RowsOpenReply> RowsService::open(const Session& session, const pro
                                            (names.empty() ? "none (its setting `tables`)" : names));
   }
   const RowSpec& spec = found->spec();
-  const std::uint64_t most = session.peer().limits.max_payload_bytes / row_bytes(spec.dim);
+  const std::uint64_t most = max_payload_of(session) / row_bytes(spec.dim);
   if (most == 0)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "a row of table '" + spec.name + "' does not fit into a message of " +
-                     std::to_string(session.peer().limits.max_payload_bytes) +
-                     " bytes: raise the server's chunk_bytes");
+    return Error(ErrorCode::kFailedPrecondition, "a row of table '" + spec.name +
+                                                     "' does not fit into a message of " +
+                                                     std::to_string(max_payload_of(session)) +
+                                                     " bytes: raise the server's chunk_bytes");
   client.id = head.client;
   proto::RowsOpenReply reply;
   reply.table = static_cast<std::uint32_t>(found - tables.begin());
@@ -412,6 +412,14 @@ Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Clien
     const Error held(ErrorCode::kUnavailable, held_);
     co_return co_await session.respond_error(frame.header, held);
   }
+  if (frame.header.payload_bytes > max_payload_of(session)) {
+    refused_.add();
+    const Error large(ErrorCode::kInvalidArgument,
+                      "a question of " + std::to_string(frame.header.payload_bytes) +
+                          " bytes is over the limit of " + std::to_string(max_payload_of(session)) +
+                          "; RowsOpenReply.max_rows holds");
+    co_return co_await session.respond_error(frame.header, large);
+  }
   switch (static_cast<RowsKind>(frame.header.kind)) {
     case RowsKind::kOpen: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsOpen>(frame.head));
@@ -435,17 +443,21 @@ Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Clien
   }
 }
 
+std::uint64_t RowsService::max_payload_of(const Session& session) const {
+  return std::min(max_payload_, session.peer().limits.max_payload_bytes);
+}
+
 Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPull>(frame.head));
   auto number = table_of(client, head.table, head.rows, frame.header.payload_bytes, false);
   if (number.ok() &&
       head.rows * std::uint64_t{tables_->tables[head.table].spec().dim} * sizeof(float) >
-          session.peer().limits.max_payload_bytes)
-    number = Error(ErrorCode::kInvalidArgument,
-                   "RowsPull of " + std::to_string(head.rows) +
-                       " rows: the answer would be over the limit of " +
-                       std::to_string(session.peer().limits.max_payload_bytes) +
-                       " bytes; RowsOpenReply.max_rows holds");
+          max_payload_of(session))
+    number =
+        Error(ErrorCode::kInvalidArgument, "RowsPull of " + std::to_string(head.rows) +
+                                               " rows: the answer would be over the limit of " +
+                                               std::to_string(max_payload_of(session)) +
+                                               " bytes; RowsOpenReply.max_rows holds");
   if (!number.ok()) {
     refused_.add();
     co_return co_await session.respond_error(frame.header, number.error());

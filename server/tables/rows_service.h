@@ -90,6 +90,8 @@ class RowsService {
   RowsService(const std::string& tables, std::chrono::milliseconds lease, const Clock& clock,
               metrics::Registry& registry);
 
+  /// Of a question and of an answer; the session's limit holds, too.
+  void bound_payload(std::uint64_t bytes) { max_payload_ = bytes; }
   static bool opens(std::uint16_t kind) {
     return kind == static_cast<std::uint16_t>(proto::RowsKind::kOpen);
   }
@@ -194,6 +196,7 @@ class RowsService {
   void waits(std::vector<WaitView>& views) const;
 
  private:
+  std::uint64_t max_payload_of(const transport::Session& session) const;
   /// A table's metrics.
   struct Probe {
     RowCounters told;
@@ -273,6 +276,7 @@ class RowsService {
   std::vector<std::uint64_t> claims_;  ///< by bucket
   std::uint64_t left_out_ = 0;         ///< rows that had no room when they were loaded
   std::uint64_t changes_ = 0;
+  std::uint64_t max_payload_ = ~std::uint64_t{0};
   std::uint64_t room_ = ~std::uint64_t{0};
   std::string room_source_;
   std::list<Client*> clients_;
