@@ -1,6 +1,7 @@
 #include "worker/probe.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/base/trace.h"
@@ -36,6 +37,14 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   divergence_ = r.gauge("centroid_worker_divergence_ratio",
                         "Distance of its parameters from the mean, by its norm, at the last "
                         "average (local_steps above 1); -1: not measured.");
+  cosine_ = r.gauge("centroid_worker_divergence_cosine",
+                    "Cosine of the angle between its parameters before and after the last average "
+                    "(local_steps above 1); NaN: not measured.");
+  shift_ = r.gauge("centroid_worker_divergence_shift",
+                   "Norm of its parameters before the last average less that of those after it "
+                   "(local_steps above 1); NaN: not measured.");
+  cosine_.set(std::numeric_limits<double>::quiet_NaN());
+  shift_.set(std::numeric_limits<double>::quiet_NaN());
   residual_ = r.gauge("centroid_worker_codec_residual_norm",
                       "Norm of what error feedback has left to send, when last looked at.");
   const auto& bounds = metrics::latency_bounds();
@@ -92,14 +101,6 @@ void Probe::round_ended(const Share& share, const StepStats& stats, const RoundR
 }
 
 void Probe::diverged(double cosine, double shift) {
-  if (!std::exchange(has_diverged_, true)) {
-    cosine_ = registry_.gauge("centroid_worker_divergence_cosine",
-                              "Cosine of the angle between its parameters before and after the "
-                              "last average (local_steps above 1).");
-    shift_ = registry_.gauge("centroid_worker_divergence_shift",
-                             "Norm of its parameters before the last average less that of those "
-                             "after it (local_steps above 1).");
-  }
   cosine_.set(cosine);
   shift_.set(shift);
 }

@@ -21,8 +21,7 @@ class Probe {
 
  private:
   metrics::Registry& registry_;
-  bool is_placed_ = false, has_version_ = false,
-       has_diverged_ = false;  ///< series that say nothing before are not there
+  bool is_placed_ = false, has_version_ = false;  ///< series that say nothing before are not there
   metrics::Counter committed_, skipped_, lost_, late_, samples_, bytes_in_, bytes_out_;
   metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
       exchange_seconds_, divergence_, gradient_norm_, cosine_, shift_;
