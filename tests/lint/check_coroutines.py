@@ -41,11 +41,11 @@ def opens_block(before):
     )
 
 
-def body_end(code, opening):
-    """Position of the '}' that closes the '{' at `opening`."""
+def end_of(code, opening, pair="{}"):
+    """Position of the bracket that closes the one at `opening`."""
     depth = 0
     for at in range(opening, len(code)):
-        depth += {"{": 1, "}": -1}.get(code[at], 0)
+        depth += {pair[0]: 1, pair[1]: -1}.get(code[at], 0)
         if depth == 0:
             return at
     return len(code)
@@ -55,7 +55,7 @@ def split_lambdas(code):
     """The code with the bodies of its outermost lambdas blanked, and (start, captures, body start, body) of each of them."""
     lambdas, at = [], 0
     while match := LAMBDA.search(code, at):
-        start, end = match.end(), body_end(code, match.end() - 1)
+        start, end = match.end(), end_of(code, match.end() - 1)
         lambdas.append((match.start(), match["captures"].strip(), start, code[start:end]))
         code = code[:start] + " " * (end - start) + code[end:]
         at = end
@@ -93,25 +93,15 @@ def capture_findings(code, offset=0):
         yield from capture_findings(body, offset + at)
 
 
-def closing(code, opening):
-    """Position of the ')' that closes the '(' at `opening`."""
-    depth = 0
-    for at in range(opening, len(code)):
-        depth += {"(": 1, ")": -1}.get(code[at], 0)
-        if depth == 0:
-            return at
-    return len(code)
-
-
 def loop_bodies(code):
     """(start, end) of the body of every loop."""
     for match in LOOP.finditer(code):
         at = match.end() - 1
         if code[at] == "(":
-            at = closing(code, at) + 1
+            at = end_of(code, at, "()") + 1
         while at < len(code) and code[at].isspace():
             at += 1
-        end = body_end(code, at) if code[at : at + 1] == "{" else code.find(";", at)
+        end = end_of(code, at) if code[at : at + 1] == "{" else code.find(";", at)
         yield at, end
 
 

@@ -16,27 +16,11 @@
 #include "common/base/random.h"
 #include "server/aggregate/round_machine.h"
 #include "server/aggregate/round_policy.h"
+#include "tests/support/round_values.h"
 
 /// The round machine under every short, and under long random sequences of events.
 namespace centroid::server {
 namespace {
-
-TimePoint at(double seconds) {
-  return TimePoint(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
-}
-
-RoundPolicy policy(const std::string& text, const std::string& late = "drop") {
-  RoundPolicy out;
-  const Status parsed = parse_policy(text, late, out);
-  EXPECT_TRUE(parsed.ok()) << (parsed.ok() ? "" : parsed.error().message());
-  return out;
-}
-
-Contribution of(double weight) {
-  Contribution contribution;
-  contribution.weight = weight;
-  return contribution;
-}
 
 /// A machine with a clock and a ledger beside it that is written independently: after each event it
 /// checks that contributions count wholly or not at all, at most once, and that rounds close when

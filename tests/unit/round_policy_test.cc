@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "server/aggregate/round_machine.h"
+#include "tests/support/round_values.h"
 
 namespace centroid::server {
 namespace {
@@ -15,23 +16,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const MemberId kA(11), kB(12), kC(13), kD(14);
-
-TimePoint at(double seconds) {
-  return TimePoint(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
-}
-
-RoundPolicy policy(const std::string& text, const std::string& late = "drop") {
-  RoundPolicy out;
-  const Status parsed = parse_policy(text, late, out);
-  EXPECT_TRUE(parsed.ok()) << (parsed.ok() ? "" : parsed.error().message());
-  return out;
-}
-
-Contribution of(double weight) {
-  Contribution contribution;
-  contribution.weight = weight;
-  return contribution;
-}
 
 RoundAction act(const Result<RoundDecision>& result) { return result.value().action; }
 
