@@ -1,10 +1,12 @@
 """Every lint finds a planted error, and lets the right form pass. Run: python3 -m unittest tests/lint/lint_test.py"""
 
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import check_coroutines  # noqa: E402
@@ -206,6 +208,24 @@ class Format(LintTest):
         bad = self.found(check_format, "server/a.cc", "int f( ){return 1;}\n", program)
         self.assertEqual(len(bad), 1, bad)
         self.assertIn("server/a.cc", bad[0])
+
+
+class RestTable(unittest.TestCase):
+    """docs/rest.md follows openapi.json."""
+
+    def test_a_change_of_the_document_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name in ("docs/rest.md", "server/api/openapi.json"):
+                (root / name).parent.mkdir(parents=True)
+                (root / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+            check = [sys.executable, ROOT / "server" / "api" / "reference.py", "--check", root]
+            self.assertEqual(subprocess.run(check, check=False).returncode, 0)
+            document = root / "server" / "api" / "openapi.json"
+            document.write_text(document.read_text(encoding="utf-8").replace("Make a token", "Create a token"), encoding="utf-8")
+            done = subprocess.run(check, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("docs/rest.md", done.stdout)
 
 
 if __name__ == "__main__":
