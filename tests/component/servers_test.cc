@@ -1,6 +1,9 @@
 #include <cmath>
+#include <condition_variable>
 #include <future>
+#include <limits>
 #include <map>
+#include <mutex>
 #include <random>
 
 #include <boost/asio/post.hpp>
@@ -220,6 +223,26 @@ TEST(Servers, CadencesGiveTheBitsOfOneServer) {
   for (const float x : train(c, specs)) ASSERT_TRUE(std::isfinite(x));
 }
 
+/// The first worker stops behind a round, so that the job cannot end before a test has come to it.
+class Gate {
+ public:
+  void hold_behind(std::uint64_t round) {
+    const std::scoped_lock lock(mutex_);
+    last_ = round;
+    moved_.notify_all();
+  }
+  void open() { hold_behind(std::numeric_limits<std::uint64_t>::max()); }
+  void pass(std::uint64_t round) {
+    std::unique_lock lock(mutex_);
+    moved_.wait_for(lock, std::chrono::seconds(120), [&] { return round <= last_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  std::uint64_t last_ = std::numeric_limits<std::uint64_t>::max();
+};
+
 /// What happens to the servers while `c` is trained with the journals on; what every worker ends
 /// with.
 std::vector<float> train_disturbed(
@@ -227,7 +250,7 @@ std::vector<float> train_disturbed(
     const std::function<void(TestServer&, std::map<std::string, std::unique_ptr<TestShard>>&,
                              const std::function<std::unique_ptr<TestShard>(std::string)>&)>&
         disturb,
-    const std::vector<WorkerSpec>& specs = three_workers()) {
+    const std::vector<WorkerSpec>& specs = three_workers(), Gate* gate = nullptr) {
   const auto data = make_blobs(200, 8, 4, 5);
   TestServer leader(c, tcp);
   const std::function<std::unique_ptr<TestShard>(std::string)> start = [&](std::string name) {
@@ -238,12 +261,19 @@ std::vector<float> train_disturbed(
     const std::string name = std::string("s").append(std::to_string(i));
     shards[name] = start(name);
   }
-  auto training = std::async(std::launch::async,
-                             [&] { return run_workers(specs, data, leader.endpoint(), tcp); });
+  worker::RoundObserver first;
+  if (gate)
+    first = [gate](const worker::Share& share, const auto&...) { gate->pass(share.round.value); };
+  auto training = std::async(std::launch::async, [&] {
+    return run_workers(specs, data, leader.endpoint(), tcp, first);
+  });
   disturb(leader, shards, start);
+  if (gate) gate->open();
   const auto outcomes = training.get();
   EXPECT_TRUE(leader.join().ok());
-  for (const auto& [name, shard] : shards) EXPECT_TRUE(shard->join().ok());
+  for (const auto& [name, shard] : shards) {
+    EXPECT_TRUE(shard && shard->join().ok()) << name;
+  }
   for (const WorkerOutcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
     EXPECT_EQ(outcome.params, outcomes.front().params);
@@ -300,7 +330,9 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
     c.journal = "on";
     c.checkpoint_every_rounds = 25;
     set(c);
-    const auto disturb = [](TestServer& leader, auto& shards, const auto& start) {
+    Gate gate;
+    gate.hold_behind(11);
+    const auto disturb = [&gate](TestServer& leader, auto& shards, const auto& start) {
       const auto& lost = leader.registry().counter("centroid_server_state_lost_total", "");
       double losses = 0;
       for (const std::uint64_t round : {10, 40}) {
@@ -310,9 +342,10 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
         ASSERT_TRUE(leader.wait_until([&](const auto&) { return lost.value() == losses; }))
             << "the server gave its chunks away";
         shards["s2"] = start("s2");
+        gate.hold_behind(41);
       }
     };
-    const auto params = train_disturbed(c, disturb, specs);
+    const auto params = train_disturbed(c, disturb, specs, &gate);
     EXPECT_EQ(params, expected);
   }
 }

@@ -221,12 +221,15 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
 
 std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs,
                                        const worker::DataSplit& data, transport::Endpoint server,
-                                       const TestServer::TransportFactory& make_transport) {
+                                       const TestServer::TransportFactory& make_transport,
+                                       const worker::RoundObserver& first) {
   std::vector<WorkerOutcome> outcomes(specs.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < specs.size(); ++i)
-    threads.emplace_back(
-        [&, i] { outcomes[i] = run_worker(specs[i], data, server, make_transport); });
+    threads.emplace_back([&, i] {
+      outcomes[i] = run_worker(specs[i], data, server, make_transport,
+                               i == 0 ? first : worker::RoundObserver());
+    });
   for (std::thread& thread : threads) thread.join();
   return outcomes;
 }

@@ -102,10 +102,11 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                          const TestServer::TransportFactory& make_transport,
                          const worker::RoundObserver& observer = {});
 
-/// All workers at once, a thread each, in the order of the specs.
+/// All workers at once, a thread each, in the order of the specs; `first` observes the first's.
 std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs,
                                        const worker::DataSplit& data, transport::Endpoint server,
-                                       const TestServer::TransportFactory& make_transport);
+                                       const TestServer::TransportFactory& make_transport,
+                                       const worker::RoundObserver& first = {});
 
 /// The same training without a network, with batch `batch` and the server's settings.
 WorkerOutcome run_local(const std::string& model, const worker::DataSplit& data,
