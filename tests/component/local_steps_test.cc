@@ -426,6 +426,89 @@ TEST_P(LocalStepsTest, AResumedJobEndsWithTheSameBits) {
   }
 }
 
+/// Training that stays where it is, and only notes the learning rates of its steps.
+class NotingGroup final : public QuadraticGroup, public worker::ResidentTraining {
+ public:
+  NotingGroup(std::vector<float>& rates, std::chrono::milliseconds pause)
+      : QuadraticGroup(80), rates_(rates), pause_(pause), held_(80) {}
+  worker::ResidentTraining* resident() override { return this; }
+  Status reserve(std::size_t) override { return {}; }
+  Status load(std::span<const float> params) override {
+    std::ranges::copy(params, held_.begin());
+    return {};
+  }
+  Status store(std::span<float> params) override {
+    std::ranges::copy(held_, params.begin());
+    return {};
+  }
+  Status load_slot(std::size_t, std::span<const float>) override { return {}; }
+  Status store_slot(std::size_t, std::span<float>) override { return {}; }
+  Result<worker::GroupStep> advance(const worker::Dataset&,
+                                    std::span<const std::span<const std::uint64_t>> batches,
+                                    std::span<const worker::OptimizerStep> steps) override {
+    std::this_thread::sleep_for(pause_);  // lint-ok: a slow worker
+    worker::GroupStep done;
+    for (const auto& batch : batches) done.samples += batch.size();
+    for (const auto& step : steps) rates_.push_back(std::get<rules::Sgd>(step.rule).rate);
+    return done;
+  }
+
+ private:
+  std::vector<float>& rates_;
+  std::chrono::milliseconds pause_;
+  std::vector<float> held_;
+};
+
+/// The learning rate goes by a worker's own steps and by nothing else, whatever is acknowledged,
+/// comes late, is left out or travels meanwhile.
+TEST_P(LocalStepsTest, RatesAreOneSequenceInEveryMode) {
+  struct Mode {
+    const char* policy;
+    std::uint64_t overlap;
+  };
+  std::vector<Mode> modes{{"bsp", 0}, {"bsp", 2}};
+  if (GetParam() == std::string("star"))
+    modes.insert(modes.end(), {Mode{"backup:1", 0}, Mode{"asp", 0}});
+  for (const Mode& mode : modes) {
+    SCOPED_TRACE(std::string(mode.policy).append(" ").append(std::to_string(mode.overlap)));
+    Setting s;
+    s.batches = {4, 4};
+    s.local_steps = 4;
+    s.rounds = 8;
+    s.overlap = mode.overlap;
+    const auto data = quadratic_data(s.samples);
+    ServerConfig c = config(s);
+    c.outer = "average";
+    c.policy = mode.policy;
+    const bool is_joint = mode.policy == std::string("bsp");
+    std::vector<std::vector<float>> rates(2);
+    auto specs = workers(s);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      specs[i].inner = {.name = "sgd", .learning_rate = 1, .schedule = "constant:warmup=100"};
+      auto model = std::make_shared<CustomModel>(*quadratic_model());
+      const std::chrono::milliseconds pause(i == 1 && !is_joint ? 25 : 2);
+      model->make_group = [&rates, i, pause] {
+        return std::make_unique<NotingGroup>(rates[i], pause);
+      };
+      specs[i].custom = model;
+    }
+    TestServer server(c, transports());
+    const auto outcomes = run_workers(specs, data, server.endpoint(), transports());
+    ASSERT_TRUE(server.join().ok());
+    if (!is_joint) {
+      EXPECT_GT(outcomes[1].summary.late, 0u);
+    }
+    for (const auto& of : rates) {
+      EXPECT_GE(of.size(), 4u);
+      for (std::size_t k = 0; k < of.size(); ++k)
+        ASSERT_FLOAT_EQ(of[k], 0.01f * static_cast<float>(k + 1)) << k;
+    }
+    if (is_joint) {
+      EXPECT_EQ(rates[0].size(), 32u);
+    }
+  }
+}
+
 TEST_P(LocalStepsTest, AnotherRunGivesTheSameBits) {
   Setting s;
   s.rounds = 12;

@@ -156,6 +156,37 @@ TEST_F(TrainerTest, LocalStepsAreAveragedAndLaterOnesKept) {
   ASSERT_TRUE(server.join().ok());
 }
 
+/// 7 and 4 steps since the start, of which the first contributions have 5 and 3: 2 and 1 are told
+/// with the next ones, and none twice.
+TEST_F(TrainerTest, StepsBehindAContributionAreToldWithTheNext) {
+  ServerConfig c = config(2);
+  c.rounds = 3;
+  c.local_steps = 8;
+  c.overlap = 2;
+  c.outer = "average";
+  c.optimizer = ServerConfig().optimizer;
+  TestServer server(c, tcp());
+  const auto train = [&](const std::string& name, std::uint64_t in, std::uint64_t behind) {
+    const auto trainer = open(options(server, name));
+    while (const auto share = next(*trainer)) {
+      const bool is_first = share->round.value == 1;
+      ASSERT_TRUE(trainer->contribute({.samples = is_first ? in : 0}).ok());
+      ASSERT_TRUE(trainer->finish({.samples = is_first ? behind : 0}).ok());
+    }
+  };
+  std::thread other([&] { train("b", 3, 1); });
+  train("a", 5, 2);
+  other.join();
+  ASSERT_TRUE(server.join().ok());
+  const auto rounds = server.rounds();  // newest first
+  ASSERT_EQ(rounds.size(), 3u);
+  EXPECT_EQ(rounds[2].samples, 5u + 3);
+  EXPECT_EQ(rounds[1].samples, 2u + 1);
+  EXPECT_EQ(rounds[0].samples, 0u);
+  for (const auto& worker : server.workers())
+    EXPECT_EQ(worker.samples, worker.name == "a" ? 7u : 4u) << worker.name;
+}
+
 TEST_F(TrainerTest, CallsAtTheWrongMomentSaySo) {
   ServerConfig c = config(1);
   c.rounds = 1;

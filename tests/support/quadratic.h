@@ -8,7 +8,7 @@ namespace centroid::test {
 
 /// A model whose training can be followed by hand: the loss of a sample with target x is the sum
 /// over all elements i of k_i (w_i - x)^2 / 2, so the gradient of a batch is k_i (w_i - mean of x).
-class QuadraticGroup final : public worker::ReplicaGroup {
+class QuadraticGroup : public worker::ReplicaGroup {
  public:
   explicit QuadraticGroup(std::size_t elements)
       : params_(elements), gradients_(elements), current_(params_) {}
