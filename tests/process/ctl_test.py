@@ -1,6 +1,9 @@
 """centroidctl against a running server. ctl_test.py BIN_DIR"""
 
 import contextlib
+import email.utils
+import http.client
+import http.server
 import json
 import os
 import pathlib
@@ -9,11 +12,53 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
+import time
 
 from cluster import DONE, ClusterTest, Process, free_port, main, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
+
+
+class Altered:
+    """A way to a server's REST on which answers are altered: `date` seconds are added to its clock, `words` replaced in bodies."""
+
+    def __init__(self, server):
+        self.date, self.words = 0, {}
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do(self):
+                connection = http.client.HTTPConnection(server.api, timeout=20)
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
+                answer = connection.getresponse()
+                text = answer.read().decode()
+                for old, new in outer.words.items():
+                    text = text.replace(old, new)
+                self.send_response_only(answer.status)
+                self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
+                self.send_header("Content-Type", answer.getheader("Content-Type", ""))
+                self.send_header("Content-Length", str(len(text.encode())))
+                self.end_headers()
+                self.wfile.write(text.encode())
+                connection.close()
+
+            do_GET = do_POST = do
+
+            def log_message(self, *_):
+                pass
+
+        self.listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.api = f"127.0.0.1:{self.listener.server_port}"
+        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.listener.shutdown()
+        self.listener.server_close()
 
 
 class Ctl(ClusterTest):
@@ -136,6 +181,34 @@ class Ctl(ClusterTest):
         server.wait_worker("w0", "dead")
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["workers"]["verdict"], "warning")
+
+    def test_doctor_finds_a_wrong_clock_another_version_and_a_closed_port(self):
+        server, _ = self.training()
+        way = Altered(server)
+        self.addCleanup(way.close)
+
+        def found(check):
+            return {one["check"]: one for one in json.loads(self.ctl(way.api, "doctor", "--no-members", "--output", "json"))}[check]
+
+        for check in ("clock", "version", "data port"):
+            self.assertEqual(found(check)["verdict"], "ok", found(check))
+        for seconds in (100, -100):
+            way.date = seconds
+            clock = found("clock")
+            self.assertEqual((clock["verdict"], clock["do"]), ("warning", "set both clocks by NTP"))
+            self.assertAlmostEqual(float(clock["found"].split(" s ")[0]), seconds, delta=3)
+        way.date = 0
+        version = server.get("/version")["version"]
+        way.words = {f'"version":"{version}"': '"version":"77.0.1"'}
+        other = found("version")
+        self.assertEqual((other["verdict"], other["found"]), ("warning", f"server 77.0.1, centroidctl {version}"))
+        self.assertIn("one release", other["do"])
+        closed = f"127.0.0.1:{free_port()}"
+        way.words = {f'"{server.data}"': f'"{closed}"'}
+        port = found("data port")
+        self.assertEqual(port["verdict"], "warning")
+        self.assertIn("refused", port["found"])
+        self.assertIn(f"open {closed} to the workers", port["do"])
 
     def test_doctor_looks_at_the_way_to_each_member_at_tokens_and_at_what_is_wanted(self):
         secrets = self.folder / "operator"
