@@ -117,6 +117,21 @@ def action_of(spec, container, status):
     return None
 
 
+FREE = ("labels", "annotations", "matchLabels", "data", "stringData", "limits", "requests", "nodeSelector")  # whose keys are anybody's
+
+
+def mappings(node, place=""):
+    """The place of every mapping in an object that has fields of its own, such as /spec/template."""
+    if isinstance(node, dict):
+        yield place
+        for name, value in node.items():
+            if name not in FREE:
+                yield from mappings(value, f"{place}/{name}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from mappings(value, f"{place}/{number}")
+
+
 class Rendered(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -197,6 +212,29 @@ class Rendered(unittest.TestCase):
                              ("replicatedJobs", "replicatedJob")):
             self.assertIn(right, jobset)
             self.assertNotEqual(strict_check(jobset.replace(right, wrong)).returncode, 0, wrong)
+
+    def test_the_check_finds_an_unknown_field_anywhere(self):
+        """In every mapping of every kind that is rendered, one object each."""
+        planted, faulty, seen = [], [], set()
+        for one in [one for all_objects in self.objects.values() for one in all_objects]:
+            for place in mappings(one):
+                if (one["kind"], re.sub(r"\d+", "0", place)) in seen:
+                    continue
+                seen.add((one["kind"], re.sub(r"\d+", "0", place)))
+                copy = json.loads(json.dumps(one))
+                copy["metadata"]["name"] = f"fault-{len(planted)}"
+                at = copy
+                for step in filter(None, place.split("/")):
+                    at = at[int(step) if isinstance(at, list) else step]
+                at["noSuchField"] = True
+                planted.append(f"{one['kind']}/fault-{len(planted)} {place}")
+                faulty.append(json.dumps(copy))
+        kinds = {one.partition("/")[0] for one in planted}
+        self.assertLessEqual({"JobSet", "NetworkPolicy", "PrometheusRule", "ServiceMonitor", "PodMonitor", "StatefulSet", "Job", "Service"}, kinds)
+        said = strict_check("\n---\n".join(faulty)).stdout
+        found = set(re.findall(r"^(\w+/fault-\d+):", said, re.MULTILINE))
+        self.assertEqual([one for one in planted if one.partition(" ")[0] not in found], [])
+        print(f"{len(planted)} unknown fields in {len(kinds)} kinds were found", file=sys.stderr)
 
     def test_pods_obey_the_restricted_profile(self):
         count = 0
