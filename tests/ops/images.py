@@ -19,6 +19,7 @@ CUDA_BASE = re.search(r"^FROM (\S+) AS build-cuda$", DOCKERFILE.read_text(), re.
 USER = 10001
 MARK = f"centroid-ops-{os.getpid()}"
 KINDS = ("server", "worker", "worker-cuda", "etcd")
+LABELLED = {"version": "77.0.1", "revision": "0123abcd"}
 IMAGES = {kind: f"localhost/{MARK}-{kind}:test" for kind in KINDS}
 NEXT = {kind: image.replace(":test", ":next") for kind, image in IMAGES.items()}  # what an upgrade brings
 PULL_SECONDS = 60
@@ -99,9 +100,14 @@ def compiler_cache():
     return ["-v", f"{folder}:/root/.cache/ccache"] if folder and os.path.isdir(folder) else []
 
 
+def built_as(kind):
+    """What the labels of an image shall say of its origin; Debian's etcd has its own."""
+    return [] if kind == "etcd" else [word for name, value in LABELLED.items() for word in ("--build-arg", f"{name.upper()}={value}")]
+
+
 def build_by_dockerfile(kinds):
     for kind in kinds:
-        words = ["build", "--network", "host", "--layers", "--format", "docker", *compiler_cache(), "-f", DOCKERFILE, "--target", kind, "-t", IMAGES[kind], ROOT]
+        words = ["build", "--network", "host", "--layers", "--format", "docker", *compiler_cache(), *built_as(kind), "-f", DOCKERFILE, "--target", kind, "-t", IMAGES[kind], ROOT]
         podman(*words, timeout=3000)
 
 
@@ -126,8 +132,8 @@ def build_of_programs(programs):
                 run("tar", "-C", root, "-cf", archive, ".")  # keeps owners, which COPY from a folder does not
             file = pathlib.Path(folder) / f"Dockerfile.{kind}"
             file.write_text(stage.replace(copy, f"ADD {source}.tar /"))
-            podman("build", "--format", "docker", "-f", file, "-t", IMAGES[kind], folder)
-            podman("build", "--format", "docker", "-f", file, "--label", "release=next", "-t", NEXT[kind], folder)
+            podman("build", "--format", "docker", *built_as(kind), "-f", file, "-t", IMAGES[kind], folder)
+            podman("build", "--format", "docker", *built_as(kind), "-f", file, "--label", "release=next", "-t", NEXT[kind], folder)
 
 
 def remove_images():

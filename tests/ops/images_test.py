@@ -56,6 +56,8 @@ class Image(unittest.TestCase):
                 self.assertEqual(about["Config"]["Entrypoint"], ["/usr/bin/tini", "--", f"/usr/bin/{program}"])
                 for label in ("title", "description", "licenses"):
                     self.assertIn(f"org.opencontainers.image.{label}", about["Config"]["Labels"])
+                for label, value in images.LABELLED.items():
+                    self.assertEqual(about["Config"]["Labels"].get(f"org.opencontainers.image.{label}"), None if kind == "etcd" else value)
                 if kind != "etcd":
                     self.assertEqual(about["Healthcheck"]["Test"][1:3], ["/usr/bin/centroidctl", "probe"])
                 shell = run("podman", "run", "--rm", "--entrypoint", "/bin/sh", IMAGES[kind], "-c", "true", check=False)
