@@ -335,8 +335,7 @@ int centroid_rows_open(const centroid_server* server, const char* table, centroi
     CENTROID_TRY(sized(server, "server"));
     const centroid_server& where = *server;
     centroid::client::RowsClientOptions options;
-    CENTROID_ASSIGN(options.server,
-                    centroid::transport::Endpoint::parse(text(where.servers, "127.0.0.1:7070")));
+    if (where.servers != nullptr) options.servers = where.servers;
     options.token = text(where.token);
     options.name = text(where.name, "rows-client");
     options.tls = tls_of(where);

@@ -9,12 +9,13 @@
 
 #include "common/base/result.h"
 #include "transport/tls/tls.h"
-#include "transport/transport.h"
 
 namespace centroid::client {
 
 struct RowsClientOptions {
-  transport::Endpoint server;
+  /// HOST:PORT; several separated by commas: servers of which one leads. It is looked for whenever
+  /// the connection is lost, and a standby names it (docs/high-availability.md).
+  std::string servers = "127.0.0.1:7070";
   std::string token;
   std::string name = "rows-client";  ///< for the server's log
   /// TLS, as a worker's settings `tls.*` have it (docs/tls.md): `authority`, and where the server
@@ -25,14 +26,17 @@ struct RowsClientOptions {
   std::chrono::milliseconds timeout{30'000};
 };
 
-/// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself.
+/// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself, follows the
+/// leader.
 ///
 /// thread   one call at a time, from any thread; several clients for several at once
 /// pushes   are applied at most once: one that had no answer is sent again under its number
-/// fails    deadline_exceeded (`timeout`; a push may have been applied), aborted (once, when the
-///          server has begun anew without pushes of this client, for it has no journal: the message
-///          names them, lost() counts them, and nothing was done), and as the server says:
-///          not_found (table), invalid_argument (gradient), failed_precondition, resource_exhausted
+/// fails    deadline_exceeded, unavailable (`timeout`; a push may have been applied), aborted
+/// (once,
+///          when the server has begun anew without pushes of this client, for it has no journal:
+///          the message names them, lost() counts them, and nothing was done), and as the server
+///          says: not_found (table), invalid_argument (gradient), failed_precondition,
+///          resource_exhausted
 class RowsClient {
  public:
   /// fails as the server's first answer, or as make_tls

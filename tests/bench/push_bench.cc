@@ -151,7 +151,7 @@ void bench_small(const Options& options) {
   const Echo echo;
   stay_on(0);
   client::RowsClientOptions to;
-  to.server = server.data;
+  to.servers = server.data.to_string();
   const auto client = client::RowsClient::open(to, "bench");
   if (!client.ok()) fail(client.error().to_string());
   const std::vector<std::uint64_t> keys{7};

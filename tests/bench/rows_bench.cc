@@ -65,7 +65,7 @@ struct Setup {
     flags.insert(flags.end(), journal.begin(), journal.end());
     started = start_server(folder.path(), flags);
     client::RowsClientOptions to;
-    to.server = started.data;
+    to.servers = started.data.to_string();
     for (std::uint64_t c = 0; c < options.clients; ++c) {
       auto client = RowsClient::open(to, "bench");
       if (!client.ok()) fail(client.error().to_string());

@@ -36,7 +36,7 @@ class RowsJournalled : public testing::Test {
   }
   static std::unique_ptr<RowsClient> client_of(const TestServer& server) {
     RowsClientOptions options;
-    options.server = server.endpoint();
+    options.servers = server.endpoint().to_string();
     auto client = RowsClient::open(options, "emb");
     EXPECT_TRUE(client.ok()) << client.error().to_string();
     return std::move(client).value();

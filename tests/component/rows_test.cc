@@ -55,7 +55,7 @@ class RowsServiceTest : public testing::Test {
  protected:
   std::unique_ptr<RowsClient> client_of(const std::string& table) {
     RowsClientOptions options;
-    options.server = server.endpoint();
+    options.servers = server.endpoint().to_string();
     auto client = RowsClient::open(options, table);
     EXPECT_TRUE(client.ok()) << client.error().to_string();
     return std::move(client).value();
@@ -110,7 +110,7 @@ TEST_F(RowsServiceTest, RefusalsNameTheReasonAndChangeNothing) {
   ASSERT_TRUE(client->pull(Keys{1, 2}, after).ok());
   EXPECT_EQ(before, after);
   RowsClientOptions options;
-  options.server = server.endpoint();
+  options.servers = server.endpoint().to_string();
   const auto unknown = RowsClient::open(options, "embeddings");
   EXPECT_EQ(unknown.error().code(), ErrorCode::kNotFound);
   EXPECT_THAT(unknown.error().message(), HasSubstr("this server has emb, wide"));
@@ -154,7 +154,7 @@ TEST_F(RowsServiceTest, AClientWhoseAnswerWasLostConnectsAgainAndItsPushCountsOn
     SCOPED_TRACE("cut at frame " + std::to_string(cut_at));
     const CuttingRelay relay(server.endpoint(), cut_at);
     RowsClientOptions options;
-    options.server = relay.endpoint();
+    options.servers = relay.endpoint().to_string();
     const auto client = RowsClient::open(options, "emb");
     ASSERT_TRUE(client.ok()) << client.error().to_string();
     server::RowTable expected(spec);
@@ -207,7 +207,7 @@ TEST_F(RowsRestartTest, AStopKeepsTheRowsAndAContinuedRunHasTheSameBits) {
   for (int run = 0; run < 3; ++run) {
     const auto server = start(run > 0);
     RowsClientOptions options;
-    options.server = server->endpoint();
+    options.servers = server->endpoint().to_string();
     const auto client = RowsClient::open(options, "emb");
     ASSERT_TRUE(client.ok()) << client.error().to_string();
     for (int push = 0; push < 5; ++push) {
@@ -227,7 +227,7 @@ TEST_F(RowsRestartTest, AClientIsToldOnceWhichOfItsPushesAServerThatBeganAnewLac
   // A relay whose address stays, as that of a real server does.
   const auto relay = std::make_unique<SwitchingRelay>(server->endpoint());
   RowsClientOptions options;
-  options.server = relay->endpoint();
+  options.servers = relay->endpoint().to_string();
   const auto client = RowsClient::open(options, "emb");
   ASSERT_TRUE(client.ok()) << client.error().to_string();
   const Keys keys{1, 2};
@@ -262,7 +262,7 @@ TEST_F(RowsRestartTest, ATableThatIsInTheCheckpointMustBeInTheSettings) {
   {
     const auto server = start(false);
     RowsClientOptions options;
-    options.server = server->endpoint();
+    options.servers = server->endpoint().to_string();
     const auto client = RowsClient::open(options, "emb");
     ASSERT_TRUE((*client)->push(Keys{1}, Floats(4, 1.0f)).ok());
   }
@@ -284,7 +284,7 @@ TEST_F(RowsRestartTest, ATableWithoutABoundGrowsAsFarAsTheMemoryLimitLets) {
   c.memory_limit = 112u << 20;  // 32 are the server's own, 64 for copies of a checkpoint
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   RowsClientOptions options;
-  options.server = server.endpoint();
+  options.servers = server.endpoint().to_string();
   const auto client = RowsClient::open(options, "emb");
   ASSERT_TRUE(client.ok());
   Keys keys((*client)->max_rows());
@@ -307,7 +307,7 @@ TEST_F(RowsRestartTest, AClientThatIsSilentForALeaseIsClosedAndOneThatStaysIsNot
   c.lease = std::chrono::milliseconds(400);
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   RowsClientOptions options;
-  options.server = server.endpoint();
+  options.servers = server.endpoint().to_string();
   const auto stays = RowsClient::open(options, "emb");
   ASSERT_TRUE(stays.ok());
   RawClient silent(server.endpoint());

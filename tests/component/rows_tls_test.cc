@@ -30,7 +30,7 @@ class RowsTls : public testing::Test {
   static Result<std::unique_ptr<RowsClient>> open(const TestServer& server,
                                                   std::optional<transport::TlsOptions> tls) {
     RowsClientOptions options;
-    options.server = server.endpoint();
+    options.servers = server.endpoint().to_string();
     options.tls = std::move(tls);
     options.timeout = std::chrono::milliseconds(2000);
     return RowsClient::open(options, "emb");

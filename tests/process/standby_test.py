@@ -4,16 +4,23 @@ The workers train with the journal on, so whatever is killed, the last parameter
 disturbed. Times are printed; the bar is that of docs/high-availability.md, asserted with room for a busy machine.
 """
 
+import array
 import json
 import os
+import pathlib
 import shutil
 import signal
+import sys
+import threading
 import time
 import unittest
 import urllib.error
 import urllib.request
 
 from cluster import DONE, HALTED, USAGE, ClusterTest, Process, free_port, main, wait_for
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
+import centroid  # noqa: E402
 
 ETCD = shutil.which("etcd") or shutil.which("etcd", path=os.environ.get("OPS_ETCD", ""))
 BAR_SECONDS = 5
@@ -178,6 +185,85 @@ class SeveralServers(StandbyTest):
             self.assertGreater(joined[1]["term"], joined[0]["term"])
         self.assert_same_end(workers, expected)
         self.assert_exit(DONE, standby, *shards)
+
+
+class RowsFollow(StandbyTest):
+    """Clients of rows find the server that leads now; what was answered is in the rows, once."""
+
+    KEYS = 100
+
+    def setUp(self):
+        try:
+            centroid.load(pathlib.Path(self.programs).parent / "lib" / "libcentroid.so")
+        except centroid.CentroidError as error:
+            if "asan" in error.message or "tsan" in error.message or "static TLS" in error.message:
+                self.skipTest(f"a library with a sanitizer cannot be loaded by Python: {error.message}")
+            raise
+        super().setUp()
+
+    def tables(self, *arguments):
+        etcd = self.start_etcd()
+        tables = ["--tables", "count:dim=1,optimizer=sgd,lr=1", *arguments]  # a row is the number of its pushes
+        leader = self.ha_server(etcd, "a", *tables)
+        self.wait_role(leader, "leader")
+        standby = self.ha_server(etcd, "b", *tables)
+        standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
+        return leader, standby
+
+    def push_over(self, leader, standby, servers, end):
+        """Push without a pause while `end` happens to the leader, and on for 200 answered pushes."""
+        rows = centroid.Rows(servers, "count", timeout=60)
+        answered, is_over, failure = [0], threading.Event(), []
+        gradients = memoryview(array.array("f", 3 * [-1])).cast("B").cast("f", [3, 1])
+
+        def push():
+            try:
+                while not is_over.is_set():
+                    keys = [(answered[0] + i) % self.KEYS for i in range(3)]
+                    rows.push(keys, gradients)
+                    answered[0] += 1
+            except centroid.CentroidError as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=push, daemon=True)
+        thread.start()
+        self.addCleanup(is_over.set)
+        wait_for(lambda: answered[0] > 200 or failure, "pushes")
+        end(leader)
+        begin, before = time.monotonic(), answered[0]
+        wait_for(lambda: answered[0] > before + 1 or failure, "the first push to the standby")
+        seconds = time.monotonic() - begin
+        wait_for(lambda: answered[0] > before + 200 or failure, "more pushes")
+        is_over.set()
+        thread.join()
+        self.assertEqual(failure, [])
+        self.assertEqual(standby.cluster()["role"], "leader")
+        values = list(rows.pull(range(self.KEYS)).cast("B").cast("f"))
+        self.assertEqual(sum(values), 3 * answered[0])
+        self.assertEqual(rows.lost, 0)
+        rows.close()
+        print(f"\nclient of rows: {seconds:.2f} s to the first push that the standby answered, {answered[0]} answered, all in the rows", flush=True)
+        self.assertLess(seconds, 2 * BAR_SECONDS)
+
+    def test_over_the_kill_of_the_leader(self):
+        leader, standby = self.tables()
+        self.push_over(leader, standby, f"{leader.data},{standby.data}", lambda server: server.kill())
+
+    def test_who_knows_the_standby_only_is_sent_to_the_leader_and_comes_back(self):
+        leader, standby = self.tables()
+        self.push_over(leader, standby, standby.data, lambda server: server.kill())
+
+    def test_a_leader_that_falls_silent_is_given_up(self):
+        leader, standby = self.tables()
+        self.addCleanup(leader.send, signal.SIGCONT)
+        self.push_over(leader, standby, f"{leader.data},{standby.data}", lambda server: server.send(signal.SIGSTOP))
+
+    def test_rows_on_several_servers(self):
+        leader, standby = self.tables("--servers", 3)
+        places = ["--join", f"{standby.data},{leader.data}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
+        for name in "st":
+            self._start(Process, "centroid-server", name, [*places, "--name", name], None)
+        self.push_over(leader, standby, f"{leader.data},{standby.data}", lambda server: server.kill())
 
 
 class Fencing(StandbyTest):

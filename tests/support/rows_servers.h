@@ -91,7 +91,7 @@ inline std::unique_ptr<RowsClient> client_of(
     const transport::Endpoint& server, const std::string& table,
     std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   RowsClientOptions options;
-  options.server = server;
+  options.servers = server.to_string();
   options.timeout = timeout;
   auto client = RowsClient::open(options, table);
   EXPECT_TRUE(client.ok()) << client.error().to_string();

@@ -500,6 +500,8 @@ class Trainer:
 class Rows:
     """One table of sparse rows by 64-bit keys (docs/rows.md). One call at a time; reconnects by itself.
 
+    server   HOST:PORT, several separated by commas: the one that leads is looked for whenever the connection is lost
+
     Keys are whatever has a buffer of 64-bit integers, or an iterable of int; values and gradients as the tensors of a Trainer.
     """
 

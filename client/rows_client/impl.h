@@ -1,0 +1,143 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_future.hpp>
+
+#include "client/rows_client.h"
+#include "common/async/task_group.h"
+#include "common/proto/rows.h"
+#include "common/proto/servers.h"
+#include "transport/server_list.h"
+#include "transport/session.h"
+
+/// The inside of RowsClient: lanes.cc has connections and the route, ../rows_client.cc the calls.
+/// calls.
+namespace centroid::client {
+
+inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
+
+inline TimePoint in(std::chrono::milliseconds time) {
+  return std::chrono::steady_clock::now() + time;
+}
+
+/// Not 0, which is nobody.
+std::uint64_t draw_client();
+
+/// One of the servers on which rows of the table lie. To it this is a client of its own, whose
+/// pushes have numbers of their own and go one at a time: so the newest that a server has says of
+/// every one whether it was applied.
+struct Lane {
+  std::string name;  ///< of the server; empty: the leader, which has the route
+  transport::Endpoint endpoint;
+  const std::uint64_t client = draw_client();
+  std::uint64_t sequence = 0;                  ///< of the last push
+  std::uint64_t answered = 0;                  ///< highest that was answered as applied
+  std::optional<proto::RowsOpenReply> opened;  ///< the last
+  TimePoint used{};                            ///< when something was sent last
+  std::size_t waiting = 0;                     ///< requests without an answer
+  bool is_gone = false;                        ///< it holds no rows any more
+  bool is_connecting = false, is_beating = false;
+  std::unique_ptr<TaskGroup> tasks;
+  std::unique_ptr<transport::Session> session;
+
+  bool is_open() const { return session && !session->is_closed(); }
+};
+
+/// A call of one message's rows, and the part of it that goes to one server.
+struct Call {
+  proto::RowsKind kind;
+  std::span<const std::uint64_t> keys;
+  std::span<const float> gradients;
+  std::span<float> out;
+  TimePoint deadline;
+  bool has_done = false;  ///< a part of it
+};
+struct Part {
+  Lane* lane = nullptr;
+  std::vector<std::uint32_t> rows;  ///< of the call's keys
+  std::vector<std::byte> payload;
+  std::uint64_t sequence = 0;
+  bool is_alone = false, is_sent = false, is_moved = false;
+  Status status;
+};
+
+struct RowsClient::Impl final : transport::FrameSink {
+  RowsClientOptions options;
+  std::string table;
+  std::uint64_t answered_before = 0;  ///< of lanes that are gone
+  std::uint64_t lost = 0;             ///< of those that were answered: not in the rows
+  std::optional<Error> notice;        ///< of a loss, for the call that found it or the next
+  transport::ServerList leaders{{transport::Endpoint()}};  ///< one of which leads
+  std::map<std::string, std::unique_ptr<Lane>> lanes;      ///< by name
+  std::optional<proto::Route> route;
+  std::uint32_t dim = 0;
+
+  // Run by whoever calls: a thread of its own would cost each call two wake-ups.
+  boost::asio::io_context context{1};
+  std::mutex turn;  ///< who runs the context
+  std::unique_ptr<transport::Transport> transport;
+
+  // Says that this client lives, while nobody calls.
+  std::thread keeper;
+  std::condition_variable ended;
+  bool is_ending = false;
+
+  Lane& leader() { return *lanes.at(""); }
+
+  /// Run a coroutine to its end; the turn is the caller's.
+  template <class T>
+  T run(Task<T> task) {
+    auto result =
+        boost::asio::co_spawn(context, to_optional(std::move(task)), boost::asio::use_future);
+    const std::chrono::seconds now{0};
+    while (result.wait_for(now) != std::future_status::ready)
+      if (context.run_one() == 0) context.restart();
+    return *result.get();
+  }
+
+  // rows_client/lanes.cc: connections, and where the rows are
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
+  static Task<void> read(Impl* self, transport::Session* session);
+  static Task<void> watch(Impl* self, Lane* lane, transport::Session* session);
+  void keep(std::chrono::milliseconds every);
+  static Task<void> beat(Lane* lane, transport::Session* session, TimePoint deadline);
+  static Task<Status> drop(Lane* lane);
+  static Task<Status> connect(Impl* self, Lane* lane, TimePoint deadline);
+  static Task<Result<transport::Reply>> ask(Lane* lane, proto::RowsKind kind, Bytes head,
+                                            Bytes payload, TimePoint deadline);
+  static Task<Status> open_table(Impl* self, Lane* lane, TimePoint deadline);
+  void compare(Lane& lane, const proto::RowsOpenReply& reply);
+  static Task<Status> ensure(Impl* self, Lane* lane, TimePoint deadline);
+  static Task<Status> ensure_leader(Impl* self, TimePoint deadline);
+  Error named(const Lane& lane, const Error& why) const;
+  static Task<Status> ask_route(Impl* self, TimePoint deadline);
+  Status adopt(proto::Route found);
+  static Task<Status> ask_leader_for(Impl* self, Lane* lane, TimePoint deadline);
+  static Task<Status> settle_gone(Impl* self, TimePoint deadline);
+
+  // ../rows_client.cc: calls
+  std::vector<std::unique_ptr<Part>> split(const Call& call,
+                                           const std::vector<std::uint32_t>& left);
+  void fill(Part& part, const Call& call);
+  Status take(const Part& part, const transport::Reply& reply, const Call& call);
+  static Task<void> send(Impl* self, const Call* call, Part* part);
+  static Task<Status> serve(Impl* self, Call* call);
+  Status make(Call call);
+  Status check_size(std::size_t keys, std::size_t floats) const;
+};
+
+}  // namespace centroid::client
