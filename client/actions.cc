@@ -20,17 +20,46 @@ int act(const Session& session, const std::string& path, const std::string& said
   return kExitDone;
 }
 
-/// Member number of a worker by its name, or the number itself; of several with a name the newest.
+/// Member number of a worker by its name, of several with that name the newest; or by the number
+/// itself, when no worker is called so.
 Result<std::string> member_of(const Session& session, const std::string& worker) {
-  CENTROID_ASSIGN(const Json answer, get_json(session, "/v1/workers"));
-  std::string found;
-  for (const Json& one : answer["workers"])
-    if (text_of(one, "name") == worker || text_of(one, "member") == worker)
-      if (found.empty() || std::stoull(text_of(one, "member")) > std::stoull(found))
-        found = text_of(one, "member");
-  if (found.empty())
-    return Error(ErrorCode::kNotFound, "no worker has the name or member number '" + worker + "'");
-  return found;
+  CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
+  std::string named, numbered, other;
+  for (const Json& one : workers) {
+    const std::string member = text_of(one, "member");
+    if (text_of(one, "name") == worker &&
+        (named.empty() || std::stoull(member) > std::stoull(named)))
+      named = member;
+    if (member == worker) {
+      numbered = member;
+      other = text_of(one, "name");
+    }
+  }
+  if (!named.empty() && !numbered.empty() && other != worker)
+    return Error(ErrorCode::kInvalidArgument,
+                 "'" + worker + "' is the name of the worker with member number " + named +
+                     ", and the member number of worker '" + other + "': say " + named + " or '" +
+                     other + "'");
+  if (named.empty()) named = numbered;
+  if (named.empty())
+    return Error(ErrorCode::kNotFound, "no worker has the name or member number '" + worker +
+                                           "'; centroidctl workers --all lists them");
+  return named;
+}
+
+int show_evictions(const Session& session) {
+  const auto evictions = get_list(session, "/v1/evictions", "evictions");
+  if (!evictions.ok()) return complain(evictions.error());
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : *evictions)
+    rows.push_back({text_of(one, "name"), time_text(number_of(one, "since_unix_seconds"), "-"),
+                    time_text(number_of(one, "until_unix_seconds"), "until it is allowed"),
+                    text_of(one, "why")});
+  const std::string text = session.style.is_json ? evictions->dump() + "\n"
+                           : rows.empty()        ? "no name is refused\n"
+                                                 : table({"name", "since", "until", "why"}, rows);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
 }
 
 int drain(const Session& session, const std::string& worker) {
@@ -125,8 +154,12 @@ int want_scale(const Session& session, std::uint64_t workers, const std::string&
 }
 
 int show_parameters(const Session& session) {
-  const auto answer = get_json(session, "/v1/parameters");
+  auto answer = get_json(session, "/v1/parameters");
   if (!answer.ok()) return complain(answer.error());
+  auto more = get_list(session, text_of(*answer, "next"), "parameters");
+  if (!more.ok()) return complain(more.error());
+  for (Json& one : *more) (*answer)["parameters"].push_back(std::move(one));
+  (*answer)["next"] = nullptr;
   std::vector<std::vector<std::string>> rows;
   for (const Json& one : (*answer)["parameters"])
     rows.push_back({text_of(one, "name"), one["shape"].dump(), size_text(number_of(one, "bytes")),
@@ -182,13 +215,16 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       ->check(CLI::NonNegativeNumber);
   evicted->add_option("--why", *why, "told in the log, the events and to the worker");
   evicted->callback([=, &status] { status = evict(*session, *victim, *seconds, *why); });
+  app.get_subcommand("workers")
+      ->add_subcommand("evictions", "Names that are refused, since when and until when.")
+      ->callback([=, &status] { status = show_evictions(*session); });
   CLI::App* const allowed = app.get_subcommand("workers")->add_subcommand(
       "allow", "Let the name of an evicted worker join again.");
   const auto freed = std::make_shared<std::string>();
   allowed->add_option("NAME", *freed, "its name")->required();
   allowed->callback([=, &status] {
-    status =
-        send(*session, "DELETE", "/v1/evictions/" + *freed, Json(), *freed + " may join again");
+    status = send(*session, "DELETE", "/v1/evictions/" + path_part(*freed), Json(),
+                  *freed + " may join again");
   });
 
   CLI::App* const restored =
@@ -246,7 +282,7 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   const auto server = std::make_shared<std::string>();
   emptied->add_option("NAME", *server, "what it is called")->required();
   emptied->callback([=, &status] {
-    status = act(*session, "/v1/servers/" + *server + ":drain",
+    status = act(*session, "/v1/servers/" + path_part(*server) + ":drain",
                  *server + " leaves when its chunks have moved");
   });
 

@@ -99,7 +99,8 @@ void check_data_port(Report& report, const Session& session, const std::string& 
                      bool is_tls_missing) {
   Remote data;
   if (!data.set_address(where).ok())
-    return report.add(Verdict::kWarning, name, "'" + where + "' is no address");
+    return report.add(Verdict::kWarning, name, "'" + where + "' is no address",
+                      "set `advertise` of that server to HOST:PORT as workers reach it");
   if (const Status open = knock(data.host, data.port, session.remote.timeout); !open.ok())
     return report.add(Verdict::kWarning, name, open.error().message(),
                       "open " + where + " to the workers; run this again on one of their machines");
@@ -187,10 +188,10 @@ void check_members(Report& report, const Session& session, const Json& workers) 
 
 /// Tokens that stop working soon.
 void check_tokens(Report& report, const Session& session) {
-  const auto tokens = get_json(session, "/v1/tokens");
+  const auto tokens = get_list(session, "/v1/tokens", "tokens");
   if (!tokens.ok()) return;  // not an operator's business who only looks
   const double now = static_cast<double>(std::time(nullptr));
-  for (const Json& token : tokens->value("tokens", Json::array())) {
+  for (const Json& token : *tokens) {
     const double left = number_of(token, "expires_unix_seconds") - now;
     if (!(left < kTokenSeconds)) continue;
     const std::string name = text_of(token, "name");

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <limits>
 
@@ -56,6 +57,36 @@ Result<Json> get_json(const Session& session, const std::string& path) {
   return take_apart(session, answer);
 }
 
+Result<Json> get_list(const Session& session, std::string path, const char* name,
+                      std::size_t most) {
+  Json all = Json::array();
+  while (!path.empty() && all.size() < most) {
+    CENTROID_ASSIGN(const Json page, get_json(session, path));
+    const auto list = page.find(name);
+    if (list == page.end() || !list->is_array())
+      return Error(ErrorCode::kDataLoss,
+                   session.remote.to_string() + path + " answered without the list '" + name + "'");
+    for (const Json& one : *list)
+      if (all.size() < most) all.push_back(one);
+    path = text_of(page, "next");
+  }
+  return all;
+}
+
+std::string path_part(const std::string& name) {
+  std::string out;
+  for (const char c : name) {
+    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                          (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_' || c == '~';
+    char text[4] = {c, 0, 0, 0};
+    if (!is_plain)
+      std::snprintf(text, sizeof text, "%%%02X",
+                    static_cast<unsigned>(static_cast<unsigned char>(c)));
+    out += text;
+  }
+  return out;
+}
+
 Result<Json> post_json(const Session& session, const std::string& path) {
   CENTROID_ASSIGN(const Answer answer, ask(session.remote, "POST", path));
   return take_apart(session, answer);
@@ -77,6 +108,16 @@ int complain(const Error& error) {
   return is_unreachable                                ? kExitUnreachable
          : error.code() == ErrorCode::kInvalidArgument ? kExitUsage
                                                        : kExitFailed;
+}
+
+std::string time_text(double unix_seconds, const char* otherwise) {
+  if (!(unix_seconds > 0)) return otherwise;
+  const auto seconds = static_cast<std::time_t>(unix_seconds);
+  std::tm local{};
+  char text[40] = "";
+  if (localtime_r(&seconds, &local) != nullptr)
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+  return text;
 }
 
 std::string text_of(const Json& object, const char* name) {

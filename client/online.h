@@ -31,10 +31,16 @@ struct Session {
 
 /// Ask and take an answer apart. An answer that is a problem document comes back as its error.
 Result<Json> get_json(const Session& session, const std::string& path);
+/// All pages of the list `name` that begin at `path`, as one array of at most `most` items.
+Result<Json> get_list(const Session& session, std::string path, const char* name,
+                      std::size_t most = 1'000'000);
 Result<Json> post_json(const Session& session, const std::string& path);
 /// Any method, with a JSON body unless it is null.
 Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
                        const Json& body);
+/// A name as one part of a path: whatever is not plain goes as %XX.
+/// source  RFC 3986, section 2.3
+std::string path_part(const std::string& name);
 /// The problem document of an answer as one line.
 std::string explain(const Answer& answer);
 
@@ -61,6 +67,8 @@ Result<Access> open_access(WorkerOptions options, bool is_accepting = false);
 /// Whether the server's data connections are TLS; false where it does not say.
 bool has_tls(const Session& session);
 
+/// Local time, or `otherwise` where there is none.
+std::string time_text(double unix_seconds, const char* otherwise);
 /// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
 std::string text_of(const Json& object, const char* name);
 double number_of(const Json& object, const char* name);

@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <cstdio>
-#include <ctime>
 
 #include "client/online.h"
 
@@ -8,31 +8,8 @@ namespace centroid::client {
 
 namespace {
 
-std::string time_text(double unix_seconds, const char* otherwise) {
-  if (!(unix_seconds > 0)) return otherwise;
-  const auto seconds = static_cast<std::time_t>(unix_seconds);
-  std::tm local{};
-  char text[40] = "";
-  if (localtime_r(&seconds, &local) != nullptr)
-    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
-  return text;
-}
-
-/// All pages of a list as one.
-Result<Json> get_list(const Session& session, std::string path, const char* name,
-                      std::size_t most) {
-  Json all = Json::array();
-  while (!path.empty() && all.size() < most) {
-    CENTROID_ASSIGN(const Json page, get_json(session, path));
-    for (const Json& one : page[name])
-      if (all.size() < most) all.push_back(one);
-    path = text_of(page, "next");
-  }
-  return all;
-}
-
 int list_tokens(const Session& session) {
-  const auto tokens = get_list(session, "/v1/tokens", "tokens", 10'000);
+  const auto tokens = get_list(session, "/v1/tokens", "tokens");
   if (!tokens.ok()) return complain(tokens.error());
   std::vector<std::vector<std::string>> rows;
   for (const Json& one : *tokens)
@@ -63,7 +40,7 @@ int create_token(const Session& session, const std::string& name, const std::str
 }
 
 int revoke_token(const Session& session, const std::string& name) {
-  const auto answer = send_json(session, "DELETE", "/v1/tokens/" + name, Json());
+  const auto answer = send_json(session, "DELETE", "/v1/tokens/" + path_part(name), Json());
   if (!answer.ok()) return complain(answer.error());
   std::printf("%s\n",
               session.style.is_json ? answer->dump().c_str() : (name + " is revoked").c_str());

@@ -38,12 +38,12 @@ class Top {
 
   Result<std::string> look() {
     CENTROID_ASSIGN(const Json cluster, get_json(session_, "/v1/cluster"));
-    CENTROID_ASSIGN(const Json workers, get_json(session_, "/v1/workers"));
+    CENTROID_ASSIGN(const Json workers, get_list(session_, "/v1/workers", "workers"));
     CENTROID_ASSIGN(const Json rounds, get_json(session_, "/v1/rounds?limit=1"));
     CENTROID_ASSIGN(const Answer metrics, ask(session_.remote, "GET", "/metrics"));
     const auto now = Clock::now();
     const double seconds = last_ ? std::chrono::duration<double>(now - *last_).count() : 0;
-    auto lines = lines_of(workers["workers"], rounds["rounds"], seconds);
+    auto lines = lines_of(workers, rounds["rounds"], seconds);
     const auto stages = stages_of(metrics.body, seconds);
     last_ = now;
     return session_.style.is_json ? json_of(lines, stages, seconds)

@@ -78,6 +78,16 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
                     text("policy") + ", " + text("optimizer") + ", " + text("model") + "\n";
   out += "state      " + paint(style, colour_of(state), state) +
          (text("state_reason").empty() ? "" : ": " + text("state_reason")) + "\n";
+  if (const std::string role = text("role"); role != "alone" && !role.empty()) {
+    const bool leads = role == "leader";
+    out += "role       " + paint(style, leads ? Colour::kGood : Colour::kWarning, role) +
+           (text("term") == "0" ? "" : ", term " + text("term"));
+    if (!leads)
+      out += text("leader").empty() ? "; no leader is known"
+                                    : "; the leader is " + text("leader") + ", --server " +
+                                          text("leader_api") + " asks it";
+    out += "\n";
+  }
   out += "progress   " + percent(number("progress")) + ", epoch " + text("epoch") + " of " +
          text("epochs") + ", round " + text("round") + ", version " + text("version") + "\n";
   out += "learning   loss " + number_text(number("loss")) + ", train accuracy " +
@@ -94,15 +104,26 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
 /// One picture of the cluster; in JSON one object with all three.
 Result<std::string> status_once(const Session& session) {
   CENTROID_ASSIGN(const Json cluster, get_json(session, "/v1/cluster"));
-  CENTROID_ASSIGN(const Json workers, get_json(session, "/v1/workers"));
+  CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
   CENTROID_ASSIGN(const Json waits, get_json(session, "/v1/waits"));
-  if (!session.style.is_json)
-    return status_text(session.style, cluster, workers["workers"], waits["waits"]);
+  if (!session.style.is_json) return status_text(session.style, cluster, workers, waits["waits"]);
   Json all;
   all["cluster"] = cluster;
-  all["workers"] = workers["workers"];
+  all["workers"] = workers;
   all["waits"] = waits["waits"];
   return all.dump() + "\n";
+}
+
+/// Print a list with all its pages: {name: [...]} or a table.
+int show_list(const Session& session, const std::string& path, const char* name,
+              const std::function<std::string(const Json&)>& as_table) {
+  auto list = get_list(session, path, name);
+  if (!list.ok()) return complain(list.error());
+  Json all;
+  all[name] = std::move(*list);
+  const std::string text = session.style.is_json ? all.dump() + "\n" : as_table(all);
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
 }
 
 /// Print what a path answers: as it is, or as a table.
@@ -195,8 +216,8 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   workers->add_flag("--all", *with_gone, "those that left or died too");
   workers->callback([=, &status] {
     if (!workers->get_subcommands().empty()) return;
-    status = show(*session, "/v1/workers",
-                  [&](const Json& a) { return workers_table(a["workers"], *with_gone); });
+    status = show_list(*session, "/v1/workers", "workers",
+                       [&](const Json& a) { return workers_table(a["workers"], *with_gone); });
   });
 
   CLI::App* const servers =
@@ -225,7 +246,8 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
 
   CLI::App* const tables =
       app.add_subcommand("tables", "Tables of sparse rows: memory, and what was done with them.");
-  tables->callback([=, &status] { status = show(*session, "/v1/tables", tables_table); });
+  tables->callback(
+      [=, &status] { status = show_list(*session, "/v1/tables", "tables", tables_table); });
 
   CLI::App* const config =
       app.add_subcommand("config", "Effective settings of the server, and where each came from.");

@@ -112,7 +112,9 @@ std::optional<HttpResponse> check_role(const Caller& caller, Role needed,
   return make_problem(403, ErrorCode::kFailedPrecondition,
                       "refused: this needs the role " + std::string(to_string(needed)) +
                           ", the token '" + caller.name + "' has " +
-                          std::string(to_string(caller.role)),
+                          std::string(to_string(caller.role)) +
+                          ": ask an admin for one (centroidctl tokens create NAME --role " +
+                          std::string(to_string(needed)) + ")",
                       instance);
 }
 

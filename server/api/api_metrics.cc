@@ -20,6 +20,15 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
                                     "Entries of the audit log that could not be written.");
   streams = registry.gauge("centroid_api_streams",
                            "Responses of the REST server that are sent piece by piece.");
+  held_bytes =
+      registry.gauge("centroid_api_held_bytes",
+                     "Bytes of answers of the REST server that clients have not taken yet.");
+  const std::string refused = "centroid_api_refused_total";
+  const std::string refused_help = "REST requests that were not let in.";
+  refused_no_token = registry.counter(refused, refused_help, {{"reason", "no_token"}});
+  refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
+  refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});
+  dropped_handshakes = registry.counter(dropped, dropped_help, {{"reason", "handshakes"}});
   dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 }
 

@@ -17,11 +17,16 @@ class ApiMetrics {
   void count(const Route* route, unsigned status, double seconds);
 
   metrics::Gauge connections;
-  metrics::Counter dropped_slow;     ///< a request or response took longer than its time
-  metrics::Counter dropped_lagging;  ///< a stream of events further behind than events are kept
-  metrics::Counter audit_failures;   ///< entries that the disk did not take
-  metrics::Gauge streams;            ///< open
-  metrics::Counter dropped_limit;    ///< made room for, or refused as, one connection too many
+  metrics::Counter dropped_slow;        ///< a request or response took longer than its time
+  metrics::Counter dropped_lagging;     ///< a stream of events further behind than events are kept
+  metrics::Counter audit_failures;      ///< entries that the disk did not take
+  metrics::Counter dropped_handshakes;  ///< of TLS, of an address that has made too many
+  metrics::Gauge streams;               ///< open
+  metrics::Gauge held_bytes;            ///< of answers that clients have not taken yet
+  /// Requests that were not let in: without a token, with one that is not known, or with one that
+  /// may less.
+  metrics::Counter refused_no_token, refused_unknown_token, refused_role;
+  metrics::Counter dropped_limit;  ///< made room for, or refused as, one connection too many
 
  private:
   struct Series {

@@ -13,19 +13,19 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <nlohmann/json.hpp>
 
 #include "common/async/task_group.h"
 #include "common/base/log.h"
 #include "server/api/api_metrics.h"
 #include "server/api/audit_log.h"
+#include "server/api/audit_trail.h"
 #include "server/api/event_feed.h"
+#include "server/api/held_answers.h"
 #include "server/api/http_connection.h"
 #include "server/api/idempotent_calls.h"
 #include "server/api/problem.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
-#include "server/api/when_free.h"
 
 namespace centroid::server {
 
@@ -37,10 +37,9 @@ using SystemError = boost::system::error_code;
 using Tcp = asio::ip::tcp;
 
 constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
-/// How long an answer waits for its line in the audit log, and how many lines may be on their way
-/// behind answers that did not.
-constexpr std::chrono::seconds kAuditPatience{1};
-constexpr std::size_t kMaxAudits = 1000;
+/// Of requests of one address that are not let in one in so long is logged.
+constexpr double kRefusalsPerSecond = 1.0 / 60;
+constexpr double kHandshakes = 0.2;  ///< of the requests that an address may send
 /// Between two looks at the tokens that other servers made or revoked.
 constexpr std::chrono::seconds kFollow{1};
 
@@ -97,10 +96,11 @@ struct ApiServer::Impl {
         tokens(std::move(tokens_)),
         audit(std::move(audit_)),
         repeated(std::move(repeated_)),
-        services{control, registry, feed, *tokens, *audit, options.blocking},
-
+        services{control, registry, feed, *tokens, *audit, options.blocking, is_tracing},
+        held(options.max_held_bytes, metrics.held_bytes, metrics.streams),
         acceptor(executor),
         group(executor),
+        trail(executor, group, options.blocking, *audit, feed, metrics),
         changed(executor) {
     take_limits(options);
   }
@@ -124,9 +124,8 @@ struct ApiServer::Impl {
   Task<HttpResponse> answer(HttpRequest request);
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
-  Task<void> record(HttpRequest request, Caller caller, std::string id, HttpResponse response);
-  Task<void> append_audit(std::shared_ptr<const AuditEntry> entry,
-                          std::shared_ptr<bool> is_written);
+  void note_refusal(const HttpRequest& request, const Admission& admission);
+  void hold(HttpResponse& response, const Caller& caller, const HttpRequest& request);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
   Task<void> refuse(std::unique_ptr<Peer> peer);
   Task<void> stop();
@@ -139,18 +138,19 @@ struct ApiServer::Impl {
   EventFeed feed;
   std::unique_ptr<TokenStore> tokens;
   std::unique_ptr<AuditLog> audit;
-  RateTable rates;
+  RateTable rates, handshakes, refusals_told;
   std::unique_ptr<IdempotentCalls> repeated;
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
+  bool is_tracing = false;
   Services services;
+  HeldAnswers held;  ///< outlives connections and calls
   Tcp::acceptor acceptor;
   transport::Endpoint bound;
-  TaskGroup group;        ///< the accept loop, connections and refusals
+  TaskGroup group;  ///< the accept loop, connections and refusals
+  AuditTrail trail;
   std::list<Peer> peers;  ///< in the order they came
   std::list<std::shared_ptr<Running>> running;
   std::size_t abandoned = 0;
-  std::size_t streams = 0;
-  std::size_t audits = 0;  ///< entries that are being written
   const std::string request_prefix = draw_prefix();
   std::uint64_t requests = 0;
   std::size_t refusals = 0;
@@ -230,6 +230,13 @@ void ApiServer::Impl::take(Tcp::socket socket) {
   SystemError ec;
   socket.set_option(Tcp::no_delay(true), ec);
   if (is_stopping) return;
+  if (options.tls && options.requests_per_second > 0) {
+    const auto remote = socket.remote_endpoint(ec);
+    const std::string client = ec ? "unknown" : client_of(remote.address().to_string() + ":0");
+    const double most = kHandshakes * options.requests_per_second;
+    if (handshakes.take(client, Steady::now(), most) > Duration::zero())
+      return metrics.dropped_handshakes.add();
+  }
   if (peers.size() >= options.max_connections && !make_room()) {
     metrics.dropped_limit.add();
     if (refusals >= kMaxRefusals || options.tls) return;
@@ -304,12 +311,6 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
       response = co_await answer(std::move(*incoming.request));
       framing.keep_alive = incoming.keep_alive && !is_stopping;
     }
-    const bool is_stream = response.stream != nullptr && !framing.is_head;
-    if (is_stream && streams >= options.max_streams)
-      response = make_problem(503, ErrorCode::kResourceExhausted,
-                              "all " + std::to_string(options.max_streams) +
-                                  " responses that may be sent piece by piece are",
-                              "/");
     const bool is_written = co_await write(peer, std::move(response), framing);
     if (!is_written) co_return;
   } while (framing.keep_alive && !is_stopping);
@@ -320,14 +321,10 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
 /// False: the connection is of no use any more.
 Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
   const bool is_stream = response.stream != nullptr && !framing.is_head;
-  if (is_stream) {
-    peer.phase = Phase::kStreaming;
-    metrics.streams.set(static_cast<double>(++streams));
-  }
+  if (is_stream) peer.phase = Phase::kStreaming;
   const auto timeout =
       is_cancelling ? std::min(options.write_timeout, options.stop_grace) : options.write_timeout;
   const auto outcome = co_await peer.http.write_response(std::move(response), framing, timeout);
-  if (is_stream) metrics.streams.set(static_cast<double>(--streams));
   if (outcome == HttpConnection::Outcome::kSlow) metrics.dropped_slow.add();
   co_return outcome == HttpConnection::Outcome::kDone;
 }
@@ -339,6 +336,7 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
     co_return std::move(*refused);
   }
   Admission admission = admit(policy, request);
+  if (admission.response) note_refusal(request, admission);
   HttpResponse response;
   std::string id = admission.call ? admission.call->request_id : std::string();
   if (id.empty()) id = request_prefix + "-" + std::to_string(++requests);
@@ -351,11 +349,51 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
     response = co_await repeated->run(std::move(*admission.call), act);
   // Whoever is known and asked for a change is in the audit log, also when it was refused.
   if (!is_safe && admission.caller.role != Role::kAnyone)
-    co_await record(std::move(request), admission.caller, id, response);
+    co_await trail.record(request, admission.caller, id, response);
+  hold(response, admission.caller, request);
   response.fields.emplace_back("X-Request-Id", id);
   metrics.count(admission.route, response.status,
                 std::chrono::duration<double>(Steady::now() - begun).count());
   co_return response;
+}
+
+/// Count who was not let in, and warn, but not of each of somebody's guesses.
+void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& admission) {
+  const unsigned status = admission.response->status;
+  const bool is_role = status == 403 && admission.caller.role != Role::kAnyone;
+  if (status != 401 && !is_role) return;
+  const bool has_token = request.field("authorization") != nullptr;
+  (is_role     ? metrics.refused_role
+   : has_token ? metrics.refused_unknown_token
+               : metrics.refused_no_token)
+      .add();
+  const std::string client = client_of(request.address);
+  if (refusals_told.take(client, Steady::now(), kRefusalsPerSecond) > Duration::zero()) return;
+  log::warn(
+      "api.refused",
+      {{"address", request.address},
+       {"method", request.method},
+       {"path", request.target.substr(0, std::min<std::size_t>(request.target.find('?'), 256))},
+       {"status", status},
+       {"why", is_role     ? "the token '" + admission.caller.name + "' may not"
+               : has_token ? std::string("the token is not known, or has expired")
+                           : std::string("no token came with it")}});
+}
+
+/// Bound what the answer takes while its client takes it; a stream ends with its token.
+void ApiServer::Impl::hold(HttpResponse& response, const Caller& caller,
+                           const HttpRequest& request) {
+  if (request.method == "HEAD") return;
+  HttpRequest credentials;
+  if (const std::string* sent = request.field("authorization"))
+    credentials.fields.emplace_back("authorization", *sent);
+  auto is_allowed = [this, caller, credentials] {
+    const Identity now = identify(policy, credentials, "/");
+    return !now.problem && now.caller.name == caller.name && now.caller.role >= caller.role;
+  };
+  held.take(response, caller, options.max_streams,
+            std::string_view(request.target).substr(0, request.target.find('?')),
+            std::move(is_allowed));
 }
 
 /// Says only that the process lives: a supervisor that got 429 in place of it would end the server,
@@ -381,65 +419,6 @@ std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& reque
     if (name == "Retry-After") value = std::to_string(seconds);
   response.fields.emplace_back("X-Request-Id", request_prefix + "-" + std::to_string(++requests));
   return response;
-}
-
-/// What a problem says, or "ok".
-std::string outcome_of(const HttpResponse& response) {
-  if (response.status < 400) return "ok";
-  const auto problem = nlohmann::json::parse(response.body, nullptr, false);
-  return problem.is_object() ? problem.value("detail", "") : "";
-}
-
-Task<void> ApiServer::Impl::record(HttpRequest request, Caller caller, std::string id,
-                                   HttpResponse response) {
-  AuditEntry entry;
-  entry.unix_seconds = SystemClock().unix_seconds();
-  entry.who = caller.name;
-  entry.role = to_string(caller.role);
-  entry.address = request.address;
-  entry.method = request.method;
-  entry.path = request.target;
-  entry.body = request.body;
-  entry.request_id = id;
-  entry.status = response.status;
-  entry.outcome = outcome_of(response);
-  tell(feed.events(), log::Level::kInfo, "audit.recorded",
-       {{"who", entry.who},
-        {"role", entry.role},
-        {"address", entry.address},
-        {"method", entry.method},
-        {"path", entry.path},
-        {"request_id", entry.request_id},
-        {"status", entry.status},
-        {"outcome", entry.outcome}});
-  const auto mine = std::make_shared<const AuditEntry>(std::move(entry));
-  const auto is_written = std::make_shared<bool>(false);
-  ++audits;
-  group.spawn(append_audit(mine, is_written));
-  const TimePoint limit = Steady::now() + kAuditPatience;
-  while (!*is_written && (Steady::now() < limit || audits > kMaxAudits))
-    co_await changed.wait(std::max(limit, Steady::now() + std::chrono::milliseconds(100)));
-  if (!*is_written) log::warn("audit.waits", {{"request_id", id}, {"why", "the disk of run_dir"}});
-}
-
-/// Goes on until it is written, whatever becomes of the request.
-Task<void> ApiServer::Impl::append_audit(std::shared_ptr<const AuditEntry> entry,
-                                         std::shared_ptr<bool> is_written) {
-  co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
-  std::function<Status()> append = [this, entry] { return audit->append(*entry, true); };
-  auto outcome = co_await when_free(options.blocking, std::move(append));
-  if (!outcome->ok() && outcome->error().code() == ErrorCode::kUnavailable) {
-    auto anyhow = [this, entry] { return audit->append(*entry); };
-    const Status written = co_await run_on(options.blocking, std::move(anyhow));
-    outcome.emplace(written);
-  }
-  if (!outcome->ok()) {
-    metrics.audit_failures.add();
-    log::error("audit.failed", {{"error", outcome->error()}, {"request_id", entry->request_id}});
-  }
-  --audits;
-  *is_written = true;
-  changed.notify_all();
 }
 
 /// Whether a route asks anybody: probes and metrics are answered out of memory, at any time.

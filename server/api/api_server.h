@@ -21,8 +21,10 @@ struct ApiLimits {
   std::size_t header_limit_bytes = 8 * 1024;
   std::size_t body_limit_bytes = 64 * 1024;
   std::size_t max_connections = 1024;
-  std::size_t max_streams = 64;    ///< responses sent piece by piece, of the connections
-  double requests_per_second = 0;  ///< of one address, after a second's worth at once; 0: no bound
+  std::size_t max_streams = 64;  ///< of events, and of files, sent at a time
+  /// Of one address, after a second's worth at once; 0: no bound. Of handshakes of TLS, which cost
+  /// much more, a fifth.
+  double requests_per_second = 0;
 
   std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
   std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
@@ -43,7 +45,8 @@ struct ApiOptions : ApiLimits {
   Executor blocking = {};       ///< where files may be waited for; empty: the server's own
 
   std::size_t max_idempotency_keys = 1000;
-  std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
+  std::size_t max_abandoned = 64;           ///< calls past their deadline that have not ended yet
+  std::size_t max_held_bytes = 256u << 20;  ///< of answers that clients have not taken yet
 
   std::chrono::milliseconds heartbeat{15'000};     ///< in a stream of events without any
   std::chrono::milliseconds call_timeout{10'000};  ///< one call of the ControlPlane

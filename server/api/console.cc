@@ -38,7 +38,7 @@ std::optional<HttpResponse> console_file(const HttpRequest& request, std::string
     if (file.path != path) continue;
     HttpResponse response;
     response.content_type = file.type;
-    response.body = file.text();
+    response.text = file.text();
     response.fields.emplace_back("Content-Security-Policy", kPolicy);
     response.fields.emplace_back("Referrer-Policy", "no-referrer");
     response.fields.emplace_back("Vary", "Accept");

@@ -87,9 +87,7 @@ class EventFeed::Stream final : public BodyStream {
     return "retry: 2000\n: events of centroid-server\n\n";
   }
   EventLog::Page read() const {
-    const auto takes = [this](std::string_view type) {
-      return types_.empty() || types_.contains(type);
-    };
+    const auto takes = [this](std::string_view type) { return types_.contains(type); };
     return feed_.events_.read(after_, kPieceEvents, takes);
   }
   std::string text_of(const EventLog::Page& page) {

@@ -36,8 +36,8 @@ class EventFeed {
   EventFeed& operator=(const EventFeed&) = delete;
 
   EventLog& events() { return events_; }
-  /// Events after `after`, without end. A client that missed some that are no longer kept is told
-  /// so by an event of type events.lost.
+  /// Events of these types after `after`, without end. A client that missed some that are no longer
+  /// kept is told so by an event of type events.lost.
   std::shared_ptr<BodyStream> stream(std::uint64_t after, std::set<std::string_view> types);
   /// Ends every stream, those begun later too.
   void close();

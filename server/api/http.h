@@ -50,6 +50,8 @@ struct HttpResponse {
   std::string body;
   HttpFields fields;
   std::shared_ptr<BodyStream> stream = nullptr;  ///< in the place of `body`
+  std::string_view text = {};            ///< likewise: one that the program has in it, not copied
+  std::shared_ptr<void> hold = nullptr;  ///< goes when it has been sent
 };
 
 inline std::string to_lower(std::string_view text) {

@@ -9,6 +9,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <boost/beast/http/span_body.hpp>
 
 #include "server/api/problem.h"
 #include "transport/tls/maybe_tls.h"
@@ -85,7 +86,8 @@ http::response<Body> make_head(const HttpResponse& from, HttpFraming framing) {
     else
       message.keep_alive(false);  // its end is the end of the connection
   } else if (from.status != 204 && from.status != 304) {
-    message.content_length(from.stream ? *from.stream->length() : from.body.size());
+    const std::uint64_t size = from.text.empty() ? from.body.size() : from.text.size();
+    message.content_length(from.stream ? *from.stream->length() : size);
   }
   return message;
 }
@@ -204,6 +206,12 @@ Task<HttpConnection::Outcome> HttpConnection::write_response(HttpResponse respon
     const auto [ec, n] = co_await http::async_write_header(impl_->stream, serializer, kAwait);
     result = ec;
     if (!ec) result = co_await impl_->write_stream(response.stream, message.chunked(), timeout);
+  } else if (!response.text.empty()) {
+    auto message = make_head<http::span_body<const char>>(response, framing);
+    message.body() =
+        http::span_body<const char>::value_type(response.text.data(), response.text.size());
+    const auto [ec, n] = co_await http::async_write(impl_->stream, message, kAwait);
+    result = ec;
   } else {
     auto message = make_head<http::string_body>(response, framing);
     message.body() = std::move(response.body);

@@ -1,6 +1,7 @@
 #include "server/api/reply.h"
 
 #include <charconv>
+#include <cstdio>
 
 namespace centroid::server {
 
@@ -47,10 +48,10 @@ Result<std::string> Body::text(const char* name, std::string otherwise) const {
 Result<double> Body::number(const char* name, double otherwise, double least, double most) const {
   if (!has(name)) return otherwise;
   const Json& value = json_[name];
-  const std::string bounds =
-      "a number from " + std::to_string(least) + " to " + std::to_string(most);
+  char bounds[80];
+  std::snprintf(bounds, sizeof bounds, "a number from %.12g to %.12g", least, most);
   if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-    return wrong(name, bounds.c_str(), value);
+    return wrong(name, bounds, value);
   return value.get<double>();
 }
 

@@ -45,6 +45,7 @@ struct Services {
   TokenStore& tokens;
   AuditLog& audit;
   Executor blocking;  ///< where files may be waited for
+  bool& is_tracing;   ///< a trace is being written
 };
 
 enum class Span : std::uint8_t { kQuick, kCheckpoint };  ///< which deadline holds

@@ -10,7 +10,19 @@ namespace centroid::server {
 
 namespace {
 constexpr std::uint64_t kTraceSeconds = 10, kMaxTraceSeconds = 60;
-}
+
+/// Set while this lives.
+class Flag {
+ public:
+  explicit Flag(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Flag() { flag_ = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+
+ private:
+  bool& flag_;
+};
+}  // namespace
 
 Reply get_index(Services, Call) {
   Json links = Json::object();
@@ -59,7 +71,11 @@ Reply get_trace(Services services, Call call) {
   }
   const std::string* const given = call.parameter("format");
   const std::string format = given != nullptr ? *given : "json";
-  // Millions of characters: not on the thread that answers the others.
+  // Millions of characters: not on the thread that answers the others, and one at a time.
+  if (services.is_tracing)
+    co_return Error(ErrorCode::kResourceExhausted,
+                    "another trace is being written: repeat in a second");
+  const Flag flag(services.is_tracing);
   auto write = [seconds, format] { return trace::export_as(format, static_cast<double>(seconds)); };
   auto made = co_await run_on(services.blocking, std::move(write));
   if (!made)
@@ -82,7 +98,7 @@ Reply get_version(Services, Call) {
 
 Reply get_openapi(Services, Call) {
   HttpResponse response;
-  response.body = openapi_document();
+  response.text = openapi_document();
   co_return response;
 }
 

@@ -162,7 +162,8 @@ TEST_F(ApiEvents, StreamsAreLimited) {
   start();
   Listener first(port(), "/v1/events"), second(port(), "/v1/events");
   EXPECT_EQ(second.head().status, 200);
-  expect_problem(request("GET", "/v1/events", kStream), 503, "resource_exhausted", "2 responses");
+  expect_problem(request("GET", "/v1/events", kStream), 503, "resource_exhausted",
+                 "2 streams of events");
   EXPECT_EQ(request("GET", "/v1/events").status, 200) << "a page is no stream";
 }
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 
 from cluster import DONE, ClusterTest, Process, free_port, main, wait_for
 
@@ -161,6 +162,38 @@ class Ctl(ClusterTest):
         made = json.loads(self.ctl(server, "--output", "json", "checkpoints", "make"))["version"]
         self.ctl(server, "checkpoints", "restore", made, "--delete-newer")
         self.assertIn("newest", self.ctl(server, "checkpoints", "delete", made, status=ANSWERED_BADLY))
+
+    def test_names_may_be_numbers_and_hold_odd_characters(self):
+        server = self.server("--epochs", "1000000", "--min-workers", "2")
+        self.worker(server, "2")
+        wait_for(lambda: server.workers("2"), "the first worker")
+        odd = self.worker(server, "a b%c")
+        server.wait_round(3)
+        members = {worker["name"]: worker["member"] for worker in server.workers()}
+        self.assertEqual(members, {"2": 1, "a b%c": 2})
+        refused = self.ctl(server, "workers", "drain", "2", status=USAGE)
+        self.assertIn("'2' is the name of the worker with member number 1, and the member number of worker 'a b%c'", refused)
+        self.assertEqual(self.ctl(server, "workers", "evictions"), "no name is refused\n")
+        self.ctl(server, "workers", "evict", "a b%c", "--why", "of the test")
+        self.assertNotEqual(odd.exit_status(), DONE)
+        self.assertRegex(self.ctl(server, "workers", "evictions"), r"a b%c +\d{4}-.* until it is allowed +.*of the test")
+        self.ctl(server, "workers", "allow", "a b%c")
+        self.assertEqual(json.loads(self.ctl(server, "--output", "json", "workers", "evictions")), [])
+
+    def test_lists_are_read_to_their_end(self):
+        secrets = self.folder / "operator"
+        secrets.write_text("of-the-test\n")
+        server = self.server("--epochs", "1", "--api.token", "of-the-test")
+        for number in range(101):  # more than one page
+            body = {"name": f"t{number:03}", "role": "viewer", **({"expires_seconds": 3600} if number == 100 else {})}
+            fields = {"Authorization": "Bearer of-the-test", "Content-Type": "application/json"}
+            request = urllib.request.Request(f"http://{server.api}/v1/tokens", json.dumps(body).encode(), fields)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
+                self.assertEqual(reply.status, 201)
+        mine = ("--token-file", secrets, "--output", "json")
+        self.assertEqual(len(json.loads(self.ctl(server, *mine, "tokens", "list"))), 101)
+        found = {one["check"] for one in json.loads(self.ctl(server, *mine, "doctor", "--no-members"))}
+        self.assertIn("token t100", found)
 
     def test_worker_stopped_by_a_signal_exits_as_asked(self):
         _, (first, _) = self.training()

@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -122,6 +123,9 @@ class Takeover(StandbyTest):
         self.assertEqual(standby.call("GET", "/healthz")[0], 200)
         self.assertEqual(standby.metric("centroid_server_is_leader"), 0)
         self.assertEqual(leader.metric("centroid_server_is_leader"), 1)
+        status = [pathlib.Path(self.programs) / "centroidctl", "--server", standby.api, "status"]
+        shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=True).stdout
+        self.assertIn(f"standby, term {leader.cluster()['term']}; the leader is a, --server {leader.api} asks it", shown)
         old_term = leader.cluster()["term"]
         known = self.committed(leader)
         leader.kill()

@@ -1,0 +1,90 @@
+#include "server/api/audit_trail.h"
+
+#include <algorithm>
+
+#include <boost/asio/this_coro.hpp>
+#include <nlohmann/json.hpp>
+
+#include "common/base/log.h"
+#include "server/api/when_free.h"
+
+namespace centroid::server {
+
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::size_t kMaxWriting = 1000;
+
+/// What a problem says, or "ok".
+std::string outcome_of(const HttpResponse& response) {
+  if (response.status < 400) return "ok";
+  const auto problem = nlohmann::json::parse(response.body, nullptr, false);
+  return problem.is_object() ? problem.value("detail", "") : "";
+}
+
+}  // namespace
+
+AuditTrail::AuditTrail(Executor executor, TaskGroup& group, Executor blocking, AuditLog& log,
+                       EventFeed& feed, ApiMetrics& metrics)
+    : group_(group),
+      blocking_(std::move(blocking)),
+      log_(log),
+      feed_(feed),
+      metrics_(metrics),
+      written_(std::move(executor)) {}
+
+Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id,
+                              HttpResponse response) {
+  AuditEntry entry;
+  entry.unix_seconds = SystemClock().unix_seconds();
+  entry.who = caller.name;
+  entry.role = to_string(caller.role);
+  entry.address = request.address;
+  entry.method = request.method;
+  entry.path = request.target;
+  entry.body = request.body;
+  entry.request_id = id;
+  entry.status = response.status;
+  entry.outcome = outcome_of(response);
+  tell(feed_.events(), log::Level::kInfo, "audit.recorded",
+       {{"who", entry.who},
+        {"role", entry.role},
+        {"address", entry.address},
+        {"method", entry.method},
+        {"path", entry.path},
+        {"request_id", entry.request_id},
+        {"status", entry.status},
+        {"outcome", entry.outcome}});
+  const auto mine = std::make_shared<const AuditEntry>(std::move(entry));
+  const auto is_written = std::make_shared<bool>(false);
+  ++writing_;
+  group_.spawn(append(mine, is_written));
+  const TimePoint limit = Steady::now() + kPatience;
+  while (!*is_written && (Steady::now() < limit || writing_ > kMaxWriting))
+    co_await written_.wait(std::max(limit, Steady::now() + std::chrono::milliseconds(100)));
+  if (!*is_written) log::warn("audit.waits", {{"request_id", id}, {"why", "the disk of run_dir"}});
+}
+
+/// Goes on until it is written, whatever becomes of the request.
+Task<void> AuditTrail::append(std::shared_ptr<const AuditEntry> entry,
+                              std::shared_ptr<bool> is_written) {
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  std::function<Status()> append = [this, entry] { return log_.append(*entry, true); };
+  auto outcome = co_await when_free(blocking_, std::move(append));
+  if (!outcome->ok() && outcome->error().code() == ErrorCode::kUnavailable) {
+    auto anyhow = [this, entry] { return log_.append(*entry); };
+    const Status written = co_await run_on(blocking_, std::move(anyhow));
+    outcome.emplace(written);
+  }
+  if (!outcome->ok()) {
+    metrics_.audit_failures.add();
+    log::error("audit.failed", {{"error", outcome->error()}, {"request_id", entry->request_id}});
+  }
+  --writing_;
+  *is_written = true;
+  written_.notify_all();
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,108 @@
+#include "server/api/held_answers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/api/problem.h"
+
+namespace centroid::server {
+
+namespace {
+
+using Steady = std::chrono::steady_clock;
+
+/// Between two looks at the token of who takes a file, piece by piece: each hashes what was sent
+/// once for every named token.
+constexpr std::chrono::seconds kLook{1};
+
+bool is_anybody(const Caller& caller) { return caller.name == "local" || caller.name.empty(); }
+
+}  // namespace
+
+/// Gives what another one gives, as long as the caller may have it.
+class HeldAnswers::Stream final : public BodyStream {
+ public:
+  Stream(HeldAnswers& held, std::shared_ptr<BodyStream> inner, std::string caller,
+         std::function<bool()> is_allowed)
+      : held_(held),
+        inner_(std::move(inner)),
+        is_file_(inner_->length().has_value()),
+        caller_(std::move(caller)),
+        is_allowed_(std::move(is_allowed)) {}
+  ~Stream() override { held_.give_back(is_file_, caller_); }
+
+  Task<Result<std::string>> next() override {
+    auto piece = co_await inner_->next();
+    if (Steady::now() >= look_) {
+      if (!is_allowed_())
+        co_return Error(ErrorCode::kFailedPrecondition, "the token is good no more");
+      if (is_file_) look_ = Steady::now() + kLook;
+    }
+    co_return piece;
+  }
+  std::optional<std::uint64_t> length() const override { return inner_->length(); }
+
+ private:
+  HeldAnswers& held_;
+  const std::shared_ptr<BodyStream> inner_;
+  const bool is_file_;
+  const std::string caller_;
+  const std::function<bool()> is_allowed_;
+  TimePoint look_ = TimePoint::min();
+};
+
+HeldAnswers::HeldAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams)
+    : max_bytes_(max_bytes), bytes_gauge_(bytes), streams_gauge_(streams) {}
+
+void HeldAnswers::show() {
+  bytes_gauge_.set(static_cast<double>(bytes_));
+  streams_gauge_.set(static_cast<double>(events_.all + files_.all));
+}
+
+void HeldAnswers::give_back(bool is_file, const std::string& caller) {
+  Count& count = is_file ? files_ : events_;
+  --count.all;
+  if (--count.of[caller] == 0) count.of.erase(caller);
+  show();
+}
+
+void HeldAnswers::take(HttpResponse& response, const Caller& caller, std::size_t max_streams,
+                       std::string_view instance, std::function<bool()> is_allowed) {
+  const auto refuse = [&](const std::string& why) {
+    response = make_problem(503, ErrorCode::kResourceExhausted, why, instance);
+  };
+  if (response.stream) {
+    const bool is_file = response.stream->length().has_value();
+    const std::string what = is_file ? "files" : "streams of events";
+    Count& count = is_file ? files_ : events_;
+    if (count.all >= max_streams)
+      return refuse("all " + std::to_string(max_streams) + " " + what +
+                    " that may be sent at a time are: wait until a client has done, or raise "
+                    "api.max_streams");
+    const std::size_t most = std::max<std::size_t>(1, max_streams / 2);
+    const auto mine = count.of.find(caller.name);
+    if (!is_anybody(caller) && mine != count.of.end() && mine->second >= most)
+      return refuse("the token '" + caller.name + "' has " + std::to_string(most) + " " + what +
+                    ", half of what is there for all: end one, or use a token of its own "
+                    "(centroidctl tokens create)");
+    ++count.all;
+    ++count.of[caller.name];
+    response.stream = std::make_shared<Stream>(*this, std::move(response.stream), caller.name,
+                                               std::move(is_allowed));
+    return show();
+  }
+  const std::size_t size = response.body.size();
+  if (size <= kSmallBytes) return;
+  if (bytes_ > 0 && bytes_ + size > max_bytes_)
+    return refuse("answers that clients have not taken yet hold " + std::to_string(bytes_) +
+                  " bytes, and this one would be " + std::to_string(size) +
+                  " more: ask again, or for less (limit=, seconds=)");
+  bytes_ += size;
+  response.hold = std::shared_ptr<void>(nullptr, [this, size](void*) {
+    bytes_ -= size;
+    show();
+  });
+  show();
+}
+
+}  // namespace centroid::server
