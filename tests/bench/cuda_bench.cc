@@ -1,6 +1,6 @@
-// Kernels of codecs and optimizers against what the GPU's memory allows, and copies to the host
-// beside them, measured in turn in this process. Exit status 1 when a bar was missed; 0, with the
-// reason, without a GPU.
+// Kernels of codecs, optimizers and models against what the GPU's memory allows, and copies to the
+// host beside them, measured in turn in this process. Exit status 1 when a bar was missed; 77, with
+// the reason, without a GPU.
 
 #include <algorithm>
 #include <chrono>
@@ -19,34 +19,15 @@
 #include "common/optim/cuda/kernels.h"
 #include "common/optim/optimizer.h"
 #include "tests/bench/cuda_passes.h"
+#include "tests/bench/cuda_report.h"
 
 namespace centroid::bench {
 namespace {
 
-/// The value, or the end of the program with the error.
-template <class T>
-T must(Result<T> result) {
-  if (!result.ok()) {
-    std::fprintf(stderr, "%s\n", result.error().to_string().c_str());
-    std::exit(1);
-  }
-  return std::move(result).value();
-}
-void must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.error().to_string().c_str());
-  std::exit(1);
-}
-
 class Bench {
  public:
-  Bench(Device& device, std::uint64_t elements, std::uint64_t repetitions)
-      : device_(device),
-        n_(elements / 4 * 4),
-        repetitions_(repetitions),
-        stream_(must(device.make_stream())),
-        begin_(must(cuda::Event::make(0))),
-        end_(must(cuda::Event::make(0))) {
+  Bench(Device& device, std::uint64_t elements, CudaReport& report)
+      : device_(device), n_(elements / 4 * 4), report_(report), stream_(&report.stream()) {
     for (auto* memory : {&x_, &g_, &out_}) *memory = must(device.allocate(4 * n_ + 1024));
     scratch_ = must(device.allocate(cuda::select_bytes(n_)));
     flags_ = must(device.allocate(64));
@@ -54,7 +35,7 @@ class Bench {
     summary_ = must(device.allocate_pinned(sizeof(cuda::SelectSummary)));
   }
 
-  int run() {
+  void run() {
     std::vector<float> normal(n_);
     CounterRng random(5);
     for (float& v : normal) v = static_cast<float>(random.normal() * 1e-3);
@@ -70,9 +51,9 @@ class Bench {
       plain(
           read_pass(as<float>(x_), n_, as<std::uint32_t>(flags_), queue.processors, queue.stream));
     });
-    row("copy", copy, 8.0, 0, 0);
-    row("x += g", add, 12.0, 0, 0);
-    row("read x", read, 4.0, 0, 0);
+    row("copy", copy, 8.0, 0);
+    row("x += g", add, 12.0, 0);
+    row("read x", read, 4.0, 0);
 
     select("x += g and the largest 1 %", n_ / 100, true, 12.0, 2 * (add + read));
     select("x += g and the largest 0.1 %", n_ / 1000, true, 12.0, 2 * (add + read));
@@ -95,8 +76,7 @@ class Bench {
     for (const char* name : {"sgd", "momentum", "adagrad", "adam", "ftrl"}) update(name, copy);
     overlap(true);
     overlap(false);
-    std::printf("\n%d bars missed\n", missed_);
-    return missed_ > 0 ? 1 : 0;
+    measure_model_kernels(device_, report_, 8.0 * static_cast<double>(n_) / copy);
   }
 
  private:
@@ -114,27 +94,15 @@ class Bench {
 
   /// Milliseconds on the GPU.
   double median(const std::function<void()>& work) {
-    std::vector<double> times;
-    for (std::uint64_t r = 0; r <= repetitions_; ++r) {
-      must(begin_.record(*stream_));
+    return report_.median([&] {
       work();
-      must(end_.record(*stream_));
-      must(stream_->wait());
-      if (r > 0) times.push_back(must(end_.milliseconds_since(begin_)));
-    }
-    std::ranges::sort(times);
-    return times[times.size() / 2];
+      return Status();
+    });
   }
 
   /// `bytes`: moved at least, per number. `bar`: at most so many milliseconds; 0: none.
-  void row(const std::string& what, double time, double bytes, double bar, double of) {
-    std::printf("%-36s %9.4f ms %9.1f GB/s", what.c_str(), time,
-                bytes * static_cast<double>(n_) / time * 1e-6);
-    if (of > 0)
-      std::printf("   %.2f of the bar %.4f ms%s", time / bar, bar, time > bar ? " MISSED" : "");
-    std::printf("\n");
-    std::fflush(stdout);
-    if (of > 0 && time > bar) ++missed_;
+  void row(const std::string& what, double time, double bytes, double bar) {
+    report_.row(what, time, bytes * static_cast<double>(n_), bar);
   }
 
   void select(const std::string& what, std::uint64_t k, bool adds, double bytes, double bar) {
@@ -148,7 +116,7 @@ class Bench {
     of.value = as<float>(out_);
     of.summary = as<cuda::SelectSummary>(summary_);
     const double time = median([&] { must(cuda::select(of, cuda::queue_of(device_, *stream_))); });
-    row(what + " (" + std::to_string(of.summary->count) + ")", time, bytes, bar, bar);
+    row(what + " (" + std::to_string(of.summary->count) + ")", time, bytes, bar);
   }
 
   void encode(const std::string& what, cuda::Dense type, Rounding rounding, double bytes,
@@ -161,7 +129,7 @@ class Bench {
     of.out = out_->data();
     of.flags = as<std::uint32_t>(flags_);
     row(what, median([&] { must(cuda::encode(of, cuda::queue_of(device_, *stream_))); }), bytes,
-        bar, bar);
+        bar);
   }
 
   void sum(const std::string& what, cuda::Dense type, double bytes, double bar) {
@@ -169,7 +137,7 @@ class Bench {
       must(cuda::add_dense(type, out_->data(), 0.5f, false, as<float>(x_), n_,
                            cuda::queue_of(device_, *stream_)));
     });
-    row(what, time, bytes, bar, bar);
+    row(what, time, bytes, bar);
   }
 
   /// Bars: 70 % of the bandwidth of reading, or of a copy.
@@ -178,7 +146,7 @@ class Bench {
     const double time = median([&] {
       must(cuda::clip(as<float>(g_), n_, 1.0, memory->data(), cuda::queue_of(device_, *stream_)));
     });
-    row("norm and factor of clipping", time, 4.0, read / 0.7, read);
+    row("norm and factor of clipping", time, 4.0, read / 0.7);
   }
 
   void update(const char* name, double copy) {
@@ -194,7 +162,7 @@ class Bench {
     of.slots = {as<float>(out_), as<float>(index_)};
     const double bytes = 12.0 + 8.0 * static_cast<double>(optimizer->slots());
     const double time = median([&] { must(cuda::update(of, cuda::queue_of(device_, *stream_))); });
-    row(std::string("step of ") + name, time, bytes, copy * bytes / 8.0 / 0.7, copy);
+    row(std::string("step of ") + name, time, bytes, copy * bytes / 8.0 / 0.7);
   }
 
   /// What a copy to the host costs beside kernels of the same length. Bar with pinned memory: four
@@ -225,19 +193,16 @@ class Bench {
     const int kernels = std::max(1, static_cast<int>(10 * copy / ten));
     const double compute = seconds(kernels, false), both = seconds(kernels, true);
     const double hidden = (copy + compute - both) / std::min(copy, compute);
-    std::printf(
-        "copy to %s memory of the host %27.4f ms %9.1f GB/s; beside kernels %.0f %% hidden%s\n",
-        is_pinned ? "pinned" : "plain ", 1e3 * copy, 4e-9 * static_cast<double>(n_) / copy,
-        100 * hidden, is_pinned && hidden < 0.8 ? " MISSED" : "");
-    if (is_pinned && hidden < 0.8) ++missed_;
+    const std::string where = is_pinned ? "pinned memory" : "plain memory";
+    report_.row("copy to the host's " + where, 1e3 * copy, 4.0 * static_cast<double>(n_), 0);
+    report_.part("of a copy to " + where + ", hidden behind kernels", hidden, is_pinned ? 0.8 : 0);
   }
 
   Device& device_;
-  std::uint64_t n_, repetitions_;
-  std::unique_ptr<Stream> stream_;
-  cuda::Event begin_, end_;
+  std::uint64_t n_;
+  CudaReport& report_;
+  Stream* stream_;
   Memory x_, g_, out_, scratch_, flags_, index_, summary_;
-  int missed_ = 0;
 };
 
 }  // namespace
@@ -245,11 +210,15 @@ class Bench {
 
 int main(int argc, char** argv) {
   using namespace centroid;
+  constexpr int kSkipped = 77;
   std::uint64_t elements = 25'000'000, repetitions = 21;
-  config::Schema schema("centroid-bench-cuda", "Kernels of the codecs against a GPU's memory.");
+  std::string out;
+  config::Schema schema("centroid-bench-cuda",
+                        "Kernels of codecs, optimizers and models against a GPU's memory.");
   schema.field("elements", &elements,
                {.text = "numbers of the gradient", .min = 1'000'000, .max = 4'000'000'000});
   schema.field("repetitions", &repetitions, {.text = "runs of every kernel", .min = 1});
+  schema.field("out", &out, {.text = "JSON file for the results"});
   const auto outcome = schema.load(argc, argv);
   if (!outcome.ok()) {
     std::fprintf(stderr, "%s\n", outcome.error().message().c_str());
@@ -259,13 +228,16 @@ int main(int argc, char** argv) {
   const auto gpus = cuda::device_count();
   if (!gpus.ok()) {
     std::printf("skipped: no GPU here: %s\n", gpus.error().to_string().c_str());
-    return 0;
+    return kSkipped;
   }
   const auto device = bench::must(make_device("cuda:0"));
   std::printf("%llu numbers, %llu runs each, medians; %u processors, CUDA %s\n",
               static_cast<unsigned long long>(elements),
               static_cast<unsigned long long>(repetitions), device->processors(),
               cuda_release().c_str());
-  bench::Bench bench(*device, elements, repetitions);
-  return bench.run();
+  bench::CudaReport report(*device, repetitions);
+  bench::Bench(*device, elements, report).run();
+  std::printf("\n%d bars missed\n", report.missed());
+  if (!out.empty()) bench::must(report.write(out, argc, argv));
+  return report.missed() > 0 ? 1 : 0;
 }

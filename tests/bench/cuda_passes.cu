@@ -27,7 +27,25 @@ __global__ void __launch_bounds__(kThreads)
   if (any == 0xFFFFFFFFu) *out = any;  // so that nothing is left out
 }
 
+std::string release(int major, int minor) {
+  return std::to_string(major).append(".").append(std::to_string(minor));
+}
+
 }  // namespace
+
+CudaFacts cuda_facts() {
+  CudaFacts facts;
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, 0) == cudaSuccess) {
+    facts.name = properties.name;
+    facts.capability = release(properties.major, properties.minor);
+    facts.memory_bytes = properties.totalGlobalMem;
+  }
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess)
+    facts.driver_cuda = release(driver / 1000, driver % 1000 / 10);
+  return facts;
+}
 
 int add_pass(const float* g, float* x, std::uint64_t n, unsigned processors, void* stream) {
   add_kernel<<<processors * kBlocksPerProcessor, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(

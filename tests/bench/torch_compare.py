@@ -10,6 +10,7 @@ Exit status: 0 within the bar, 1 a step is slower, 2 wrong arguments or a progra
 """
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -117,6 +118,18 @@ def time_torch(torch, model, inputs, labels, matmul, steps):
     return 1e3 * best
 
 
+def driver_version():
+    """As the driver's management library says it; None: it is not there."""
+    text = ctypes.create_string_buffer(96)
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2() != 0 or library.nvmlSystemGetDriverVersion(text, len(text)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return text.value.decode(errors="replace")
+
+
 def time_own(program, matmul):
     """What `centroid-bench-devices cuda:0 MATMUL --json` says: {"steps": {model: milliseconds}}."""
     try:
@@ -146,8 +159,10 @@ def main():
         "transformer:layers=4,width=128,context=128": (make_transformer(torch), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
     }
     results = {
-        "gpu": torch.cuda.get_device_name(0),
-        "driver_cuda": torch.version.cuda,
+        "command": [sys.executable, *sys.argv],
+        "card": torch.cuda.get_device_name(0),
+        "driver": driver_version(),
+        "torch_cuda": torch.version.cuda,
         "torch": torch.__version__,
         "matmul": arguments.matmul,
         "samples": SAMPLES,

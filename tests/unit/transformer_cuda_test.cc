@@ -189,7 +189,7 @@ TEST_P(TransformerCuda, CausalSoftmaxAndItsWayBack) {
 }
 
 TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
-  for (const std::size_t classes : {2, 31, 300}) {
+  for (const std::size_t classes : {2, 4, 31, 132, 300}) {
     constexpr std::size_t kRows = 21;
     auto logits = random(kRows * classes, 1, 2);
     std::vector<std::uint32_t> labels(kRows);
@@ -198,6 +198,12 @@ TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
     labels[3] = kNoTarget;
     for (std::size_t j = 0; j < classes; ++j) logits[5 * classes + j] = 1;  // all the same
     labels[5] = seed_ % 2 == 0 ? 0 : 1;
+    for (std::size_t j = 0; j < classes; ++j) {  // the largest is always the last one seen
+      logits[6 * classes + j] = 0.5F * static_cast<float>(j);
+      logits[7 * classes + j] = -3e38F;  // and the sum begins with numbers far below it
+    }
+    labels[6] = static_cast<std::uint32_t>(classes - 1);
+    logits[8 * classes - 1] = 1;
     auto got = array(logits);
     auto on_device = array(labels);
     auto losses = array(std::vector<float>(kRows));
@@ -216,13 +222,98 @@ TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
                    all.begin() + static_cast<std::ptrdiff_t>((r + 1) * classes)},
                   row);
     }
-    logits[0] = std::numeric_limits<float>::quiet_NaN();
+    // Wherever a NaN or an infinity stands in a row, its loss says so, and no other row's.
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), HUGE_VALF})
+      for (const std::size_t at : {std::size_t{0}, classes / 2, classes - 1}) {
+        auto spoiled = logits;
+        spoiled[at] = bad;
+        got = array(spoiled);
+        ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, nullptr, 0.1F, true,
+                                            got.data(), losses.data(), correct.data(), queue_)));
+        EXPECT_FALSE(std::isfinite(losses.values()[0])) << bad << " at " << at;
+        EXPECT_EQ(correct.values()[0], 0U);
+        EXPECT_TRUE(std::isfinite(losses.values()[1]));
+      }
+    for (std::size_t j = 0; j < classes; ++j)
+      if (j != labels[0]) logits[j] = -HUGE_VALF;  // no probability for the others
     got = array(logits);
-    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), kRows, classes, nullptr, 0.1F, true,
+    ASSERT_TRUE(ran(cuda::cross_entropy(on_device.data(), 1, classes, nullptr, 0.1F, true,
                                         got.data(), losses.data(), correct.data(), queue_)));
-    EXPECT_TRUE(std::isnan(losses.values()[0]));
-    EXPECT_EQ(correct.values()[0], 0U);
-    EXPECT_FALSE(std::isnan(losses.values()[1]));
+    EXPECT_EQ(losses.values()[0], 0.0F);
+    EXPECT_EQ(correct.values()[0], 1U);
+  }
+}
+
+TEST_P(TransformerCuda, ABiasIsAddedToLogits) {
+  for (const std::size_t classes : {3, 64, 260}) {
+    const auto logits = random(2 * classes, 1), bias = random(classes, 2);
+    auto sums = logits;
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += bias[i % classes];
+    auto labels = array(std::vector<std::uint32_t>{0, 2});
+    auto plain = array(sums), biased = array(logits), of_bias = array(bias);
+    auto losses = array(std::vector<float>(2)), other_losses = array(std::vector<float>(2));
+    auto correct = array(std::vector<std::uint32_t>(2));
+    ASSERT_TRUE(ran(cuda::cross_entropy(labels.data(), 2, classes, nullptr, 1, true, plain.data(),
+                                        losses.data(), correct.data(), queue_)));
+    ASSERT_TRUE(
+        ran(cuda::cross_entropy(labels.data(), 2, classes, of_bias.data(), 1, true, biased.data(),
+                                other_losses.data(), correct.data(), queue_)));
+    EXPECT_EQ(biased.values(), plain.values());
+    EXPECT_EQ(other_losses.values(), losses.values());
+  }
+}
+
+/// Four numbers at a time where rows allow it, and one where they do not.
+TEST_P(TransformerCuda, RowsAreMovedEmbeddedAndCleared) {
+  auto dropout = kernels::Dropout::of(0.3);
+  const std::vector<std::uint64_t> keys = {seed_, 7};
+  dropout.keys = keys;
+  dropout.context = 3;
+  dropout.site = 5;
+  auto keys_there = array(keys);
+  const std::vector<std::uint32_t> index = {4, 0, 5, 2, 1, 3};
+  auto index_there = array(index);
+  for (const std::size_t width : {1, 4, 30, 128, 129}) {
+    SCOPED_TRACE(width);
+    const auto x = random(6 * width, 1);
+    std::vector<float> gathered(6 * width), placed(6 * width);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      gathered[i] = x[index[i / width] * width + i % width];
+      placed[index[i / width] * width + i % width] = x[i];
+    }
+    auto in = array(x), out = array(std::vector<float>(6 * width, -1));
+    ASSERT_TRUE(
+        ran(cuda::move_rows(false, 6, width, index_there.data(), in.data(), out.data(), queue_)));
+    EXPECT_EQ(out.values(), gathered);
+    ASSERT_TRUE(
+        ran(cuda::move_rows(true, 6, width, index_there.data(), in.data(), out.data(), queue_)));
+    EXPECT_EQ(out.values(), placed);
+
+    const auto positions = random(3 * width, 2);
+    auto positions_there = array(positions);
+    for (const bool drops : {false, true}) {
+      kernels::Dropout on_host = dropout;
+      if (!drops) on_host = {};
+      const cuda::Dropout same{on_host.threshold, on_host.scale, keys_there.data(), 3, 5};
+      std::vector<float> right(6 * width);
+      kernels::embed(on_host, index, 3, width, x.data(), positions.data(), right.data());
+      ASSERT_TRUE(ran(cuda::embed(same, 6, index_there.data(), 3, width, in.data(),
+                                  positions_there.data(), out.data(), queue_)));
+      EXPECT_EQ(out.values(), right);
+    }
+
+    const auto a = random(6 * width, 3);
+    auto a_there = array(a), dots = array(std::vector<float>(6));
+    std::vector<float> right(6, 0.0F);
+    for (std::size_t i = 0; i < a.size(); ++i) right[i / width] += a[i] * x[i];
+    ASSERT_TRUE(ran(cuda::head_dots(6, width, a_there.data(), in.data(), dots.data(), queue_)));
+    expect_near(dots.values(), right);
+
+    const float last = out.values().back();
+    ASSERT_TRUE(ran(cuda::zero(6 * width - 1, out.data(), queue_)));
+    const auto cleared = out.values();
+    EXPECT_TRUE(std::all_of(cleared.begin(), cleared.end() - 1, [](float v) { return v == 0; }));
+    EXPECT_EQ(cleared.back(), last);  // one less was to be cleared
   }
 }
 

@@ -70,7 +70,9 @@ Status swiglu_back(std::uint64_t rows, std::uint64_t width, const float* gradien
 Status drop(const Dropout& d, bool add, std::uint64_t rows, std::uint64_t width, const float* in,
             float* out, const Queue& queue) {
   if (rows * width == 0) return {};
-  const auto kernel = add ? drop_kernel<true> : drop_kernel<false>;
+  const bool wide = is_wide(width, in, out);
+  const auto kernel = add ? (wide ? drop_kernel<true, true> : drop_kernel<true, false>)
+                          : (wide ? drop_kernel<false, true> : drop_kernel<false, false>);
   CENTROID_LAUNCH(kernel, blocks_for(rows * ((width + 3) / 4), queue.processors), kThreads,
                   stream_of(queue), d.threshold, d.scale, d.keys, d.context, d.site, rows, width,
                   in, out);
@@ -121,8 +123,10 @@ Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t beg
                       std::uint64_t width, float scale, float* scores, float* lse,
                       const RowNumbers& at, const Queue& queue) {
   if (count * rows == 0) return {};
-  CENTROID_LAUNCH(causal_softmax_kernel, row_blocks(count * rows, queue), kThreads,
-                  stream_of(queue), count, rows, begin, width, scale, scores, lse, at);
+  const auto kernel =
+      is_wide(width, scores) ? causal_softmax_kernel<true> : causal_softmax_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(count * rows, queue), kThreads, stream_of(queue), count, rows,
+                  begin, width, scale, scores, lse, at);
   return launched("kernel of causal_softmax");
 }
 Status causal_softmax_back(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
@@ -130,16 +134,18 @@ Status causal_softmax_back(std::uint64_t count, std::uint64_t rows, std::uint64_
                            const RowNumbers& at, float* scores, float* dscores,
                            const Queue& queue) {
   if (count * rows == 0) return {};
-  CENTROID_LAUNCH(causal_softmax_back_kernel, row_blocks(count * rows, queue), kThreads,
-                  stream_of(queue), count, rows, begin, width, scale, lse, delta, at, scores,
-                  dscores);
+  const auto kernel = is_wide(width, scores, dscores) ? causal_softmax_back_kernel<true>
+                                                      : causal_softmax_back_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(count * rows, queue), kThreads, stream_of(queue), count, rows,
+                  begin, width, scale, lse, delta, at, scores, dscores);
   return launched("kernel of causal_softmax_back");
 }
 Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, const float* b,
                  float* out, const Queue& queue) {
   if (groups == 0) return {};
-  CENTROID_LAUNCH(head_dots_kernel, row_blocks(groups, queue), kThreads, stream_of(queue), groups,
-                  width, a, b, out);
+  const auto kernel = is_wide(width, a, b) ? head_dots_kernel<true> : head_dots_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(groups, queue), kThreads, stream_of(queue), groups, width, a,
+                  b, out);
   return launched("kernel of head_dots");
 }
 
@@ -147,8 +153,10 @@ Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint6
                      const float* bias, float share, bool want_gradient, float* logits,
                      float* losses, std::uint32_t* correct, const Queue& queue) {
   if (rows == 0) return {};
-  CENTROID_LAUNCH(cross_entropy_kernel, row_blocks(rows, queue), kThreads, stream_of(queue), labels,
-                  rows, classes, bias, share, want_gradient, logits, losses, correct);
+  const auto kernel =
+      is_wide(classes, logits, bias) ? cross_entropy_kernel<true> : cross_entropy_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), labels, rows,
+                  classes, bias, share, want_gradient, logits, losses, correct);
   return launched("kernel of cross_entropy");
 }
 Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* losses,
@@ -160,10 +168,18 @@ Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* loss
 }
 
 Status zero(std::uint64_t elements, float* out, const Queue& queue) {
-  if (elements == 0) return {};
-  CENTROID_LAUNCH(zero_kernel, blocks_for(elements, queue.processors), kThreads, stream_of(queue),
-                  elements, out);
-  return launched("kernel of zero");
+  const std::uint64_t wide = is_wide(0, out) ? elements / 4 * 4 : 0, rest = elements - wide;
+  if (wide > 0) {
+    const auto kernel = zero_kernel<true>;
+    CENTROID_LAUNCH(kernel, blocks_for(wide / 4, queue.processors), kThreads, stream_of(queue),
+                    wide, out);
+  }
+  if (rest > 0) {
+    const auto kernel = zero_kernel<false>;
+    CENTROID_LAUNCH(kernel, blocks_for(rest, queue.processors), kThreads, stream_of(queue), rest,
+                    out + wide);
+  }
+  return launched("kernels of zero");
 }
 Status add(std::uint64_t elements, const float* in, float* out, const Queue& queue) {
   const std::uint64_t wide = is_wide(0, in, out) ? elements / 4 * 4 : 0, rest = elements - wide;
@@ -182,9 +198,12 @@ Status add(std::uint64_t elements, const float* in, float* out, const Queue& que
 Status move_rows(bool place, std::uint64_t rows, std::uint64_t width, const std::uint32_t* index,
                  const float* in, float* out, const Queue& queue) {
   if (rows * width == 0) return {};
-  const auto kernel = place ? move_rows_kernel<true> : move_rows_kernel<false>;
-  CENTROID_LAUNCH(kernel, blocks_for(rows * width, queue.processors), kThreads, stream_of(queue),
-                  rows, width, index, in, out);
+  const bool wide = is_wide(width, in, out);
+  const auto kernel = place
+                          ? (wide ? move_rows_kernel<true, true> : move_rows_kernel<true, false>)
+                          : (wide ? move_rows_kernel<false, true> : move_rows_kernel<false, false>);
+  CENTROID_LAUNCH(kernel, blocks_for(rows * width / (wide ? 4 : 1), queue.processors), kThreads,
+                  stream_of(queue), rows, width, index, in, out);
   return launched("kernel of move_rows");
 }
 
@@ -239,7 +258,9 @@ Status embed(const Dropout& dropout, std::uint64_t rows, const std::uint32_t* to
              std::uint64_t context, std::uint64_t width, const float* table, const float* positions,
              float* out, const Queue& queue) {
   if (rows * width == 0) return {};
-  CENTROID_LAUNCH(embed_kernel, blocks_for(rows * ((width + 3) / 4), queue.processors), kThreads,
+  const auto kernel =
+      is_wide(width, table, positions, out) ? embed_kernel<true> : embed_kernel<false>;
+  CENTROID_LAUNCH(kernel, blocks_for(rows * ((width + 3) / 4), queue.processors), kThreads,
                   stream_of(queue), dropout, rows, tokens, context, width, table, positions, out);
   return launched("kernel of embed");
 }

@@ -3,6 +3,8 @@
 // One warp per row. With kWide a lane takes four neighbours at a time: rows are multiples of four
 // numbers then, and stand on 16-byte boundaries.
 
+#include <cfloat>
+
 #include "common/device/cuda/grid.cuh"
 #include "worker/model/cuda/kernels.h"
 #include "worker/model/elements.h"
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-template <bool kAdd>
+/// A thread for four neighbours: what dropout draws at a time.
+template <bool kAdd, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     drop_kernel(std::uint32_t threshold, float scale, const std::uint64_t* keys,
                 std::uint64_t context, std::uint64_t site, std::uint64_t rows, std::uint64_t width,
@@ -96,10 +99,16 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint64_t row = g / groups, group = g % groups;
     const std::uint64_t key = mix64(keys[row / context], site);
     const std::uint32_t kept = kept_of_four(key, (row % context) * groups + group, threshold);
-    for (std::uint64_t j = 0; j < 4 && 4 * group + j < width; ++j) {
+    for (std::uint64_t j = 0; j < 4 && 4 * group + j < width; j += kPer<kWide>) {
       const std::uint64_t at = row * width + 4 * group + j;
-      const float value = ((kept >> j) & 1u) != 0 ? in[at] * scale : 0.0f;
-      out[at] = kAdd ? out[at] + value : value;
+      float x[kPer<kWide>], y[kPer<kWide>] = {};
+      load<kWide>(in + at, x);
+      if constexpr (kAdd) load<kWide>(out + at, y);
+      for (unsigned i = 0; i < kPer<kWide>; ++i) {
+        const float value = ((kept >> (j + i)) & 1u) != 0 ? x[i] * scale : 0.0f;
+        y[i] = kAdd ? y[i] + value : value;
+      }
+      store<kWide>(out + at, y);
     }
   }
 }
@@ -219,11 +228,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A lane begins with the row's first number, so that a NaN anywhere in the row reaches the sum.
-__device__ __forceinline__ float row_max(const float* row, std::uint64_t count, unsigned lane) {
-  float top = row[0];
-  for (std::uint64_t j = lane; j < count; j += kLanes) top = row[j] > top ? row[j] : top;
-  return warp_max(top);
+/// The largest of the numbers that a thread has seen and the sum of exp(number - largest), in one
+/// pass. A NaN, or an infinity, reaches the sum.
+/// source  Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"
+struct Softmax {
+  float top = -FLT_MAX, sum = 0;
+};
+/// The first `count` of x.
+template <unsigned kMany>
+__device__ __forceinline__ void take(Softmax& of, const float (&x)[kMany], unsigned count) {
+  float top = of.top;
+  for (unsigned i = 0; i < kMany; ++i) top = i < count && x[i] > top ? x[i] : top;
+  float sum = of.sum * exp_of(of.top - top);
+  for (unsigned i = 0; i < kMany; ++i) sum += i < count ? exp_of(x[i] - top) : 0.0f;
+  of = {top, sum};
+}
+/// Of the whole warp.
+__device__ __forceinline__ void join(Softmax& of) {
+  const float top = warp_max(of.top);
+  of.sum = warp_sum(of.sum * exp_of(of.top - top));
+  of.top = top;
 }
 
 __device__ __forceinline__ std::uint64_t number_of(const RowNumbers& at, std::uint64_t matrix,
@@ -231,85 +255,115 @@ __device__ __forceinline__ std::uint64_t number_of(const RowNumbers& at, std::ui
   return matrix / at.heads * at.of_sample + matrix % at.heads + row * at.of_row;
 }
 
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     causal_softmax_kernel(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
                           std::uint64_t width, float scale, float* scores, float* lse,
                           RowNumbers at) {
-  const unsigned lane = threadIdx.x % kLanes;
+  constexpr unsigned kMany = kPer<kWide>;
   for (std::uint64_t r = first_row(); r < count * rows; r += row_step()) {
     float* row = scores + r * width;
     const std::uint64_t seen = begin + r % rows + 1;
-    const float top = row_max(row, seen, lane) * scale;
-    float sum = 0;
-    for (std::uint64_t j = lane; j < seen; j += kLanes) {
-      row[j] = exp_of(row[j] * scale - top);
-      sum += row[j];
+    Softmax of;
+    float x[kMany];
+    for (std::uint64_t j = first_column<kWide>(); j < seen; j += kColumnStep<kWide>) {
+      load<kWide>(row + j, x);
+      for (unsigned i = 0; i < kMany; ++i) x[i] *= scale;
+      take(of, x, seen - j < kMany ? static_cast<unsigned>(seen - j) : kMany);
     }
-    sum = warp_sum(sum);
-    for (std::uint64_t j = lane; j < width; j += kLanes)
-      row[j] = j < seen ? row[j] * (1.0f / sum) : 0.0f;
-    if (lane == 0) lse[number_of(at, r / rows, r % rows)] = top + std::log(sum);
+    join(of);
+    const float inverse = 1.0f / of.sum;
+    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
+      load<kWide>(row + j, x);
+      for (unsigned i = 0; i < kMany; ++i)
+        x[i] = j + i < seen ? exp_of(x[i] * scale - of.top) * inverse : 0.0f;
+      store<kWide>(row + j, x);
+    }
+    if (threadIdx.x % kLanes == 0)
+      lse[number_of(at, r / rows, r % rows)] = of.top + std::log(of.sum);
   }
 }
 
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     causal_softmax_back_kernel(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
                                std::uint64_t width, float scale, const float* lse,
                                const float* delta, RowNumbers numbers, float* scores,
                                float* dscores) {
-  const unsigned lane = threadIdx.x % kLanes;
+  constexpr unsigned kMany = kPer<kWide>;
   for (std::uint64_t r = first_row(); r < count * rows; r += row_step()) {
     const std::uint64_t number = number_of(numbers, r / rows, r % rows);
-    for (std::uint64_t j = lane; j < width; j += kLanes) {
-      const std::uint64_t at = r * width + j;
-      const bool is_seen = j <= begin + r % rows;
-      const float p = is_seen ? exp_of(scores[at] * scale - lse[number]) : 0.0f;
-      scores[at] = p;
-      dscores[at] = is_seen ? p * (dscores[at] - delta[number]) * scale : 0.0f;
+    const std::uint64_t seen = begin + r % rows + 1;
+    const float of_lse = lse[number], of_delta = delta[number];
+    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
+      float p[kMany], d[kMany];
+      load<kWide>(scores + r * width + j, p);
+      load<kWide>(dscores + r * width + j, d);
+      for (unsigned i = 0; i < kMany; ++i) {
+        const bool is_seen = j + i < seen;
+        p[i] = is_seen ? exp_of(p[i] * scale - of_lse) : 0.0f;
+        d[i] = is_seen ? p[i] * (d[i] - of_delta) * scale : 0.0f;
+      }
+      store<kWide>(scores + r * width + j, p);
+      store<kWide>(dscores + r * width + j, d);
     }
   }
 }
 
+/// One pass for the largest logit and the sum, one for the gradient.
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
                          const float* bias, float share, bool want_gradient, float* logits,
                          float* losses, std::uint32_t* correct) {
+  constexpr unsigned kMany = kPer<kWide>;
   const unsigned lane = threadIdx.x % kLanes;
+  float x[kMany], b[kMany] = {};
   for (std::uint64_t r = first_row(); r < rows; r += row_step()) {
     float* row = logits + r * classes;
-    const auto logit = [row, bias](std::uint64_t j) {
-      return bias == nullptr ? row[j] : row[j] + bias[j];
-    };
     const std::uint32_t label = labels[r];
     if (label == kNotJudged) {
-      for (std::uint64_t j = lane; j < classes; j += kLanes) row[j] = 0.0f;
+      for (unsigned i = 0; i < kMany; ++i) x[i] = 0.0f;
+      for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>)
+        store<kWide>(row + j, x);
       if (lane == 0) {
         losses[r] = 0;
         correct[r] = 0;
       }
       continue;
     }
-    float top = logit(0);  // so that a NaN anywhere in the row reaches the sum
-    for (std::uint64_t j = lane; j < classes; j += kLanes) top = logit(j) > top ? logit(j) : top;
-    top = warp_max(top);
-    const float of_label = logit(label) - top;
-    bool is_before = false;  // another largest one stands before the label's
-    float sum = 0;
-    for (std::uint64_t j = lane; j < classes; j += kLanes) {
-      is_before = is_before || (j < label && logit(j) == top);
-      sum += exp_of(logit(j) - top);
+    const auto read = [&](std::uint64_t j) {
+      load<kWide>(row + j, x);
+      if (bias != nullptr) load<kWide>(bias + j, b);
+      for (unsigned i = 0; i < kMany; ++i) x[i] += b[i];
+    };
+    const float of_label = bias == nullptr ? row[label] : row[label] + bias[label];
+    Softmax of;
+    std::uint64_t first = classes;  // where this lane's largest stands first
+    for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>) {
+      read(j);
+      const float before = of.top;
+      take(of, x, kMany);
+      if (of.top > before)
+        for (unsigned i = kMany; i-- > 0;) first = x[i] == of.top ? j + i : first;
     }
-    sum = warp_sum(sum);
-    const bool is_later = __ballot_sync(kAllLanes, is_before) != 0;
+    const float mine = of.top;
+    join(of);
+    // Another largest one stands before the label's.
+    const bool is_later = __ballot_sync(kAllLanes, mine == of.top && first < label) != 0;
     __syncwarp();  // all have read `row`: a vote alone orders no memory
     if (lane == 0) {
-      losses[r] = std::log(sum) - of_label;
-      correct[r] = of_label == 0.0f && !is_later && sum == sum ? 1 : 0;
+      losses[r] = std::log(of.sum) - (of_label - of.top);
+      correct[r] = of_label == of.top && !is_later && of.sum == of.sum ? 1 : 0;
     }
     if (!want_gradient) continue;
-    const float factor = share / sum;
-    for (std::uint64_t j = lane; j < classes; j += kLanes)
-      row[j] = exp_of(logit(j) - top) * factor - (j == label ? share : 0.0f);
+    const float factor = share / of.sum;
+    for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>) {
+      read(j);
+      for (unsigned i = 0; i < kMany; ++i)
+        x[i] = exp_of(x[i] - of.top) * factor - (j + i == label ? share : 0.0f);
+      store<kWide>(row + j, x);
+    }
   }
 }
 

@@ -6,8 +6,11 @@
 
 namespace centroid::worker::cuda {
 
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads) zero_kernel(std::uint64_t n, float* out) {
-  for (std::uint64_t i = thread_number(); i < n; i += thread_count()) out[i] = 0.0f;
+  const float zeros[kPer<kWide>] = {};
+  for (std::uint64_t g = thread_number(); g < n / kPer<kWide>; g += thread_count())
+    store<kWide>(out + g * kPer<kWide>, zeros);
 }
 
 template <bool kWide>
@@ -24,14 +27,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// out[r] = in[index[r]], or out[index[r]] = in[r].
-template <bool kPlace>
+template <bool kPlace, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     move_rows_kernel(std::uint64_t rows, std::uint64_t width, const std::uint32_t* index,
                      const float* in, float* out) {
-  for (std::uint64_t t = thread_number(); t < rows * width; t += thread_count()) {
-    const std::uint64_t row = t / width, column = t % width;
-    const std::uint64_t other = index[row] * width + column;
-    out[kPlace ? other : t] = in[kPlace ? t : other];
+  const std::uint64_t groups = width / kPer<kWide>;
+  for (std::uint64_t t = thread_number(); t < rows * groups; t += thread_count()) {
+    const std::uint64_t row = t / groups, column = t % groups * kPer<kWide>;
+    const std::uint64_t here = row * width + column, other = index[row] * width + column;
+    float x[kPer<kWide>];
+    load<kWide>(in + (kPlace ? here : other), x);
+    store<kWide>(out + (kPlace ? other : here), x);
   }
 }
 
@@ -100,6 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A thread for four neighbours: what dropout draws at a time.
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     embed_kernel(Dropout dropout, std::uint64_t rows, const std::uint32_t* tokens,
                  std::uint64_t context, std::uint64_t width, const float* table,
@@ -112,11 +119,17 @@ __global__ void __launch_bounds__(kThreads)
       const std::uint64_t key = mix64(dropout.keys[row / context], dropout.site);
       kept = kept_of_four(key, position * groups + group, dropout.threshold);
     }
-    const float* token = table + tokens[row] * width;
-    for (std::uint64_t j = 4 * group; j < 4 * group + 4 && j < width; ++j) {
-      const float value = token[j] + positions[position * width + j];
-      const bool stays = ((kept >> (j % 4)) & 1u) != 0;
-      out[row * width + j] = dropout.threshold == 0 ? value : stays ? value * dropout.scale : 0.0f;
+    const std::uint64_t token = tokens[row];
+    for (std::uint64_t j = 4 * group; j < 4 * group + 4 && j < width; j += kPer<kWide>) {
+      float x[kPer<kWide>], p[kPer<kWide>];
+      load<kWide>(table + token * width + j, x);
+      load<kWide>(positions + position * width + j, p);
+      for (unsigned i = 0; i < kPer<kWide>; ++i) {
+        x[i] += p[i];
+        if (dropout.threshold > 0)
+          x[i] = ((kept >> ((j + i) % 4)) & 1u) != 0 ? x[i] * dropout.scale : 0.0f;
+      }
+      store<kWide>(out + row * width + j, x);
     }
   }
 }
@@ -158,15 +171,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     head_dots_kernel(std::uint64_t groups, std::uint64_t width, const float* a, const float* b,
                      float* out) {
-  const unsigned lane = threadIdx.x % kLanes;
   for (std::uint64_t g = first_row(); g < groups; g += row_step()) {
     float sum = 0;
-    for (std::uint64_t j = lane; j < width; j += kLanes) sum += a[g * width + j] * b[g * width + j];
+    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
+      float x[kPer<kWide>], y[kPer<kWide>];
+      load<kWide>(a + g * width + j, x);
+      load<kWide>(b + g * width + j, y);
+      for (unsigned i = 0; i < kPer<kWide>; ++i) sum += x[i] * y[i];
+    }
     sum = warp_sum(sum);
-    if (lane == 0) out[g] = sum;
+    if (threadIdx.x % kLanes == 0) out[g] = sum;
   }
 }
 
