@@ -364,8 +364,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     return local->begin(terms, plan);
   };
   if (group->device_gradient().device != nullptr)
-    memory.device_residual = [&](const std::string& codec) {
-      return residual_on_device(*group, codec);
+    memory.device_residual = [&](const std::string& codec, const ChunkPlan& plan) {
+      return residual_on_device(*group, codec, plan);
     };
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry));

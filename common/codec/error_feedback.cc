@@ -8,12 +8,11 @@
 #include <utility>
 
 #include "common/codec/momentum.h"
+#include "common/codec/warmup.h"
 #include "common/tensor/multiversion.h"
 
 namespace centroid {
 namespace {
-
-constexpr std::uint32_t kWarmupFirst = 250'000'000;  // 25 %, then a quarter of it, and so on
 
 bool is_finite(float x) { return topk::key_of(x) < topk::kInfinity; }
 
@@ -171,13 +170,7 @@ void ErrorFeedback::begin_generation(std::uint32_t world) {
   if (!spec_.feedback.carry) reset();
 }
 
-KeepRatio ErrorFeedback::ratio() const {
-  if (rounds_ >= spec_.feedback.warmup) return spec_.ratio;
-  std::uint64_t stages = 0;
-  while (kWarmupFirst >> (2 * stages) > spec_.ratio.billionths) ++stages;
-  if (stages == 0) return spec_.ratio;
-  return {kWarmupFirst >> (2 * (rounds_ * stages / spec_.feedback.warmup))};
-}
+KeepRatio ErrorFeedback::ratio() const { return ratio_after(spec_, rounds_); }
 
 Result<Bytes> ErrorFeedback::encode(ChunkId chunk, std::span<const float> gradients,
                                     std::uint64_t round) {

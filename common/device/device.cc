@@ -78,7 +78,7 @@ class CpuDevice final : public Device {
     return std::unique_ptr<DeviceMemory>(new CpuMemory(static_cast<std::byte*>(raw), bytes));
   }
 
-  Result<std::unique_ptr<Stream>> make_stream() override {
+  Result<std::unique_ptr<Stream>> make_stream(Priority) override {
     return std::unique_ptr<Stream>(new CpuStream);
   }
   Result<std::unique_ptr<StreamEvent>> make_event() override {
@@ -87,6 +87,7 @@ class CpuDevice final : public Device {
   Result<DeviceRoom> room() const override {
     return DeviceRoom{available_memory(), memory_limit(0).bytes};
   }
+  Status share_with(Device&) override { return {}; }
 
  private:
   std::string name_;

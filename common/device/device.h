@@ -57,6 +57,9 @@ struct DeviceRoom {
   std::uint64_t total = 0;
 };
 
+/// Which stream's work goes first where processors are short; what has begun goes on.
+enum class Priority : std::uint8_t { kNormal, kHigh };
+
 /// One GPU or the CPU. "cpu:0" and "cpu:1" are two replicas on one machine, each driven by its own
 /// thread.
 class Device {
@@ -70,9 +73,13 @@ class Device {
   /// Host memory that the device copies from and to without a detour, and that its kernels may
   /// write at the same address. Dear to make: keep it (HostMemory).
   virtual Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) = 0;
-  virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
+  virtual Result<std::unique_ptr<Stream>> make_stream(Priority priority) = 0;
+  Result<std::unique_ptr<Stream>> make_stream() { return make_stream(Priority::kNormal); }
   virtual Result<std::unique_ptr<StreamEvent>> make_event() = 0;
   virtual Result<DeviceRoom> room() const = 0;
+  /// Let `other`, of the same kind, reach this one's memory, now and later, where the machine can;
+  /// else copies go through the host. Before work is queued.
+  virtual Status share_with(Device& other) = 0;
 };
 
 /// "cpu", "cpu:N", "cuda", "cuda:N".

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -68,6 +69,48 @@ class ReplicaNumbers : public ::testing::Test {
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+/// A classifier's weights and bias that are changed by 99 are those of the others after the join,
+/// and after steps.
+TEST_F(ReplicaNumbers, WeightsAndBiasOfAChangedClassifierAreThoseOfTheOthers) {
+  const auto model = worker::make_model("mlp:8-16-4").value();
+  const auto data = make_blobs(48, 8, 4, 3);
+  for (const bool learns : {false, true}) {
+    std::vector<WorkerSpec> specs(2);
+    std::vector<float> changed;
+    for (std::size_t i = 0; i < 2; ++i) {
+      auto custom = std::make_shared<CustomModel>();
+      custom->manifest = model->manifest();
+      custom->initialize = [&](std::uint64_t seed, std::span<float> params) {
+        model->initialize(seed, params);
+      };
+      custom->make_group = [&, i] {
+        auto group = worker::make_replica_group(*model, {.devices = "cpu:0,cpu:1"}).value();
+        model->initialize(1, group->params());
+        const std::size_t head = 16 * 4 + 4;
+        if (i == 1)
+          for (float& p : group->params().last(head)) p += 99;
+        if (i == 1) changed.assign(group->params().begin(), group->params().end());
+        return group;
+      };
+      specs[i].name = i == 0 ? "plain" : "changed";
+      specs[i].custom = custom;
+      specs[i].batch = 4;
+    }
+    ServerConfig c = config(2);
+    c.rounds = 3;
+    c.optimizer.learning_rate = learns ? 0.1 : 0;
+    const auto outcomes = train(c, specs, data);
+    EXPECT_TRUE(same_bits(outcomes[0].params, outcomes[1].params));
+    std::vector<float> initial(changed.size());
+    model->initialize(c.seed, initial);
+    EXPECT_EQ(same_bits(outcomes[1].params, initial), !learns);
+    for (std::size_t k = initial.size() - 4; k < initial.size(); ++k) {
+      EXPECT_NEAR(changed[k], 99, 1e-3);  // the bias begins at 0
+      EXPECT_LT(std::abs(outcomes[1].params[k]), 1);
+    }
+  }
 }
 
 /// A worker whose adapters and head are changed by 42, 7 and 99 has those of the others after it

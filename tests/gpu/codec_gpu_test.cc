@@ -22,7 +22,7 @@ class GpuCodec : public ::testing::Test {
   void SetUp() override {
     SKIP_WITHOUT_GPU();
     RecordProperty("seed", static_cast<int>(kSeed));
-    auto made = make_device("cuda:0");
+    auto made = make_device(test::gpu_name());
     ASSERT_TRUE(made.ok()) << made.error().to_string();
     device_ = std::move(made).value();
     machine_ = std::make_unique<device_cases::Machine>(*device_);

@@ -1,5 +1,7 @@
 // Streams, events and memory of a CUDA device.
 
+#include <cuda_runtime_api.h>
+
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -23,7 +25,7 @@ class GpuDevice : public ::testing::Test {
  protected:
   void SetUp() override {
     SKIP_WITHOUT_GPU();
-    auto made = make_device("cuda");
+    auto made = make_device(test::gpu_name());
     ASSERT_TRUE(made.ok()) << made.error().to_string();
     device_ = std::move(made).value();
   }
@@ -31,7 +33,7 @@ class GpuDevice : public ::testing::Test {
 };
 
 TEST_F(GpuDevice, SaysWhatItIs) {
-  EXPECT_EQ(device_->name(), "cuda:0");
+  EXPECT_EQ(device_->name(), test::gpu_name());
   EXPECT_FALSE(device_->is_host());
   EXPECT_GT(device_->processors(), 1u);
 }
@@ -52,11 +54,54 @@ TEST_F(GpuDevice, MemoryIsZeroedAndCopiesArriveInOrder) {
   }
 }
 
+/// Whatever GPU the thread used last: another one, where there is one.
+TEST_F(GpuDevice, MemoryIsWhereTheDeviceIs) {
+  const auto number = static_cast<int>(test::gpu_number());
+  const auto gpus = static_cast<int>(cuda::device_count().value());
+  ASSERT_EQ(cudaSetDevice((number + 1) % gpus), cudaSuccess);
+  const auto memory = device_->allocate(100).value();
+  ASSERT_EQ(cudaSetDevice((number + 1) % gpus), cudaSuccess);
+  const auto pinned = device_->allocate_pinned(100).value();
+  cudaPointerAttributes at{};
+  ASSERT_EQ(cudaPointerGetAttributes(&at, memory->data()), cudaSuccess);
+  EXPECT_EQ(at.type, cudaMemoryTypeDevice);
+  EXPECT_EQ(at.device, number);
+  ASSERT_EQ(cudaPointerGetAttributes(&at, pinned->data()), cudaSuccess);
+  EXPECT_EQ(at.type, cudaMemoryTypeHost);
+  EXPECT_EQ(at.devicePointer, pinned->data());  // kernels write there
+  ASSERT_EQ(cudaSetDevice((number + 1) % gpus), cudaSuccess);
+  const auto stream = device_->make_stream().value();
+  ASSERT_TRUE(stream->copy(memory->data(), pinned->data(), 100).ok());
+  ASSERT_TRUE(stream->wait().ok());
+}
+
+TEST_F(GpuDevice, SomeStreamsGoFirst) {
+  const auto priority_of = [](Stream& stream) {
+    int priority = 0;
+    EXPECT_EQ(cudaStreamGetPriority(static_cast<cudaStream_t>(stream.native()), &priority),
+              cudaSuccess);
+    return priority;
+  };
+  int last = 0, first = 0;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&last, &first), cudaSuccess);
+  EXPECT_EQ(priority_of(*device_->make_stream().value()), 0);
+  EXPECT_EQ(priority_of(*device_->make_stream(Priority::kHigh).value()), first);
+}
+
+/// What was freed is there for the next who asks, and counted as free.
+TEST_F(GpuDevice, FreedMemoryIsKeptAndFree) {
+  constexpr std::size_t kBytes = 64 << 20;
+  (void)device_->allocate(kBytes).value();
+  const std::uint64_t free = device_->room().value().free;
+  const auto memory = device_->allocate(kBytes).value();
+  EXPECT_LE(device_->room().value().free, free - kBytes);
+}
+
 TEST_F(GpuDevice, DoneTurnsTrueWithoutAWait) {
   constexpr std::size_t kBytes = 256 << 20;
   const auto stream = device_->make_stream().value(), other = device_->make_stream().value();
   const auto a = device_->allocate(kBytes).value(), b = device_->allocate(kBytes).value();
-  auto event = cuda::Event::make(0);
+  auto event = cuda::Event::make(test::gpu_number());
   ASSERT_TRUE(event.ok());
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(stream->copy(a->data(), b->data(), kBytes).ok());
   ASSERT_TRUE(event->record(*stream).ok());
@@ -66,6 +111,7 @@ TEST_F(GpuDevice, DoneTurnsTrueWithoutAWait) {
     const auto done = stream->done();
     ASSERT_TRUE(done.ok());
     if (*done) break;
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // or the next launch would tell of it
     ASSERT_LT(std::chrono::steady_clock::now(), deadline);
     std::this_thread::yield();
   }

@@ -33,5 +33,9 @@ if(CENTROID_TESTS)
   target_compile_definitions(transformer_gpu_test PRIVATE CENTROID_TEST_GPU)
   target_compile_definitions(optimizer_gpu_test PRIVATE CENTROID_TEST_GPU)
   target_compile_definitions(models_gpu_test PRIVATE CENTROID_TEST_GPU)
-  target_include_directories(models_gpu_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})  # for cublas_v2.h
+  # For cublas_v2.h, nccl.h and the runtime.
+  foreach(test models_gpu_test group_gpu_test device_gpu_test)
+    target_include_directories(${test} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  endforeach()
+  target_link_libraries(device_gpu_test PRIVATE CUDA::cudart_static)
 endif()

@@ -1,8 +1,10 @@
-// Several GPUs in one worker, through the real NCCL. With one GPU there is nobody to add with.
+// Several GPUs in one worker, through the real NCCL, and one rank of it.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,10 +14,25 @@
 #include "common/optim/norm.h"
 #include "common/optim/optimizer.h"
 #include "tests/gpu/gpu.h"
+#include "worker/node/nccl_group.h"
 #include "worker/node/replica_group.h"
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#define CENTROID_HAS_NCCL_HEADER
+#endif
 
 namespace centroid::worker {
 namespace {
+
+#if defined(CENTROID_HAS_NCCL_HEADER)
+// What nccl_library.h declares is what NCCL has.
+static_assert(ncclSuccess == nccl::kSuccess && ncclInProgress == nccl::kInProgress);
+static_assert(ncclFloat32 == nccl::kFloat32 && ncclSum == nccl::kSum);
+static_assert(ncclScalarHostImmediate == nccl::kScalarOnHost);
+static_assert(sizeof(ncclResult_t) == sizeof(int) && sizeof(ncclDataType_t) == sizeof(int));
+static_assert(sizeof(ncclRedOp_t) == sizeof(int));
+static_assert(sizeof(ncclScalarResidence_t) == sizeof(int));
+#endif
 
 Dataset random_data(std::uint64_t samples) {
   CounterRng rng(1);
@@ -59,6 +76,65 @@ TEST(GpuGroup, AddsAsTheCpuDoes) {
   }
 }
 
+/// Of one rank: what a call takes and gives, the operation that scales, which is freed before its
+/// group ends, and an abort of what is under way.
+TEST(RealNccl, OneRankAddsScalesMovesAndIsAborted) {
+  SKIP_WITHOUT_GPU();
+  auto library = nccl::Library::load();
+  if (!library.ok()) GTEST_SKIP() << library.error().to_string();
+  const auto group = NcclGroup::make(std::move(library).value(),
+                                     {static_cast<int>(centroid::test::gpu_number())}, {})
+                         .value();
+  const auto device = make_device(centroid::test::gpu_name()).value();
+  const auto stream = device->make_stream(Priority::kHigh).value();
+  const std::vector<float> numbers{1, -2, 3, 40};
+  const std::size_t bytes = numbers.size() * sizeof(float);
+  const auto a = device->allocate(bytes).value(), b = device->allocate(bytes).value();
+  const auto floats = [](DeviceMemory& memory) {
+    return std::span(reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float));
+  };
+  const auto write = [&](DeviceMemory& to) {
+    EXPECT_TRUE(
+        stream->copy(to.data(), reinterpret_cast<const std::byte*>(numbers.data()), bytes).ok());
+  };
+  const auto read = [&](DeviceMemory& from) {
+    std::vector<float> out(numbers.size());
+    EXPECT_TRUE(group->wait(0, [&] { return stream->done(); }).ok());
+    EXPECT_TRUE(stream->copy(reinterpret_cast<std::byte*>(out.data()), from.data(), bytes).ok());
+    EXPECT_TRUE(stream->wait().ok());
+    return out;
+  };
+  const std::array<std::span<float>, 1> in_place{floats(*a)};
+  write(*a);
+  ASSERT_TRUE(group->all_reduce(0, in_place, 3, 3, stream->native()).ok());
+  EXPECT_EQ(read(*a), numbers);
+  ASSERT_TRUE(group->all_reduce(0, in_place, 1, 2, stream->native()).ok());
+  EXPECT_EQ(read(*a), (std::vector<float>{0.5, -1, 1.5, 20}));
+  write(*a);
+  ASSERT_TRUE(group->reduce_scatter(0, floats(*a), floats(*b), 1, 4, stream->native()).ok());
+  EXPECT_EQ(read(*b), (std::vector<float>{0.25, -0.5, 0.75, 10}));
+  ASSERT_TRUE(group->all_gather(0, floats(*a), floats(*b), stream->native()).ok());
+  EXPECT_EQ(read(*b), numbers);
+  ASSERT_TRUE(group->broadcast(0, in_place, 0, stream->native()).ok());
+  EXPECT_EQ(read(*a), numbers);
+  EXPECT_TRUE(group->settle().ok());
+  const auto large = device->allocate(std::size_t{256} << 20).value();
+  const std::array<std::span<float>, 1> long_one{floats(*large)};
+  for (int i = 0; i < 20; ++i)
+    ASSERT_TRUE(group->all_reduce(0, long_one, 1, 2, stream->native()).ok());
+  group->abort("a test");
+  ASSERT_TRUE(group->failure().has_value());
+  EXPECT_NE(group->failure()->message().find("a test"), std::string::npos);
+  EXPECT_EQ(group->all_reduce(0, in_place, 1, 2, stream->native()).error().code(),
+            ErrorCode::kAborted);
+  ASSERT_TRUE(stream->wait().ok());  // and the GPU goes on
+  write(*a);
+  std::vector<float> after(numbers.size());
+  ASSERT_TRUE(stream->copy(reinterpret_cast<std::byte*>(after.data()), a->data(), bytes).ok());
+  ASSERT_TRUE(stream->wait().ok());
+  EXPECT_EQ(after, numbers);
+}
+
 /// One GPU: additions through NCCL need not give the same bits twice.
 TEST(GpuGroup, AnOptimizerOnTheGpuGivesTheBitsOfTheHosts) {
   SKIP_WITHOUT_GPU();
@@ -68,7 +144,7 @@ TEST(GpuGroup, AnOptimizerOnTheGpuGivesTheBitsOfTheHosts) {
   std::iota(samples.begin(), samples.end(), 0);
   const auto optimizer = make_optimizer({.name = "adamw", .learning_rate = 0.01}).value();
   GroupOptions options;
-  options.devices = "cuda:0";
+  options.devices = centroid::test::gpu_name();
   const auto host = make_replica_group(*model, options).value();
   const auto group = make_replica_group(*model, options).value();
   model->initialize(7, host->params());

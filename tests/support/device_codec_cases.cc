@@ -388,7 +388,7 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
     const auto plan = ChunkPlan::make(manifest, 4 * (n / 2) + 64);
     ASSERT_TRUE(plan.ok());
     const auto feedback = ErrorFeedback::make(spec, *plan);
-    const auto codec = DeviceCodec::make(spec, n, machine.device());
+    const auto codec = DeviceCodec::make(spec, {n, n, parsed->ratio}, machine.device());
     ASSERT_TRUE(feedback.ok() && codec.ok());
     const std::uint64_t total = plan->total_elements();
     const bool is_topk = parsed->kind == CodecSpec::Kind::kTopk;
@@ -442,7 +442,10 @@ struct Twins {
   Twins(Machine& machine, const char* spec, const ChunkPlan& plan,
         const std::vector<float>& gradient)
       : feedback(ErrorFeedback::make(spec, plan).value()),
-        codec(DeviceCodec::make(spec, gradient.size(), machine.device()).value()),
+        codec(DeviceCodec::make(spec,
+                                {gradient.size(), gradient.size(), CodecSpec::parse(spec)->ratio},
+                                machine.device())
+                  .value()),
         g(machine, gradient),
         residual(machine, std::vector<float>(gradient.size(), 0.0f)) {
     tensor.gradient = g.data();
@@ -463,7 +466,7 @@ struct Twins {
 
 void compare_refusals(Machine& machine) {
   const auto code_of = [&](const char* spec) {
-    const auto codec = DeviceCodec::make(spec, 10, machine.device());
+    const auto codec = DeviceCodec::make(spec, {10, 10, {500'000'000}}, machine.device());
     return codec.ok() ? std::string("ok") : codec.error().to_string();
   };
   EXPECT_EQ(code_of("topk:0.5"), "ok");

@@ -34,6 +34,7 @@ struct World {
   CounterRng random{1};
   std::uint64_t copies_to_failure = 0;
   Traffic traffic;
+  std::size_t pushed = 0;  // and not over
   std::size_t pinned = 0, most_pinned = std::size_t{1} << 40;
   std::byte* arena = nullptr;
   std::size_t used = 0;
@@ -188,6 +189,13 @@ class LateEvent final : public StreamEvent {
   std::shared_ptr<std::uint64_t> reached_ = std::make_shared<std::uint64_t>(0);
 };
 
+/// Under the mutex.
+void note_allocation() {
+  World& w = world();
+  ++w.traffic.allocations;
+  if (w.pushed > 0) ++w.traffic.beside;
+}
+
 class LateMemory final : public DeviceMemory {
  public:
   LateMemory(std::byte* data, std::size_t size, std::shared_ptr<std::atomic<std::size_t>> used)
@@ -213,6 +221,7 @@ class PinnedMemory final : public DeviceMemory {
   ~PinnedMemory() override {
     const std::lock_guard lock(world().mutex);
     world().pinned -= size();
+    if (world().pushed > 0) ++world().traffic.beside;
   }
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
@@ -239,7 +248,7 @@ class LateDevice final : public Device {
     if (bytes > bytes_ - std::min(bytes_, used_->load()) || taken > kArenaBytes - w.used)
       return Error(ErrorCode::kResourceExhausted, "cudaMallocFromPoolAsync: out of memory")
           .with_context(name_ + ": " + std::to_string(bytes) + " bytes");
-    ++w.traffic.allocations;
+    note_allocation();
     std::byte* const at = arena() + w.used;
     w.used += taken;
     return std::unique_ptr<DeviceMemory>(new LateMemory(at, bytes, used_));
@@ -252,10 +261,10 @@ class LateDevice final : public Device {
           .with_context(name_ + ": " + std::to_string(bytes) + " bytes");
     CENTROID_ASSIGN(auto memory, host_->allocate(bytes));
     w.pinned += bytes;
-    ++w.traffic.allocations;
+    note_allocation();
     return std::unique_ptr<DeviceMemory>(new PinnedMemory(std::move(memory)));
   }
-  Result<std::unique_ptr<Stream>> make_stream() override {
+  Result<std::unique_ptr<Stream>> make_stream(Priority) override {
     return std::unique_ptr<Stream>(new LateStream);
   }
   Result<std::unique_ptr<StreamEvent>> make_event() override {
@@ -263,6 +272,11 @@ class LateDevice final : public Device {
   }
   Result<DeviceRoom> room() const override {
     return DeviceRoom{bytes_ - std::min(bytes_, used_->load()), bytes_};
+  }
+  Status share_with(Device& other) override {
+    const std::lock_guard lock(world().mutex);
+    world().traffic.shared += name_ + ">" + other.name() + " ";
+    return {};
   }
 
  private:
@@ -351,9 +365,16 @@ int gemm_batched(Handle handle, int op_a, int op_b, int m, int n, int k, const v
                       compute, of))
     return kInvalidValue;
   static_cast<Queue*>(context_of(handle).stream)->push([=] {
-    for (int i = 0; i < count; ++i)
+    const auto is_odd = [](const void* at) {
+      return reinterpret_cast<std::uintptr_t>(at) % 16 != 0;
+    };
+    for (int i = 0; i < count; ++i) {
+      // It cannot see them when it chooses a kernel.
+      if (is_odd(a[i]) || is_odd(b[i]) || is_odd(c[i]))
+        fail("a matrix of cublasGemmBatchedEx is not on a 16-byte boundary");
       of.run(static_cast<const float*>(a[i]), static_cast<const float*>(b[i]),
              static_cast<float*>(c[i]));
+    }
     return true;
   });
   return kSuccess;
@@ -386,7 +407,15 @@ Traffic traffic() {
 }
 
 void push(void* stream, bool (*poll)(void*), void* of) {
-  static_cast<Queue*>(stream)->push([poll, of] { return poll(of); });
+  {
+    const std::lock_guard lock(world().mutex);
+    ++world().pushed;
+  }
+  static_cast<Queue*>(stream)->push([poll, of] {
+    if (!poll(of)) return false;
+    --world().pushed;
+    return true;
+  });
 }
 
 std::shared_ptr<const worker::cublas::Library> host_cublas() {

@@ -30,6 +30,10 @@ struct Traffic {
   std::uint64_t to_device = 0, to_host = 0;  ///< bytes copied
   std::uint64_t allocations = 0;             ///< of device memory and of pinned memory
   std::uint64_t waits = 0;                   ///< of the host, for what was not over yet
+  /// Memory that was taken, and pinned memory that was freed, while something pushed (`push`) was
+  /// not over: a driver may hold that up until it is, and all GPUs with it.
+  std::uint64_t beside = 0;
+  std::string shared;  ///< "cuda:0>cuda:1 ": whose memory was shared with whom
 };
 Traffic traffic();
 /// Queue `poll(of)` on a stream; it is tried again until it says that it is done.

@@ -52,8 +52,7 @@ struct Sender {
     feedback = ErrorFeedback::make(codec, plan).value();
     if (!on_device) return;
     const auto at = group->device_gradient();
-    feedback->use_device(
-        make_device_residual(codec, group->gradients().size(), at.gradient, *at.device).value());
+    feedback->use_device(make_device_residual(codec, plan, at.gradient, *at.device).value());
     group->leave_gradient();
   }
   std::unique_ptr<ReplicaGroup> group;
@@ -142,7 +141,8 @@ TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
 TEST(DeviceResidual, ClippingStaysOnTheHost) {
   const auto device = simt::make_late_device(0);
   const auto memory = device->allocate(400).value();
-  const auto made = make_device_residual("topk:0.05,clip=1", 100,
+  const auto plan = ChunkPlan::make({{"w", DType::kF32, {100}}}, 2048).value();
+  const auto made = make_device_residual("topk:0.05,clip=1", plan,
                                          reinterpret_cast<const float*>(memory->data()), *device);
   ASSERT_FALSE(made.ok());
   EXPECT_THAT(made.error().message(), HasSubstr("for gradients on the CPU only"));

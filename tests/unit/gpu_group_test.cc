@@ -1,8 +1,6 @@
 // Several GPUs in one worker: NCCL among them (tests/support/nccl_stand_in.cc), and the host where
 // it cannot be used. The GPUs are those of tests/support/late_device.h.
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -14,12 +12,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/trace.h"
 #include "common/device/host_memory.h"
 #include "common/optim/norm.h"
 #include "common/optim/optimizer.h"
 #include "tests/support/examples.h"
 #include "tests/support/late_device.h"
+#include "tests/support/nccl_stand_in.h"
 #include "tests/support/simt.h"
+#include "worker/model/transformer.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -30,39 +31,14 @@ using namespace test;
 using testing::AllOf;
 using testing::HasSubstr;
 
-struct StandIn {
-  void (*reset)() = nullptr;
-  void (*set)(const char*, int, int) = nullptr;
-  int (*aborts)(int) = nullptr;
-  const char* (*calls)() = nullptr;
-  void (*use_streams)(void (*)(void*, bool (*)(void*), void*)) = nullptr;
-};
-
 class GpuGroup : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     RecordProperty("seed", GetParam());
     simt::use_seed(static_cast<std::uint64_t>(GetParam()));
     simt::use_stream_seed(static_cast<std::uint64_t>(GetParam()));
-    handle_ = ::dlopen(NCCL_STAND_IN, RTLD_NOW | RTLD_LOCAL);
-    ASSERT_NE(handle_, nullptr) << ::dlerror();
-    find(in_.reset, "stand_in_reset");
-    find(in_.set, "stand_in_set");
-    find(in_.aborts, "stand_in_aborts");
-    find(in_.calls, "stand_in_calls");
-    find(in_.use_streams, "stand_in_use_streams");
-    in_.reset();
-    in_.use_streams(simt::push);
   }
-  void TearDown() override {
-    simt::fail_copy(0);
-    ::dlclose(handle_);
-  }
-  template <class F>
-  void find(F& function, const char* name) {
-    function = reinterpret_cast<F>(::dlsym(handle_, name));
-    ASSERT_NE(function, nullptr) << name;
-  }
+  void TearDown() override { simt::fail_copy(0); }
 
   static std::unique_ptr<ReplicaGroup> group_of(const Model& model, const std::string& devices,
                                                 const std::string& nccl,
@@ -79,8 +55,7 @@ class GpuGroup : public testing::TestWithParam<int> {
     return std::move(group).value();
   }
 
-  void* handle_ = nullptr;
-  StandIn in_;
+  centroid::test::StandIn in_;
 };
 
 constexpr std::uint64_t kFeatures = 12;
@@ -158,6 +133,66 @@ TEST_P(GpuGroup, TheGradientsNormIsThatOfTheHost) {
   std::ranges::fill(left->gradients(), 0.0F);
   ASSERT_TRUE(left->step(data, first(31), {}).ok());
   EXPECT_EQ(left->gradient_norm().value(), before);
+}
+
+/// Ten samples on three GPUs, 4, 3 and 3, are ten on one CPU: 1e-6 of the largest number.
+TEST_P(GpuGroup, SharesOfTenSamplesGiveTheGradientOfTen) {
+  const auto model = small_model();
+  const Dataset data = random_data(10, 6);
+  const auto one = group_of(*model, "cpu:0", "");
+  ASSERT_TRUE(one->step(data, first(10), {}).ok());
+  for (const char* const nccl : {NCCL_STAND_IN, ""}) {
+    const auto three = group_of(*model, kGpus, nccl);
+    ASSERT_TRUE(three->step(data, first(10), {}).ok());
+    EXPECT_LE(difference(gradient_of(*one), gradient_of(*three)), 1e-6) << nccl;
+  }
+}
+
+/// As many numbers are added as are trained, on every backend, with adapters too.
+TEST_P(GpuGroup, TheGradientIsAsLongAsWhatIsTrained) {
+  const auto adapted = TransformerConfig::parse(
+                           "transformer:layers=1,width=8,heads=2,context=6,vocabulary=20,lora=2")
+                           .value();
+  std::vector<std::unique_ptr<Model>> models;
+  models.push_back(small_model());
+  models.push_back(std::make_unique<Transformer>(
+      adapted, std::make_shared<BaseWeights>(random_floats(elements_of(adapted.whole()), 3, 0.1))));
+  EXPECT_LT(elements_of(models[1]->manifest()), elements_of(adapted.whole()));
+  for (const auto& model : models)
+    for (const auto& [devices, nccl] :
+         {std::pair("cpu:0,cpu:1", ""), {"cuda:0", ""}, {kGpus, ""}, {kGpus, NCCL_STAND_IN}}) {
+      const auto group = group_of(*model, devices, nccl);
+      EXPECT_EQ(group->gradients().size(), elements_of(model->manifest())) << devices;
+      EXPECT_EQ(group->params().size(), elements_of(model->manifest())) << devices;
+      ResidentTraining* const there = group->resident();
+      if (there == nullptr) continue;
+      std::vector<float> got(elements_of(model->manifest()));
+      EXPECT_TRUE(there->load(group->params()).ok() && there->store(got).ok());
+      EXPECT_TRUE(std::ranges::equal(got, group->params()));
+    }
+}
+
+/// Of a GPU's memory only those that add with it have access, and each to all others.
+TEST_P(GpuGroup, GpusOfAGroupReachEachOther) {
+  const auto model = small_model();
+  const auto before = simt::traffic().shared;
+  const auto one = group_of(*model, "cuda:5,cpu:0", NCCL_STAND_IN);
+  EXPECT_EQ(simt::traffic().shared, before);
+  const auto three = group_of(*model, kGpus, NCCL_STAND_IN);
+  EXPECT_EQ(simt::traffic().shared.substr(before.size()),
+            "cuda:0>cuda:1 cuda:0>cuda:2 cuda:1>cuda:0 cuda:1>cuda:2 cuda:2>cuda:0 cuda:2>cuda:1 ");
+}
+
+/// The way of parameters and gradients is a row of the trace of its own.
+TEST_P(GpuGroup, AdditionsAndCopiesAreInTheTrace) {
+  const auto model = small_model();
+  const Dataset data = random_data(20, 1);
+  const auto group = group_of(*model, kGpus, NCCL_STAND_IN);
+  ASSERT_TRUE(group->step(data, first(20), {}).ok());
+  const std::string trace = trace::to_json(600);
+  for (const char* const gpu : {"cuda:0", "cuda:1", "cuda:2"})
+    EXPECT_THAT(trace, HasSubstr(std::string(gpu) + " transfer"));
+  EXPECT_THAT(trace, HasSubstr("\"exchange\""));
 }
 
 /// Parameters come by broadcast; then a group of calls for every bucket, the last tensors first.
@@ -398,11 +433,13 @@ TEST_P(GpuGroup, AnOptimizerOnTheGpusGivesTheBitsOfTheHosts) {
         EXPECT_EQ(result->loss_sum, expected.loss_sum);
         EXPECT_EQ(result->samples, samples);
       }
-      ASSERT_TRUE(there->store(params).ok());
-      EXPECT_TRUE(std::ranges::equal(params, host->params()));
-      for (std::size_t k = 0; k < 2; ++k) {
-        ASSERT_TRUE(there->store_slot(k, slot).ok());
-        EXPECT_EQ(slot, slots[k]);
+      for (std::size_t d = 0; d < group->devices(); ++d) {
+        ASSERT_TRUE(there->store(params, d).ok());
+        EXPECT_TRUE(std::ranges::equal(params, host->params())) << d;
+        for (std::size_t k = 0; k < 2; ++k) {
+          ASSERT_TRUE(there->store_slot(k, slot, d).ok());
+          EXPECT_EQ(slot, slots[k]) << d;
+        }
       }
       // Slots that come from elsewhere.
       for (float& x : slot) x += 1;
@@ -451,7 +488,7 @@ TEST_P(GpuGroup, SlotsThatDoNotFitAreRefusedBeforeTraining) {
   options.open = simt::open_late;
   const std::uint64_t plane = elements_of(model->manifest()) * sizeof(float);
   // What is free beside cuBLAS's memory, parameters and gradient holds a step and one slot.
-  const std::uint64_t free = (64u << 20) - (32u << 20) - 2 * plane - (1u << 16);
+  const std::uint64_t free = (64u << 20) - (32u << 20) - 2 * plane - (1u << 18);
   options.batch = 1;
   while (model->work_bytes(options.batch + 1, true) + plane < free) ++options.batch;
   const auto group = make_replica_group(*model, options);

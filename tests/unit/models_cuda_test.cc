@@ -89,7 +89,7 @@ class CudaModel : public testing::TestWithParam<Case> {
   }
   static Result<Compute> open(Matmul matmul = Matmul::kF32) {
 #if defined(CENTROID_TEST_GPU)
-    return open_compute("cuda:0", matmul);
+    return open_compute(centroid::test::gpu_name(), matmul);
 #else
     return simt::open_late("cuda:0", matmul);
 #endif
@@ -164,6 +164,36 @@ TEST_P(CudaModel, LearnsAsOnTheCpu) {
     for (float& p : params) p *= 0.9F;  // and other parameters
   }
 }
+
+#if !defined(CENTROID_TEST_GPU)
+/// What is said is what is taken, and steps then take no more.
+TEST_P(CudaModel, TakesTheMemoryOfStepsBeforeThem) {
+  const auto model = model_of(GetParam().spec);
+  std::vector<float> params = params_of(*model), got(params.size());
+  ReplicaOptions options;
+  options.gradient = got;
+  const auto replica = make_replica(*model, open().value(), options).value();
+  const std::size_t most = GetParam().samples + 2;
+  const auto memory = replica->memory_of(most).value();
+  EXPECT_GE(memory.step, model->work_bytes(most, true));
+  EXPECT_GE(memory.with_evaluation, memory.step);
+  const std::uint64_t free = replica->room()->free;
+  ASSERT_TRUE(replica->make_room(most).ok());
+  EXPECT_EQ(free - replica->room()->free, memory.with_evaluation - memory.taken);
+  EXPECT_EQ(replica->memory_of(most)->taken, memory.with_evaluation);
+  const auto before = simt::traffic().allocations;
+  ASSERT_TRUE(replica->use(params).ok());
+  for (const std::size_t samples : {most, std::size_t{1}, most - 1}) {
+    const Example e = random_example(*model, samples, samples);
+    ASSERT_TRUE(replica->train(e.batch(), samples, [](TensorId) {}).ok());
+    ASSERT_TRUE(replica->residence()->queue(e.batch(), samples, {{}, 0.5}).ok());
+    ASSERT_TRUE(replica->residence()->collect().ok());
+    ASSERT_TRUE(replica->evaluate(random_example(*model, samples + 3, 5).batch()).ok());
+  }
+  ASSERT_TRUE(replica->gradient_norm().ok());
+  EXPECT_EQ(simt::traffic().allocations, before);
+}
+#endif
 
 TEST_P(CudaModel, EvaluatesAsOnTheCpu) {
   const auto model = model_of(GetParam().spec);

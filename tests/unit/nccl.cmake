@@ -15,5 +15,13 @@ if(CENTROID_TESTS)
     target_compile_definitions(gpu_group_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
     target_link_libraries(gpu_group_test PRIVATE ${CMAKE_DL_LIBS})
     add_dependencies(gpu_group_test nccl_stand_in)
+    set(codec_kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)
+    centroid_test(gpu_memory_test LABEL unit TIMEOUT 300
+      SOURCES unit/gpu_memory_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
+              ${codec_kernels}/kernels.cu ${codec_kernels}/device_codec.cc ${codec_kernels}/device_residual.cc
+      DEPS centroid::node centroid::codec)
+    target_compile_definitions(gpu_memory_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
+    target_link_libraries(gpu_memory_test PRIVATE ${CMAKE_DL_LIBS})
+    add_dependencies(gpu_memory_test nccl_stand_in)
   endif()
 endif()

@@ -1,6 +1,8 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -124,6 +126,34 @@ TEST_F(NcclTest, TheMeanIsWeightedBySamples) {
     EXPECT_THAT(bias[rank], ElementsAre(17.5f));
   }
   EXPECT_STREQ(in_.calls(), "all_reduce all_reduce |");  // one group
+}
+
+/// Means of equal weights, of one alone, and what is not finite: it stays so where it is, and
+/// nowhere else. The numbers that the host's mean is tested with.
+TEST_F(NcclTest, TheMeanOfKnownNumbersIsThatOfTheHost) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto group = make(2);
+  std::array<std::array<float, 5>, 2> x{{{1, 2, nan, 1, inf}, {3, 4, 1, inf, -inf}}};
+  const auto done = on_all(2, [&](std::size_t rank) -> Status {
+    const std::array<std::span<float>, 1> all{std::span<float>(x[rank])};
+    CENTROID_TRY(group->all_reduce(rank, all, 3, 6, nullptr));
+    return wait(*group, rank);
+  });
+  for (const Status& status : done) EXPECT_TRUE(status.ok());
+  for (const auto& mean : x) {
+    EXPECT_EQ(mean[0], 2.0F);
+    EXPECT_EQ(mean[1], 3.0F);
+    EXPECT_TRUE(std::isnan(mean[2]));
+    EXPECT_EQ(mean[3], inf);
+    EXPECT_TRUE(std::isnan(mean[4]));
+  }
+  const auto alone = make(1);
+  std::array<float, 1> seven{7};
+  const std::array<std::span<float>, 1> all{std::span<float>(seven)};
+  ASSERT_TRUE(alone->all_reduce(0, all, 4, 4, nullptr).ok());
+  ASSERT_TRUE(wait(*alone, 0).ok());
+  EXPECT_EQ(seven[0], 7.0F);
 }
 
 TEST_F(NcclTest, ADeviceWithoutSamplesTakesPartWithNothing) {

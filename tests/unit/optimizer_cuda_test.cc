@@ -49,7 +49,7 @@ class OptimizerCuda : public ::testing::TestWithParam<int> {
     RecordProperty("seed", GetParam());
 #if defined(CENTROID_TEST_GPU)
     SKIP_WITHOUT_GPU();
-    device_ = make_device("cuda:0").value();
+    device_ = make_device(test::gpu_name()).value();
 #else
     simt::use_seed(static_cast<std::uint64_t>(GetParam()));
     device_ = make_device("cpu").value();

@@ -81,6 +81,18 @@ TEST(ReplicaGroup, ManyDevicesEqualOneDeviceWithTheWholeBatch) {
   }
 }
 
+/// Ten samples on three devices, 4, 3 and 3, are ten on one: 1e-6 of the largest number.
+TEST(ReplicaGroup, SharesOfTenSamplesGiveTheGradientOfTen) {
+  const auto model = small_model();
+  const Dataset data = random_data(10, 6);
+  EXPECT_EQ(part_of(10, 3, 0).size(), 4U);
+  EXPECT_EQ(part_of(10, 3, 2).size(), 3U);
+  const auto one = group_of(*model, 1), three = group_of(*model, 3);
+  ASSERT_TRUE(one->step(data, first(10), {}).ok());
+  ASSERT_TRUE(three->step(data, first(10), {}).ok());
+  EXPECT_LE(difference(gradient_of(*one), gradient_of(*three)), 1e-6);
+}
+
 TEST(ReplicaGroup, GradientIsTheMeanWeightedBySamplesInDeviceOrder) {
   const auto model = small_model();
   const Dataset data = random_data(8, 2);

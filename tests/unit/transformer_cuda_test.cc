@@ -39,7 +39,7 @@ class TransformerCuda : public ::testing::TestWithParam<int> {
     RecordProperty("seed", GetParam());
 #if defined(CENTROID_TEST_GPU)
     SKIP_WITHOUT_GPU();
-    device_ = make_device("cuda:0").value();
+    device_ = make_device(test::gpu_name()).value();
 #else
     simt::use_seed(seed_);
     device_ = make_device("cpu").value();

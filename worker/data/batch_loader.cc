@@ -1,7 +1,6 @@
 #include "worker/data/batch_loader.h"
 
 #include <algorithm>
-#include <iterator>
 #include <new>
 #include <utility>
 
@@ -59,12 +58,18 @@ void BatchLoader::expect(const Dataset& data,
   if (depth_ == 0) return;
   const std::lock_guard lock(mutex_);
   is_forgotten_ = is_loading_;
-  std::ranges::move(ready_, std::back_inserter(spare_));
+  for (LoadedBatch& batch : ready_) put_aside(std::move(batch));
   ready_.clear();
   expected_.clear();
   data_ = &data;
   for (const auto& samples : batches) expected_.emplace_back(samples.begin(), samples.end());
   work_.notify_one();
+}
+
+/// For another batch; others get its place on the devices.
+void BatchLoader::put_aside(LoadedBatch batch) {
+  batch.on_devices.reset();
+  spare_.push_back(std::move(batch));
 }
 
 void BatchLoader::stage_at_most(std::uint64_t batches) {
@@ -84,7 +89,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
   while (is_next()) {
     if (!ready_.empty()) {
       std::swap(present, ready_.front());
-      spare_.push_back(std::move(ready_.front()));
+      put_aside(std::move(ready_.front()));
       ready_.pop_front();
       work_.notify_one();
       ++hits_;
@@ -94,7 +99,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
   }
   is_forgotten_ = is_loading_;
   expected_.clear();
-  std::ranges::move(ready_, std::back_inserter(spare_));
+  for (LoadedBatch& batch : ready_) put_aside(std::move(batch));
   ready_.clear();
   lock.unlock();
   present.load(data, samples);

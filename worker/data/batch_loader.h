@@ -26,7 +26,7 @@ struct LoadedBatch {
   std::vector<float> x;              ///< [samples, features]; empty with tokens
   std::vector<std::uint32_t> tokens, lengths;
   std::vector<std::uint32_t> y;           ///< [samples, targets]
-  std::unique_ptr<OnDevices> on_devices;  ///< memory for it, used again and again
+  std::unique_ptr<OnDevices> on_devices;  ///< goes when the batch is not needed any more
   bool is_on_devices = false;             ///< and it holds this batch
 
   void load(const Dataset& data, std::span<const std::uint64_t> samples);
@@ -86,6 +86,7 @@ class BatchLoader {
 
  private:
   void run(const std::stop_token& stop);
+  void put_aside(LoadedBatch batch);
 
   std::uint64_t depth_ = 0;  // written under mutex_, by the caller's thread
   BatchStage* const stage_;

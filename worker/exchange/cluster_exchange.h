@@ -48,7 +48,8 @@ struct ExchangeMemory {
   std::function<Result<std::span<const float>>(const LocalTerms&, const ChunkPlan&)> begin_local;
   /// Optional: a codec with error feedback may add and select where the gradient is. Called at most
   /// once, while `next` waits; then `gradients` is read no more. fails: the host does it
-  std::function<Result<std::unique_ptr<DeviceResidual>>(const std::string& codec)> device_residual;
+  std::function<Result<std::unique_ptr<DeviceResidual>>(const std::string& codec, const ChunkPlan&)>
+      device_residual;
   /// Optional: the server saves the state after this round. Called by the loop's thread in `next`.
   std::function<void(Round)> keep_local;
 };

@@ -7,12 +7,12 @@
 namespace centroid::worker {
 
 Result<std::unique_ptr<DeviceResidual>> residual_on_device(
-    [[maybe_unused]] ReplicaGroup& group, [[maybe_unused]] const std::string& codec) {
+    [[maybe_unused]] ReplicaGroup& group, [[maybe_unused]] const std::string& codec,
+    [[maybe_unused]] const ChunkPlan& plan) {
 #if defined(CENTROID_HAS_CUDA)
   const Replica::OnDevice at = group.device_gradient();
   if (at.device != nullptr) {
-    CENTROID_ASSIGN(auto residual,
-                    make_device_residual(codec, group.gradients().size(), at.gradient, *at.device));
+    CENTROID_ASSIGN(auto residual, make_device_residual(codec, plan, at.gradient, *at.device));
     group.leave_gradient();
     return residual;
   }

@@ -216,7 +216,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
           reply.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
       feedback_->pass_nonfinite(passes);
       if (memory_.device_residual && reply.local_steps <= 1 && !passes) {
-        auto residual = memory_.device_residual(options_.join.codec);
+        auto residual = memory_.device_residual(options_.join.codec, plan_);
         if (residual.ok())
           feedback_->use_device(std::move(residual).value());
         else

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -51,7 +52,8 @@ class Backend {
   /// Memory for a step, of at least so many floats, on a 16-byte boundary at least. Its content is
   /// lost when more is asked for than ever before.
   virtual float* work_space(std::size_t floats) = 0;
-  /// A copy on the device of host memory that does not change, as long as the backend lives.
+  /// A copy on the device of host memory that does not change, as long as the backend lives: the
+  /// same one for the same memory.
   virtual const float* keep(std::span<const float> host) = 0;
   /// Bring a batch (host) to the device; valid until the next one. `context` 0: it has no tokens.
   virtual Inputs bring(const Batch& batch, std::size_t context) = 0;
@@ -118,6 +120,21 @@ class Backend {
   virtual void update(const Update& step) = 0;
   /// sqrt(sum_of_squares) of so many numbers (norm.h), the same bits; waits for it.
   virtual double norm(const float* numbers, std::size_t elements) = 0;
+  /// What steps take of the device's memory, in bytes.
+  struct Memory {
+    std::uint64_t needed = 0;  ///< in all
+    std::uint64_t taken = 0;   ///< of that already
+  };
+  /// `steps` calls this backend as it will, and nothing is computed: only what memory it takes is
+  /// noted. Addresses that it is given lead nowhere. The CPU takes memory as it goes: nothing.
+  /// fails  as the steps would before anything is queued (sizes that are not possible)
+  virtual Result<Memory> rehearse(const std::function<void()>& steps) {
+    (void)steps;
+    return Memory();
+  }
+  /// Take the memory of the last rehearsal, so that such steps take none. Nothing may be under way:
+  /// memory that is too small is freed.
+  virtual Status reserve() { return {}; }
   /// Wait for everything that was queued: the losses since the last time.
   virtual StepResult result() = 0;
   virtual Status status() const = 0;

@@ -246,7 +246,7 @@ void Transformer::begin(const Batch& batch, std::span<const float> params, bool 
   rows_ = batch.samples * config_.context;
   params_ = params.data();
   is_training_ = with_gradient;
-  if (base_ && config_.lora.rank > 0 && frozen_ == nullptr) frozen_ = backend_->keep(base_->values);
+  if (base_ && config_.lora.rank > 0) frozen_ = backend_->keep(base_->values);
   const std::size_t needed = lay_out(batch.samples, with_gradient, nullptr, space_);
   lay_out(batch.samples, with_gradient, backend_->work_space(needed), space_);
   in_ = backend_->bring(batch, config_.context);

@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <limits>
+#include <chrono>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "common/device/host_memory.h"
+#include "common/base/clock.h"
+#include "common/base/trace.h"
+#include "worker/node/group_memory.h"
 
 namespace centroid::worker {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 std::span<float> floats(const DeviceMemory& memory) {
   return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
@@ -39,9 +42,9 @@ class HostReplica final : public Replica {
     return model_->evaluate(batch, params_);
   }
   Result<bool> stage(const Batch&, StagedBatch&) override { return false; }
-  std::uint64_t step_bytes(std::uint64_t samples) const override {
-    return model_->work_bytes(samples, true);
-  }
+  Status make_places(std::size_t, std::uint64_t) override { return {}; }
+  Result<StepMemory> memory_of(std::uint64_t) override { return StepMemory(); }
+  Status make_room(std::uint64_t) override { return {}; }
   std::optional<DeviceRoom> room() const override { return std::nullopt; }
 
  private:
@@ -52,6 +55,24 @@ class HostReplica final : public Replica {
   std::span<float> gradient_;
 };
 
+/// Samples of zeros: what a step computes makes no difference to the memory that it takes.
+struct Zeros {
+  Zeros(const Model& model, std::uint64_t samples) : y(samples * model.targets()) {
+    const std::size_t inputs = samples * model.features();
+    if (model.vocabulary() > 0)
+      tokens.resize(inputs);
+    else
+      x.resize(inputs);
+    batch.x = x;
+    batch.y = y;
+    batch.tokens = tokens;
+    batch.samples = samples;
+  }
+  std::vector<float> x;
+  std::vector<std::uint32_t> y, tokens;
+  Batch batch;
+};
+
 /// Neighbouring tensors that travel together.
 struct Bucket {
   std::size_t begin = 0, end = 0;      // floats
@@ -59,6 +80,7 @@ struct Bucket {
   std::unique_ptr<StreamEvent> ready;  // computed
   std::unique_ptr<StreamEvent> there;  // added, and in host memory
   std::uint64_t calls = 0;             // of the group's, up to its addition
+  TimePoint begun{};                   // queued
 };
 
 /// On a GPU: one stream computes, another moves and adds. Events hold each for the other: a bucket
@@ -71,7 +93,8 @@ class DeviceReplica final : public Replica, public Residence {
       : name_(compute.device->name()),
         device_(std::move(compute.device)),
         compute_(std::move(compute.stream)),
-        options_(options) {}
+        options_(options),
+        lane_(name_ + " transfer") {}
   ~DeviceReplica() override {
     if (transfer_) (void)transfer_->wait();
     (void)compute_->wait();
@@ -85,7 +108,7 @@ class DeviceReplica final : public Replica, public Residence {
     for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
     CENTROID_ASSIGN(params_, device_->allocate(bytes));
     CENTROID_ASSIGN(gradient_, device_->allocate(bytes));
-    CENTROID_ASSIGN(transfer_, device_->make_stream());
+    CENTROID_ASSIGN(transfer_, device_->make_stream(Priority::kHigh));
     CENTROID_ASSIGN(loaded_, device_->make_event());
     CENTROID_ASSIGN(added_, device_->make_event());
     CENTROID_ASSIGN(advanced_, device_->make_event());
@@ -97,6 +120,7 @@ class DeviceReplica final : public Replica, public Residence {
   Status use(std::span<const float> params) override {
     CENTROID_CHECK(params.size() * sizeof(float) == params_->size());
     const NcclSeat& seat = options_.seat;
+    const TimePoint begin = Clock::now();
     if (seat.rank == 0)
       CENTROID_TRY(transfer_->copy(
           params_->data(), reinterpret_cast<const std::byte*>(params.data()), params_->size()));
@@ -106,7 +130,9 @@ class DeviceReplica final : public Replica, public Residence {
     }
     CENTROID_TRY(loaded_->record(*transfer_));
     CENTROID_TRY(loaded_->hold(*compute_));
-    return wait_for(*loaded_);  // the host's memory is free, and the watch sees the end
+    CENTROID_TRY(wait_for(*loaded_));  // the host's memory is free, and the watch sees the end
+    lane_.span(trace::Stage::kExchange, begin, last_end_ = Clock::now());
+    return {};
   }
 
   Result<StepResult> train(const Batch& batch, std::uint64_t total,
@@ -185,38 +211,28 @@ class DeviceReplica final : public Replica, public Residence {
   void leave_gradient() override { is_left_ = true; }
 
   Result<bool> stage(const Batch& batch, StagedBatch& into) override {
-    constexpr std::size_t kLine = 64;
-    const auto lines = [](std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; };
-    const std::size_t y = lines(batch.x.size_bytes()), tokens = y + lines(batch.y.size_bytes());
-    const std::size_t bytes = tokens + batch.tokens.size_bytes();
-    if (!loading_) {
-      CENTROID_ASSIGN(loading_, device_->make_stream());
-    }
-    if (!staging_ || staging_.size() < bytes) {
-      staging_ = {};
-      staging_ = pinned_.take(bytes);
-    }
-    if (!into.memory || into.memory->size() < bytes) {
-      into.memory.reset();
-      CENTROID_ASSIGN(into.memory, device_->allocate(bytes));
-    }
-    std::byte* const from = staging_.data();
-    const auto put = [from](std::size_t at, const auto& values) {
-      if (!values.empty()) std::memcpy(from + at, values.data(), values.size_bytes());
-    };
-    put(0, batch.x);
-    put(y, batch.y);
-    put(tokens, batch.tokens);
-    CENTROID_TRY(loading_->copy(into.memory->data(), from, bytes));
-    CENTROID_TRY(loading_->wait());
-    const std::byte* const at = into.memory->data();
-    into.inputs.x = reinterpret_cast<const float*>(at);
-    into.inputs.y = reinterpret_cast<const std::uint32_t*>(at + y);
-    into.inputs.tokens = reinterpret_cast<const std::uint32_t*>(at + tokens);
-    return true;
+    return staging_.put(batch, into);
   }
-  std::uint64_t step_bytes(std::uint64_t samples) const override {
-    return model_->work_bytes(samples, true) + model_->frozen_bytes();
+  Status make_places(std::size_t places, std::uint64_t samples) override {
+    return staging_.make_room(places, *model_, samples);
+  }
+  Result<StepMemory> memory_of(std::uint64_t samples) override {
+    StepMemory memory;
+    CENTROID_ASSIGN(const auto of_step, rehearse(samples, false));
+    CENTROID_ASSIGN(const auto of_both, rehearse(samples, true));
+    memory.step = of_step.needed;
+    memory.with_evaluation = of_both.needed;
+    memory.taken = of_both.taken;
+    return memory;
+  }
+  Status make_room(std::uint64_t samples) override {
+    if (room_for_ && samples <= *room_for_) return {};
+    CENTROID_TRY(rehearse(samples, true));
+    if (Status taken = model_->backend().reserve(); !taken.ok())
+      return std::move(taken).error().with_context("memory for a step of " +
+                                                   std::to_string(samples) + " samples");
+    room_for_ = samples;
+    return {};
   }
   std::optional<DeviceRoom> room() const override {
     const auto room = device_->room();
@@ -245,6 +261,16 @@ class DeviceReplica final : public Replica, public Residence {
     return {};
   }
 
+  Result<Backend::Memory> rehearse(std::uint64_t samples, bool evaluates) {
+    const Zeros step(*model_, samples), rows(*model_, evaluates ? evaluate_samples(*model_) : 0);
+    Backend& backend = model_->backend();
+    return backend.rehearse([&] {
+      model_->queue_step(step.batch, floats(*params_), floats(*gradient_), [](TensorId) {});
+      model_->queue_evaluate(rows.batch, floats(*params_));
+      (void)backend.norm(floats(*gradient_).data(), floats(*gradient_).size());  // of clipping
+    });
+  }
+
   /// Queue forward, backward and the additions; `between` after each bucket.
   template <class Between>
   void queue_step(const Batch& batch, std::uint64_t total, bool to_host, const Between& between) {
@@ -271,6 +297,7 @@ class DeviceReplica final : public Replica, public Residence {
 
   Status ship(Bucket& bucket, std::uint64_t samples, std::uint64_t total, bool to_host) {
     const auto own = floats(*gradient_).subspan(bucket.begin, bucket.end - bucket.begin);
+    bucket.begun = Clock::now();
     CENTROID_TRY(bucket.ready->record(*compute_));
     CENTROID_TRY(bucket.ready->hold(*transfer_));
     const NcclSeat& seat = options_.seat;
@@ -296,6 +323,9 @@ class DeviceReplica final : public Replica, public Residence {
       if (options_.seat.group != nullptr)
         options_.seat.group->over(options_.seat.rank, bucket.calls);
       ++delivered_;
+      // One after the other, as they come: the host does not see when the GPU begins with one.
+      const TimePoint begin = std::max(bucket.begun, last_end_);
+      lane_.span(trace::Stage::kExchange, begin, last_end_ = Clock::now());
       if (options_.gradient.empty()) continue;
       for (std::uint32_t t = bucket.last + 1; t > bucket.first; --t) deliver(TensorId(t - 1));
     }
@@ -326,10 +356,10 @@ class DeviceReplica final : public Replica, public Residence {
   std::vector<Bucket> buckets_;
   std::unique_ptr<Model> model_;
   bool is_left_ = false;  // the gradient, on the device
-  // Of `stage`:
-  HostMemory pinned_{*device_, std::numeric_limits<std::size_t>::max()};
-  Buffer staging_;
-  std::unique_ptr<Stream> loading_;
+  trace::Lane lane_;      // of parameters that come, and of gradients that are added and go
+  TimePoint last_end_{};
+  BatchStaging staging_{*device_};
+  std::optional<std::uint64_t> room_for_;  // samples of a step
   // Of the present step:
   std::size_t shipped_ = 0, delivered_ = 0;  // buckets
   std::optional<Error> failed_;

@@ -13,6 +13,7 @@
 #include "common/optim/rules.h"
 #include "worker/model/backend.h"
 #include "worker/model/model.h"
+#include "worker/node/batch_staging.h"
 #include "worker/node/nccl_group.h"
 
 namespace centroid::worker {
@@ -30,12 +31,6 @@ Result<Compute> open_compute(const std::string& spec, Matmul matmul);
 struct NcclSeat {
   NcclGroup* group = nullptr;
   std::size_t rank = 0;
-};
-
-/// x, y and tokens of a batch in a device's memory, which is used again and again.
-struct StagedBatch {
-  std::unique_ptr<DeviceMemory> memory;
-  Inputs inputs;
 };
 
 /// One step of an optimizer over the whole of a model (Update).
@@ -93,11 +88,21 @@ class Replica {
   /// Null on the CPU.
   virtual Residence* residence() { return nullptr; }
   /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the
-  /// replica's. False: batches stay on the host.
+  /// replica's. False: it stays on the host, where there is no place (make_places) for it.
   virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;
-  /// What a training step of so many samples takes of the device's memory, besides parameters and
-  /// gradients.
-  virtual std::uint64_t step_bytes(std::uint64_t samples) const = 0;
+  /// As BatchStaging::make_room. thread: while no step is under way
+  virtual Status make_places(std::size_t places, std::uint64_t samples) = 0;
+  /// Memory of the device besides parameters and gradients, in bytes; 0 of the CPU.
+  struct StepMemory {
+    std::uint64_t step = 0;             ///< of a training step
+    std::uint64_t with_evaluation = 0;  ///< of both: they use the same memory, one after the other
+    std::uint64_t taken = 0;            ///< of that already
+  };
+  /// What steps of so many samples take. Nothing is taken, and nothing computed. Between steps.
+  virtual Result<StepMemory> memory_of(std::uint64_t samples) = 0;
+  /// Take it, so that steps of no more samples and evaluations take none: who takes or frees memory
+  /// while GPUs add may hold up all of them. Between steps of all devices.
+  virtual Status make_room(std::uint64_t samples) = 0;
   /// Memory of the device; nothing for the CPU, whose everything is the host's.
   virtual std::optional<DeviceRoom> room() const = 0;
 };

@@ -4,23 +4,21 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "common/base/log.h"
 #include "common/base/trace.h"
-#include "common/device/device.h"
 #include "common/device/host_memory.h"
 #include "common/optim/norm.h"
 #include "common/tensor/chunk_plan.h"
 #include "worker/data/batch_loader.h"
+#include "worker/node/replica_parts.h"
 #include "worker/node/tensor_reducer.h"
 
 namespace centroid::worker {
@@ -29,7 +27,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxDevices = 256;
 /// What all devices do next; lives on the caller's stack until the last one is done.
 struct Job {
   enum class Kind : std::uint8_t { kTrain, kEvaluate, kLoad, kAdvance } kind = Kind::kTrain;
@@ -45,13 +42,6 @@ struct Outcome {
   GroupStep result;
   std::optional<Error> error;
 };
-
-/// All 0.
-Buffer plane_of(HostMemory& memory, std::size_t bytes) {
-  Buffer plane = memory.take(bytes);
-  std::ranges::fill(plane.as<float>(), 0.0F);
-  return plane;
-}
 
 /// Rows [part.begin, part.end) of a loaded batch, as a model takes them.
 Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
@@ -71,13 +61,6 @@ Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
   return batch;
 }
 
-/// One device's place in the group. Used by the device's thread only, except at construction.
-struct Seat {
-  trace::Lane lane;
-  Buffer gradient;  // on the host; none: the group's, or nowhere
-  std::unique_ptr<Replica> replica;
-  LoadedBatch rows;  // that it evaluates
-};
 static_assert(Dataset::kNoLabel == kNoTarget);
 
 /// Memory of a batch on all devices.
@@ -97,7 +80,7 @@ class ReplicaStage final : public BatchStage {
       const Range part = part_of(batch.index.size(), seats_.size(), d);
       const auto is_there = seats_[d].replica->stage(rows_of(batch, data, part), parts[d]);
       if (is_there.ok() && *is_there) continue;
-      // Memory that is short now is not in a moment; the step itself tells of all else.
+      // The step itself tells, too.
       if (!is_there.ok() && !std::exchange(is_told_, true))
         log::warn("batch.not_staged", {{"why", is_there.error()}});
       return false;
@@ -108,41 +91,6 @@ class ReplicaStage final : public BatchStage {
  private:
   const std::vector<Seat>& seats_;
   bool is_told_ = false;
-};
-
-/// The least free memory of the devices that have their own.
-std::optional<std::uint64_t> least_room(const std::vector<Seat>& seats) {
-  std::optional<std::uint64_t> least;
-  for (const Seat& seat : seats)
-    if (const auto room = seat.replica->room())
-      least = std::min(least.value_or(room->free), room->free);
-  return least;
-}
-
-/// Whether a step, and the slots of an optimizer beside it, fit into the device.
-Status check_room(const Replica& replica, std::uint64_t samples, std::size_t slots,
-                  std::uint64_t plane) {
-  const std::uint64_t of_step = replica.step_bytes(samples), need = of_step + slots * plane;
-  const auto room = replica.room();
-  if (!room || need <= room->free) return {};
-  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
-  std::string takes = "a step of " + text(samples) + " samples takes " + text(of_step) + " bytes";
-  std::string remedy = "Lower --batch, the model's context or width, or give more devices";
-  if (slots > 0) {
-    takes += " and " + text(slots) + " slots of the optimizer " + text(slots * plane);
-    remedy += "; inner.on_gpu no keeps the slots on the host";
-  }
-  return Error(ErrorCode::kFailedPrecondition,
-               "device " + replica.name() + ": " + takes + ", " + text(room->free) + " of " +
-                   text(room->total) + " are free beside parameters and gradients. " + remedy);
-}
-
-/// What a group is made of.
-struct Parts {
-  std::optional<HostMemory> memory;
-  Buffer params, gradients;
-  std::unique_ptr<NcclGroup> nccl;
-  std::vector<Seat> seats;
 };
 
 class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining {
@@ -161,7 +109,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
         reducer_(model.manifest(), sources(), gradients_.as<float>()),
         outcomes_(seats_.size()),
         shares_(seats_.size()),
-        room_before_(least_room(seats_)),
+        room_before_(parts.room),
         stage_(seats_),
         loader_(options.load_ahead, room_before_ ? &stage_ : nullptr,
                 seats_.front().replica->residence() != nullptr ? kQueuedSteps : 1) {
@@ -195,6 +143,10 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   void use_noise(std::uint64_t key) override { noise_ = key; }
   void expect(const Dataset& data,
               const std::vector<std::span<const std::uint64_t>>& steps) override {
+    expected_ = steps.size();
+    longest_ = 0;
+    for (const auto& samples : steps) longest_ = std::max<std::uint64_t>(longest_, samples.size());
+    make_places();
     loader_.expect(data, steps);
   }
   void set_load_ahead(std::uint64_t depth) override { loader_.set_depth(depth); }
@@ -215,29 +167,29 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   Status reserve(std::size_t slots) override {
     const std::uint64_t plane = current_.size_bytes();
     for (std::size_t d = 0; batch_ > 0 && d < seats_.size(); ++d)
-      CENTROID_TRY(
-          check_room(*seats_[d].replica, part_of(batch_, seats_.size(), d).size(), slots, plane));
+      CENTROID_TRY(check_room(*seats_[d].replica, *model_, part_of(batch_, seats_.size(), d).size(),
+                              slots, plane));
     for (Seat& seat : seats_) {
       if (Status taken = seat.replica->residence()->reserve(slots); !taken.ok())
         return std::move(taken).error().with_context("memory for " + std::to_string(slots) +
                                                      " slots of the optimizer");
     }
-    if (room_before_) room_before_ = least_room(seats_);
+    if (room_before_) *room_before_ -= std::min(*room_before_, slots * plane);
     return {};
   }
   Status load(std::span<const float> params) override {
     const auto done = run_on_all({.kind = Job::Kind::kLoad, .params = params});
     return done.ok() ? Status() : Status(done.error());
   }
-  Status store(std::span<float> params) override {
-    return seats_.front().replica->residence()->read_params(params);
+  Status store(std::span<float> params, std::size_t device) override {
+    return seats_.at(device).replica->residence()->read_params(params);
   }
   Status load_slot(std::size_t slot, std::span<const float> from) override {
     for (Seat& seat : seats_) CENTROID_TRY(seat.replica->residence()->write_slot(slot, from));
     return {};
   }
-  Status store_slot(std::size_t slot, std::span<float> to) override {
-    return seats_.front().replica->residence()->read_slot(slot, to);
+  Status store_slot(std::size_t slot, std::span<float> to, std::size_t device) override {
+    return seats_.at(device).replica->residence()->read_slot(slot, to);
   }
   Result<GroupStep> advance(const Dataset& data,
                             std::span<const std::span<const std::uint64_t>> batches,
@@ -252,11 +204,30 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       return Error(ErrorCode::kInvalidArgument, "samples " + std::to_string(begin) + " to " +
                                                     std::to_string(end) + " of a data set of " +
                                                     std::to_string(data.samples));
+    CENTROID_TRY(make_room(0));
     return run_on_all(
         {.kind = Job::Kind::kEvaluate, .data = &data, .rows = {begin, end}, .params = current_});
   }
 
  private:
+  /// So that no device takes memory while another one's addition waits for it.
+  Status make_room(std::uint64_t samples) {
+    for (std::size_t d = 0; d < seats_.size(); ++d)
+      CENTROID_TRY(seats_[d].replica->make_room(part_of(samples, seats_.size(), d).size()));
+    return {};
+  }
+
+  /// The same for the batches that are expected and those that are being trained on.
+  void make_places() {
+    const std::uint64_t waiting = std::min(expected_, most_staged_);
+    for (std::size_t d = 0; waiting > 0 && d < seats_.size(); ++d) {
+      const std::uint64_t samples = part_of(longest_, seats_.size(), d).size();
+      const Status made = seats_[d].replica->make_places(waiting + kQueuedSteps, samples);
+      if (!made.ok() && !std::exchange(is_told_, true))
+        log::warn("batch.not_staged", {{"why", made.error()}});
+    }
+  }
+
   Result<GroupStep> train_on(const Dataset& data,
                              std::span<const std::span<const std::uint64_t>> batches, Job job) {
     CENTROID_TRY(check_fits(*model_, data));
@@ -278,6 +249,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       if (job.batches.back()->is_on_devices) ++staged_;
     }
     job.data = &data;
+    CENTROID_TRY(make_room(most));
     auto done = run_on_all(job);
     if (done.ok() && room_before_ && most > 0)
       calibrate(batch_bytes(data, part_of(most, seats_.size(), 0).size()));
@@ -289,16 +261,14 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   void calibrate(std::uint64_t batch_bytes) {
     const std::uint64_t before = *std::exchange(room_before_, std::nullopt);
     const std::uint64_t after = least_room(seats_).value_or(before);
-    // The first step may have been a short one.
-    std::uint64_t peak = before - std::min(before, after);
-    for (std::size_t d = 0; d < seats_.size(); ++d)
-      peak =
-          std::max(peak, seats_[d].replica->step_bytes(part_of(batch_, seats_.size(), d).size()));
+    const std::uint64_t peak = before - std::min(before, after);
     const std::uint64_t fit = load_depth({.free_bytes = before,
                                           .peak_bytes = peak,
                                           .batch_bytes = batch_bytes,
                                           .most = loader_.depth() + kQueuedSteps - 1});
     const std::uint64_t depth = fit - std::min<std::uint64_t>(fit, kQueuedSteps - 1);
+    most_staged_ = depth;
+    make_places();
     loader_.stage_at_most(depth);  // those that are being trained on have memory there, too
     log::info("devices.calibrated",
               {{"free_bytes", before}, {"step_bytes", peak}, {"batches_ahead", depth}});
@@ -456,89 +426,13 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   std::vector<std::uint64_t> shares_;  // the caller's thread only
   std::uint64_t staged_ = 0;
   std::optional<std::uint64_t> room_before_;  // of GPUs, until the first step was measured
+  std::uint64_t expected_ = 0, longest_ = 0;  // steps, and samples of the longest of them
+  std::uint64_t most_staged_ = 0;
+  bool is_told_ = false;  // that there is no memory for so many
   ReplicaStage stage_;
   BatchLoader loader_;                 // its thread is joined before what it uses goes
   std::vector<std::jthread> threads_;  // last: joined before the rest goes
 };
-
-Result<std::vector<Compute>> open_all(const GroupOptions& options) {
-  std::vector<Compute> all;
-  std::string_view left = options.devices;
-  for (bool is_more = true; is_more;) {
-    const std::string spec(left.substr(0, left.find(',')));
-    is_more = spec.size() < left.size();
-    left.remove_prefix(spec.size() + (is_more ? 1 : 0));
-    CENTROID_ASSIGN(Compute compute, options.open(spec, options.matmul));
-    const std::string name = compute.device->name();
-    const auto is_same = [&](const Compute& other) { return other.device->name() == name; };
-    if (std::any_of(all.begin(), all.end(), is_same))
-      return Error(ErrorCode::kInvalidArgument,
-                   "devices '" + options.devices + "' name " + name + " twice");
-    all.push_back(std::move(compute));
-    if (all.size() > kMaxDevices)
-      return Error(ErrorCode::kInvalidArgument,
-                   "more than " + std::to_string(kMaxDevices) + " devices");
-  }
-  return all;
-}
-
-/// NCCL among two GPUs or more; nothing where they have to add on the host, which is logged.
-std::unique_ptr<NcclGroup> join_by_nccl(const std::vector<Compute>& all,
-                                        const GroupOptions& options) {
-  std::vector<int> numbers;
-  for (const Compute& one : all) {
-    if (one.device->is_host()) return nullptr;
-    const std::string name = one.device->name();  // "cuda:3"
-    numbers.push_back(std::atoi(name.c_str() + name.find(':') + 1));
-  }
-  if (numbers.size() < 2) return nullptr;
-  const auto on_host = [&](const std::string& why) {
-    log::warn("nccl.not_used", {{"why", why},
-                                {"devices", options.devices},
-                                {"instead", "gradients are copied and added on the host"}});
-    return nullptr;
-  };
-  if (options.nccl.empty()) return on_host("the setting nccl is empty");
-  auto library = nccl::Library::load(options.nccl);
-  if (!library.ok()) return on_host(library.error().message());
-  auto group =
-      NcclGroup::make(std::move(library).value(), numbers, {.timeout = options.nccl_timeout});
-  if (!group.ok()) return on_host(group.error().message());
-  return std::move(group).value();
-}
-
-Result<Parts> make_parts(const Model& model, const GroupOptions& options) {
-  CENTROID_ASSIGN(auto all, open_all(options));
-  std::uint64_t bytes = 0;
-  for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
-  Parts parts;
-  // Pinned where there is a GPU: all copies of it end or begin here.
-  const auto gpu = std::ranges::find_if(all, [](const Compute& c) { return !c.device->is_host(); });
-  Device& of_memory = *(gpu == all.end() ? all.front() : *gpu).device;
-  parts.memory.emplace(of_memory, options.pinned_bytes);
-  parts.params = plane_of(*parts.memory, bytes);
-  parts.gradients = plane_of(*parts.memory, bytes);
-  parts.nccl = join_by_nccl(all, options);
-  for (Compute& compute : all) {
-    Seat seat;
-    seat.lane = trace::Lane(compute.device->name());
-    ReplicaOptions mine;
-    mine.bucket_bytes = options.bucket_bytes;
-    if (parts.nccl) mine.seat = {parts.nccl.get(), parts.seats.size()};
-    if (parts.nccl || all.size() == 1) {
-      if (parts.seats.empty()) mine.gradient = parts.gradients.as<float>();
-    } else {
-      seat.gradient = plane_of(*parts.memory, bytes);
-      mine.gradient = seat.gradient.as<float>();
-    }
-    CENTROID_ASSIGN(seat.replica, make_replica(model, std::move(compute), mine));
-    parts.seats.push_back(std::move(seat));
-  }
-  for (std::size_t d = 0; options.batch > 0 && d < parts.seats.size(); ++d)
-    CENTROID_TRY(check_room(*parts.seats[d].replica,
-                            part_of(options.batch, parts.seats.size(), d).size(), 0, bytes));
-  return parts;
-}
 
 }  // namespace
 

@@ -41,9 +41,10 @@ class ResidentTraining {
   /// The steps to come begin with these parameters, until a step or an evaluation of the group
   /// brings others.
   virtual Status load(std::span<const float> params) = 0;
-  virtual Status store(std::span<float> params) = 0;
+  /// Of one of the devices: they have the same bits.
+  virtual Status store(std::span<float> params, std::size_t device = 0) = 0;
   virtual Status load_slot(std::size_t slot, std::span<const float> from) = 0;
-  virtual Status store_slot(std::size_t slot, std::span<float> to) = 0;
+  virtual Status store_slot(std::size_t slot, std::span<float> to, std::size_t device = 0) = 0;
   /// For each batch: forward and backward, the mean gradient of all devices, and the step of the
   /// optimizer with it. They are queued one behind the other, and nothing but the losses of all of
   /// them comes back, once. At most kQueuedSteps, and as many `steps` as batches.

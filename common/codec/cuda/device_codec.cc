@@ -22,14 +22,6 @@ T* as(const std::unique_ptr<DeviceMemory>& memory) {
   return reinterpret_cast<T*>(memory->data());
 }
 
-/// Make `memory` pinned and at least so long.
-Status reserve(Device& device, std::size_t bytes, std::unique_ptr<DeviceMemory>& memory) {
-  if (memory && memory->size() >= bytes) return {};
-  memory.reset();
-  CENTROID_ASSIGN(memory, device.allocate_pinned(bytes));
-  return {};
-}
-
 std::size_t bytes_of(Dense type, std::size_t elements) {
   if (type == Dense::kInt8) return int8::bytes(elements);
   if (type == Dense::kSign) return sign::bytes(elements);
@@ -42,8 +34,8 @@ Error bad(const std::string& what) {
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceCodec>> DeviceCodec::make(std::string_view text,
-                                                       std::uint64_t max_elements, Device& device) {
+Result<std::unique_ptr<DeviceCodec>> DeviceCodec::make(std::string_view text, const Limits& limits,
+                                                       Device& device) {
   CENTROID_ASSIGN(CodecSpec spec, CodecSpec::parse(text));
   const auto refuse = [&](ErrorCode code, const std::string& why) {
     return Error(code, "codec spec \"" + spec.to_string() + "\": " + why);
@@ -52,19 +44,27 @@ Result<std::unique_ptr<DeviceCodec>> DeviceCodec::make(std::string_view text,
     return refuse(ErrorCode::kInvalidArgument, "field \"feedback\" is off");
   if (spec.feedback.clip != 0)
     return refuse(ErrorCode::kUnimplemented, "field \"clip\" is for gradients on the CPU only");
-  if (max_elements >> 32 != 0)
+  if (limits.elements >> 32 != 0)
     return Error(ErrorCode::kInvalidArgument,
-                 std::to_string(max_elements) + " numbers in one array; 2^32 - 1 are possible");
-  std::unique_ptr<DeviceCodec> codec(new DeviceCodec(spec, max_elements, device));
+                 std::to_string(limits.elements) + " numbers in one array; 2^32 - 1 are possible");
+  std::unique_ptr<DeviceCodec> codec(new DeviceCodec(spec, limits, device));
   CENTROID_TRY(codec->allocate());
   return codec;
 }
 
 Status DeviceCodec::allocate() {
-  CENTROID_ASSIGN(scratch_, device_.allocate(cuda::select_bytes(max_elements_)));
+  const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
+  const std::uint64_t most = is_topk ? limits_.ratio.kept(limits_.elements) : 0;
+  CENTROID_ASSIGN(scratch_, device_.allocate(cuda::select_bytes(limits_.elements)));
   CENTROID_ASSIGN(flags_, device_.allocate(sizeof(std::uint32_t)));
   CENTROID_ASSIGN(summary_, device_.allocate_pinned(kSummaryBytes));
-  CENTROID_ASSIGN(stream_, device_.make_stream());
+  CENTROID_ASSIGN(index_, device_.allocate_pinned(most * sizeof(std::uint32_t)));
+  CENTROID_ASSIGN(value_, device_.allocate_pinned(most * sizeof(float)));
+  if (spec_.values != ValueType::kF32) {
+    CENTROID_ASSIGN(rest_, device_.allocate_pinned(most * sizeof(float)));
+  }
+  CENTROID_ASSIGN(dense_, device_.allocate_pinned(bytes_of(dense_type(), limits_.piece)));
+  CENTROID_ASSIGN(stream_, device_.make_stream(Priority::kHigh));
   return {};
 }
 
@@ -85,15 +85,15 @@ float* DeviceCodec::momentum_to_clear() const {
 }
 
 Status DeviceCodec::begin(const Tensor& tensor, KeepRatio ratio) {
-  CENTROID_CHECK(tensor.elements <= max_elements_ &&
+  CENTROID_CHECK(tensor.elements <= limits_.elements &&
                  (tensor.momentum != nullptr) == (spec_.feedback.momentum != 0));
-  CENTROID_TRY(stream_->wait());  // done for long, unless payloads were not asked for
   tensor_ = tensor;
   dense_count_ = 0;
   has_waited_ = false;
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
   const std::uint64_t k = is_topk ? ratio.kept(tensor.elements) : 0;
   selects_ = is_topk && !payload::is_dense_better(spec_.values, k, tensor.elements);
+  CENTROID_CHECK(k * sizeof(float) <= value_->size());
   cuda::SelectArguments of;
   of.add.gradient = tensor.gradient;
   of.add.x = tensor.residual;
@@ -102,10 +102,6 @@ Status DeviceCodec::begin(const Tensor& tensor, KeepRatio ratio) {
   of.add.nesterov = spec_.feedback.nesterov;
   of.n = tensor.elements;
   of.k = selects_ ? k : 0;
-  CENTROID_TRY(reserve(device_, of.k * sizeof(std::uint32_t), index_));
-  CENTROID_TRY(reserve(device_, of.k * sizeof(float), value_));
-  if (selects_ && spec_.values != ValueType::kF32)
-    CENTROID_TRY(reserve(device_, of.k * sizeof(float), rest_));
   of.memory = scratch_->data();
   of.index = as<std::uint32_t>(index_);
   of.value = as<float>(value_);
@@ -118,7 +114,7 @@ Status DeviceCodec::begin(const Tensor& tensor, KeepRatio ratio) {
 Status DeviceCodec::queue_dense(std::uint64_t first, std::uint64_t elements) {
   const Dense type = dense_type();
   const std::size_t bytes = bytes_of(type, elements);
-  CENTROID_TRY(reserve(device_, bytes, dense_));
+  CENTROID_CHECK(bytes <= dense_->size());
   CENTROID_TRY(stream_->copy(flags_->data(), summary_->data() + kZeroAt, sizeof(std::uint32_t)));
   const float* x = tensor_.residual + first;
   if (type == Dense::kF32) {

@@ -22,7 +22,8 @@ namespace centroid {
 ///         memory. Indices and selected values (1 % of the numbers) are encoded on the CPU.
 /// steps   begin; until `done`, anything else; encode of each chunk, in any order; begin of the
 ///         next. What encode queues (residual -= sent) comes before that in the stream
-/// owns    n / 4 bytes on the device; pinned memory for what is sent
+/// owns    n / 4 bytes on the device; pinned memory for what is sent, for the limits, from the
+///         beginning: who takes or frees it while GPUs add may hold up all of them
 /// limits  no clipping (its norm is a sum in an order that a GPU cannot keep); one array at a time;
 ///         sums that are not finite are refused, never passed on
 /// thread  one at a time
@@ -37,16 +38,21 @@ class DeviceCodec {
     std::string name;  ///< for errors: "tensor fc1.weight"
   };
 
-  /// For a spec with feedback=on and arrays of at most `max_elements` numbers. The device outlives
-  /// it.
+  /// The most that it is asked for.
+  struct Limits {
+    std::uint64_t elements = 0;  ///< of an array
+    std::uint64_t piece = 0;     ///< of a payload; without a selection an array is one payload
+    KeepRatio ratio;             ///< of top-k
+  };
+  /// For a spec with feedback=on. The device outlives it.
   /// fails  invalid_argument (the spec, or feedback is off), unimplemented (clip), and as `device`
   ///        does
-  static Result<std::unique_ptr<DeviceCodec>> make(std::string_view spec,
-                                                   std::uint64_t max_elements, Device& device);
+  static Result<std::unique_ptr<DeviceCodec>> make(std::string_view spec, const Limits& limits,
+                                                   Device& device);
   ~DeviceCodec();
 
-  /// Queue the addition and the selection at `ratio` (of top-k; the warm-up is the caller's). Does
-  /// not wait; the gradient may change when it is done.
+  /// Queue the addition and the selection at `ratio` (of top-k; the warm-up is the caller's),
+  /// behind what was queued. Does not wait; the gradient may change when it is done.
   Status begin(const Tensor& tensor, KeepRatio ratio);
   /// Whether `encode` will find everything ready. Never blocks.
   Result<bool> done() { return stream_->done(); }
@@ -65,8 +71,8 @@ class DeviceCodec {
   Stream& stream() { return *stream_; }
 
  private:
-  DeviceCodec(CodecSpec spec, std::uint64_t max_elements, Device& device)
-      : spec_(spec), max_elements_(max_elements), device_(device) {}
+  DeviceCodec(CodecSpec spec, const Limits& limits, Device& device)
+      : spec_(spec), limits_(limits), device_(device) {}
   Status allocate();
   Status queue_dense(std::uint64_t first, std::uint64_t elements);
   Result<std::size_t> take_dense(std::uint64_t first, std::uint64_t elements, MutableBytes out);
@@ -77,7 +83,7 @@ class DeviceCodec {
   cuda::Queue queue() const { return cuda::queue_of(device_, *stream_); }
 
   CodecSpec spec_;
-  std::uint64_t max_elements_;
+  Limits limits_;
   Device& device_;
   Tensor tensor_;
   std::uint64_t sent_ = 0;

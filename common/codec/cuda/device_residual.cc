@@ -1,8 +1,10 @@
 #include "common/codec/cuda/device_residual.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/codec/cuda/device_codec.h"
+#include "common/codec/warmup.h"
 
 namespace centroid {
 
@@ -57,15 +59,23 @@ class CodecResidual final : public DeviceResidual {
 }  // namespace
 
 Result<std::unique_ptr<DeviceResidual>> make_device_residual(const std::string& spec,
-                                                             std::uint64_t elements,
+                                                             const ChunkPlan& plan,
                                                              const float* gradient,
                                                              Device& device) {
   CENTROID_ASSIGN(const CodecSpec parsed, CodecSpec::parse(spec));
-  CENTROID_ASSIGN(auto codec, DeviceCodec::make(spec, elements, device));
-  CENTROID_ASSIGN(auto residual, device.allocate(elements * sizeof(float)));
+  DeviceCodec::Limits limits;
+  limits.elements = limits.piece = plan.max_chunk_elements();
+  limits.ratio = ratio_after(parsed, 0);
+  const bool is_topk = parsed.kind == CodecSpec::Kind::kTopk;
+  if (is_topk && parsed.scope == Scope::kGlobal) limits.elements = plan.total_elements();
+  for (const TensorInfo& tensor : plan.manifest())
+    if (is_topk) limits.elements = std::max(limits.elements, tensor.elements());
+  CENTROID_ASSIGN(auto codec, DeviceCodec::make(spec, limits, device));
+  const std::size_t bytes = plan.total_elements() * sizeof(float);
+  CENTROID_ASSIGN(auto residual, device.allocate(bytes));
   std::unique_ptr<DeviceMemory> momentum;
   if (parsed.feedback.momentum != 0) {
-    CENTROID_ASSIGN(momentum, device.allocate(elements * sizeof(float)));
+    CENTROID_ASSIGN(momentum, device.allocate(bytes));
   }
   return std::unique_ptr<DeviceResidual>(
       new CodecResidual(std::move(codec), gradient, std::move(residual), std::move(momentum)));

@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace centroid::cuda {
@@ -22,6 +24,7 @@ struct Context {
   Context& operator=(const Context&) = delete;
   int number;
   unsigned processors = 1;
+  int first_priority = 0;  // the numerically least goes first
   cudaMemPool_t pool = nullptr;
   cudaStream_t stream = nullptr;  // of allocations
 };
@@ -157,10 +160,11 @@ class CudaDevice final : public Device {
     return memory;
   }
 
-  Result<std::unique_ptr<Stream>> make_stream() override {
+  Result<std::unique_ptr<Stream>> make_stream(Priority priority) override {
     cudaStream_t stream = nullptr;
     CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
-    CENTROID_CUDA_TRY(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
+    CENTROID_CUDA_TRY(cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking,
+                      priority == Priority::kHigh ? context_->first_priority : 0);
     return std::unique_ptr<Stream>(new CudaStream(context_, stream));
   }
 
@@ -183,6 +187,22 @@ class CudaDevice final : public Device {
     CENTROID_CUDA_TRY(cudaMemPoolGetAttribute, context_->pool, cudaMemPoolAttrUsedMemCurrent,
                       &used);
     return DeviceRoom{free + (held - std::min(held, used)), total};
+  }
+
+  /// So that NCCL adds there without a copy between.
+  Status share_with(Device& other) override {
+    const auto* const peer = dynamic_cast<const CudaDevice*>(&other);
+    if (peer == nullptr || peer->context_->number == context_->number)
+      return Error(ErrorCode::kInvalidArgument, name_ + " and " + other.name() + " are no pair");
+    int reaches = 0;
+    CENTROID_CUDA_TRY(cudaDeviceCanAccessPeer, &reaches, peer->context_->number, context_->number);
+    if (reaches == 0) return {};
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer->context_->number;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    CENTROID_CUDA_TRY(cudaMemPoolSetAccess, context_->pool, &access, 1);
+    return {};
   }
 
  private:
@@ -271,18 +291,11 @@ Result<std::unique_ptr<Device>> make_cuda_device(unsigned number) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = context->number;
   CENTROID_CUDA_TRY(cudaMemPoolCreate, &context->pool, &properties);
-  // GPUs that reach this one's memory may: NCCL adds there without a copy between.
-  for (int other = 0; other < static_cast<int>(count); ++other) {
-    int reaches = 0;
-    if (other == context->number) continue;
-    CENTROID_CUDA_TRY(cudaDeviceCanAccessPeer, &reaches, other, context->number);
-    if (reaches == 0) continue;
-    cudaMemAccessDesc access{};
-    access.location.type = cudaMemLocationTypeDevice;
-    access.location.id = other;
-    access.flags = cudaMemAccessFlagsProtReadWrite;
-    CENTROID_CUDA_TRY(cudaMemPoolSetAccess, context->pool, &access, 1);
-  }
+  // What is freed stays here for the next who asks: else the driver takes it back at the next wait.
+  std::uint64_t kept = std::numeric_limits<std::uint64_t>::max();
+  CENTROID_CUDA_TRY(cudaMemPoolSetAttribute, context->pool, cudaMemPoolAttrReleaseThreshold, &kept);
+  int last_priority = 0;
+  CENTROID_CUDA_TRY(cudaDeviceGetStreamPriorityRange, &last_priority, &context->first_priority);
   return std::unique_ptr<Device>(new CudaDevice(context));
 }
 

@@ -30,9 +30,10 @@ std::string release();
 /// GPU `number` of those this process may use.
 ///
 /// Memory comes from a pool of the object's own, so that neither allocating nor freeing waits for
-/// other work on the GPU. Streams do not wait for the default stream, and nothing here waits for
-/// the whole device, but that the driver may when pinned memory is made or freed: keep it.
-/// thread  any; calls change the thread's current CUDA device. Memory and streams may outlive the
+/// other work on the GPU; it goes back to the driver with the object. Streams do not wait for the
+/// default stream, and nothing here waits for the whole device, but that the driver may when pinned
+/// memory is made or freed: keep it. thread  any; calls change the thread's current CUDA device.
+/// Memory and streams may outlive the
 ///         Device object
 Result<std::unique_ptr<Device>> make_cuda_device(unsigned number);
 

@@ -163,19 +163,32 @@ void ReluLayers::give_up(Plan& plan, const std::string& why) {
              {"instead", "bias and ReLU are a pass behind cuBLAS's product"}});
 }
 
-/// Another shape is another kernel: rows of NaN through it must come out as NaN. z is written.
-Status ReluLayers::look(Plan& plan, const float* w, float* z) {
-  const std::size_t m = plan.key[0], n = plan.key[1], k = plan.key[2];
-  const auto memory = device_.allocate(m * k * sizeof(float));
-  if (!memory.ok()) {
-    give_up(plan, "no memory to look at what it computes: " + memory.error().message());
+Status ReluLayers::reserve(std::size_t outputs) {
+  const std::size_t bytes = outputs * sizeof(float);
+  if (nan_ && nan_->size() >= bytes) return {};
+  nan_.reset();
+  CENTROID_ASSIGN(nan_, device_.allocate(bytes));
+  const std::vector<float> host(outputs, std::numeric_limits<float>::quiet_NaN());
+  CENTROID_TRY(stream_.copy(nan_->data(), reinterpret_cast<const std::byte*>(host.data()), bytes));
+  return stream_.wait();
+}
+
+/// Another shape is another kernel: with a bias of NaN all that its ReLU sees is NaN, and must stay
+/// so. z is written.
+Status ReluLayers::look(Plan& plan, const float* x, const float* w, float* z) {
+  const std::size_t m = plan.key[0], n = plan.key[1];
+  if (const Status taken = reserve(n); !taken.ok()) {
+    if (taken.error().code() != ErrorCode::kResourceExhausted) return taken;
+    give_up(plan, "no memory to look at what it computes: " + taken.error().message());
     return {};
   }
-  std::vector<float> host(std::max(m * k, 2 * n), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> host(2 * n);
   auto* const bytes = reinterpret_cast<std::byte*>(host.data());
-  CENTROID_TRY(stream_.copy((*memory)->data(), bytes, m * k * sizeof(float)));
-  CENTROID_TRY(stream_.wait());
-  const int code = multiply(plan, reinterpret_cast<const float*>((*memory)->data()), w, z);
+  const std::byte* const nan = nan_->data();
+  CENTROID_TRY(
+      library_->status_of(library_->product_set(plan.product, kBiasPointer, &nan, sizeof nan),
+                          "cublasLtMatmulDescSetAttribute"));
+  const int code = multiply(plan, x, w, z);
   if (code == kNotSupported) {
     give_up(plan, library_->status_of(code, "cublasLtMatmul").error().message());
     return {};
@@ -186,7 +199,7 @@ Status ReluLayers::look(Plan& plan, const float* w, float* z) {
   CENTROID_TRY(stream_.copy(bytes + n * sizeof(float), out + (m - 1) * n * sizeof(float),
                             n * sizeof(float)));
   CENTROID_TRY(stream_.wait());
-  const auto is_number = [](float x) { return x == x; };
+  const auto is_number = [](float value) { return value == value; };
   if (std::ranges::any_of(std::span(host).first(2 * n), is_number))
     give_up(plan, "its ReLU hides NaN");
   return {};
@@ -202,7 +215,7 @@ Result<bool> ReluLayers::run(std::size_t m, std::size_t n, std::size_t k, const 
     if (plans_.size() >= kMostPlans) plans_.clear();
     auto made = std::make_unique<Plan>(library_, key);
     CENTROID_TRY(choose(*made, bias));
-    if (made->is_there) CENTROID_TRY(look(*made, w, z));
+    if (made->is_there) CENTROID_TRY(look(*made, x, w, z));
     chosen = plans_.emplace_back(std::move(made)).get();
   }
   Plan& plan = *chosen;

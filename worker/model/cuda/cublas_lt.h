@@ -88,10 +88,13 @@ class ReluLayers {
   Status check();
   /// z[m, n] = relu(x[m, k] w[n, k]^T + bias[n]), row-major, on the device; queued.
   /// False: cuBLASLt has no algorithm for these, or none that is right, and nothing was queued; the
-  /// first time that it has none that is right, a line of the log says so. Waits for the stream,
-  /// and takes memory, where a shape is new
+  /// first time that it has none that is right, a line of the log says so. Waits for the stream
+  /// where a shape is new, and takes memory where its outputs are more than were reserved
   Result<bool> run(std::size_t m, std::size_t n, std::size_t k, const float* x, const float* w,
                    const float* bias, float* z);
+  /// Memory for layers of up to so many outputs.
+  Status reserve(std::size_t outputs);
+  std::uint64_t reserved() const { return nan_ ? nan_->size() : 0; }  ///< bytes
 
  private:
   struct Plan;
@@ -99,7 +102,7 @@ class ReluLayers {
              std::size_t workspace_bytes, Device& device, Stream& stream);
   Status choose(Plan& plan, const float* bias);
   int multiply(const Plan& plan, const float* x, const float* w, float* z) const;
-  Status look(Plan& plan, const float* w, float* z);
+  Status look(Plan& plan, const float* x, const float* w, float* z);
   void give_up(Plan& plan, const std::string& why);
 
   std::shared_ptr<const Library> library_;
@@ -109,6 +112,7 @@ class ReluLayers {
   std::size_t workspace_bytes_;
   Device& device_;
   Stream& stream_;
+  std::unique_ptr<DeviceMemory> nan_;
   std::vector<std::unique_ptr<Plan>> plans_;
   bool is_told_ = false;  // that there is a shape without
 };

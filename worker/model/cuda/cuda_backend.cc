@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,6 +15,8 @@
 #include "common/device/host_memory.h"
 #include "common/optim/cuda/kernels.h"
 #include "worker/model/cuda/kernels.h"
+#include "worker/model/cuda/pinned_batches.h"
+#include "worker/model/cuda/space.h"
 
 namespace centroid::worker::cuda {
 
@@ -28,8 +29,10 @@ constexpr std::size_t kHeadRows = 4096;
 /// Queries of a head whose scores are in memory at a time, and scores of all heads together.
 constexpr std::size_t kQueries = 128, kScores = std::size_t{1} << 24;
 
-float* floats(const std::unique_ptr<DeviceMemory>& memory) {
-  return reinterpret_cast<float*>(memory->data());
+/// What a rehearsal gets for an address.
+template <class T>
+T* nowhere() {
+  return reinterpret_cast<T*>(std::uintptr_t{1} << 12);
 }
 
 /// How attention is cut into products of many matrices.
@@ -84,9 +87,17 @@ class CudaBackend final : public Backend {
 
   // Memory.
   float* work_space(std::size_t count) override {
-    return grow(work_, count * sizeof(float)) ? floats(work_) : nullptr;
+    if (grow(work_, count * sizeof(float))) return floats(work_);
+    return is_rehearsal_ ? nowhere<float>() : nullptr;
   }
   const float* keep(std::span<const float> host) override {
+    const auto is_of = [&](const Kept& one) { return one.host == host.data(); };
+    if (const auto known = std::ranges::find_if(kept_, is_of); known != kept_.end())
+      return floats(known->memory);
+    if (is_rehearsal_) {
+      to_keep_ = host;
+      return nowhere<float>();
+    }
     auto memory = device_.allocate(host.size_bytes());
     if (!memory.ok()) {
       note(std::move(memory).error());
@@ -94,8 +105,8 @@ class CudaBackend final : public Backend {
     }
     note(stream_.copy((*memory)->data(), reinterpret_cast<const std::byte*>(host.data()),
                       host.size_bytes()));
-    kept_.push_back(std::move(memory).value());
-    return floats(kept_.back());
+    kept_.push_back({host.data(), std::move(memory).value()});
+    return floats(kept_.back().memory);
   }
 
   /// All of it in one copy, out of pinned memory that no copy reads any more.
@@ -115,9 +126,18 @@ class CudaBackend final : public Backend {
     const std::size_t keys = place(context > 0 ? samples * sizeof(std::uint64_t) : 0);
     const std::size_t last = place(context > 0 ? samples * sizeof(std::uint32_t) : 0);
     if (is_here && bytes == 0) return *batch.resident;
-    Staged& staged = staged_[next_staged_++ % staged_.size()];
-    if (!grow(batch_, bytes) || !pin(staged, bytes)) return in;
-    std::byte* const to = staged.memory.data();
+    if (is_rehearsal_) {
+      (void)grow(batch_, bytes);
+      return {nowhere<float>(), nowhere<std::uint32_t>(), nowhere<std::uint32_t>(),
+              nowhere<std::uint64_t>(), nowhere<std::uint32_t>()};
+    }
+    if (!grow(batch_, bytes)) return in;
+    std::byte* to = nullptr;
+    run([&]() -> Status {
+      CENTROID_ASSIGN(to, batches_.next(bytes));
+      return {};
+    });
+    if (to == nullptr) return in;
     const auto put = [&](std::size_t at, const auto& values) {
       if (!values.empty()) std::memcpy(to + at, values.data(), values.size_bytes());
     };
@@ -130,9 +150,9 @@ class CudaBackend final : public Backend {
       dropout_keys(batch, {reinterpret_cast<std::uint64_t*>(to + keys), samples});
       last_rows(batch, context, {reinterpret_cast<std::uint32_t*>(to + last), samples});
     }
-    run([&] { return stream_.copy(batch_->data(), to, bytes); });
-    run([&] { return staged.copied->record(stream_); });
-    const std::byte* const at = batch_->data();
+    run([&] { return stream_.copy(batch_.memory->data(), to, bytes); });
+    run([&] { return batches_.note_copy(); });
+    const std::byte* const at = batch_.memory->data();
     if (is_here) in = *batch.resident;
     if (!is_here) in.x = reinterpret_cast<const float*>(at + x);
     if (!is_here) in.y = reinterpret_cast<const std::uint32_t*>(at + y);
@@ -181,6 +201,8 @@ class CudaBackend final : public Backend {
   void layer(Activation activation, std::size_t m, std::size_t n, std::size_t k, const float* x,
              const float* w, const float* bias, float* z, float* slope) override {
     bool is_queued = false;
+    if (is_rehearsal_ && activation == Activation::kRelu)
+      widest_layer_ = std::max(widest_layer_, n);
     if (layers_ && activation == Activation::kRelu && m * n * k > 0)
       run([&]() -> Status {
         CENTROID_ASSIGN(is_queued, layers_->run(m, n, k, x, w, bias, z));
@@ -292,9 +314,10 @@ class CudaBackend final : public Backend {
                                        .slots = step.slots};
     if (step.clip_norm > 0) {
       if (!grow(scratch_, centroid::cuda::clip_bytes(of.n))) return;
-      of.factor = &reinterpret_cast<const centroid::cuda::Clip*>(scratch_->data())->factor;
+      of.factor = &reinterpret_cast<const centroid::cuda::Clip*>(scratch_.memory->data())->factor;
       run([&] {
-        return centroid::cuda::clip(of.gradient, of.n, step.clip_norm, scratch_->data(), queue_);
+        return centroid::cuda::clip(of.gradient, of.n, step.clip_norm, scratch_.memory->data(),
+                                    queue_);
       });
     }
     run([&] { return centroid::cuda::update(of, queue_); });
@@ -303,11 +326,40 @@ class CudaBackend final : public Backend {
     using centroid::cuda::Clip;
     if (!grow(scratch_, centroid::cuda::clip_bytes(elements))) return 0;
     run([&] { return stream_.wait(); });  // makes it the thread's GPU
-    run([&] { return centroid::cuda::clip(numbers, elements, 0, scratch_->data(), queue_); });
+    std::byte* const scratch = scratch_.memory->data();
+    run([&] { return centroid::cuda::clip(numbers, elements, 0, scratch, queue_); });
     std::byte* const seen = seen_.data() + 2 * sizeof(Totals);
-    run([&] { return stream_.copy(seen, scratch_->data(), sizeof(Clip)); });
+    run([&] { return stream_.copy(seen, scratch, sizeof(Clip)); });
     note(stream_.wait());
     return failed_ ? 0 : reinterpret_cast<const Clip*>(seen)->norm;
+  }
+  Result<Memory> rehearse(const std::function<void()>& steps) override {
+    if (failed_) return *failed_;
+    for (Space* const space : spaces()) space->wanted = space->size();
+    {
+      const Rehearsal end{is_rehearsal_ = true};
+      steps();
+    }
+    if (failed_) return *std::exchange(failed_, std::nullopt);
+    Memory memory;
+    if (layers_) memory.taken = layers_->reserved();
+    for (const Kept& kept : kept_) memory.taken += kept.memory->size();
+    memory.needed = memory.taken + to_keep_.size_bytes();
+    if (const std::uint64_t row = widest_layer_ * sizeof(float); layers_)
+      memory.needed += row - std::min(row, layers_->reserved());
+    for (const Space* const space : spaces()) {
+      memory.needed += space->wanted;
+      memory.taken += space->size();
+    }
+    return memory;
+  }
+  Status reserve() override {
+    for (Space* const space : spaces()) (void)grow(*space, space->wanted);
+    if (!to_keep_.empty()) (void)keep(std::exchange(to_keep_, {}));
+    if (batch_.wanted > 0) run([&] { return batches_.reserve(batch_.wanted); });
+    if (layers_) run([&] { return layers_->reserve(widest_layer_); });
+    note(stream_.wait());
+    return status();
   }
   StepResult result() override {
     auto* const seen = reinterpret_cast<Totals*>(seen_.data());  // and zeros behind it
@@ -342,13 +394,25 @@ class CudaBackend final : public Backend {
   }
   template <class Call>
   void run(const Call& call) {
-    if (!failed_) note(call());
+    if (!failed_ && !is_rehearsal_) note(call());
   }
   Status said(int code, const char* what) const { return library_->status_of(code, what); }
 
-  /// Make it at least so long; what is queued and uses it is waited for before it goes.
-  bool grow(std::unique_ptr<DeviceMemory>& memory, std::size_t bytes) {
+  std::array<Space*, 5> spaces() { return {&work_, &batch_, &scratch_, &losses_, &pointers_}; }
+  struct Rehearsal {
+    bool& is_now;
+    ~Rehearsal() { is_now = false; }
+  };
+
+  /// Make it at least so long; what is queued and uses it is waited for before it goes. Steps that
+  /// were rehearsed find it so.
+  bool grow(Space& space, std::size_t bytes) {
     if (failed_) return false;
+    if (is_rehearsal_) {
+      space.wanted = std::max(space.wanted, bytes);
+      return false;
+    }
+    auto& memory = space.memory;
     if (memory && memory->size() >= bytes) return true;
     note(stream_.wait());
     memory.reset();
@@ -360,38 +424,6 @@ class CudaBackend final : public Backend {
     memory = std::move(made).value();
     return !failed_;
   }
-  /// Pinned memory of a batch, and when it was copied: so many steps may be queued at a time.
-  struct Staged {
-    Buffer memory;
-    std::unique_ptr<StreamEvent> copied;
-  };
-  /// Of at least so many bytes, which nobody reads any more.
-  bool pin(Staged& staged, std::size_t bytes) {
-    if (failed_) return false;
-    if (!staged.copied) {
-      auto made = device_.make_event();
-      if (!made.ok()) {
-        note(std::move(made).error());
-        return false;
-      }
-      staged.copied = std::move(made).value();
-    } else {
-      note(staged.copied->wait());
-    }
-    if (staged.memory && staged.memory.size() >= bytes) return !failed_;
-    note(stream_.wait());
-    try {
-      for (Staged& one : staged_) {  // all of them now, and then no more
-        one.memory = {};
-        one.memory = pinned_.take(bytes);
-      }
-    } catch (const std::bad_alloc&) {
-      note(Error(ErrorCode::kResourceExhausted,
-                 "no memory for a batch of " + std::to_string(bytes) + " bytes"));
-    }
-    return !failed_;
-  }
-
   /// C = alpha op(A) op(B) + beta C for every head of some samples; row-major.
   struct Product {
     bool transpose_a = false, transpose_b = false;
@@ -413,26 +445,49 @@ class CudaBackend final : public Backend {
   std::shared_ptr<const cublas::Library> library_;
   cublas::Handle handle_ = nullptr;
   std::unique_ptr<cublas_lt::ReluLayers> layers_;
-  std::unique_ptr<DeviceMemory> cublas_memory_, work_, batch_, scratch_, losses_;
-  std::unique_ptr<DeviceMemory> pointers_, totals_;
+  std::unique_ptr<DeviceMemory> cublas_memory_, totals_;
+  Space work_, batch_, scratch_, losses_, pointers_;
   HostMemory pinned_{device_, std::numeric_limits<std::size_t>::max()};
-  std::array<Staged, 4> staged_;  // used in turn
-  std::size_t next_staged_ = 0;
+  PinnedBatches batches_{device_, stream_};
   Buffer seen_;  // of the host: losses, zeros and a norm
-  std::vector<std::unique_ptr<DeviceMemory>> kept_;
+  struct Kept {
+    const float* host = nullptr;
+    std::unique_ptr<DeviceMemory> memory;
+  };
+  std::vector<Kept> kept_;
+  // Of a rehearsal:
+  bool is_rehearsal_ = false;
+  std::span<const float> to_keep_;
+  std::size_t widest_layer_ = 0;
   std::optional<Error> failed_;
 };
 
 void CudaBackend::multiply(const Product& p, std::size_t samples, std::size_t heads) {
   const std::size_t count = samples * heads;
   if (count * p.m * p.n == 0 || !fits({count, p.m, p.n, p.k, p.lda, p.ldb, p.ldc})) return;
+  // cuBLAS chooses a kernel without having seen the addresses, which its fast ones take to be on
+  // 16-byte boundaries: where they are not, it gets them one by one.
+  const auto is_even = [](const Many& of) {
+    return reinterpret_cast<std::uintptr_t>(of.first) % 16 == 0 && of.of_sample % 4 == 0 &&
+           of.of_head % 4 == 0;
+  };
+  if (!is_even(p.a) || !is_even(p.b) || !is_even(p.c)) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto at = [&](const Many& of) {
+        return const_cast<float*>(of.first) + i / heads * of.of_sample + i % heads * of.of_head;
+      };
+      gemm(p.transpose_a, p.transpose_b, p.m, p.n, p.k, 1, at(p.a), p.lda, at(p.b), p.ldb, p.beta,
+           at(p.c), p.ldc);
+    }
+    return;
+  }
   if (!grow(pointers_, 3 * count * sizeof(float*))) return;
-  auto* const pointers = reinterpret_cast<const float**>(pointers_->data());
+  auto* const pointers = reinterpret_cast<const float**>(pointers_.memory->data());
   run([&] { return point(samples, heads, p.a, p.b, p.c, pointers, queue_); });
   run([&] {
     constexpr float kOne = 1;
     const auto* const a = reinterpret_cast<const void* const*>(pointers);
-    auto* const c = reinterpret_cast<void* const*>(pointers_->data()) + 2 * count;
+    auto* const c = reinterpret_cast<void* const*>(pointers_.memory->data()) + 2 * count;
     return said(library_->gemm_batched(handle_, op(p.transpose_b), op(p.transpose_a), narrow(p.n),
                                        narrow(p.m), narrow(p.k), &kOne, a + count, cublas::kFloat32,
                                        narrow(p.ldb), a, cublas::kFloat32, narrow(p.lda), &p.beta,
