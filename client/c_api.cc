@@ -148,6 +148,7 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
   options.samples = training.samples;
   options.batch = training.batch;
   options.data_fingerprint = training.data_fingerprint;
+  options.sample_tokens = training.sample_tokens;
   centroid::Manifest manifest;
   std::vector<float> initial;
   for (std::uint64_t i = 0; i < count; ++i) {

@@ -72,6 +72,8 @@ typedef struct centroid_training {
   uint64_t samples;          /* of the whole training data, the same for all workers */
   uint64_t batch;            /* samples of a step */
   uint64_t data_fingerprint; /* of the training data, the same for all; 0: not said */
+  uint64_t sample_tokens;    /* that a sample has at most, the same for all; with weight_by tokens:
+                                what a step says of samples is tokens then */
 } centroid_training;
 
 typedef struct centroid_tensor {

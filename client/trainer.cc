@@ -129,6 +129,7 @@ Status Trainer::Impl::open(std::span<const float> start) {
   cluster.join.batch = options.batch;
   cluster.join.train_samples = options.samples;
   cluster.join.data_fingerprint = options.data_fingerprint;
+  cluster.join.sample_tokens = options.sample_tokens;
   cluster.join.model = options.model;
   cluster.join.manifest = manifest;
   transport::TransportOptions wire;
@@ -294,6 +295,7 @@ Status Trainer::Impl::contribute(const StepStats& stats) {
   }
   add(untold, stats);
   StepStats told = std::exchange(untold, {});
+  told.tokens = stats.samples;
   if (is_local) {
     told.exchange_seconds = exchange_seconds;
     told.divergence = divergence;

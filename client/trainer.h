@@ -27,6 +27,9 @@ struct TrainerOptions {
   std::uint64_t samples = 0;           ///< of the whole training data, the same for all workers
   std::uint64_t batch = 1;             ///< samples of a step
   std::uint64_t data_fingerprint = 0;  ///< of the training data, the same for all; 0: not said
+  /// That a sample has at most, the same for all, where contributions are weighed by tokens:
+  /// StepStats.samples then are the tokens over which the gradient is the mean.
+  std::uint64_t sample_tokens = 0;
   std::optional<transport::TlsOptions> tls;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};

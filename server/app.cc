@@ -249,7 +249,14 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                   ApiServer::start(control.executor(), api_options, cluster, registry));
   cluster.on_config_change(
       [&api, &config, connections] { api->set_limits(api_limits(config, connections)); });
-  cluster.set_token_check([&api](std::string_view secret) { return api->may_join(secret); });
+  cluster.set_tokens([&api](std::string_view secret) { return api->may_join(secret); },
+                     [&api] {
+                       proto::Tokens told;
+                       for (TokenDigest& token : api->joining_tokens())
+                         told.tokens.push_back({std::move(token.id), std::move(token.salt),
+                                                std::move(token.hash), token.expires_unix_seconds});
+                       return told;
+                     });
   cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   Status result;
   if (!config.endpoints_file.empty())

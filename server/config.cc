@@ -118,9 +118,9 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "the parameters become the workers' mean; optimizer = as optimizer.* say",
            .choices = {"nesterov", "average", "optimizer"}});
   s.field("weight_by", &c.weight_by,
-          {.text = "what a worker weighs in the mean: its samples in the round, its steps, or as "
-                   "much as any other",
-           .choices = {"samples", "steps", "equal"}},
+          {.text = "what a worker weighs in the mean: its samples in the round, its steps, as much "
+                   "as any other, or the tokens that it judged there (exchange star)",
+           .choices = {"samples", "steps", "equal", "tokens"}},
           "weight-by");
   s.field(
       "cadence.mode", &c.cadence_mode,

@@ -109,6 +109,8 @@ void register_aggregate(config::Schema& schema, ServerConfig& config);
 Status check_aggregate(const ServerConfig& config);
 /// Why a model may not lie on several servers with these settings; empty: it may.
 std::string why_one_server(const ServerConfig& config);
+/// Whether what is told of every chunk on several servers fits into one message.
+Status check_told_chunks(const ServerConfig& config, std::size_t chunks);
 
 /// The part of `register_fields` for REST.
 void register_api(config::Schema& schema, ServerConfig& config);

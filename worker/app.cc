@@ -138,6 +138,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.join.batch = config.batch;
   options.join.train_samples = data.train.samples;
   options.join.data_fingerprint = data.train.fingerprint();
+  if (data.train.vocabulary > 0) options.join.sample_tokens = data.train.targets();
   options.join.model = model.spec();
   options.join.manifest = model.manifest();
   if (config.exchange != "star") {

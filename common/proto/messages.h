@@ -69,8 +69,9 @@ struct Join {
   std::uint64_t batch = 0;  ///< samples this worker takes a round
   std::uint64_t train_samples = 0;
   std::uint64_t data_fingerprint = 0;
-  std::string model;          ///< spec, for humans
-  std::string peer_endpoint;  ///< HOST:PORT where other workers reach this one; "" with star
+  std::uint64_t sample_tokens = 0;  ///< that a sample has at most; 0: it has none
+  std::string model;                ///< spec, for humans
+  std::string peer_endpoint;        ///< HOST:PORT where other workers reach this one; "" with star
   std::string node;   ///< the same on one machine; "": not said. Who says it takes payloads without
                       ///< a checksum from a server that has the same
   Manifest manifest;  ///< travels as the payload: encode_manifest
@@ -78,14 +79,14 @@ struct Join {
   void fields(F& f) {
     f(name, kMaxNameBytes), f(exchange, kMaxNameBytes), f(codec, kMaxNameBytes), f(devices),
         f(batch), f(train_samples);
-    f(data_fingerprint), f(model, kMaxNameBytes), f(peer_endpoint, kMaxNameBytes),
+    f(data_fingerprint), f(sample_tokens), f(model, kMaxNameBytes), f(peer_endpoint, kMaxNameBytes),
         f(node, kMaxNameBytes);
   }
 };
 
 /// What a contribution weighs in the mean.
-enum class WeightBy : std::uint8_t { kSamples = 0, kSteps = 1, kEqual = 2 };
-constexpr std::uint8_t last_value(WeightBy) { return 2; }
+enum class WeightBy : std::uint8_t { kSamples = 0, kSteps = 1, kEqual = 2, kTokens = 3 };
+constexpr std::uint8_t last_value(WeightBy) { return 3; }
 
 struct JoinReply {
   MemberId member;
@@ -213,13 +214,14 @@ struct PushEnd {
   // of local steps, in the round before
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
+  double norm = -1;             ///< of the contribution as the server decodes it; -1: not said
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
         f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes), f(encode_seconds), f(decode_seconds),
         f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks),
-        f(exchange_seconds), f(divergence);
+        f(exchange_seconds), f(divergence), f(norm);
   }
   Status check() const;
 };

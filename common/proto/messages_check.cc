@@ -71,6 +71,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
     Rule{.kind = Kind(ServersKind::kStatistics), .name = "Statistics", .is_request = true},
     Rule{.kind = Kind(ServersKind::kRefused), .name = "Refused"},
+    Rule{.kind = Kind(ServersKind::kTokens), .name = "Tokens"},
     Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsLoad),
          .name = "RowsLoad",
@@ -190,6 +191,7 @@ Status PushEnd::check() const {
   CENTROID_TRY(check_positive("PushEnd.residual_norm", residual_norm));
   CENTROID_TRY(check_positive("PushEnd.exchange_seconds", exchange_seconds));
   if (divergence != -1) CENTROID_TRY(check_positive("PushEnd.divergence", divergence));
+  if (norm != -1) CENTROID_TRY(check_positive("PushEnd.norm", norm));
   if (dense_chunks <= chunks) return {};
   return wrong("PushEnd.dense_chunks", std::to_string(dense_chunks),
                "at most PushEnd.chunks, " + std::to_string(chunks));
@@ -280,6 +282,12 @@ Status Route::check() const {
 
 Status WeighedContribution::check() const {
   return check_weight("WeighedContribution.weight", weight, true);
+}
+
+Status Whole::check() const {
+  CENTROID_TRY(check_weight("Whole.weight", weight, true));
+  if (squares >= 0) return {};
+  return wrong("Whole.squares", text(squares), "not below 0");
 }
 
 Status Refused::check() const {

@@ -27,6 +27,7 @@ enum class ServersKind : std::uint16_t {
   kStatistics =
       129,         ///< leader -> shard, request; answered by a payload: what is told of each chunk
   kRefused = 130,  ///< shard -> leader: nothing more comes here of a worker
+  kTokens = 131,   ///< leader -> shard: named tokens that open its door to workers and clients
 };
 
 struct ServerJoin {
@@ -193,7 +194,7 @@ struct ContributionKey {
   auto operator<=>(const ContributionKey&) const = default;
 };
 
-/// A contribution with its weight in the sum. Also Whole: with the weight its chunks came with.
+/// A contribution with its weight in the sum.
 struct WeighedContribution {
   ContributionKey key;
   double weight = 0;
@@ -204,19 +205,33 @@ struct WeighedContribution {
   Status check() const;
 };
 
+/// Chunks of a contribution that lie on one server, all of which have come.
+struct Whole {
+  ContributionKey key;
+  double weight = 0;   ///< that they came with
+  double squares = 0;  ///< of their numbers, added up
+  template <class F>
+  void fields(F& f) {
+    key.fields(f), f(weight), f(squares);
+  }
+  Status check() const;
+};
+
 struct Merge {
   Round round;
   std::uint32_t attempt = 0;
   Version version;                         ///< before the round
   double total_weight = 0;                 ///< the sum is divided by it
   std::vector<WeighedContribution> parts;  ///< in the order of the sum
-  std::vector<MemberId> members;           ///< who wait for the results
-  bool wants_norm = false;                 ///< answer with squares, and wait for Step
-  std::uint64_t reply_rounds = 0;          ///< rounds that codec_down has behind it; its warm-up
-  bool clears_residual = false;            ///< what it left out before does not count any more
+  std::vector<ContributionKey> keeps;  ///< that may count in a later round; others so far do not
+  std::vector<MemberId> members;       ///< who wait for the results
+  bool wants_norm = false;             ///< answer with squares, and wait for Step
+  std::uint64_t reply_rounds = 0;      ///< rounds that codec_down has behind it; its warm-up
+  bool clears_residual = false;        ///< what it left out before does not count any more
   template <class F>
   void fields(F& f) {
-    f(round), f(attempt), f(version), f(total_weight), f(parts), f(members), f(wants_norm);
+    f(round), f(attempt), f(version), f(total_weight), f(parts), f(keeps), f(members);
+    f(wants_norm);
     f(reply_rounds), f(clears_residual);
   }
   Status check() const;
@@ -260,6 +275,26 @@ struct Refused {
     f(member), f(code), f(why, kMaxTextBytes);
   }
   Status check() const;
+};
+
+/// A named token of role worker or admin, by what suffices to know it when it is shown.
+struct Token {
+  std::string id;                   ///< a part of it that is no secret
+  std::string salt, hash;           ///< SHA-256 of salt, ":" and the token, in hexadecimal digits
+  double expires_unix_seconds = 0;  ///< 0: never
+  template <class F>
+  void fields(F& f) {
+    f(id, kMaxNameBytes), f(salt, kMaxNameBytes), f(hash, kMaxNameBytes), f(expires_unix_seconds);
+  }
+};
+
+/// All there are: what was told before does not count any more.
+struct Tokens {
+  std::vector<Token> tokens;
+  template <class F>
+  void fields(F& f) {
+    f(tokens);
+  }
 };
 
 struct Enter {

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "common/tensor/squares.h"
+
 namespace centroid::server {
 
 Status check_numbers(const Codec& codec, Bytes payload) {
@@ -29,9 +31,10 @@ Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std
     return Error(ErrorCode::kInvalidArgument, "the weight changed within the contribution, from " +
                                                   std::to_string(weight_) + " to " +
                                                   std::to_string(weight));
-  CENTROID_TRY(
-      codec_->decode(payload.bytes().first(bytes), scratch.first(plan_.chunk(chunk).elements)));
+  const auto values = scratch.first(plan_.chunk(chunk).elements);
+  CENTROID_TRY(codec_->decode(payload.bytes().first(bytes), values));
   weight_ = weight;
+  squares_ += squares_of(values);
   kept = Payload{.buffer = std::move(payload), .bytes = bytes, .is_here = true};
   ++received_;
   bytes_ += bytes;

@@ -36,6 +36,7 @@ class StagedContribution {
   std::uint64_t received() const { return received_; }
   bool is_whole() const { return received_ == chunks_; }
   double weight() const { return weight_; }
+  double squares() const { return squares_; }  ///< of the numbers received, added up
   std::size_t bytes() const { return bytes_; }
   /// sum[i] += weight * x[i], or = when `first`. The contribution is whole.
   void add_to(std::span<float> sum, ChunkId chunk, double weight, bool first) const;
@@ -54,7 +55,7 @@ class StagedContribution {
   std::vector<Payload> payloads_;
   std::uint64_t received_ = 0;
   std::size_t bytes_ = 0;
-  double weight_ = 0;
+  double weight_ = 0, squares_ = 0;
 };
 
 }  // namespace centroid::server

@@ -560,6 +560,10 @@ bool ApiServer::may_join(std::string_view secret) const {
   return found && found->role >= Role::kWorker;
 }
 
+std::vector<TokenDigest> ApiServer::joining_tokens() const {
+  return impl_->tokens->digests(Role::kWorker);
+}
+
 void ApiServer::set_limits(const ApiLimits& limits) {
   asio::post(impl_->executor, [impl = impl_.get(), limits] { impl->take_limits(limits); });
 }

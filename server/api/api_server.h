@@ -73,6 +73,8 @@ class ApiServer {
                                                   metrics::Registry& registry);
   /// Whether a secret is that of a named token that may join the cluster as a worker. Any thread.
   bool may_join(std::string_view secret) const;
+  /// By which other servers know tokens that may. Any thread.
+  std::vector<TokenDigest> joining_tokens() const;
   /// From now on these hold, for connections that are open too. Any thread; before `stop`.
   void set_limits(const ApiLimits& limits);
   /// Only after `stop` has returned.

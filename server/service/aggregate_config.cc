@@ -15,6 +15,11 @@ void register_aggregate(config::Schema& s, ServerConfig& c) {
 
 Status check_aggregate(const ServerConfig& c) {
   CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(c.aggregate));
+  if (c.weight_by == "tokens" && c.is_peer_to_peer())
+    return Error(ErrorCode::kInvalidArgument,
+                 "weight_by tokens: with exchange " + c.exchange +
+                     " the workers begin to add before they know their tokens: take samples, or "
+                     "exchange star");
   if (rule.is_mean()) return {};
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "aggregate " + c.aggregate + ": " + why);
@@ -35,10 +40,9 @@ Status check_aggregate(const ServerConfig& c) {
                   "or aggregate mean");
   if (c.nonfinite == "propagate")
     return refuse("NaN has no place in an order: set nonfinite to halt or skip");
-  if (c.weight_by == "steps")
-    return refuse(
-        "every worker counts alike, what it says of its steps is not believed: leave "
-        "weight_by");
+  if (c.weight_by == "steps" || c.weight_by == "tokens")
+    return refuse("every worker counts alike, what it says of its " + c.weight_by +
+                  " is not believed: leave weight_by");
   if (c.min_workers < rule.least())
     return refuse("it needs " + std::to_string(rule.least()) +
                   " workers, with fewer one false contribution does harm: set min_workers, which "

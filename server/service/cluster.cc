@@ -58,12 +58,13 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
           executor, clock, 2 * config.stall_timeout,
           {.changed = [this] { changed_.notify_all(); },
            .reported =
-               [this](const ShardGroup::Link& server) { probe_.shard(server.name, server.report); },
-           .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
-           .whole =
-               [this](const ShardGroup::Link& server, const proto::WeighedContribution& whole) {
-                 whole_elsewhere(server, whole);
+               [this](ShardGroup::Link& server) {
+                 probe_.shard(server.name, server.report);
+                 tell_tokens(server);
                },
+           .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
+           .whole = [this](const ShardGroup::Link& server,
+                           const proto::Whole& whole) { whole_elsewhere(server, whole); },
            .refused = [this](const ShardGroup::Link& server,
                              const proto::Refused& refused) { refused_elsewhere(server, refused); },
            .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),

@@ -120,9 +120,11 @@ class Cluster final : public ControlPlane {
   void set_schema(config::Schema* schema) { schema_ = schema; }
   /// Told on the executor when settings have changed; before `run`.
   void on_config_change(std::function<void()> told) { told_of_change_ = std::move(told); }
-  /// Which tokens beside `token` let a worker in; before `run`.
-  void set_token_check(std::function<bool(std::string_view)> accepts) {
-    accepts_token_ = std::move(accepts);
+  /// Which tokens beside `token` let a worker in, and what shard servers are told of them; before
+  /// `run`.
+  void set_tokens(std::function<bool(std::string_view)> accepts,
+                  std::function<proto::Tokens()> told) {
+    accepts_token_ = std::move(accepts), joining_tokens_ = std::move(told);
   }
   void set_endpoints(std::string data, std::string api) {
     data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
@@ -198,6 +200,7 @@ class Cluster final : public ControlPlane {
   void count_end(Link& link, const proto::PushEnd& end);
   static Tally tally_of(const Link& link, const proto::PushEnd& end);
   Status take_push_end(Link& link, const proto::PushEnd& end);
+  Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
   Status take_report(Link& link, const proto::Report& report);
 
   // outbox.cc
@@ -233,8 +236,6 @@ class Cluster final : public ControlPlane {
   bool goal_reached() const;
   bool is_last_round() const;
   void decide(RoundDecision decision);
-
-  // rounds.cc
   void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                      std::string reason);
   void round_over();
@@ -391,7 +392,8 @@ class Cluster final : public ControlPlane {
   Task<Result<bool>> recover_servers();
   Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
   double weight_elsewhere(const proto::ContributionKey& key) const;
-  void whole_elsewhere(const ShardGroup::Link& server, const proto::WeighedContribution& whole);
+  void tell_tokens(ShardGroup::Link& server);
+  void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
   void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
   Task<Status> step_elsewhere(float factor);
@@ -445,8 +447,7 @@ class Cluster final : public ControlPlane {
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;
 
-  Executor executor_;
-  Executor blocking_, files_;
+  Executor executor_, blocking_, files_;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
@@ -459,6 +460,7 @@ class Cluster final : public ControlPlane {
   std::function<void()> told_of_change_;
   std::string data_endpoint_, api_endpoint_, run_id_;
   std::function<bool(std::string_view)> accepts_token_;
+  std::function<proto::Tokens()> joining_tokens_;
   const std::string node_ = transport::this_node();
   TimePoint started_;
 
@@ -520,7 +522,7 @@ class Cluster final : public ControlPlane {
   std::deque<Part> late_staged_;                             ///< in the machine's order
   std::vector<Part> parts_;                                  ///< of the round being merged
   std::vector<MemberId> departed_;  ///< of whom other servers may keep something that counts
-  std::vector<float> stage_scratch_;
+  std::vector<float> decode_scratch_;
   std::weak_ptr<const StateImage> image_;  ///< the newest
   std::vector<std::weak_ptr<const StateImage>> images_;
   std::size_t image_limit_ = 2;  ///< so many may be in memory at once
@@ -585,14 +587,13 @@ class Cluster final : public ControlPlane {
   double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
-  bool checkpointing_ = false;
+  bool checkpointing_ = false, closing_ = false;
   std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
   bool was_restored_ = false;            // while it ran
   std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
-  bool closing_ = false;
 };
 
 }  // namespace centroid::server

@@ -1,12 +1,26 @@
 #include <algorithm>
+#include <cmath>
 
 #include "common/base/log.h"
+#include "common/codec/squares.h"
+#include "common/tensor/squares.h"
 #include "server/service/cluster.h"
 
 /// What workers bring to a round: fenced, looked at, and given to the sums.
 namespace centroid::server {
 
 using transport::Session;
+
+namespace {
+
+/// Of a chunk's numbers as they came, while they are in the cache.
+double squares_in(const Link& link, Bytes payload, std::span<float> scratch) {
+  if (link.codec_kind == CodecSpec::Kind::kF32 && payload.size() == scratch.size_bytes())
+    return squares_of({reinterpret_cast<const float*>(payload.data()), scratch.size()});
+  return squares_of(*link.codec, payload, scratch);
+}
+
+}  // namespace
 
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
@@ -25,9 +39,18 @@ Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key
                    ", which was never opened; the newest is " + text(open));
 }
 
-/// A weight is that of the share which the worker was given, else one worker could be the mean.
+/// A weight is that of the share which the worker was given, else one worker could be the mean. How
+/// many tokens the share has the worker alone knows: there are no more than it may have.
 Status Cluster::check_weight(const Link& link, const std::string& where, double weight) const {
   const std::uint64_t samples = link.part.samples();
+  if (config_.weight_by == "tokens" && samples > 0) {
+    const double most = static_cast<double>(samples) * static_cast<double>(link.join.sample_tokens);
+    if (weight >= 1 && weight <= most && weight == std::floor(weight)) return {};
+    return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
+                                                  ", its share of " + std::to_string(samples) +
+                                                  " samples has 1 to " + std::to_string(most) +
+                                                  " tokens, as a whole number (weight_by tokens)");
+  }
   double share = static_cast<double>(samples);
   if (config_.weight_by == "steps") share = static_cast<double>(link.local_steps);
   if (config_.weight_by == "equal") share = 1;
@@ -81,7 +104,15 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
   probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
-  if (policy_.nonfinite != NonFinitePolicy::kPropagate) {
+  double squares = 0;
+  if (!is_elastic) {
+    const auto scratch =
+        std::span(decode_scratch_).first(store_->plan().chunk(head.chunk).elements);
+    squares = squares_in(*link, buffer->bytes().first(bytes), scratch);
+  }
+  // One pass for both: in double the squares of floats add up to something finite, or one is not.
+  const bool is_doubtful = is_elastic || !std::isfinite(squares);
+  if (policy_.nonfinite != NonFinitePolicy::kPropagate && is_doubtful) {
     const Status is_sound = check_numbers(*link->codec, buffer->bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
@@ -93,7 +124,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
       co_return Status();
     }
     const Status kept =
-        staged->put(head.chunk, head.weight, std::move(*buffer), bytes, stage_scratch_);
+        staged->put(head.chunk, head.weight, std::move(*buffer), bytes, decode_scratch_);
     if (!kept.ok()) co_return kept.error().with_context(where);
     co_return Status();
   }
@@ -112,6 +143,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   codec.moved(store_->plan().chunk(head.chunk).elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
+  if (std::exchange(link->pushed, key) != key) link->squares = 0;
+  link->squares += squares;
   co_return Status();
 }
 
@@ -185,6 +218,7 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
     link.pending_end = end;
     return {};
   }
+  CENTROID_TRY(check_norm(link, end, received > 0 ? link.squares : 0));
   link.pending_end.reset();
   count_end(link, end);
   round_tally_.add(tally_of(link, end));

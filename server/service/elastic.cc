@@ -145,6 +145,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     link.pending_end = end;
     return {};
   }
+  CENTROID_TRY(check_norm(link, end, staged->squares()));
   link.pending_end.reset();
   count_end(link, end);
   Contribution contribution{

@@ -48,6 +48,8 @@ struct Link {
   double divergence = -1;         ///< at its last average
   double share_ratio = 0;         ///< its part of its last round's samples
   std::uint64_t route = 0;        ///< that it knows, with several servers
+  Attempt::Key pushed;            ///< the attempt of which `squares` are
+  double squares = 0;             ///< of the numbers that came for it, added up
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin

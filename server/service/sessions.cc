@@ -153,7 +153,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
     }
     shard_ = std::move(admitted);
     const auto reply = proto::encode(terms.value());
-    co_return co_await session.respond(frame.header, reply);
+    CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
+    cluster_.tell_tokens(*shard_);
+    co_return Status();
   }
 
   Task<Status> join(Session& session, InFrame frame) {
@@ -245,6 +247,16 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
                                               "' is waited for: GET /v1/waits");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
+  if (config_.weight_by == "tokens") {
+    if (join.sample_tokens == 0)
+      return refuse(
+          "contributions are weighed by tokens (weight_by), and it does not say how many its "
+          "samples have at most (sample_tokens)");
+    if (agreed_ && agreed_->sample_tokens != join.sample_tokens)
+      return refuse("its samples have at most " + std::to_string(join.sample_tokens) +
+                    " tokens (sample_tokens), the other workers' " +
+                    std::to_string(agreed_->sample_tokens));
+  }
   const std::uint64_t window = session.peer().credit_bytes;
   if (window < config_.chunk_bytes)
     return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
@@ -364,6 +376,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
         {"devices", link->join.devices},
         {"batch", link->join.batch}});
   changed_.notify_all();
+  for (const auto& [name, server] : shards_.present()) tell_tokens(*server);  // it goes there next
 
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::JoinReply reply;
@@ -396,9 +409,9 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.term = fence_ != nullptr ? fence_->term() : 0;
   reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
   reply.fragments = static_cast<std::uint32_t>(config_.fragments);
-  if (config_.weight_by != "samples")
-    reply.weight_by =
-        config_.weight_by == "steps" ? proto::WeightBy::kSteps : proto::WeightBy::kEqual;
+  if (config_.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
+  if (config_.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
+  if (config_.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
   if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {
     reply.unsummed = true;
     session.take_unsummed();

@@ -31,6 +31,10 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);
+  if (store_) {
+    const Status fits = check_told_chunks(config_, store_->plan().chunks().size());
+    if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, who + fits.error().message());
+  }
   if (join.name == config_.leader_name())
     return Error(ErrorCode::kFailedPrecondition,
                  who + "that is the leader's name: give each server its own --name");
@@ -40,7 +44,9 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   if (!is_awaited && stop_requested_)
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);
   if (!join.run_id.empty() && join.run_id != run_id_)
-    log::warn("server.of_another_run", {{"server", join.name}, {"run_id", join.run_id}});
+    return Error(ErrorCode::kFailedPrecondition,
+                 who + "it served run '" + join.run_id + "', this one is '" + run_id_ +
+                     "': start it anew to have it serve another run");
   if (shards_.present().size() + 2 > kMaxServers)
     return Error(ErrorCode::kResourceExhausted,
                  who + "a model lies on at most " + std::to_string(kMaxServers) + " servers");
@@ -166,6 +172,11 @@ Task<Status> Cluster::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>>
 
 /// A server that holds nothing yet.
 Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
+  if (const Status fits = check_told_chunks(config_, store_->plan().chunks().size()); !fits.ok()) {
+    shards_.dismiss(*link, fits.error());
+    shards_.left(link, fits.error());
+    co_return fits;
+  }
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::ServerModel model;
   model.chunk_bytes = config_.chunk_bytes;
@@ -388,11 +399,11 @@ Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd&
        spread_.holders[fragments_.turn(store_->optimizer_step())]) {
     const auto found = spread_.whole.find({key, holder});
     if (found == spread_.whole.end()) return false;
-    if (found->second != end.weight)
+    if (found->second.weight != end.weight)
       return Error(ErrorCode::kInvalidArgument,
                    "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
                        " gives weight " + std::to_string(end.weight) + ", its chunks on server '" +
-                       holder->name + "' gave " + std::to_string(found->second));
+                       holder->name + "' gave " + std::to_string(found->second.weight));
   }
   return true;
 }
@@ -433,18 +444,17 @@ double Cluster::weight_elsewhere(const proto::ContributionKey& key) const {
   if (!spread_.has_others()) return 0;
   for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
     if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
-      return found->second;
+      return found->second.weight;
   return 0;
 }
 
-void Cluster::whole_elsewhere(const ShardGroup::Link& server,
-                              const proto::WeighedContribution& whole) {
-  spread_.whole[{whole.key, &server}] = whole.weight;
+void Cluster::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
+  spread_.whole[{whole.key, &server}] = whole;
   const auto link = find(whole.key.member);
   if (!link || !link->pending_end) return;
   const proto::PushEnd end = *link->pending_end;
   const Status taken = take_push_end(*link, end);
-  if (!taken.ok()) link->session->close(taken.error());
+  if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
 }
 
 /// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
@@ -478,6 +488,12 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
     if (attempt_->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {
     for (const Part& counted : parts_) merge.parts.push_back(counted.counts);
+    for (const Part& late : late_staged_) merge.keeps.push_back(late.counts.key);
+    for (const auto& [id, link] : links_) {
+      if (!link->late || !link->late->staged || link->late->outcome) continue;
+      const Attempt::Key& key = link->late->key;
+      merge.keeps.push_back({id, key.generation, key.round, key.number});
+    }
   } else {
     for (const MemberId member : decision->contributors) {
       proto::WeighedContribution part;

@@ -23,8 +23,8 @@ struct Spread {
   std::vector<std::vector<Chunk>> parts;     ///< by fragment: what lies on the leader
   /// By fragment: servers, other than the leader, on which chunks of it lie.
   std::vector<std::vector<const Link*>> holders;
-  /// Weights of contributions that are whole on a server.
-  std::map<std::pair<proto::ContributionKey, const Link*>, double> whole;
+  /// Contributions that are whole on a server.
+  std::map<std::pair<proto::ContributionKey, const Link*>, proto::Whole> whole;
 
   // chunks whose owner has changed, and whose values are still where they were
   std::map<ChunkId, std::shared_ptr<Link>> moving;  ///< by chunk: from whom; nullptr: the leader

@@ -42,4 +42,17 @@ std::string why_one_server(const ServerConfig& c) {
   return "";
 }
 
+Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {
+  constexpr std::size_t kHead = 1 << 20, kNames = 256 * 2 * 260 + 64;  // docs/wire.md, Route
+  const bool tells_squares = c.optimizer.clip_norm > 0;
+  const std::size_t most =
+      (kHead - kNames) / (tells_squares ? sizeof(double) : sizeof(std::uint16_t));
+  if (chunks <= most) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "the model has " + std::to_string(chunks) + " chunks, on several servers " +
+                   (tells_squares ? "with optimizer.clip_norm " : "") + "at most " +
+                   std::to_string(most) + " can be told of: set a larger chunk_bytes, which is " +
+                   std::to_string(c.chunk_bytes));
+}
+
 }  // namespace centroid::server

@@ -133,6 +133,7 @@ Status Cluster::make_store(const Manifest& manifest) {
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   CENTROID_TRY(check_room(manifest, model_bytes, optimizer->slots()));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
+  if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
   CENTROID_ASSIGN(fragments_,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
@@ -169,7 +170,7 @@ Status Cluster::make_store(const Manifest& manifest) {
   };
   aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank",
                                              std::move(hooks), aggregate_);
-  if (policy_.is_elastic()) stage_scratch_.resize(store_->plan().max_chunk_elements());
+  decode_scratch_.resize(store_->plan().max_chunk_elements());
   log::info("store.made", {{"tensors", store_->plan().manifest().size()},
                            {"parameters", store_->plan().total_elements()},
                            {"chunks", store_->plan().chunks().size()},

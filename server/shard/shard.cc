@@ -18,7 +18,7 @@ using transport::Session;
 
 namespace {
 
-constexpr std::chrono::seconds kHandshake{5}, kConnect{10};
+constexpr std::chrono::seconds kHandshake{5}, kConnect{10}, kEnterTimeout{10};
 /// Where another server may lead: as workers look for it (server_link.cc).
 constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
 
@@ -131,6 +131,14 @@ class Shard::LeaderSink final : public transport::FrameSink {
       case ServersKind::kStatistics: {
         CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Statistics>(frame.head));
         tasks_.spawn(run_statistics(session, frame.header, wanted));
+        co_return Status();
+      }
+      case ServersKind::kTokens: {
+        CENTROID_CO_ASSIGN(auto told, proto::decode<proto::Tokens>(frame.head));
+        shard_.tokens_.clear();
+        for (proto::Token& one : told.tokens)
+          shard_.tokens_.push_back({std::move(one.id), std::move(one.salt), std::move(one.hash),
+                                    one.expires_unix_seconds});
         co_return Status();
       }
       case ServersKind::kForget: {
@@ -387,6 +395,7 @@ void Shard::forget_everything(const Error& why) {
   workers_.clear();
   rows_.forget(cause);
   away_.clear();
+  tokens_.clear();
   staged_.clear();
   merging_.reset();
   frozen_.reset();
@@ -444,6 +453,8 @@ class Shard::WorkerSink final : public transport::FrameSink {
   }
 
   const std::shared_ptr<Worker>& worker() const { return worker_; }
+  /// Of a worker or a client of rows; whether they live is the leader's to see, and RowsService's.
+  bool is_known() const { return worker_ || client_; }
 
  private:
   Task<Status> serve_rows(Session& session, const InFrame& frame) {
@@ -478,6 +489,15 @@ class Shard::WorkerSink final : public transport::FrameSink {
   std::optional<RowsService::Client> client_;  ///< of it
 };
 
+/// A session that brings nobody is not kept.
+Task<void> Shard::expect_enter(Session& session, const WorkerSink& sink) {
+  const bool in_time = co_await sleep_until(clock_.now() + kEnterTimeout);
+  if (!in_time || sink.is_known() || session.is_closed()) co_return;
+  const Error late(ErrorCode::kDeadlineExceeded,
+                   "no Enter or RowsOpen came within 10 s of the handshake");
+  co_await session.goodbye(late);
+}
+
 Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection) {
   const std::string peer = connection->peer();
   if (!is_joined_) {
@@ -490,6 +510,9 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   greeting.name = options_.name;
   greeting.run_id = terms_.run_id;
   greeting.token = options_.token;
+  greeting.also_accepts = [this](std::string_view secret) {
+    return opens(tokens_, secret, clock_.unix_seconds());
+  };
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = options_.max_payload_bytes;
   greeting.credit_bytes = terms_.credit_bytes;
@@ -505,6 +528,7 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   const auto session = std::move(accepted).value();
   TaskGroup children(executor_);
   WorkerSink sink(*this, children);
+  children.spawn(expect_enter(*session, sink));
   const Error cause = co_await session->run(sink);
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session->close(cause);

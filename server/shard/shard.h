@@ -22,6 +22,7 @@
 #include "server/store/journal.h"
 #include "server/store/parameter_store.h"
 #include "server/store/statistics.h"
+#include "server/tokens/digest.h"
 #include "transport/server_list.h"
 #include "transport/session.h"
 
@@ -98,6 +99,7 @@ class Shard {
 
   // shard.cc: life
   Task<void> accept_loop(transport::Listener& listener);
+  Task<void> expect_enter(transport::Session& session, const WorkerSink& sink);
   Task<void> serve_worker(std::unique_ptr<transport::Connection> connection);
   Task<Error> serve_leader(transport::Session& session);
   Task<Status> join_leader(transport::Session& session);
@@ -165,6 +167,7 @@ class Shard {
   void checkpointed(Round round);
 
   // shard_worker.cc: what workers bring
+  void drop_all_but(const proto::Merge& merge);
   Result<std::shared_ptr<Worker>> enter(transport::Session& session, proto::Enter enter);
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Worker> worker,
                          proto::Push push, std::uint64_t bytes);
@@ -173,7 +176,7 @@ class Shard {
                                 const std::shared_ptr<const Codec>& codec);
   std::shared_ptr<StagedContribution> staged(const proto::ContributionKey& key);
   Task<void> outbox(std::shared_ptr<Worker> worker);
-  void tell_whole(const proto::ContributionKey& key, double weight);
+  void tell_whole(const proto::ContributionKey& key, const StagedContribution& kept);
   void session_ended(const proto::Enter& enter, const Error& why);
   Task<void> tell_refused(transport::Session& leader,
                           std::shared_ptr<const proto::Refused> refused);
@@ -219,8 +222,11 @@ class Shard {
   ShardRows rows_;
 
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
-  std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back
+  std::vector<TokenDigest> tokens_;  ///< by which workers may come, beside `options_.token`
+  std::set<MemberId> away_;          ///< whose sessions have ended, and who may come back
   std::map<MemberId, std::deque<Staged>> staged_;
+  Round over_;                              ///< the last one that was merged here
+  std::set<proto::ContributionKey> keeps_;  ///< to rounds up to it, that may count in a later one
   std::vector<float> scratch_;
   AggregateRule aggregate_;
   std::unique_ptr<RobustMean> robust_;  ///< none: the mean

@@ -82,7 +82,7 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +
                         " from server '" + link->name + "' (docs/wire.md)");
-  CENTROID_CO_ASSIGN(const auto whole, proto::decode<proto::WeighedContribution>(frame.head));
+  CENTROID_CO_ASSIGN(const auto whole, proto::decode<proto::Whole>(frame.head));
   if (!link->is_gone()) hooks_.whole(*link, whole);
   co_return Status();
 }

@@ -35,14 +35,16 @@ class ShardGroup {
       TimePoint since;
     };
     std::list<Work> work;
+    std::vector<std::byte> tokens;  ///< told last
     double joined_unix_seconds = 0;
     bool is_gone() const { return session == nullptr; }
   };
   struct Hooks {
     std::function<void()> changed;  ///< a server came or went
-    std::function<void(const Link&)> reported, gone;
+    std::function<void(Link&)> reported;
+    std::function<void(const Link&)> gone;
     /// All of a contribution's chunks that lie on this server have come.
-    std::function<void(const Link&, const proto::WeighedContribution&)> whole;
+    std::function<void(const Link&, const proto::Whole&)> whole;
     /// A worker's session with this server has ended, and it has not come back.
     std::function<void(const Link&, const proto::Refused&)> refused;
     std::function<void(Link&)> leaving;  ///< a server wants to go (Leave)

@@ -49,6 +49,8 @@ Status Shard::take_model(const proto::ServerModel& model) {
   merging_.reset();
   journal_.stop();  // it may be reading memory of the store
   staged_.clear();
+  over_ = Round();
+  keeps_.clear();
   route_ = {};
   parts_.assign(fragments_.count(), {});
   reply_reader_.reset();  // before the store that it reads
@@ -203,6 +205,8 @@ Status Shard::begin(const proto::ServerState& state) {
   if (!store_ || route_.version == 0) return out_of_order("Begin came before Model and Place");
   store_->restore(state.version, state.optimizer_step);
   staged_.clear();
+  over_ = Round();
+  keeps_.clear();
   merging_.reset();
   if (model_.keeps_journal) CENTROID_TRY(open_journal(state));
   log::info("state.loaded", {{"version", state.version.value},
@@ -368,9 +372,7 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   }
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
-  for (const proto::WeighedContribution& one : merging_->parts)
-    if (const auto found = staged_.find(one.key.member); found != staged_.end())
-      std::erase_if(found->second, [&](const Staged& staged) { return staged.key == one.key; });
+  drop_all_but(*merging_);
   if (!merging_->wants_norm) {
     proto::Step all;
     all.round = merging_->round;

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "common/base/log.h"
 #include "server/shard/shard.h"
@@ -45,12 +47,26 @@ std::shared_ptr<StagedContribution> Shard::staged(const proto::ContributionKey& 
   return nullptr;
 }
 
-/// Where a chunk with this key belongs; nullptr: it is older than what its worker sent since.
+/// A round is merged: what counts has been added, and of the rest only what the leader names may
+/// count later.
+void Shard::drop_all_but(const proto::Merge& merge) {
+  over_ = merge.round;
+  keeps_ = {merge.keeps.begin(), merge.keeps.end()};
+  for (const proto::WeighedContribution& one : merge.parts) keeps_.erase(one.key);
+  for (auto& [member, kept] : staged_)
+    std::erase_if(kept, [this](const Staged& one) {
+      return one.key.round <= over_ && !keeps_.contains(one.key);
+    });
+}
+
+/// Where a chunk with this key belongs; nullptr: it is older than what its worker sent since, or
+/// does not count any more.
 StagedContribution* Shard::stage_for(const proto::ContributionKey& key,
                                      const std::shared_ptr<const Codec>& codec) {
   std::deque<Staged>& kept = staged_[key.member];
   if (!kept.empty() && kept.back().key == key) return kept.back().contribution.get();
   if (!kept.empty() && key < kept.back().key) return nullptr;
+  if (key.round <= over_ && !keeps_.contains(key)) return nullptr;
   std::erase_if(kept, [&](const Staged& one) {
     return !one.contribution->is_whole() || one.key.round == key.round;
   });
@@ -112,16 +128,18 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
   }
   const Status put = kept->put(push.chunk, push.weight, std::move(buffer), bytes, scratch_);
   if (!put.ok()) co_return put.error().with_context(where);
-  if (kept->is_whole()) tell_whole(key, kept->weight());
+  if (kept->is_whole()) tell_whole(key, *kept);
   co_return Status();
 }
 
-void Shard::tell_whole(const proto::ContributionKey& key, double weight) {
+void Shard::tell_whole(const proto::ContributionKey& key, const StagedContribution& kept) {
   if (leader_ == nullptr) return;
-  proto::WeighedContribution whole;
+  proto::Whole whole;
   whole.key = key;
-  whole.weight = weight;
-  auto send = [](transport::Session* leader, proto::WeighedContribution one) -> Task<void> {
+  whole.weight = kept.weight();
+  whole.squares = std::isnan(kept.squares()) ? std::numeric_limits<double>::infinity()
+                                             : kept.squares();  // a head holds no NaN
+  auto send = [](transport::Session* leader, proto::Whole one) -> Task<void> {
     const auto head = proto::encode(one);
     const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kWhole);
     (void)co_await leader->send(kind, head, Bytes(), TimePoint::max());

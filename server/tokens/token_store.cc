@@ -52,6 +52,23 @@ std::string digest(std::string_view salt, std::string_view secret) {
   return sha256(std::string(salt) + ":" + std::string(secret));
 }
 
+bool is_token(std::string_view text) {
+  return text.starts_with(kPrefix) &&
+         text.size() == kPrefix.size() + 2 * kIdBytes + 1 + 2 * kSecretBytes;
+}
+
+std::string_view id_of(std::string_view token) {
+  return token.substr(kPrefix.size(), 2 * kIdBytes);
+}
+
+bool is_it(const TokenDigest& token, std::string_view secret, double now) {
+  const std::string hash = digest(token.salt, secret);
+  const bool is_same = hash.size() == token.hash.size() &&
+                       CRYPTO_memcmp(hash.data(), token.hash.data(), hash.size()) == 0;
+  const double end = token.expires_unix_seconds;
+  return is_same && (end == 0 || now < end);
+}
+
 bool is_name(std::string_view name) {
   const auto is_right = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
@@ -150,7 +167,15 @@ std::optional<Role> parse_role(std::string_view text) {
 struct TokenStore::Entry {
   TokenInfo info;
   std::string id, salt, hash;
+  TokenDigest digest() const { return {id, salt, hash, info.expires_unix_seconds}; }
 };
+
+bool opens(std::span<const TokenDigest> tokens, std::string_view secret, double now) {
+  if (!is_token(secret)) return false;
+  for (const TokenDigest& token : tokens)
+    if (token.id == id_of(secret)) return is_it(token, secret, now);
+  return false;
+}
 
 TokenStore::TokenStore(std::string path, std::shared_ptr<const Clock> clock)
     : path_(std::move(path)), clock_(std::move(clock)) {}
@@ -312,21 +337,23 @@ std::vector<TokenInfo> TokenStore::list() const {
 }
 
 std::optional<TokenInfo> TokenStore::find(std::string_view secret) const {
-  if (!secret.starts_with(kPrefix) ||
-      secret.size() != kPrefix.size() + 2 * kIdBytes + 1 + 2 * kSecretBytes)
-    return std::nullopt;
-  const std::string_view id = secret.substr(kPrefix.size(), 2 * kIdBytes);
+  if (!is_token(secret)) return std::nullopt;
+  const std::string_view id = id_of(secret);
   const std::scoped_lock lock(mutex_);
   for (const Entry& entry : entries_) {
     if (entry.id != id) continue;  // the id is no secret
-    const std::string hash = digest(entry.salt, secret);
-    const bool is_it = hash.size() == entry.hash.size() &&
-                       CRYPTO_memcmp(hash.data(), entry.hash.data(), hash.size()) == 0;
-    const double end = entry.info.expires_unix_seconds;
-    if (!is_it || (end != 0 && clock_->unix_seconds() >= end)) return std::nullopt;
+    if (!is_it(entry.digest(), secret, clock_->unix_seconds())) return std::nullopt;
     return entry.info;
   }
   return std::nullopt;
+}
+
+std::vector<TokenDigest> TokenStore::digests(Role least) const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<TokenDigest> out;
+  for (const Entry& entry : entries_)
+    if (entry.info.role >= least) out.push_back(entry.digest());
+  return out;
 }
 
 }  // namespace centroid::server

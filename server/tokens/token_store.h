@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
+#include "server/tokens/digest.h"
 
 namespace centroid::server {
 
@@ -62,6 +63,8 @@ class TokenStore {
   std::vector<TokenInfo> list() const;  ///< by name; those that have expired too
   /// Whose secret it is. Takes the same time for every wrong secret of a known token.
   std::optional<TokenInfo> find(std::string_view secret) const;
+  /// Of tokens that may do what `least` may, for servers that do not have the file.
+  std::vector<TokenDigest> digests(Role least) const;
 
  private:
   struct Entry;

@@ -49,6 +49,11 @@ class Server final : public transport::FrameSink {
     return heard_more_.wait_for(lock, std::chrono::seconds(20),
                                 [&] { return heard_.contains(kind); });
   }
+  /// The last it sent.
+  proto::PushEnd end() {
+    const std::lock_guard lock(mutex_);
+    return end_;
+  }
   /// What it sent of its state.
   std::vector<float> state() {
     const std::lock_guard lock(mutex_);
@@ -96,6 +101,11 @@ class Server final : public transport::FrameSink {
       const auto into = std::as_writable_bytes(std::span(values));
       CENTROID_CO_TRY(co_await session.read_payload(into));
     }
+    if (kind == Kind::kPushEnd) {
+      CENTROID_CO_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
+      const std::lock_guard lock(mutex_);
+      end_ = end;
+    }
     heard(kind, values);
     if (kind == Kind::kLeave) co_return co_await session.respond(frame.header, Bytes());
     if (kind != Kind::kJoin) co_return Status();
@@ -137,6 +147,7 @@ class Server final : public transport::FrameSink {
   std::condition_variable heard_more_;
   std::set<Kind> heard_;
   std::vector<float> state_;
+  proto::PushEnd end_;
   std::future<void> serving_;
 };
 
@@ -282,6 +293,15 @@ TEST_F(WorkerContractTest, AStoppingWorkerTrainsNoMoreAndStillAnswers) {
   ask_for_the_state();
   exchange->leave("enough");
   EXPECT_TRUE(server.hears(Kind::kLeave));
+}
+
+TEST_F(WorkerContractTest, AContributionSaysTheNormOfWhatItSent) {
+  const worker::Share share = begin();
+  auto round = std::async(std::launch::async, [&] { return work(share); });
+  ASSERT_TRUE(server.hears(Kind::kPushEnd));
+  EXPECT_EQ(server.end().norm, 1.0) << "of four times 0.5";
+  close_skipped(1);
+  EXPECT_EQ(round.get(), worker::RoundReport::Outcome::kSkipped);
 }
 
 TEST_F(WorkerContractTest, TheEndIsHeardWhileTheLoopWaits) {

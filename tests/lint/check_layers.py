@@ -39,7 +39,7 @@ MAY = {
     "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/tables": [BASE, ASYNC, TENSOR, PROTO, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
     "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, CHECKPOINT, "transport", "server/aggregate", "server/store"]
-    + ["server/rows", "server/tables"],
+    + ["server/rows", "server/tables", "server/tokens"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
     "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],

@@ -100,6 +100,34 @@ class Arrays(ClientTest):
         self.assertIn(b'"w"', header)
         self.assertIn(b'"scale"', header)
 
+    def test_means_are_weighed_by_the_tokens_they_were_taken_over(self):
+        server = self.server("--rounds", 1, "--min-workers", 2, "--lr", "1", "--weight-by", "tokens", "--exit-when-finished")
+        tensors = [{"w": array.array("f", [0, 0])} for _ in range(2)]
+
+        def run(i):
+            with self.trainer(server, f"t{i}", tensors[i], sample_tokens=8) as trainer:
+                for _ in trainer:  # 4 samples: 30 tokens here, 10 there
+                    trainer.finish({"w": array.array("f", [1 + 3 * i, 2])}, samples=30 - 20 * i)
+
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for one in tensors:
+            self.assertEqual(list(one["w"]), [-(30 * 1 + 10 * 4) / 40, -2])
+        self.assertEqual(server.exit_status(), DONE)
+
+    def test_a_step_longer_than_the_lease_is_no_failure(self):
+        server = self.server("--rounds", 2, "--min-workers", 1, "--lease", "1s", "--exit-when-finished")
+        with self.trainer(server, "slow", {"w": array.array("f", [0])}) as trainer:
+            for _ in trainer:
+                threading.Event().wait(3)  # what it computes
+                self.assertEqual(trainer.finish({"w": array.array("f", [1])}).outcome, centroid.Outcome.COMMITTED)
+            self.assertEqual(trainer.end, centroid.End.FINISHED)
+        self.assertEqual(server.exit_status(), DONE)
+        self.assertEqual([], server.events("member.lost"))
+
     def test_local_steps_are_averaged(self):
         server = self.launch_server("--rounds", 3, "--min-workers", 2, "--local-steps", 5, "--outer", "average").wait_ready()
         tensors = [{"w": array.array("f", [0])} for _ in range(2)]

@@ -3,7 +3,7 @@
 import signal
 import struct
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
 from wire import GOODBYE, Link, connect, garbage, header, hello, is_closed, read_error, read_frame
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB: many chunks a round
@@ -31,6 +31,35 @@ class MembershipTest(ClusterTest):
     def assert_same_fingerprint(self, *names):
         prints = {name: self.summary(name)["fingerprint"] for name in names}
         self.assertEqual(len(set(prints.values())), 1, prints)
+
+
+class Slow(MembershipTest):
+    """Only silence ends a lease (steps: client_test.py)."""
+
+    def assert_nobody_was_lost(self, server):
+        self.assertEqual([], server.events("member.lost"))
+        self.assertEqual(1, len(server.events("member.joined")))
+
+    def test_an_upload_longer_than_the_lease_is_no_failure(self):
+        server = self.server("--min-workers", 1, "--rounds", 3, "--lease", "1s", "--exit-when-finished")
+        link = self.link_to(server)
+        link.up.slow(100_000)
+        worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 3 s
+        self.assert_exit(DONE, worker, server)
+        self.assertGreater(link.up.passed, 900_000)
+        self.assert_nobody_was_lost(server)
+
+    def test_an_upload_to_another_server_longer_than_the_lease_is_no_failure(self):
+        server = self.server("--servers", 2, "--min-workers", 1, "--rounds", 3, "--lease", "1s", "--chunk-bytes", 65536, "--exit-when-finished")
+        place = f"127.0.0.1:{free_port()}"
+        link = Link(place)
+        self.addCleanup(link.close)
+        link.up.slow(50_000)
+        shard = self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", place, "--advertise", link.endpoint, "--run-dir", self.folder / "b"], None)
+        worker = self.worker(server, "slow", model="mlp:64-1024-10")
+        self.assert_exit(DONE, worker, server, shard)
+        self.assertGreater(link.up.passed, 400_000)
+        self.assert_nobody_was_lost(server)
 
 
 class Loss(MembershipTest):

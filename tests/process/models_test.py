@@ -62,6 +62,18 @@ class Language(ModelsTest):
         self.assert_exit(DONE, *[self.join(again, f"w{i}", model=model) for i in range(2)], again)
         self.assertEqual(self.bits(), self.bits("whole"))
 
+    def test_contributions_are_weighed_by_tokens(self):
+        """Of gradients, which count every place of a sample alike, and of local steps, by what was judged."""
+        for steps in (1, 4):
+            with self.subTest(local_steps=steps):
+                goal = ["--epochs", 3, "--exit-when-finished", "--weight-by", "tokens", "--min-workers", 2]
+                goal += ["--local-steps", steps, "--outer", "average"] if steps > 1 else ["--optimizer", "adamw", "--lr", "0.01"]
+                server = self.launch_server(*goal, run=f"run-{steps}", name=f"server-{steps}").wait_ready()
+                inner = ["--inner-optimizer", "adamw", "--inner-lr", "0.01"] if steps > 1 else []
+                workers = [self.join(server, f"w{i}-{steps}", *inner, batch=4 + 4 * i) for i in range(2)]
+                self.assert_exit(DONE, *workers, server)
+                self.assertLess(server.events("model.evaluated")[-1]["loss"], 4)  # a guess that knows nothing: 5.5
+
     def test_vocabulary_of_a_file(self):
         words = self.folder / "words"
         words.write_text("the\n the\nand\nor\nof\nLicense\n")

@@ -6,6 +6,7 @@ from cluster import DONE, ClusterTest, main, wait_for
 from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, Client, connect, header, hello, read_error, read_exactly, read_frame
 
 TENSORS = [("a", (8,)), ("b", (2, 3)), ("empty", (0, 4)), ("scalar", ())]
+NORM = 15**0.5  # of ones
 CHUNKS = 3  # a tensor without elements has none
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -67,10 +68,10 @@ class Peer(Client):
         weight = self.weight if weight is None else weight
         self.send(self.PUSH, (place or self.place) + struct.pack("<Id", chunk, weight), struct.pack(f"<{len(values)}f", *values))
 
-    def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0, nonfinite=False):
+    def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0, nonfinite=False, norm=-1.0):
         weight = self.weight if weight is None else weight
         told = struct.pack("<dQQdddB", weight, self.weight, correct, loss, 0, 0, nonfinite) + struct.pack("<I", 0)
-        self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdd", 0, 0, residual, 0, 0, 0, 0, 0, divergence))
+        self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIddd", 0, 0, residual, 0, 0, 0, 0, 0, divergence, norm))
 
     def whole(self, **end):
         for chunk, count in enumerate((8, 6, 1)):
@@ -128,6 +129,10 @@ class Refusals(ClusterTest):
             "an end without its chunks": (lambda p: (p.push(0, [1.0] * 8), p.end()), "1 of 3 chunks came"),
             "a norm of NaN": (lambda p: p.whole(residual=NAN), "PushEnd.residual_norm is"),
             "a norm below 0": (lambda p: p.whole(residual=-2.0), "PushEnd.residual_norm is -2"),
+            "an infinite norm of the contribution": (lambda p: p.whole(norm=INFINITY), "PushEnd.norm is inf"),
+            "a norm 1 % too large": (lambda p: p.whole(norm=1.01 * NORM), "PushEnd of liar in round", "claims norm 3.911", "its chunks have 3.872983"),
+            "a norm 1 % too small": (lambda p: p.whole(norm=0.99 * NORM), "PushEnd of liar in round", "claims norm 3.834", "its chunks have 3.872983"),
+            "a norm of 0": (lambda p: p.whole(norm=0.0), "claims norm 0", "its chunks have 3.872983"),
             "an infinite divergence": (lambda p: p.whole(divergence=INFINITY), "PushEnd.divergence is inf"),
             "a loss of NaN": (lambda p: p.whole(loss=NAN), "PushEnd.loss_sum is"),
             "more right than there are": (lambda p: p.whole(correct=1 << 40), "PushEnd.correct is"),
@@ -142,11 +147,43 @@ class Refusals(ClusterTest):
             server.wait_event("member.lost", worker="liar", why=f"{length} bytes is over the limit of")
         good = Peer(server.data, "good").join().until_round()
         self.assertEqual(good.state, before)
-        good.whole()
+        good.whole(norm=NORM)
         wait_for(lambda: server.cluster()["version"] == 3, "the next version")
         good.close()
         server.post("/v1/job:stop")
         self.assert_status(server, DONE)
+
+    def test_a_weight_by_tokens_has_a_bound(self):
+        def peer(name, tokens=10):
+            one = Peer(server.data, name)
+            one.sample_tokens = tokens
+            return one.join()
+
+        def give(one, weight):
+            for chunk, count in enumerate((8, 6, 1)):
+                one.push(chunk, [1.0] * count, weight=weight)
+            one.end(weight=weight)
+
+        server = self.launch_server("--optimizer", "sgd", "--min-workers", 1, "--lease", "60s", "--weight-by", "tokens").wait_ready()
+        self.assertIn("does not say how many its samples have at most (sample_tokens)", peer("silent", 0).refusal())
+        first = peer("first").until_round()
+        give(first, 40.0)  # 4 samples
+        first.until_round()
+        first.close()
+        self.assertIn("its samples have at most 11 tokens (sample_tokens), the other workers' 10", peer("other", 11).refusal())
+        for weight in (41.0, 0.5, 7.5, 1e15):
+            for name, act in {"push": lambda p: p.push(0, [1.0] * 8, weight=weight), "end": lambda p: p.end(weight=weight)}.items():
+                with self.subTest(weight=weight, by=name):
+                    liar = peer("liar").until_round()
+                    act(liar)
+                    self.assertIn(f"gives weight {weight:.6f}, its share of 4 samples has 1 to 40", liar.refusal())
+                    liar.close()
+                    self.assertEqual(server.cluster()["version"], 2)
+        for number, weight in enumerate((1.0, 40.0)):
+            good = peer("good").until_round()
+            give(good, weight)
+            wait_for(lambda: server.cluster()["version"] == 3 + number, "the next version")
+            good.close()
 
     def test_every_codec_is_looked_at(self):
         server = self.server_with_state()

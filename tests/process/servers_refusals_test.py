@@ -1,16 +1,18 @@
 """What a worker must not send to any of several servers: refused by name, and no server's state changes a bit. servers_refusals_test.py BIN_DIR"""
 
 import contextlib
+import signal
 import struct
 import threading
 
 import refusals_test
 import servers_test
-from cluster import DONE, main, wait_for
+from cluster import DONE, USAGE, main, wait_for
 from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, connect, header, hello, read_error, read_exactly, read_frame, text
 
 NAN, INFINITY = float("nan"), float("inf")
 SIZES = (8, 6, 1)  # by chunk: one on each of three servers
+NORM = sum(SIZES) ** 0.5  # of ones
 
 
 class Session:
@@ -65,6 +67,10 @@ class Peer(refusals_test.Peer):
 
     def enter(self, head):
         self.close_shards()
+        self.parse(head)
+        self.sessions = [None] + [Session(self, *server, self.route) for server in self.servers[1:]]
+
+    def parse(self, head):
         version, count = struct.unpack_from("<QI", head)
         at, servers = 12, []
         for _ in range(2 * count):
@@ -74,7 +80,6 @@ class Peer(refusals_test.Peer):
         (chunks,) = struct.unpack_from("<I", head, at)
         self.owners = struct.unpack_from(f"<{chunks}H", head, at + 4)
         self.route, self.servers = version, list(zip(servers[::2], servers[1::2]))
-        self.sessions = [None] + [Session(self, *self.servers[i], version) for i in range(1, count)]
 
     def push_bytes(self, chunk, payload, weight=None):
         weight = self.weight if weight is None else weight
@@ -112,10 +117,35 @@ class Peer(refusals_test.Peer):
         super().close()
 
 
+class Stale(Peer):
+    """It stays with the first route that it was told."""
+
+    told = None
+
+    def enter(self, head):
+        if not self.owners:
+            return super().enter(head)
+        kept = self.owners, self.route, self.servers, self.sessions
+        self.parse(head)
+        self.told = self.route, self.owners
+        self.owners, self.route, self.servers, self.sessions = kept
+
+
 def halves(count, bad):
     """2 bytes a number, the last one `bad`."""
     return struct.pack(f"<{count}H", *[0] * (count - 1), bad)
 
+
+# So many numbers that are 1 or -1.
+ONES = {
+    "f32": lambda n: struct.pack(f"<{n}f", *[1.0] * n),
+    "bf16": lambda n: struct.pack(f"<{n}H", *[0x3F80] * n),
+    "f16": lambda n: struct.pack(f"<{n}H", *[0xBC00] * n),
+    "int8": lambda n: b"\2" + struct.pack("<H", 0x3F80) + b"\1" * n,
+    "sign": lambda n: b"\3" + struct.pack("<H", 0x3F80) + bytes((n + 7) // 8),
+    "topk:0.5,values=bf16": lambda n: b"\1" + struct.pack(f"<{n}H", *[0x3F80] * n),
+    "topk:0.5": lambda n: b"\0" + struct.pack(f"<{n}f", *[1.0] * n),
+}
 
 # By codec: a sound payload of so many numbers, and those that hold NaN or infinity in another place of the format.
 CODECS = {
@@ -195,6 +225,48 @@ class Lies(servers_test.ServersTest):
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, leader, *shards)
 
+    def test_a_norm_that_is_not_that_of_the_chunks_is_refused(self):
+        """Whether PushEnd comes last or the chunks of another server do."""
+        leader, _ = self.started()
+        before = self.state(leader)
+        for codec, ones in ONES.items():
+            for factor in (1.01, 0.99, 0.0):
+                for late in range(len(SIZES)):
+                    with self.subTest(codec=codec, factor=factor, last=late):
+                        liar = Peer(leader.data, "liar", codec).join().until_round()
+                        of_leader = liar.owners.index(0)
+                        for chunk in [one for one in range(len(SIZES)) if one != late or one == of_leader]:
+                            liar.push_bytes(chunk, ones(SIZES[chunk]))
+                        liar.end(norm=factor * NORM)
+                        if late != of_leader:
+                            liar.push_bytes(late, ones(SIZES[late]))
+                        said = liar.refusal()
+                        for part in ("PushEnd of liar in round 2", f"claims norm {factor * NORM:.6f}", f"its chunks have {NORM:.6f}"):
+                            self.assertIn(part, said)
+                        liar.close()
+                        self.assertEqual(self.state(leader), before, "the state has changed")
+                        self.assertEqual(leader.cluster()["version"], 2)
+        for number, (codec, ones) in enumerate(ONES.items()):  # and true ones go in
+            with self.subTest(codec=codec):
+                good = Peer(leader.data, "good", codec).join().until_round()
+                for chunk, count in enumerate(SIZES):
+                    good.push_bytes(chunk, ones(count))
+                good.end(norm=(1 + 0.0009 * (-1) ** number) * NORM)
+                wait_for(lambda: leader.cluster()["version"] == 3 + number, "the next version")
+                good.close()
+
+    def test_workers_of_every_codec_say_true_norms(self):
+        leader = self.leader(2, "--epochs", 1000000, "--min-workers", 1, "--apply", "worker", "--optimizer", "sgd")
+        self.shard(leader, "b")
+        for number, codec in enumerate(["f32", "bf16:feedback=on", "bf16", "f16", "int8", "int8:rounding=stochastic", "sign", "topk:0.1", "topk:0.1,values=int8", "topk:0.1,scope=global"]):
+            with self.subTest(codec=codec):
+                worker = self.worker(leader, f"w{number}", "--codec", codec, model=servers_test.MODEL)
+                leader.wait_event("member.joined", worker=f"w{number}")
+                leader.wait_more_rounds(10)
+                worker.send(signal.SIGTERM)
+                self.assert_exit(DONE, worker)
+        self.assertEqual([], leader.events("member.lost"))
+
     def test_they_go_in_where_that_is_wanted(self):
         leader, _ = self.started("--nonfinite", "propagate")
         peer = Peer(leader.data, "peer").join().until_round()
@@ -244,6 +316,99 @@ class Lies(servers_test.ServersTest):
                 lost.close()
                 self.assertEqual(self.state(leader), before, "the state has changed")
         self.assertEqual(leader.cluster()["version"], 2)
+
+    def test_who_passes_the_handshake_and_does_not_enter_is_sent_away(self):
+        leader, _ = self.started()
+        peer = Peer(leader.data, "peer").join().until_round()
+        with connect(peer.servers[1][1]) as stranger:
+            stranger.sendall(hello(name="stranger"))
+            read_frame(stranger)
+            kind, _, head = read_frame(stranger)
+        self.assertEqual(kind, GOODBYE)
+        self.assertIn("no Enter or RowsOpen came within 10 s", read_error(head)[1])
+        for chunk, count in enumerate(SIZES):  # who has entered is still there
+            peer.push(chunk, [1.0] * count)
+        peer.end()
+        wait_for(lambda: leader.cluster()["version"] == 3, "the next version")
+        peer.close()
+
+    def test_what_cannot_count_any_more_is_not_kept(self):
+        """A contribution whole on the other servers whose round closes without it, and what follows of it."""
+        leader, _ = self.started("--policy", "quorum:1,grace=0", "--late", "drop", "--lease", "2s")
+
+        def staged():
+            return sum(server["staged_bytes"] for server in leader.get("/v1/servers")["servers"])
+
+        fast = Peer(leader.data, "fast").join().until_round()
+        slow = Peer(leader.data, "slow").join()
+        self.contribute(fast)
+        fast.until_round(), slow.until_round()
+        self.assertEqual(leader.cluster()["version"], 3)
+        here = slow.owners.index(0)
+        with slow.beating(), fast.beating():
+            elsewhere = [chunk for chunk in range(len(SIZES)) if chunk != here]
+            slow.push(elsewhere[0], [1.0] * SIZES[elsewhere[0]])
+            wait_for(lambda: staged() > 0, "that it is kept")
+            self.contribute(fast)
+            wait_for(lambda: leader.cluster()["version"] == 4, "the next version")
+            slow.push(elsewhere[1], [1.0] * SIZES[elsewhere[1]])  # was on its way
+            wait_for(lambda: staged() == 0, "that nothing is kept")
+            fast.until_round()
+            self.contribute(fast)
+            wait_for(lambda: leader.cluster()["version"] == 5, "the version after it")
+            wait_for(lambda: staged() == 0, "that nothing is kept")
+        slow.close(), fast.close()
+
+    def test_a_chunk_by_an_old_route_is_refused_and_its_sender_gets_the_new_one(self):
+        leader = self.launch_server("--servers", 2, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s").wait_ready()
+        self.shard(leader, "b")
+        stale = Stale(leader.data, "stale").join().until_round()
+        self.contribute(stale)
+        stale.until_round()
+        self.shard(leader, "c").wait_event("leader.joined")
+        moved = []
+        for _ in range(20):  # by the old route, until a chunk has another owner
+            self.contribute(stale)
+            stale.until_round()
+            moved = [chunk for chunk, owner in enumerate(stale.told[1]) if owner != stale.owners[chunk]] if stale.told else []
+            if moved:
+                break
+        self.assertTrue(moved, "no chunk moved")
+        self.assertGreater(stale.told[0], stale.route)
+        version = leader.cluster()["version"]
+        stale.push(moved[0], [1.0] * SIZES[moved[0]])
+        owner = stale.owners[moved[0]]
+        said = stale.sessions[owner].refusal() if owner else stale.refusal()
+        for text in (f"push of chunk {moved[0]} by stale", "by route", "join again"):
+            self.assertIn(text, said)
+        if owner:
+            self.assertIn("it lies on server 'c', not on 'b'", said)
+        stale.close()
+        self.assertEqual(leader.cluster()["version"], version)
+        again = Peer(leader.data, "stale").join().until_round()
+        self.assertGreaterEqual(again.route, stale.told[0])
+        self.contribute(again)
+        wait_for(lambda: leader.cluster()["version"] > version, "the next version")
+        again.close()
+
+    def test_a_model_of_more_chunks_than_can_be_told_of_is_refused_by_name(self):
+        many = [("many", (16 * 120_000,))]  # chunks of 16 numbers
+        flags = ["--chunk-bytes", 64, "--min-workers", 1, "--optimizer", "sgd"]
+        for clip, most in ((["--optimizer.clip_norm", "1"], 114_424), ([], 457_696)):
+            with self.subTest(clip=clip):
+                leader = self.launch_server("--servers", 2, *flags, *clip, name=f"leader{most}", run=f"run{most}").wait_ready()
+                peer = refusals_test.Peer(leader.data, "peer", many).join()
+                if clip:
+                    self.assertIn(f"the model has 120000 chunks, on several servers with optimizer.clip_norm at most {most} can be told of: set a larger chunk_bytes, which is 64", peer.refusal())
+                else:
+                    self.assertEqual(peer.next()[:2], (peer.JOIN, 2))
+                peer.close()
+        one = self.launch_server(*flags, "--optimizer.clip_norm", "1", name="one", run="one").wait_ready()
+        peer = refusals_test.Peer(one.data, "peer", many).join()
+        while peer.next()[0] != peer.INIT_REQUEST:
+            pass
+        self.assert_status(self.shard(one, "late"), USAGE, "server 'late' is refused", "the model has 120000 chunks")
+        peer.close()
 
     def together(self, *arguments):
         """Two workers in one round; the second is going to hear nothing."""

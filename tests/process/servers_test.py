@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
+from wire import ERROR, connect, hello, read_frame
 
 MODEL = "mlp:64-48-32-10"
 CHUNKS = ["--chunk-bytes", 1024]  # enough of them to place evenly
@@ -185,6 +186,50 @@ class Loss(ServersTest):
                             listen=leader.data, api=leader.api)
         self.assert_exit(DONE, *workers, again, *shards)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
+
+
+class Strangers(ServersTest):
+    def test_a_named_token_opens_all_servers_until_it_is_revoked(self):
+        secret = ["--token", "of-the-cluster"]
+        leader = self.leader(2, "--epochs", 1_000_000, "--min-workers", 1, "--api.token", "of-operators", "--lease", "2s", *secret)
+
+        def operate(method, path, body=None):
+            request = urllib.request.Request(f"http://{leader.api}{path}", method=method, data=body and json.dumps(body).encode())
+            request.add_header("Authorization", "Bearer of-operators")
+            request.add_header("Content-Type", "application/json")
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return json.loads(reply.read() or "{}")
+
+        shard = self.shard(leader, "b", *secret)
+        tokens = {role: operate("POST", "/v1/tokens", {"name": role, "role": role})["secret"] for role in ("worker", "viewer")}
+        worker = self.worker(leader, "w", "--token", tokens["worker"], model=MODEL)
+        wait_for(lambda: operate("GET", "/v1/cluster")["round"] > 10, "rounds")
+        self.assertEqual(len(shard.events("worker.entered")), 1)
+        endpoint = next(one["endpoint"] for one in operate("GET", "/v1/servers")["servers"] if one["name"] == "b")
+
+        def is_refused(token, where=endpoint):
+            with connect(where) as peer:
+                peer.sendall(hello(name="x", token=token))
+                return bool(read_frame(peer)[1] & ERROR)
+
+        self.assertTrue(is_refused(tokens["viewer"]))
+        self.assertTrue(is_refused(tokens["worker"][:-1] + "x"))
+        self.assertFalse(is_refused(tokens["worker"]))
+        operate("DELETE", "/v1/tokens/worker")
+        self.assertTrue(is_refused(tokens["worker"], leader.data))
+        wait_for(lambda: is_refused(tokens["worker"]), "the other server to know")
+        worker.send(signal.SIGTERM)  # who is in stays in, and leaves in peace
+        self.assert_exit(DONE, worker)
+
+    def test_a_server_of_another_run_is_refused_by_name(self):
+        leader = self.leader(2, "--run-id", "first")
+        shard = self.shard(leader, "b")
+        shard.wait_event("leader.joined", run_id="first")
+        leader.kill()
+        other = self.leader(2, "--run-id", "second", name="other", run="other", listen=leader.data)
+        self.assert_status(shard, USAGE, "server 'b' is refused", "it served run 'first', this one is 'second'", "start it anew")
+        again = self.shard(other, "b")
+        again.wait_event("leader.joined", run_id="second")
 
 
 class Change(ServersTest):

@@ -119,6 +119,7 @@ class Client:
         self.samples, self.fingerprint = train_samples, fingerprint
         self.model = "by hand"  # all workers of a job say the same
         self.codec = "f32"
+        self.sample_tokens = 0
         self.results = {}  # round: payload of each chunk
 
     def elements(self, chunk):
@@ -136,7 +137,7 @@ class Client:
 
     def join_head(self):
         head = text(self.name) + text("star") + text(self.codec)
-        head += struct.pack("<IQQQ", 1, self.batch, self.samples, self.fingerprint) + text(self.model) + text("") + text("")
+        head += struct.pack("<IQQQQ", 1, self.batch, self.samples, self.fingerprint, self.sample_tokens) + text(self.model) + text("") + text("")
         return head
 
     def manifest(self):
@@ -189,7 +190,7 @@ class Client:
         for chunk in range(len(self.tensors) if end > begin else 0):
             self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
         told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
-        self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIdd", 0, 0, 0, 0, 0, 0, 0, 0, -1))
+        self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIddd", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1))
 
 
 class Gate:

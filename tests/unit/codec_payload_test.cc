@@ -15,7 +15,9 @@
 #include "common/codec/index_code.h"
 #include "common/codec/payload.h"
 #include "common/codec/sign.h"
+#include "common/codec/squares.h"
 #include "common/tensor/multiversion.h"
+#include "common/tensor/squares.h"
 
 namespace centroid {
 namespace {
@@ -50,6 +52,57 @@ std::vector<std::byte> bytes(std::initializer_list<int> values) {
   std::vector<std::byte> out;
   for (const int v : values) out.push_back(static_cast<std::byte>(v));
   return out;
+}
+
+// ---- squares: what a contribution says of its norm --------------------------------------------
+
+TEST(Squares, AreThoseOfWhatThePayloadDecodesTo) {
+  const std::vector<std::string> specs = {"f32",
+                                          "bf16",
+                                          "f16",
+                                          "int8",
+                                          "int8:rounding=stochastic",
+                                          "sign",
+                                          "topk:0.1",
+                                          "topk:1",
+                                          "topk:0.1,values=int8"};
+  for (const std::string& spec : specs)
+    for (const std::size_t n : {1, 15, 16, 17, 5000}) {
+      SCOPED_TRACE(spec + ", " + std::to_string(n));
+      std::vector<float> x(n), scratch(n);
+      for (std::size_t i = 0; i < n; ++i)
+        x[i] = static_cast<float>(mix64(kSeed, i) % 2000) / 500.0f - 2.0f;
+      const auto payload = encoded(spec, x);
+      double expected = 0;
+      for (const float v : decoded(spec, payload, n)) expected += static_cast<double>(v) * v;
+      const auto codec = make_codec(spec).value();
+      EXPECT_NEAR(squares_of(*codec, payload, scratch), expected, 1e-12 * expected);
+      const Bytes cut = Bytes(payload).first(payload.size() - 1);
+      EXPECT_TRUE(std::isnan(squares_of(*codec, cut, scratch))) << "of what is not whole";
+    }
+}
+
+TEST(Squares, AreFiniteExactlyWhereAllNumbersAre) {
+  std::vector<float> x(1000, 3e38f);
+  EXPECT_NEAR(squares_of(x), 1000 * 9e76, 1e72);
+  x.assign(1000, 1e-38f);
+  EXPECT_NEAR(squares_of(x), 1e-73, 1e-79);
+  for (const float bad : {kInf, -kInf, kNan})
+    for (const std::size_t at : {0, 500, 999}) {
+      std::vector<float> y(1000, 1.0f);
+      y[at] = bad;
+      EXPECT_FALSE(std::isfinite(squares_of(y))) << bad << " at " << at;
+    }
+}
+
+TEST(Squares, ANormMayBeOffByAThousandth) {
+  EXPECT_TRUE(is_norm_of(0, 0));
+  EXPECT_FALSE(is_norm_of(1e-30, 0));
+  EXPECT_FALSE(is_norm_of(0, 1e-60));
+  EXPECT_TRUE(is_norm_of(3.0029, 9));
+  EXPECT_TRUE(is_norm_of(2.9971, 9));
+  EXPECT_FALSE(is_norm_of(3.0031, 9));
+  EXPECT_FALSE(is_norm_of(2.9969, 9));
 }
 
 // ---- top-k as a codec -------------------------------------------------------------------------

@@ -29,6 +29,7 @@ Join sample_join() {
   join.batch = 32;
   join.train_samples = 1438;
   join.data_fingerprint = 0x1122334455667788;
+  join.sample_tokens = 256;
   join.model = "mlp:64-10,relu";
   join.manifest = {{.name = "layers.0.weight", .dtype = DType::kF32, .shape = {10, 64}},
                    {.name = "scale", .dtype = DType::kF32, .shape = {}}};
@@ -120,6 +121,7 @@ PushEnd sample_end() {
   end.dense_chunks = 1;
   end.exchange_seconds = 0x1p-5;
   end.divergence = 0x1p-6;
+  end.norm = 3.25;
   return end;
 }
 
@@ -154,7 +156,8 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Route>("route");
   expect_documented<ServerChunk>("server-chunk");
   expect_documented<ServerState>("server-state");
-  expect_documented<WeighedContribution>("whole");
+  expect_documented<Whole>("whole");
+  expect_documented<Tokens>("tokens");
   expect_documented<Merge>("merge");
   expect_documented<MergeReply>("merge-reply");
   expect_documented<Statistics>("statistics");
@@ -207,11 +210,25 @@ TEST(Messages, ServersAreAsTheContractSays) {
   ASSERT_EQ(merge.parts.size(), 1u);
   EXPECT_EQ(merge.parts[0].key.member, MemberId(4));
   EXPECT_EQ(merge.parts[0].weight, 32.0);
+  ASSERT_EQ(merge.keeps.size(), 1u);
+  EXPECT_EQ(merge.keeps[0].member, MemberId(5));
+  EXPECT_EQ(merge.keeps[0].round, Round(6));
   EXPECT_EQ(merge.members, std::vector<MemberId>{MemberId(4)});
   EXPECT_FALSE(merge.wants_norm);
   Merge wrong = merge;
   wrong.total_weight = 0;
   EXPECT_FALSE(decode<Merge>(encode(wrong)).ok());
+  const auto whole = decode<Whole>(documented("whole")).value();
+  EXPECT_EQ(whole.weight, 32.0);
+  EXPECT_EQ(whole.squares, 10.5625);
+  Whole below = whole;
+  below.squares = -1;
+  EXPECT_FALSE(decode<Whole>(encode(below)).ok());
+  const auto told_tokens = decode<Tokens>(documented("tokens")).value();
+  ASSERT_EQ(told_tokens.tokens.size(), 1u);
+  EXPECT_EQ(told_tokens.tokens[0].id, "ab");
+  EXPECT_EQ(told_tokens.tokens[0].salt, "01");
+  EXPECT_EQ(told_tokens.tokens[0].hash, "ff");
   const auto enter = decode<Enter>(documented("enter")).value();
   EXPECT_EQ(enter.route, 3u);
 }
@@ -231,6 +248,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   join.batch = 32;
   join.train_samples = 1438;
   join.data_fingerprint = 0x0102030405060708;
+  join.sample_tokens = 128;
   join.model = "m";
   join.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {10, 64}}};
   EXPECT_EQ(encode(join), documented("join"));
@@ -333,6 +351,7 @@ TEST(Messages, EveryFieldSurvivesTheWire) {
             sample_join().manifest);
   EXPECT_EQ(join.data_fingerprint, 0x1122334455667788u);
   EXPECT_EQ(join.train_samples, 1438u);
+  EXPECT_EQ(join.sample_tokens, 256u);
   const RoundOpen open = decode<RoundOpen>(encode(sample_open())).value();
   EXPECT_EQ(open.rank, Rank(2));
   EXPECT_EQ(open.end, 96u);
@@ -412,7 +431,7 @@ TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   open[open.size() - 13] = std::byte{2};  // evaluate, before overlap and steps_before
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto reply = encode(JoinReply{});
-  reply[reply.size() - 9] = std::byte{3};  // weight_by
+  reply[reply.size() - 9] = std::byte{4};  // weight_by
   EXPECT_FALSE(decode<JoinReply>(reply).ok());
   auto closed = encode(RoundClosed{});
   closed[12] = std::byte{5};
@@ -459,6 +478,8 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::encode_seconds, nan), "PushEnd.encode_seconds is nan");
   expect(end_with(&PushEnd::decode_seconds, -1.0), "PushEnd.decode_seconds is -1");
   expect(end_with(&PushEnd::residual_norm, kInf), "PushEnd.residual_norm is inf");
+  expect(end_with(&PushEnd::norm, kInf), "PushEnd.norm is inf");
+  expect(end_with(&PushEnd::norm, -2.0), "PushEnd.norm is -2");
   expect(end_with(&PushEnd::exchange_seconds, -1.0), "PushEnd.exchange_seconds is -1");
   expect(end_with(&PushEnd::divergence, -0.5), "PushEnd.divergence is -0.5");
   expect(end_with(&PushEnd::divergence, nan), "PushEnd.divergence is nan");

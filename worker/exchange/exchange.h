@@ -54,6 +54,7 @@ struct StepStats {
   std::uint64_t samples = 0, correct = 0;
   double loss_sum = 0;
   double compute_seconds = 0;
+  std::uint64_t tokens = 0;  ///< over which the contribution is the mean; its weight by tokens
   // of local steps, in the round before
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured

@@ -4,7 +4,8 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
-#include "common/tensor/finite.h"
+#include "common/codec/squares.h"
+#include "common/tensor/squares.h"
 #include "transport/echo.h"
 #include "worker/exchange/server_link.h"
 
@@ -23,13 +24,15 @@ constexpr std::uint64_t kResidualRounds = 16;
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
-/// second pass finds each in cache.
-std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values) {
+/// second pass finds each in cache. Adds their squares to `squares`.
+std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values, double* squares) {
   constexpr std::size_t kPiece = 8192;
   std::uint32_t crc = 0;
   while (!values.empty()) {
     const auto piece = values.first(std::min(values.size(), kPiece));
-    if (!is_finite(piece)) return std::nullopt;
+    const double sum = squares_of(piece);
+    if (!std::isfinite(sum)) return std::nullopt;  // no float's square is infinite in double
+    *squares += sum;
     crc = crc32c(std::as_bytes(piece), crc);
     values = values.subspan(piece.size());
   }
@@ -311,6 +314,8 @@ double ServerLink::weight_of(const proto::RoundOpen& open) const {
       return static_cast<double>(samples / batch + (samples % batch > 0 ? 1 : 0));
     case proto::WeightBy::kEqual:
       return 1;
+    case proto::WeightBy::kTokens:
+      return stats_ ? static_cast<double>(stats_->tokens) : 0;
     case proto::WeightBy::kSamples:
       break;
   }
@@ -344,8 +349,10 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
   const bool has_share = open.end > open.begin;
   const std::size_t tensors = fragment_of(open).tensors.size();
   std::size_t next = 0;
+  squares_ = 0;
   while (is_current(open) && !session.is_closed()) {
-    const bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
+    bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
+    if (terms_.weight_by == proto::WeightBy::kTokens && !stats_) waits_for_all = true;
     if (has_share && !waits_for_all && next < order_.size() && nonfinite_tensor_.empty()) {
       for (const Chunk& chunk : plan_.chunks_of(order_[next])) {
         Session* const owner = session_for(chunk.id, session);
@@ -373,8 +380,13 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   std::optional<std::uint32_t> crc;
   if (is_plain && looks) {
     const bool needs_sum = !session.sends_unsummed();
-    if (needs_sum) crc = checksum_of_finite(values);
-    if (needs_sum ? !crc : !is_finite(values)) {
+    double sum = 0;
+    if (needs_sum)
+      crc = checksum_of_finite(values, &sum);
+    else
+      sum = squares_of(values);
+    squares_ += sum;
+    if (needs_sum ? !crc : !std::isfinite(sum)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
@@ -389,9 +401,15 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
       co_return Status();
     }
     payload = *encoded;
-    // As the server will: bf16 rounds the very largest numbers to infinity. Error feedback has
-    // looked while it added.
-    if (looks && !feedback_ && !codec_->check_finite(payload).ok()) {
+    double squares = 0;
+    if (looks) {  // as the server will
+      squares_scratch_.resize(plan_.max_chunk_elements());
+      const auto scratch = std::span(squares_scratch_).first(chunk.elements);
+      squares = squares_of(*codec_, payload, scratch);
+    }
+    squares_ += squares;
+    // bf16 rounds the very largest numbers to infinity. Error feedback has looked while it added.
+    if (!feedback_ && !std::isfinite(squares)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
@@ -508,6 +526,9 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.divergence = stats_->divergence;
   end.nonfinite = !nonfinite_tensor_.empty();
   end.nonfinite_tensor = nonfinite_tensor_;
+  const bool looks = terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+  if (!options_.peers && looks && !end.nonfinite && std::isfinite(squares_))
+    end.norm = std::sqrt(squares_);
   const CodecTotals totals = codecs();
   end.encode_seconds = totals.encode_seconds - codecs_before_.encode_seconds;
   end.decode_seconds = totals.decode_seconds - codecs_before_.decode_seconds;

@@ -250,6 +250,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
       exchange.ready(*tensor);
   add(untold_, first);
   StepStats told = std::exchange(untold_, {});
+  told.tokens = first.samples;
   told.exchange_seconds = exchange_seconds_;
   told.divergence = divergence_.ratio;
   exchange.complete(told);

@@ -39,7 +39,9 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
   stats = {.samples = step.samples,
            .correct = step.correct,
            .loss_sum = step.loss_sum,
-           .compute_seconds = step.compute_seconds};
+           .compute_seconds = step.compute_seconds,
+           // The gradient is the mean over all places of the samples, also those behind their ends.
+           .tokens = share.samples() * data.targets()};
   if (share.samples() > 0 && share.round.value % kGradientNormRounds == 1) {
     exchange.complete(stats);  // the others need not wait for it
     CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());

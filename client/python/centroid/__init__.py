@@ -40,7 +40,7 @@ class _Server(_Struct):
 
 
 class _Training(_Struct):
-    _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64)]
+    _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64)]
 
 
 class _Tensor(ctypes.Structure):
@@ -332,11 +332,12 @@ class Trainer:
              worker's, unless it goes on from a checkpoint
     samples  of the whole training data, the same for all workers
     batch    samples of one step here
+    sample_tokens  that a sample has at most; where the server weighs by tokens, `samples=` of a step says over how many its gradient is the mean
     model    what all workers of the job call alike
     tls      None, or a dict of authority, and certificate, key, server_name where needed (paths)
     """
 
-    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, timeout=None, tls=None):
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, timeout=None, tls=None):
         self._handle = None
         _library or load()
         self.tensors = dict(tensors)
@@ -350,7 +351,7 @@ class Trainer:
             dimensions = (_u64 * max(len(shape), 1))(*shape)
             keep.append((memory, dimensions))
             struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
-        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1))
+        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32))
         where = _server(server, token, name, timeout, tls)
         handle = _memory()
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
