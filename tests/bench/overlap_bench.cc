@@ -1,132 +1,30 @@
 // How much of an exchange disappears behind the backward pass: a server and workers in one process
 // over TCP on loopback; computing is sleeping, as a device computes without the processor.
 
-#include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
-#include <mutex>
 
 #include "common/base/config.h"
-#include "tests/support/cluster.h"
+#include "tests/support/sleeping.h"
 
 namespace centroid::bench {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::uint64_t workers = 2, parameters = 25'000'000, tensors = 25, rounds = 6;
   double compute = 1.25;
 };
 
-enum class Ready : std::uint8_t { kAtOnce, kAtTheEnd, kAsComputed };
-
-/// Gradients of given numbers; a step takes `compute` seconds, the same for each tensor, from the
-/// last to the first.
-class SleepingGroup final : public worker::ReplicaGroup {
- public:
-  SleepingGroup(const Options& options, double compute, Ready ready)
-      : tensors_(options.tensors),
-        compute_(compute),
-        ready_(ready),
-        params_(options.parameters),
-        gradients_(options.parameters, 1e-3f),
-        current_(params_) {}
-  std::size_t devices() const override { return 1; }
-  std::span<float> params() override { return current_; }
-  void use_params(std::span<float> memory) override { current_ = memory; }
-  std::span<float> gradients() override { return gradients_; }
-  Result<double> gradient_norm() override { return 1.0; }
-  void use_noise(std::uint64_t) override {}
-  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
-  }
-  Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
-                                 const std::function<void(TensorId)>& on_ready) override {
-    const auto begin = Clock::now();
-    const std::chrono::duration<double> each(compute_ / static_cast<double>(tensors_));
-    for (std::uint64_t done = 0; done < tensors_; ++done) {
-      if (ready_ != Ready::kAtOnce)
-        std::this_thread::sleep_until(  // lint-ok: sleeping is computing here
-            begin + std::chrono::duration_cast<Clock::duration>(each * (done + 1)));
-      if (ready_ != Ready::kAtTheEnd)
-        on_ready(TensorId(static_cast<std::uint32_t>(tensors_ - 1 - done)));
-    }
-    if (ready_ == Ready::kAtTheEnd)
-      for (std::uint64_t left = tensors_; left > 0; --left)
-        on_ready(TensorId(static_cast<std::uint32_t>(left - 1)));
-    worker::GroupStep out;
-    out.samples = samples.size();
-    out.compute_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    return out;
-  }
-  Result<worker::GroupStep> evaluate(const worker::Dataset&, std::uint64_t,
-                                     std::uint64_t) override {
-    return worker::GroupStep();
-  }
-
- private:
-  std::uint64_t tensors_;
-  double compute_;
-  Ready ready_;
-  std::vector<float> params_, gradients_;
-  std::span<float> current_;
-};
+using Ready = test::SleepingGroup::Ready;
 
 /// Median seconds of a round of the first worker.
 double round_seconds(const Options& options, double compute, Ready ready) {
-  server::ServerConfig config;
-  config.run_dir = std::filesystem::temp_directory_path() / "centroid-bench-overlap";
-  config.rounds = options.rounds + 2;
-  config.min_workers = options.workers;
-  config.exit_when_finished = true;
-  const auto transports = [](Executor executor) { return transport::make_tcp(executor, {}); };
-  double median = 0;
-  {
-    test::TestServer server(config, transports);
-    auto model = std::make_shared<test::CustomModel>();
-    for (std::uint64_t i = 0; i < options.tensors; ++i)
-      model->manifest.push_back({.name = std::string("t").append(std::to_string(i)),
-                                 .dtype = DType::kF32,
-                                 .shape = {options.parameters / options.tensors}});
-    model->make_group = [&] { return std::make_unique<SleepingGroup>(options, compute, ready); };
-    model->initialize = [](std::uint64_t, std::span<float> params) {
-      std::ranges::fill(params, 1.0f);
-    };
-    worker::DataSplit data;
-    data.train.name = "numbers";
-    data.train.samples = 1'000'000;
-    data.train.features = 1;
-    data.train.classes = 1;
-    data.train.x.resize(data.train.samples);
-    data.train.y.resize(data.train.samples);
-    std::vector<double> rounds;
-    std::vector<std::thread> threads;
-    for (std::uint64_t i = 0; i < options.workers; ++i)
-      threads.emplace_back([&, i] {
-        test::WorkerSpec spec;
-        spec.name = std::string("worker-").append(std::to_string(i));
-        spec.custom = model;
-        auto last = Clock::now();
-        const auto observe = [&](const worker::Share&, const worker::StepStats&,
-                                 const worker::RoundReport&, const worker::TrainingSummary&) {
-          const auto now = Clock::now();
-          if (i == 0) rounds.push_back(std::chrono::duration<double>(now - last).count());
-          last = now;
-        };
-        const auto outcome = test::run_worker(spec, data, server.endpoint(), transports, observe);
-        if (!outcome.status.ok()) {
-          std::fprintf(stderr, "%s\n", outcome.status.error().to_string().c_str());
-          std::exit(1);
-        }
-      });
-    for (std::thread& thread : threads) thread.join();
-    (void)server.join();
-    rounds.erase(rounds.begin(), rounds.begin() + 2);
-    std::ranges::sort(rounds);
-    median = rounds[rounds.size() / 2];
-  }
-  std::filesystem::remove_all(config.run_dir);
-  return median;
+  const auto folder = std::filesystem::temp_directory_path() / "centroid-bench-overlap";
+  const auto model = test::sleeping_model(options.tensors, options.parameters, compute, ready);
+  const auto rounds = test::round_seconds(model, options.workers, options.rounds, folder);
+  std::filesystem::remove_all(folder);
+  return rounds[rounds.size() / 2];
 }
 
 int run(Options options) {
@@ -170,5 +68,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (*outcome == config::Schema::Outcome::kPrinted) return 0;
-  return bench::run(options);
+  try {
+    return bench::run(options);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
 }

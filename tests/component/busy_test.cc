@@ -1,0 +1,235 @@
+#include <cmath>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/quadratic.h"
+#include "tests/support/sleeping.h"
+#include "tests/unit/temporary_directory.h"
+#include "worker/model/backend.h"
+
+/// What is to happen at the same time does: devices that compute, an exchange behind computing,
+/// unequal workers. Steps sleep, so that the figures are those of the order of things and not of
+/// the machine; docs/benchmarks.md has what real steps give.
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+using Ready = SleepingGroup::Ready;
+
+/// A model whose steps take so much longer, asleep.
+class SleepingModel final : public worker::Model {
+ public:
+  SleepingModel(std::unique_ptr<worker::Model> model, std::chrono::milliseconds pause)
+      : model_(std::move(model)), pause_(pause) {}
+  const Manifest& manifest() const override { return model_->manifest(); }
+  std::uint64_t features() const override { return model_->features(); }
+  std::uint32_t classes() const override { return model_->classes(); }
+  std::string spec() const override { return model_->spec(); }
+  std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override {
+    return model_->work_bytes(samples, with_gradient);
+  }
+  void initialize(std::uint64_t seed, std::span<float> params) const override {
+    model_->initialize(seed, params);
+  }
+  void queue_step(const worker::Batch& batch, std::span<const float> params,
+                  std::span<float> gradients,
+                  const std::function<void(TensorId)>& on_ready) override {
+    std::this_thread::sleep_for(pause_);  // lint-ok: sleeping is computing here
+    model_->queue_step(batch, params, gradients, on_ready);
+  }
+  void queue_evaluate(const worker::Batch& batch, std::span<const float> params) override {
+    model_->queue_evaluate(batch, params);
+  }
+  worker::Backend& backend() override { return model_->backend(); }
+  std::unique_ptr<Model> clone_on(std::unique_ptr<worker::Backend> backend) const override {
+    return std::make_unique<SleepingModel>(model_->clone_on(std::move(backend)), pause_);
+  }
+
+ private:
+  std::unique_ptr<worker::Model> model_;
+  std::chrono::milliseconds pause_;
+};
+
+/// The same work on each of two devices takes less than 1.4 times that of one.
+TEST(Busy, TwoDevicesComputeAtTheSameTime) {
+  const SleepingModel model(worker::make_model("mlp:8-16-4").value(),
+                            std::chrono::milliseconds(40));
+  const auto data = make_blobs(64, 8, 4, 1);
+  const auto seconds = [&](const std::string& devices, std::uint64_t samples) {
+    const auto group = worker::make_replica_group(model, {.devices = devices}).value();
+    model.initialize(1, group->params());
+    std::vector<std::uint64_t> batch(samples);
+    std::iota(batch.begin(), batch.end(), 0);
+    double best = 1e9;
+    for (int step = 0; step < 5; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_TRUE(group->step(data.train, batch, [](TensorId) {}).ok());
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      best = std::min(best, took.count());
+    }
+    return best;
+  };
+  const double one = seconds("cpu:0", 16), two = seconds("cpu:0,cpu:1", 32);
+  EXPECT_GE(one, 0.04);
+  EXPECT_LT(two, 1.4 * one);
+}
+
+/// Of an exchange that is shorter than computing most disappears behind it, where tensors leave as
+/// they are done. (95 % on an idle machine; what a loaded one takes from three tries is left out.)
+TEST(Busy, AnExchangeHidesBehindComputing) {
+  constexpr std::uint64_t kTensors = 20, kParameters = 4'000'000;
+  const TemporaryDirectory directory;
+  const auto best = [&](double compute, Ready ready) {
+    return round_seconds(sleeping_model(kTensors, kParameters, compute, ready), 2, 6,
+                         directory.path() / "run")
+        .front();
+  };
+  double hidden = 0;
+  for (int attempt = 0; attempt < 3 && hidden < 0.6; ++attempt) {
+    const double compute = std::max(0.1, 1.5 * best(0, Ready::kAtOnce));
+    const double after = best(compute, Ready::kAtTheEnd);
+    const double overlapped = best(compute, Ready::kAsComputed);
+    ASSERT_GT(after, compute);
+    hidden = std::max(hidden, (after - overlapped) / (after - compute));
+  }
+  EXPECT_GE(hidden, 0.6);
+}
+
+class BusyWorkers : public ::testing::Test {
+ protected:
+  TestServer::TransportFactory transports() {
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+  ServerConfig config() {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.exit_when_finished = true;
+    c.min_workers = 2;
+    c.local_steps = 10;
+    c.outer = "average";
+    c.cadence_mode = "tuned";
+    return c;
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+/// Steps of 5 and 15 ms: together at least 85 % of what the two make each for itself, with the
+/// defaults of the cadence, over the ends of short epochs.
+TEST_F(BusyWorkers, UnequalOnesMakeMostOfTheirSteps) {
+  constexpr std::uint64_t kBatch = 8;
+  const auto data = numbers(45 * kBatch);
+  ServerConfig c = config();
+  c.rounds = 30;
+  TestServer server(c, transports());
+  std::vector<WorkerSpec> specs(2);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    specs[i].name = "worker-" + std::to_string(i);
+    specs[i].batch = kBatch;
+    specs[i].custom = sleeping_model(4, 80, i == 0 ? 0.005 : 0.015, Ready::kAtTheEnd);
+  }
+  double compute[2] = {0, 0}, lasted[2] = {0, 0};
+  std::uint64_t samples[2] = {0, 0};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    threads.emplace_back([&, i] {
+      std::optional<std::chrono::steady_clock::time_point> begin;
+      const auto observe = [&](const worker::Share& share, const worker::StepStats& stats,
+                               const worker::RoundReport&, const worker::TrainingSummary&) {
+        const auto now = std::chrono::steady_clock::now();
+        if (begin) {
+          compute[i] += stats.compute_seconds;
+          samples[i] += stats.samples;
+          lasted[i] = std::chrono::duration<double>(now - *begin).count();
+        }
+        if (share.round.value == 4) begin = now;  // speeds are known
+      };
+      EXPECT_TRUE(run_worker(specs[i], data, server.endpoint(), transports(), observe).status.ok());
+    });
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(server.join().ok());
+  // By what a step really took, for on a loaded machine sleeping takes longer.
+  double made = 0, possible = 0;
+  for (std::size_t i = 0; i < 2; ++i) {
+    made += static_cast<double>(samples[i]);
+    possible += lasted[i] * static_cast<double>(samples[i]) / compute[i];
+  }
+  EXPECT_GE(made / possible, 0.85);
+  EXPECT_GT(samples[0], 2 * samples[1]);
+  std::printf("%.1f %% of what both make alone\n", 100 * made / possible);
+}
+
+/// Steps that take a worker's parameters away from the other's, further with every step.
+class DriftingGroup final : public QuadraticGroup {
+ public:
+  explicit DriftingGroup(float direction) : QuadraticGroup(80), direction_(direction) {}
+  Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
+                                 const std::function<void(TensorId)>&) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lint-ok: computing
+    std::ranges::fill(gradients(), direction_);
+    direction_ *= 1.01f;
+    worker::GroupStep done;
+    done.samples = samples.size();
+    return done;
+  }
+
+ private:
+  float direction_;
+};
+
+/// `cadence.guard predict` in a server that trains: rounds get shorter before the divergence passes
+/// its threshold. `halve` waits until it has.
+TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
+  const auto data = numbers(8000);
+  for (const std::string guard : {"predict", "halve"}) {
+    SCOPED_TRACE(guard);
+    ServerConfig c = config();
+    c.rounds = 14;
+    c.local_steps = c.cadence_max_steps = 40;
+    c.cadence_guard = guard;
+    TestServer server(c, transports());
+    std::vector<WorkerSpec> specs(2);
+    std::vector<double> found;  // by the first worker, at the end of each round
+    std::vector<std::uint64_t> steps;
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      specs[i].name = "worker-" + std::to_string(i);
+      specs[i].batch = 1;
+      specs[i].inner = {.name = "sgd", .learning_rate = 1};
+      auto model = std::make_shared<CustomModel>(*quadratic_model());
+      const float direction = i == 0 ? 2e-4f : -2e-4f;
+      model->make_group = [direction] { return std::make_unique<DriftingGroup>(direction); };
+      model->initialize = [](std::uint64_t, std::span<float> params) {
+        std::ranges::fill(params, 1.0f);
+      };
+      specs[i].custom = model;
+      threads.emplace_back([&, i] {
+        const auto observe = [&](const worker::Share& share, const worker::StepStats& stats,
+                                 const worker::RoundReport&, const worker::TrainingSummary&) {
+          if (i > 0) return;
+          found.push_back(stats.divergence);
+          steps.push_back(share.samples());
+        };
+        EXPECT_TRUE(
+            run_worker(specs[i], data, server.endpoint(), transports(), observe).status.ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_TRUE(server.join().ok());
+    ASSERT_EQ(found.size(), 14u);
+    std::size_t shorter = 2;  // the first round that is, behind the probe
+    while (shorter < steps.size() && steps[shorter] >= 40) ++shorter;
+    ASSERT_LT(shorter, steps.size());
+    const double before =
+        *std::max_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(shorter));
+    EXPECT_EQ(before < 0.05, guard == "predict") << before << " in round " << shorter;
+    EXPECT_EQ(server.registry().serialize().find("centroid_server_cadence_nudges_total 0"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace centroid::test
