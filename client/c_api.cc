@@ -299,6 +299,14 @@ int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step
   });
 }
 
+int centroid_trainer_record(centroid_trainer* trainer, const char* name, double value) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_TRY(given(name, "name"));
+    return trainer->it->record(name, value);
+  });
+}
+
 int centroid_trainer_report(centroid_trainer* trainer, uint64_t version, uint64_t samples,
                             uint64_t correct, double loss_sum) {
   return guarded([&]() -> Status {

@@ -138,6 +138,10 @@ CENTROID_API int centroid_trainer_contribute(centroid_trainer* trainer, const ce
 /* Contributes where contribute was not called, and waits for the round's end. */
 CENTROID_API int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step,
                                          centroid_round* round);
+/* A number of the program's own: the mean of those of a name goes with the next contribution. A
+ * name has 1 to 64 letters, digits, _ . / or -, and begins with a letter or _; there are at
+ * most 16. */
+CENTROID_API int centroid_trainer_record(centroid_trainer* trainer, const char* name, double value);
 CENTROID_API int centroid_trainer_report(centroid_trainer* trainer, uint64_t version,
                                          uint64_t samples, uint64_t correct, double loss_sum);
 /* From any thread: next returns CENTROID_STOPPED soon. */

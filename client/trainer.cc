@@ -75,6 +75,7 @@ struct Trainer::Impl {
   std::optional<Finished> ended;
   std::vector<bool> is_ready;
   StepStats untold;                              // of steps since the last contribution
+  Scalars recorded;                              // since the last contribution
   double divergence = -1, exchange_seconds = 0;  // of the last round
   std::chrono::steady_clock::time_point began;
   double computed = 0;  // in this round
@@ -296,6 +297,7 @@ Status Trainer::Impl::contribute(const StepStats& stats) {
   add(untold, stats);
   StepStats told = std::exchange(untold, {});
   told.tokens = stats.samples;
+  told.scalars = std::exchange(recorded, {});
   if (is_local) {
     told.exchange_seconds = exchange_seconds;
     told.divergence = divergence;
@@ -342,6 +344,10 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
   // A program that does not say how long it computed has told nothing of the exchange.
   my.exchange_seconds = my.computed > 0 ? std::max(took.count() - my.computed, 0.0) : 0;
   return report;
+}
+
+Status Trainer::record(std::string_view name, double value) {
+  return impl_->recorded.record(name, value);
 }
 
 void Trainer::report(const worker::Evaluation& evaluation) {

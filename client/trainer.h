@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/result.h"
@@ -76,6 +77,10 @@ class Trainer {
   /// Wait for the round's end; where it was committed parameters() are the new ones then, else from
   /// `next` on. `stats` as contribute; after it those of the steps since.
   Result<worker::RoundReport> finish(const worker::StepStats& stats);
+  /// A number of the program's own (a perplexity, a reward): the mean of those of one name since
+  /// the last contribution goes with the next, to REST and metrics (docs/clients.md). Any time.
+  /// fails  as Scalars::record
+  Status record(std::string_view name, double value);
   /// What held-out data says of committed(), when a share or the end asks for it.
   void report(const worker::Evaluation& evaluation);
   /// Say goodbye, at most a few seconds. The destructor does it, too.

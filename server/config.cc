@@ -283,6 +283,14 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .unit = "ms",
            .min = 0,
            .live = true});
+  s.field(
+      "round_timeout", &c.round_timeout,
+      {.text = "policy bsp, exchange star: a round in which a worker that lives has contributed "
+               "nothing for so long is repeated without it; 0: it is waited for",
+       .unit = "ms",
+       .min = 0,
+       .max = 86'400'000,
+       .live = true});
   s.field("stall_timeout", &c.stall_timeout,
           {.text = "a connection that moves no byte of a begun frame for so long ends",
            .unit = "ms",
@@ -503,6 +511,11 @@ Status finish(ServerConfig& c) {
                  "policy " + c.policy + ": with exchange " + c.exchange +
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
+  if (c.round_timeout.count() > 0 && (policy.is_elastic() || c.is_peer_to_peer()))
+    return Error(ErrorCode::kInvalidArgument,
+                 "round_timeout is for policy bsp with exchange star: policy " + c.policy +
+                     " with exchange " + c.exchange +
+                     (policy.is_elastic() ? " does not wait for everybody" : " has peer_timeout"));
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
   CENTROID_TRY(check_aggregate(c));

@@ -67,6 +67,7 @@ struct ServerConfig {
 
   std::chrono::milliseconds lease{10'000};
   std::chrono::milliseconds drain_timeout{30'000};
+  std::chrono::milliseconds round_timeout{0};
   std::chrono::milliseconds stall_timeout{30'000};
   std::string congestion_control = "auto";
 

@@ -7,6 +7,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/base/scalars.h"
 #include "common/tensor/tensor.h"
 
 /// Messages between worker and server: heads of frames, as structs. docs/wire.md is the contract;
@@ -194,6 +195,18 @@ struct Push {
   Status check() const;
 };
 
+/// A number that the training program names: sum of `count` values.
+struct Scalar {
+  std::string name;
+  double sum = 0;
+  std::uint64_t count = 0;
+  template <class F>
+  void fields(F& f) {
+    f(name, Scalars::kMaxNameBytes), f(sum), f(count);
+  }
+};
+std::vector<Scalar> to_wire(const Scalars& scalars);
+
 struct PushEnd {
   Generation generation;
   Round round;
@@ -215,13 +228,16 @@ struct PushEnd {
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
   double norm = -1;             ///< of the contribution as the server decodes it; -1: not said
+  /// Of its parameters, Euclidean, when it was last looked at; -1: not since the last PushEnd.
+  double parameter_norm = -1;
+  std::vector<Scalar> scalars;  ///< of this contribution, ascending by name, at most kMaxNames
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
         f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes), f(encode_seconds), f(decode_seconds),
         f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks),
-        f(exchange_seconds), f(divergence), f(norm);
+        f(exchange_seconds), f(divergence), f(norm), f(parameter_norm), f(scalars);
   }
   Status check() const;
 };

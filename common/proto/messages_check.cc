@@ -145,7 +145,33 @@ Status check_correct(std::string_view field, std::uint64_t correct, std::uint64_
                "at most the number of samples, " + std::to_string(samples));
 }
 
+/// Of PushEnd.
+Status check_scalars(const std::vector<Scalar>& scalars) {
+  if (scalars.size() > Scalars::kMaxNames)
+    return wrong("PushEnd.scalars", std::to_string(scalars.size()) + " scalars", "at most 16");
+  const std::string* before = nullptr;
+  for (const Scalar& one : scalars) {
+    if (!is_scalar_name(one.name))
+      return wrong("PushEnd.scalars.name", "of " + std::to_string(one.name.size()) + " bytes",
+                   "1 to 64 letters, digits, _ . / or -, a letter or _ first");
+    if (before != nullptr && !(*before < one.name))
+      return wrong("PushEnd.scalars.name", one.name, "after " + *before + ", ascending");
+    if (!(std::abs(one.sum) <= Scalars::kMaxSum))
+      return wrong("PushEnd.scalars." + one.name, text(one.sum),
+                   "a finite number, from -1e300 to 1e300");
+    if (one.count == 0) return wrong("PushEnd.scalars." + one.name, "of 0 numbers", "of some");
+    before = &one.name;
+  }
+  return {};
+}
+
 }  // namespace
+
+std::vector<Scalar> to_wire(const Scalars& scalars) {
+  std::vector<Scalar> out;
+  for (const auto& [name, sum] : scalars.all()) out.push_back({name, sum.sum, sum.count});
+  return out;
+}
 
 Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes,
                    std::uint64_t payload_bytes) {
@@ -192,6 +218,8 @@ Status PushEnd::check() const {
   CENTROID_TRY(check_positive("PushEnd.exchange_seconds", exchange_seconds));
   if (divergence != -1) CENTROID_TRY(check_positive("PushEnd.divergence", divergence));
   if (norm != -1) CENTROID_TRY(check_positive("PushEnd.norm", norm));
+  if (parameter_norm != -1) CENTROID_TRY(check_positive("PushEnd.parameter_norm", parameter_norm));
+  CENTROID_TRY(check_scalars(scalars));
   if (dense_chunks <= chunks) return {};
   return wrong("PushEnd.dense_chunks", std::to_string(dense_chunks),
                "at most PushEnd.chunks, " + std::to_string(chunks));

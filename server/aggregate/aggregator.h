@@ -55,6 +55,8 @@ class Aggregator {
 
   bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
   std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
+  /// A chunk of it waits, for other ranks or for memory.
+  bool is_waiting(std::uint32_t rank) const { return ranks_[rank].received > ranks_[rank].added; }
   double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
   std::size_t waiting() const { return waiting_; }
 

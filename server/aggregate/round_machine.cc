@@ -112,6 +112,17 @@ RoundDecision RoundMachine::failed(MemberId member, std::string why) {
   return retry(std::move(why));
 }
 
+RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent) {
+  const auto is_silent = [&](const Seat& s) {
+    return s.present && !s.done && std::ranges::find(silent, s.member) != silent.end();
+  };
+  const auto lost = std::ranges::find_if(seats_, is_silent);
+  const bool anybody = std::ranges::any_of(
+      seats_, [&](const Seat& s) { return (s.present || s.done) && !is_silent(s); });
+  if (!open_ || lost == seats_.end() || !anybody) return {};
+  return retry("member " + to_string(lost->member) + " has not contributed in time");
+}
+
 RoundDecision RoundMachine::retry(std::string why) {
   open_ = false;
   return {.action = RoundAction::kRetry,

@@ -86,6 +86,10 @@ class RoundMachine {
   /// round is not open or `member` is not of it.
   RoundDecision failed(MemberId member, std::string why);
 
+  /// Who is missing has had its time, though it has not gone: kRetry, to be begun anew without
+  /// `silent`. kWait when the round is not open, or would be left without anybody.
+  RoundDecision timed_out(const std::vector<MemberId>& silent);
+
   /// The contribution that `member` owes is complete. The weight with which it counts in the open
   /// round, or in the next one when none is open; 0: it does not count (`late` rule, too late, not
   /// finite, no samples).

@@ -7,6 +7,7 @@
 
 #include "common/async/task.h"
 #include "common/base/result.h"
+#include "common/base/scalars.h"
 #include "server/events/event_log.h"
 
 namespace centroid::server {
@@ -26,6 +27,8 @@ struct WorkerView {
   double pace_seconds = 0;        ///< of a step, smoothed; 0: not known
   double share_ratio = 0;         ///< its part of the samples of the last round
   double divergence = -1;         ///< docs/coordinator.md; -1: not measured
+  double parameter_norm = -1;     ///< of its parameters, when last looked at; -1: not yet
+  Scalars scalars;                ///< of its last contribution with any
   std::string reason;             ///< why it left, died or was fenced
 };
 
@@ -60,6 +63,7 @@ struct RoundView {
   double opened_unix_seconds = 0, seconds = 0, loss = 0;
   std::vector<std::string> contributors, missing;
   std::vector<std::string> late;  ///< whose contributions to earlier rounds counted in it
+  Scalars scalars;                ///< that training programs have named
 };
 
 struct WaitView {

@@ -68,10 +68,27 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   return out;
 }
 
+namespace {
+
+nlohmann::ordered_json to_json_list(const Scalars& scalars) {
+  auto out = nlohmann::ordered_json::array();
+  for (const auto& [name, sum] : scalars.all()) {
+    nlohmann::ordered_json one;
+    one["name"] = name;
+    one["mean"] = sum.mean();
+    one["count"] = sum.count;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+}  // namespace
+
 nlohmann::ordered_json to_json_object(const WorkerView& view) {
   const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
-               last_loss, local_steps, pace_seconds, share_ratio, divergence, reason] = view;
+               last_loss, local_steps, pace_seconds, share_ratio, divergence, parameter_norm,
+               scalars, reason] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -93,13 +110,15 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["pace_seconds"] = pace_seconds;
   out["share_ratio"] = share_ratio;
   out["divergence"] = divergence;
+  out["parameter_norm"] = parameter_norm;
+  out["scalars"] = to_json_list(scalars);
   out["reason"] = reason;
   return out;
 }
 
 nlohmann::ordered_json to_json_object(const RoundView& view) {
   const auto& [round, attempt, generation, version, samples, state, outcome, opened_unix_seconds,
-               seconds, loss, contributors, missing, late] = view;
+               seconds, loss, contributors, missing, late, scalars] = view;
   nlohmann::ordered_json out;
   out["round"] = round;
   out["attempt"] = attempt;
@@ -114,6 +133,7 @@ nlohmann::ordered_json to_json_object(const RoundView& view) {
   out["contributors"] = contributors;
   out["missing"] = missing;
   out["late"] = late;
+  out["scalars"] = to_json_list(scalars);
   return out;
 }
 

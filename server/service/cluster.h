@@ -198,7 +198,7 @@ class Cluster final : public ControlPlane {
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
-  static Tally tally_of(const Link& link, const proto::PushEnd& end);
+  Tally tally_of(Link& link, const proto::PushEnd& end);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
   Status take_report(Link& link, const proto::Report& report);
@@ -225,6 +225,9 @@ class Cluster final : public ControlPlane {
     return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
   }
   bool retry(const RoundDecision& decision);
+  TimePoint round_limit() const;
+  void leave_silent_out();
+  void set_silent(Link& link);
   Task<Status> merge(RoundDecision decision);
   Task<void> clip(double total_weight);
   Task<void> measure_mean(double total_weight);
@@ -576,7 +579,8 @@ class Cluster final : public ControlPlane {
 
   // for the operator
   Tally round_tally_, epoch_tally_;
-  TimePoint round_opened_;
+  KnownScalars known_scalars_;
+  TimePoint round_opened_, looked_at_;  // who is silent: last
   std::deque<RoundView> history_;
   TimePoint round_told_;             ///< when an event last told of a committed round
   std::uint64_t rounds_untold_ = 0;  ///< committed since then

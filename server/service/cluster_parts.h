@@ -2,10 +2,13 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
+#include "common/base/scalars.h"
+#include "common/proto/messages.h"
 #include "common/proto/servers.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/api/view.h"
@@ -35,6 +38,18 @@ struct KeptPart {
   std::unique_ptr<StagedContribution> staged;
   proto::WeighedContribution counts;  ///< which one, and with what weight
   Tally tally;                        ///< of a late one: it is of the round that counts it
+};
+
+/// Names of the numbers that training programs record: as many as one worker may have, the first
+/// since the start, whatever others call theirs.
+class KnownScalars {
+ public:
+  /// Those of a contribution for whose names there is room.
+  Scalars of(const proto::PushEnd& end);
+
+ private:
+  std::set<std::string, std::less<>> names_;
+  bool is_told_ = false;
 };
 
 /// Training data, as workers tell of it.

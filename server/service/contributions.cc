@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "common/base/log.h"
 #include "common/codec/squares.h"
@@ -188,17 +189,34 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
                steps = static_cast<double>(link.part.samples()) / batch;
   link.part = {};
   link.divergence = end.divergence;
+  if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
   coordinator_.contributed(link.id, {.steps = steps,
                                      .compute_seconds = end.compute_seconds,
                                      .exchange_seconds = end.exchange_seconds,
                                      .divergence = end.divergence});
 }
 
-Tally Cluster::tally_of(const Link& link, const proto::PushEnd& end) {
-  return {.loss_sum = end.loss_sum,
-          .samples = end.samples,
-          .correct = end.correct,
-          .steps = link.local_steps};
+Scalars KnownScalars::of(const proto::PushEnd& end) {
+  Scalars out;
+  for (const proto::Scalar& one : end.scalars) {
+    if (names_.size() < Scalars::kMaxNames) names_.insert(one.name);
+    if (names_.contains(one.name))
+      (void)out.add(one.name, {one.sum, one.count});
+    else if (!std::exchange(is_told_, true))
+      log::warn("scalar.left_out",
+                {{"name", one.name}, {"why", "workers have recorded 16 other names"}});
+  }
+  return out;
+}
+
+Tally Cluster::tally_of(Link& link, const proto::PushEnd& end) {
+  Tally tally{.loss_sum = end.loss_sum,
+              .samples = end.samples,
+              .correct = end.correct,
+              .steps = link.local_steps};
+  tally.scalars = known_scalars_.of(end);
+  if (!tally.scalars.is_empty()) link.scalars = tally.scalars;
+  return tally;
 }
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {

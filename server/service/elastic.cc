@@ -19,9 +19,10 @@ constexpr std::size_t kChunksPerTurn = 4;
 /// Members that are free to begin a round, or about to be. The others get no part of the data until
 /// they are.
 std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) const {
-  if (policy_.is_elastic())
-    std::erase_if(members,
-                  [this](MemberId id) { return find(id)->is_away || !machine_.may_begin(id); });
+  const bool is_elastic = policy_.is_elastic();
+  std::erase_if(members, [&](MemberId id) {
+    return find(id)->is_away || (is_elastic && !machine_.may_begin(id));
+  });
   return members;
 }
 
@@ -44,7 +45,7 @@ void Cluster::seat_waiting() {
 void Cluster::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
-  if (!attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
+  if (!policy_.is_elastic() || !attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
   proto::RoundOpen open = attempt_->opens.front();
   const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
   const std::uint64_t end = agreed_->train_samples - offset_;

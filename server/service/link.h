@@ -46,6 +46,8 @@ struct Link {
   Round part_of;                  ///< the round for which it got it
   std::uint64_t local_steps = 0;  ///< of its last share
   double divergence = -1;         ///< at its last average
+  double parameter_norm = -1;     ///< of its parameters, as it told last
+  Scalars scalars;                ///< of its last contribution with any
   double share_ratio = 0;         ///< its part of its last round's samples
   std::uint64_t route = 0;        ///< that it knows, with several servers
   Attempt::Key pushed;            ///< the attempt of which `squares` are
@@ -53,6 +55,7 @@ struct Link {
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
+  TimePoint opened_at;                 ///< when, with policy bsp
   bool is_away = false;                ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.

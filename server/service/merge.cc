@@ -237,6 +237,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   steps_before_ += round_tally_.steps;
   epoch_tally_.add(round_tally_);
   probe_.round_committed(elapsed, round_tally_.samples, loss_);
+  for (const auto& [name, sum] : round_tally_.scalars.all()) probe_.scalar(name, sum.mean());
   log::debug("round.committed", {{"round", round_.value},
                                  {"version", store_->version().value},
                                  {"seconds", elapsed},

@@ -65,6 +65,8 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         attempt = attempt_;
         if (link->version != attempt->version)
           CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+        link->opened = attempt->key();
+        link->opened_at = clock_.now();
       }
       sent = 0;
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {
@@ -92,6 +94,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       proto::RoundClosed closed = *link->late->closed;
       closed.outcome = *link->late->outcome;
       closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
+      if (!policy_.is_elastic()) closed.reason = "no contribution came within round_timeout";
       link->behind = link->late->key;
       link->late.reset();
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));

@@ -90,6 +90,9 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
                      "Contributions whose round closed without them, by what became of them.",
                      {{"fate", fate}});
   };
+  silent_ = r.counter("centroid_server_members_silent_total",
+                      "Members that a round was repeated without, for they contributed nothing "
+                      "within round_timeout.");
   carried_ = late("carried");
   dropped_ = late("dropped");
   restarted_ = r.counter("centroid_server_state_restarts_total",
@@ -209,6 +212,14 @@ void Probe::round_committed(double seconds, std::uint64_t samples, double loss) 
   round_seconds_.observe(seconds);
   samples_.add(static_cast<double>(samples));
   loss_.set(loss);
+}
+
+void Probe::scalar(const std::string& name, double mean) const {
+  registry_
+      .gauge("centroid_server_scalar",
+             "Mean of a number that training programs have recorded, in the last round with any.",
+             {{"name", name}})
+      .set(mean);
 }
 
 void Probe::coordinated(const Coordinator& coordinator, std::uint64_t nudges) const {

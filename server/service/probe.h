@@ -65,6 +65,9 @@ class Probe {
   explicit Probe(metrics::Registry& registry);
 
   void round_committed(double seconds, std::uint64_t samples, double loss) const;
+  /// One that training programs have named; the names are bounded.
+  void scalar(const std::string& name, double mean) const;
+  void member_silent() const { silent_.add(); }
   void round_skipped() const { skipped_.add(); }
   void round_aborted() const { aborted_.add(); }
   void state_lost() const { state_lost_.add(); }
@@ -119,7 +122,7 @@ class Probe {
   metrics::Registry& registry_;
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
       refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
-      clipped_, carried_, dropped_, restarted_, nudges_, returned_;
+      clipped_, carried_, dropped_, restarted_, nudges_, returned_, silent_;
   metrics::Gauge shards_, shards_missing_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,

@@ -36,7 +36,10 @@ Task<bool> Cluster::wait_for_members() {
   const std::uint64_t needed = is_start ? config_.min_workers : aggregate_.least();
   std::uint64_t present = 0;
   for (const auto& [id, link] : links_)
-    present += roster_.find(id)->state != MemberState::kDraining ? 1 : 0;
+    present += roster_.find(id)->state != MemberState::kDraining &&
+                       !(link->is_away && !policy_.is_elastic())
+                   ? 1
+                   : 0;
   if (present >= needed) co_return true;
   std::string why("min_workers");
   if (!is_start && !aggregate_.is_mean()) why = "aggregate " + aggregate_.to_string();
@@ -115,6 +118,7 @@ Task<Status> Cluster::run_rounds() {
 
 void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                            bool resend) {
+  looked_at_ = clock_.now();
   aggregator_->begin({});  // gives credit back by the ranks of the attempt before
   attempt_ = std::make_shared<Attempt>();
   attempt_->generation = roster_.generation();
@@ -211,7 +215,8 @@ Task<Status> Cluster::one_round() {
   const bool is_for_late = policy_.applies_each() && machine_.has_late();
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
-    if (policy_.is_elastic()) co_await changed_.wait(TimePoint::max());
+    const bool waits = policy_.is_elastic() || !links_.empty();
+    if (waits) co_await changed_.wait(TimePoint::max());
     co_return Status();
   }
   auto shares = make_shares(members);
@@ -225,10 +230,12 @@ Task<Status> Cluster::one_round() {
     while (!decision_) {
       if (is_deposed()) co_return fence_->holds();
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
-      const TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
-                                       machine_.deadline().value_or(TimePoint::max()));
+      TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
+                                 machine_.deadline().value_or(TimePoint::max()));
+      limit = std::min(limit, round_limit());
       const bool woken = co_await changed_.wait(limit);
       if (!decision_) decide(machine_.tick(clock_.now()));
+      if (!decision_) leave_silent_out();
       if (!decision_) seat_waiting();
       results_taken();
       if (has_lost_server()) {
@@ -288,6 +295,49 @@ Task<Status> Cluster::one_round() {
   }
 }
 
+/// When those that are missing have had their time.
+TimePoint Cluster::round_limit() const {
+  const bool is_bounded = config_.round_timeout.count() > 0 && attempt_ && !attempt_->closed;
+  return is_bounded ? looked_at_ + config_.round_timeout : TimePoint::max();
+}
+
+/// Who was told to begin a `round_timeout` ago, lives, and is the one that is waited for (nothing
+/// of it waits for others here) is left out: the attempt is given up and repeated without it.
+void Cluster::leave_silent_out() {
+  if (clock_.now() < round_limit()) return;
+  looked_at_ = clock_.now();  // the next look, where nobody can be left out
+  std::vector<MemberId> silent;
+  for (const MemberId member : machine_.missing()) {
+    const auto link = find(member);
+    const bool was_told = link && link->opened == attempt_->key() &&
+                          clock_.now() - link->opened_at >= config_.round_timeout;
+    if (was_told && !link->pending_end && !aggregator_->is_waiting(*attempt_->rank_of(member)))
+      silent.push_back(member);
+  }
+  RoundDecision decision = machine_.timed_out(silent);
+  if (decision.action == RoundAction::kWait) return;
+  std::string names;
+  for (const MemberId member : silent)
+    names.append(names.empty() ? "" : ", ").append(name_of(member));
+  decision.text = names + ": no contribution in round_timeout, " +
+                  std::to_string(config_.round_timeout.count()) + " ms";
+  for (const MemberId member : silent) set_silent(*find(member));
+  decide(std::move(decision));
+}
+
+/// It is told that the round closed without it, says Ready when it is done with it, and gets a part
+/// of a later round then (outbox.cc).
+void Cluster::set_silent(Link& link) {
+  probe_.member_silent();
+  events_.publish("member.left_out",
+                  {{"worker", link.join.name}, {"member", link.id.value}, {"round", round_.value}});
+  part_lost(link);
+  link.is_away = true;
+  link.late.emplace();
+  link.late->key = attempt_->key();
+  link.late->outcome = proto::Outcome::kLate;
+}
+
 /// Open the next attempt for those of the members that are left. False when nobody is.
 bool Cluster::retry(const RoundDecision& decision) {
   ++aborted_;
@@ -303,7 +353,8 @@ bool Cluster::retry(const RoundDecision& decision) {
   std::vector<MemberId> members;
   std::vector<proto::RoundOpen> shares;
   for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
-    if (!find(old->members[rank])) continue;
+    const auto link = find(old->members[rank]);
+    if (!link || link->is_away) continue;  // away: silent
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }
@@ -348,6 +399,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
     (is_in ? view.contributors : view.missing).push_back(name_of(member));
   }
   view.late = attempt_->late;
+  view.scalars = round_tally_.scalars;
   history_.push_front(std::move(view));
   if (history_.size() > kHistory) history_.pop_back();
   forget_departed();

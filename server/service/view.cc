@@ -40,6 +40,8 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.pace_seconds = coordinator_.cadence().seconds_per_step(link->id);
   view.share_ratio = link->share_ratio;
   view.divergence = std::min(link->divergence, proto::kMaxLoss);
+  view.parameter_norm = link->parameter_norm;
+  view.scalars = link->scalars;
   return view;
 }
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -112,6 +113,11 @@ TEST_F(CoordinatorTest, SettingsThatContradictAreRefused) {
               HasSubstr("speeds by rank"));
   EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local_steps = 4; }),
               HasSubstr("inner.scale_ratio"));
+  const auto bounded = [](C& c) { c.round_timeout = std::chrono::seconds(1); };
+  EXPECT_EQ(refused(bounded), "");
+  EXPECT_THAT(refused([&](C& c) { bounded(c), c.policy = "asp"; }),
+              HasSubstr("round_timeout is for policy bsp with exchange star"));
+  EXPECT_THAT(refused([&](C& c) { bounded(c), c.exchange = "ring"; }), HasSubstr("peer_timeout"));
   ServerConfig c;
   c.optimizer.learning_rate = 0.05;
   c.optimizer_scale_ratio = 1;
@@ -272,6 +278,12 @@ TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
   if (is_joint) {
     EXPECT_GT(view.divergence, 0);
   }
+  double norm = 0;  // of parameters, as workers tell of it
+  for (const auto& worker : server.workers()) norm = std::max(norm, worker.parameter_norm);
+  double squares = 0;
+  for (const float p : outcomes[0].params) squares += static_cast<double>(p) * p;
+  EXPECT_GT(norm, 0.5 * std::sqrt(squares));
+  EXPECT_LT(norm, 2 * std::sqrt(squares));
   EXPECT_LT(view.divergence, 1);
   EXPECT_GT(outcomes[0].summary.samples, outcomes[1].summary.samples);
   EXPECT_GT(view.test_accuracy, 0.9);

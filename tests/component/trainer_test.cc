@@ -1,6 +1,7 @@
 #include "client/trainer.h"
 
 #include <cmath>
+#include <future>
 #include <limits>
 #include <set>
 #include <thread>
@@ -154,6 +155,105 @@ TEST_F(TrainerTest, LocalStepsAreAveragedAndLaterOnesKept) {
   trainer->leave("done");
   EXPECT_FLOAT_EQ(trainer->parameters(kWeight)[0], trainer->committed(kWeight)[0]);
   ASSERT_TRUE(server.join().ok());
+}
+
+/// Who lives and contributes nothing within round_timeout is left out: the attempt is given up with
+/// what there was of it (999 of one tensor), the version stays, the next attempt has the others'
+/// 2.0. When it is done with that round it takes part again.
+TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
+  for (const std::string silent : {"a", "b"}) {
+    SCOPED_TRACE(silent);
+    ServerConfig c = config(2);
+    c.rounds = 400;
+    c.optimizer.learning_rate = 0.125;
+    c.round_timeout = std::chrono::milliseconds(300);
+    TestServer server(c, tcp());
+    std::promise<void> is_left_out;
+    std::vector<RoundReport> reports;  // of the silent one
+    std::thread other([&] {
+      const auto trainer = open(options(server, silent));
+      while (const auto share = next(*trainer)) {
+        const bool is_first = reports.empty();
+        std::ranges::fill(trainer->gradient(kWeight), is_first ? 999.0f : 2.0f);
+        std::ranges::fill(trainer->gradient(kScale), is_first ? 999.0f : 2.0f);
+        EXPECT_TRUE(trainer->ready(kScale).ok());
+        if (is_first) is_left_out.get_future().wait();
+        EXPECT_TRUE(trainer->ready(kWeight).ok());
+        const auto report = trainer->finish({.samples = share->samples()});
+        ASSERT_TRUE(report.ok()) << report.error().message();
+        reports.push_back(*report);
+      }
+    });
+    const auto trainer = open(options(server, silent == "a" ? "b" : "a"));
+    std::uint64_t rounds = 0;
+    bool was_taken_along = false;
+    while (const auto share = next(*trainer)) {
+      std::ranges::fill(trainer->gradient(kWeight), 2.0f);
+      std::ranges::fill(trainer->gradient(kScale), 2.0f);
+      const auto report = trainer->finish({.samples = share->samples()});
+      ASSERT_TRUE(report.ok()) << report.error().message();
+      ASSERT_EQ(report->outcome, RoundReport::Outcome::kCommitted);
+      ++rounds;
+      ASSERT_FLOAT_EQ(trainer->parameters(kScale)[0], 5.0f - 0.25f * static_cast<float>(rounds));
+      was_taken_along = was_taken_along || (rounds > 1 && share->world == 2);
+      if (rounds > 1) continue;
+      EXPECT_EQ(share->world, 2u);
+      const auto view = server.view();
+      EXPECT_EQ(view.aborted_attempts, 1u);
+      EXPECT_EQ(view.version, 2u);
+      EXPECT_EQ(server.present(), 2u);  // it lives
+      auto closed = server.rounds();    // newest first
+      while (!closed.empty() && closed.front().state != "closed") closed.erase(closed.begin());
+      ASSERT_EQ(closed.size(), 2u);
+      EXPECT_EQ(closed[0].outcome, "committed");
+      EXPECT_EQ(closed[1].outcome, "aborted");
+      EXPECT_EQ(closed[1].version, 1u);
+      EXPECT_THAT(closed[1].missing, ::testing::ElementsAre(silent));
+      is_left_out.set_value();
+    }
+    other.join();
+    ASSERT_TRUE(server.join().ok());
+    EXPECT_EQ(rounds, 400u);
+    EXPECT_TRUE(was_taken_along);
+    ASSERT_GE(reports.size(), 2u);
+    EXPECT_EQ(reports[0].outcome, RoundReport::Outcome::kLate);
+    EXPECT_THAT(reports[0].reason, HasSubstr("round_timeout"));
+    EXPECT_EQ(reports[1].outcome, RoundReport::Outcome::kCommitted);
+    EXPECT_EQ(server.view().aborted_attempts, 1u);
+  }
+}
+
+/// Numbers of a program's own: means over all that it recorded for a contribution, and over all.
+TEST_F(TrainerTest, RecordedNumbersAreSeenByWorkerAndRound) {
+  ServerConfig c = config(2);
+  c.rounds = 2;
+  TestServer server(c, tcp());
+  const auto train = [&](const std::string& name, int batches, double value) {
+    const auto trainer = open(options(server, name));
+    EXPECT_FALSE(trainer->record("a b", 1).ok());
+    while (const auto share = next(*trainer)) {
+      for (int i = 0; i < batches; ++i) EXPECT_TRUE(trainer->record("score", value).ok());
+      const int own = share->round.value == 1 ? 15 : 0;  // so that there is not room for all
+      for (int i = 0; i < own; ++i) EXPECT_TRUE(trainer->record(name + std::to_string(i), 1).ok());
+      std::ranges::fill(trainer->gradient(kWeight), 0.0f);
+      std::ranges::fill(trainer->gradient(kScale), 0.0f);
+      ASSERT_TRUE(trainer->finish({.samples = share->samples()}).ok());
+    }
+  };
+  std::thread other([&] { train("b", 40, 2.0); });
+  train("a", 60, 1.0);
+  other.join();
+  ASSERT_TRUE(server.join().ok());
+  const auto rounds = server.rounds();  // newest first
+  ASSERT_EQ(rounds.size(), 2u);
+  EXPECT_EQ(rounds[0].scalars.all(), (Scalars::Map{{"score", {140, 100}}}));
+  EXPECT_NEAR(rounds[0].scalars.all().at("score").mean(), 1.4, 1e-12);
+  EXPECT_EQ(rounds[1].scalars.all().size(), Scalars::kMaxNames);
+  EXPECT_EQ(rounds[1].scalars.all().at("score"), (Scalars::Sum{140, 100}));
+  for (const auto& worker : server.workers())
+    EXPECT_EQ(worker.scalars.all().at("score").mean(), worker.name == "a" ? 1 : 2) << worker.name;
+  const std::string metrics = server.registry().serialize();
+  EXPECT_THAT(metrics, HasSubstr("centroid_server_scalar{name=\"score\"} 1.4"));
 }
 
 /// 7 and 4 steps since the start, of which the first contributions have 5 and 3: 2 and 1 are told

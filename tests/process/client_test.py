@@ -1,6 +1,7 @@
 """The Python package and libcentroid.so: programs of others as workers of a real server. client_test.py BIN_DIR"""
 
 import array
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
@@ -127,6 +128,29 @@ class Arrays(ClientTest):
             self.assertEqual(trainer.end, centroid.End.FINISHED)
         self.assertEqual(server.exit_status(), DONE)
         self.assertEqual([], server.events("member.lost"))
+    def test_numbers_that_a_program_names_are_averaged(self):
+        server = self.server("--rounds", 2, "--min-workers", 2, "--lr", "0.5")
+
+        def run(i):
+            trainer = self.trainer(server, f"t{i}", {"w": array.array("f", [1])})
+            for share in trainer:
+                for _ in range(3 if i == 0 else 1):
+                    trainer.record("reward/mean", 1.0 + 4 * i)
+                trainer.record(f"of.t{i}", share.round)
+                if i == 0 and share.round == 1:
+                    self.assert_fails("invalid_argument", "not finite", trainer.record, "reward/mean", float("nan"))
+                    self.assert_fails("invalid_argument", "1 to 64", trainer.record, "9", 1)
+                trainer.finish({"w": array.array("f", [1])})
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, range(2)))
+        rounds = {one["round"]: one["scalars"] for one in server.get("/v1/rounds")["rounds"]}
+        for number in (1, 2):
+            self.assertEqual(rounds[number][2], {"name": "reward/mean", "mean": 2.0, "count": 4})
+            self.assertEqual([one["name"] for one in rounds[number]], ["of.t0", "of.t1", "reward/mean"])
+        workers = {one["name"]: one["scalars"] for one in server.get("/v1/workers")["workers"]}
+        self.assertEqual(workers["t1"], [{"name": "of.t1", "mean": 2.0, "count": 1}, {"name": "reward/mean", "mean": 5.0, "count": 1}])
+        self.assertEqual(server.metric("centroid_server_scalar", name="reward/mean"), 2.0)
 
     def test_local_steps_are_averaged(self):
         server = self.launch_server("--rounds", 3, "--min-workers", 2, "--local-steps", 5, "--outer", "average").wait_ready()

@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/base/random.h"
 #include "common/base/result.h"
+#include "common/base/scalars.h"
 
 namespace centroid {
 namespace {
@@ -154,6 +156,31 @@ TEST(Clock, ManualTimeMovesOnlyWhenTold) {
   EXPECT_EQ(clock.now(), before);
   clock.advance(std::chrono::seconds(3));
   EXPECT_EQ(clock.now() - before, std::chrono::seconds(3));
+}
+
+TEST(Scalars, AreMeansOfBoundedNames) {
+  Scalars one, other;
+  EXPECT_TRUE(one.is_empty());
+  for (const double value : {1.0, 2.0, 6.0}) EXPECT_TRUE(one.record("eval/ppl-1.x", value).ok());
+  EXPECT_EQ(one.all().at("eval/ppl-1.x"), (Scalars::Sum{9, 3}));
+  EXPECT_EQ(one.all().at("eval/ppl-1.x").mean(), 3);
+  EXPECT_EQ(Scalars::Sum().mean(), 0);
+  for (const char* const bad : {"", "1a", "-a", "a b", "a\n", "\xc3\xa4"})
+    EXPECT_EQ(one.record(bad, 1).error().code(), ErrorCode::kInvalidArgument) << bad;
+  EXPECT_TRUE(one.record(std::string(64, 'a'), 1).ok());
+  EXPECT_FALSE(one.record(std::string(65, 'a'), 1).ok());
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e301})
+    EXPECT_EQ(one.record("x", bad).error().code(), ErrorCode::kInvalidArgument) << bad;
+  for (int i = 2; i < 16; ++i) EXPECT_TRUE(one.record("s" + std::to_string(i), i).ok());
+  EXPECT_EQ(one.record("s16", 1).error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_TRUE(one.record("s15", 1).ok());  // a known one
+  EXPECT_TRUE(other.record("a", 5).ok());
+  EXPECT_TRUE(other.record("s2", 4).ok());
+  one.add(other);  // `a` finds no room
+  EXPECT_EQ(one.all().size(), 16u);
+  EXPECT_EQ(one.all().at("s2").mean(), 3);
+  for (int i = 0; i < 3; ++i) other.add("a", {Scalars::kMaxSum, 1});
+  EXPECT_EQ(other.all().at("a").sum, Scalars::kMaxSum);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -84,6 +85,7 @@ TEST_F(CApi, CallsLookAtEveryArgumentAndAnErrorComesAgain) {
   auto step = sized<centroid_step>();
   auto round = sized<centroid_round>();
   refused(centroid_trainer_next(nullptr, &share), "trainer is NULL");
+  refused(centroid_trainer_record(nullptr, "a", 1), "trainer is NULL");
   refused(centroid_trainer_report(nullptr, 1, 1, 1, 1), "trainer is NULL");
   EXPECT_EQ(centroid_trainer_gradient(nullptr, 0), nullptr);
   centroid_trainer_stop(nullptr, nullptr);
@@ -98,6 +100,10 @@ TEST_F(CApi, CallsLookAtEveryArgumentAndAnErrorComesAgain) {
   EXPECT_THAT(centroid_error(), HasSubstr("tensor 1 of 1"));
   EXPECT_EQ(centroid_trainer_indices(trainer, nullptr), CENTROID_FAILED_PRECONDITION);
   refused(centroid_trainer_finish(trainer, &step, nullptr), "round is NULL");
+  refused(centroid_trainer_record(trainer, nullptr, 1), "name is NULL");
+  refused(centroid_trainer_record(trainer, "a b", 1), "a scalar's name has 1 to 64");
+  refused(centroid_trainer_record(trainer, "a", HUGE_VAL), "scalar a is not finite");
+  EXPECT_EQ(centroid_trainer_record(trainer, "a", 1), CENTROID_OK);
   refused(centroid_trainer_finish(trainer, nullptr, &round), "step is NULL");
   EXPECT_EQ(centroid_trainer_finish(trainer, &step, &round), CENTROID_FAILED_PRECONDITION);
   const int first = centroid_trainer_next(trainer, &share);

@@ -232,6 +232,26 @@ TEST(Control, AnAbortedAttemptLeavesNothingBehind) {
   EXPECT_EQ(rounds.contribute(kA, mine).error().code(), ErrorCode::kAborted);  // twice
 }
 
+/// Who has said nothing in time is left out of the next attempt; where nobody would be left, or
+/// somebody else is meant, all are waited for.
+TEST(Control, ARoundThatTakesTooLongIsRepeatedWithoutTheSilent) {
+  RoundMachine rounds = machine("bsp");
+  EXPECT_EQ(rounds.timed_out({kB}).action, RoundAction::kWait);  // not open
+  rounds.open(Round(1), 0, {kA, kB, kC});
+  EXPECT_EQ(rounds.timed_out({}).action, RoundAction::kWait);
+  EXPECT_EQ(rounds.timed_out({kA, kB, kC}).action, RoundAction::kWait);
+  EXPECT_EQ(contribute(rounds, kA), RoundAction::kWait);
+  EXPECT_EQ(rounds.timed_out({kA}).action, RoundAction::kWait);  // it has contributed
+  EXPECT_EQ(contribute(rounds, kC), RoundAction::kWait);
+  EXPECT_TRUE(rounds.is_open());
+  EXPECT_EQ(rounds.timed_out({kB}).action, RoundAction::kRetry);
+  EXPECT_FALSE(rounds.is_open());
+  EXPECT_FALSE(rounds.contribute(kB, {}).ok());
+  rounds.open(Round(1), 1, {kA, kC});
+  EXPECT_EQ(contribute(rounds, kA), RoundAction::kWait);
+  EXPECT_EQ(contribute(rounds, kC), RoundAction::kMerge);
+}
+
 /// The same with numbers: 999 of the attempt that was aborted are in no sum of the next one.
 TEST(Control, WhatAnAbortedAttemptHadSummedIsGone) {
   const auto plan =
@@ -288,6 +308,21 @@ TEST(Metrics, WeighBySamples) {
   several.add(of(50, 1.2, 0));
   several.add(of(20, 1.2, 0));
   EXPECT_NEAR(several.loss(), 1.14, 1e-12);
+
+  // The same as numbers that a program names, one a batch.
+  const auto named = [](std::uint64_t batches, double value) {
+    Tally tally;
+    for (std::uint64_t i = 0; i < batches; ++i) EXPECT_TRUE(tally.scalars.record("s", value).ok());
+    return tally;
+  };
+  const auto mean_of = [](const std::vector<Tally>& all) {
+    Tally sum;
+    for (const Tally& one : all) sum.add(one);
+    return sum.scalars.all().at("s").mean();
+  };
+  EXPECT_NEAR(mean_of({named(60, 1.0), named(40, 2.0)}), 1.4, 1e-12);
+  EXPECT_NEAR(mean_of({named(60, 0.4), named(40, 0.7)}), 0.52, 1e-12);
+  EXPECT_NEAR(mean_of({named(30, 1.0), named(50, 1.2), named(20, 1.2)}), 1.14, 1e-12);
 
   Coordinator::Options options;
   options.mode = Coordinator::Mode::kSpeed;

@@ -122,6 +122,8 @@ PushEnd sample_end() {
   end.exchange_seconds = 0x1p-5;
   end.divergence = 0x1p-6;
   end.norm = 3.25;
+  end.parameter_norm = 10;
+  end.scalars = {{"ppl", 6, 4}};
   return end;
 }
 
@@ -467,6 +469,18 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::correct, 33u),
          "PushEnd.correct is 33, it must be at most the number of samples, 32");
   expect(end_with(&PushEnd::loss_sum, nan), "PushEnd.loss_sum is nan, it must be a finite");
+  expect(end_with(&PushEnd::parameter_norm, -2.0), "PushEnd.parameter_norm is -2");
+  const auto scalars = [&](std::vector<Scalar> all) { return end_with(&PushEnd::scalars, all); };
+  expect(scalars({{"a", nan, 1}}), "PushEnd.scalars.a is nan, it must be a finite");
+  expect(scalars({{"a", 1e301, 1}}), "PushEnd.scalars.a is 1.0000000000000001e+301");
+  expect(scalars({{"a", 1, 0}}), "PushEnd.scalars.a is of 0 numbers");
+  expect(scalars({{"b", 1, 1}, {"a", 1, 1}}), "PushEnd.scalars.name is a, it must be after b");
+  expect(scalars({{"a", 1, 1}, {"a", 1, 1}}), "PushEnd.scalars.name is a, it must be after a");
+  expect(scalars({{"", 1, 1}}), "PushEnd.scalars.name is of 0 bytes");
+  expect(scalars({{"a b", 1, 1}}), "PushEnd.scalars.name is of 3 bytes");
+  std::vector<Scalar> many;
+  for (char c = 'a'; c < 'a' + 17; ++c) many.push_back({std::string(1, c), 1, 1});
+  expect(scalars(many), "PushEnd.scalars is 17 scalars, it must be at most 16");
   expect(end_with(&PushEnd::loss_sum, kInf), "PushEnd.loss_sum is inf, it must be a finite");
   expect(end_with(&PushEnd::loss_sum, -kInf), "PushEnd.loss_sum is -inf, it must be a finite");
   expect(end_with(&PushEnd::loss_sum, 1e301), "PushEnd.loss_sum is 1.0000000000000001e+301");

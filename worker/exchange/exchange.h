@@ -6,6 +6,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/base/scalars.h"
 
 namespace centroid::worker {
 
@@ -49,6 +50,10 @@ struct LocalTerms {
   std::uint32_t fragments = 1;
 };
 
+/// Norms of parameters, and of the gradients of rounds of one gradient, are looked at in every one
+/// of so many, from the first on.
+inline constexpr std::uint64_t kNormRounds = 16;
+
 /// What the loop measured in one step.
 struct StepStats {
   std::uint64_t samples = 0, correct = 0;
@@ -61,6 +66,8 @@ struct StepStats {
   /// Of the mean gradient of the worker's devices, weighted by samples, before clipping; with local
   /// steps of the last one. -1: not looked at
   double gradient_norm = -1;
+  double parameter_norm = -1;  ///< Euclidean, when last looked at; -1: not since the last time
+  Scalars scalars{};           ///< what a training program has named
   /// Means over samples; 0 without any.
   double loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
   double accuracy() const {

@@ -524,6 +524,8 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.wait_seconds = wait_seconds_;
   end.exchange_seconds = stats_->exchange_seconds;
   end.divergence = stats_->divergence;
+  end.parameter_norm = stats_->parameter_norm;
+  end.scalars = proto::to_wire(stats_->scalars);
   end.nonfinite = !nonfinite_tensor_.empty();
   end.nonfinite_tensor = nonfinite_tensor_;
   const bool looks = terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
@@ -553,7 +555,7 @@ void ServerLink::ready(std::uint64_t serial, TensorId tensor) {
 
 void ServerLink::finish(std::uint64_t serial, StepStats stats, double wait_seconds) {
   if (serial != serial_) return;
-  stats_ = stats;
+  stats_ = std::move(stats);
   wait_seconds_ = wait_seconds;
   wake_.notify_all();
 }

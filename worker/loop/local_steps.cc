@@ -253,9 +253,12 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   told.tokens = first.samples;
   told.exchange_seconds = exchange_seconds_;
   told.divergence = divergence_.ratio;
+  told.parameter_norm = std::exchange(parameter_norm_, -1);
   exchange.complete(told);
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
   untold_ = rest;
+  if (steps > 0 && share.round.value % kNormRounds == 1)  // the others need not wait for it
+    parameter_norm_ = std::sqrt(sum_of_squares(planes_.own()));
   stats = first;
   add(stats, rest);
   CENTROID_ASSIGN(auto report, exchange.finish(told));

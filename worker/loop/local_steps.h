@@ -97,6 +97,7 @@ class LocalSteps {
   std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
   std::uint32_t world_ = 1;
   double exchange_seconds_ = 0;  // of the last round
+  double parameter_norm_ = -1;   // own, to be told with the next contribution
   Divergence divergence_;        // of the last round
   double gradient_norm_ = -1;    // of the last step, where it was clipped
   Share last_;                   // the round before,

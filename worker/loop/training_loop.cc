@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/optim/norm.h"
 #include "worker/loop/epoch_order.h"
 #include "worker/loop/local_steps.h"
 
@@ -28,10 +31,11 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
 }
 
 /// One round of one gradient. `next`: what the round after it may train on, to be loaded meanwhile.
+/// `parameter_norm`: to be told with this contribution; then of the next one, or -1.
 Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, const Share& share,
                                    std::span<const std::uint64_t> samples,
                                    const std::vector<std::span<const std::uint64_t>>& next,
-                                   Exchange& exchange, StepStats& stats) {
+                                   Exchange& exchange, double& parameter_norm, StepStats& stats) {
   exchange.begin(share);
   CENTROID_ASSIGN(const auto step,
                   group.step(data, samples, [&](TensorId tensor) { exchange.ready(tensor); }));
@@ -41,10 +45,12 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
            .loss_sum = step.loss_sum,
            .compute_seconds = step.compute_seconds,
            // The gradient is the mean over all places of the samples, also those behind their ends.
-           .tokens = share.samples() * data.targets()};
-  if (share.samples() > 0 && share.round.value % kGradientNormRounds == 1) {
+           .tokens = share.samples() * data.targets(),
+           .parameter_norm = std::exchange(parameter_norm, -1)};
+  if (share.samples() > 0 && share.round.value % kNormRounds == 1) {
     exchange.complete(stats);  // the others need not wait for it
     CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());
+    parameter_norm = std::sqrt(sum_of_squares(group.params()));
   }
   return exchange.finish(stats);
 }
@@ -60,6 +66,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     summary.traffic = exchange.traffic();
   };
   EpochOrder order;
+  double parameter_norm = -1;
   for (;;) {
     auto next = exchange.next();
     if (!next.ok()) {
@@ -89,9 +96,10 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     StepStats stats;
     group.use_noise(mix64(share.seed, share.epoch));
     const auto samples = order.part(data.train.samples, share);
-    auto report = share.is_local ? local->round(share, data.train, samples, exchange, stats)
-                                 : gradient_round(group, data.train, share, samples,
-                                                  order.next(share), exchange, stats);
+    auto report = share.is_local
+                      ? local->round(share, data.train, samples, exchange, stats)
+                      : gradient_round(group, data.train, share, samples, order.next(share),
+                                       exchange, parameter_norm, stats);
     if (!report.ok()) {
       tally();
       return std::move(report).error();

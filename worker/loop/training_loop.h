@@ -27,9 +27,6 @@ struct TrainingSummary {
   std::uint64_t optimizer_fingerprint = 0;  ///< Exchange::optimizer_fingerprint, when it ended well
 };
 
-/// Of rounds of one gradient its norm is looked at in every one of so many, from the first on.
-inline constexpr std::uint64_t kGradientNormRounds = 16;
-
 /// Called after every round, on the loop's thread.
 using RoundObserver =
     std::function<void(const Share&, const StepStats&, const RoundReport&, const TrainingSummary&)>;

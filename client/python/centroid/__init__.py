@@ -74,6 +74,7 @@ _PROTOTYPES = {
     "trainer_ready": (ctypes.c_int, [_memory, _u64]),
     "trainer_contribute": (ctypes.c_int, [_memory, _memory]),
     "trainer_finish": (ctypes.c_int, [_memory, _memory, _memory]),
+    "trainer_record": (ctypes.c_int, [_memory, _text, _double]),
     "trainer_report": (ctypes.c_int, [_memory, _u64, _u64, _u64, _double]),
     "trainer_stop": (None, [_memory, _text]),
     "trainer_close": (None, [_memory, _text]),
@@ -414,6 +415,11 @@ class Trainer:
         self._share, self._is_contributed = None, False
         self._take()
         return Round(Outcome(out.outcome), out.version, out.wait_seconds, reason)
+
+    def record(self, name, value):
+        """A number of the program's own, such as a perplexity: the mean of those of a name since the last contribution goes with the next, to
+        REST and metrics. At most 16 names of 1 to 64 letters, digits, _ . / or -, a letter or _ first."""
+        _call("trainer_record", self._open(), str(name).encode(), float(value))
 
     def report(self, *, samples, correct, loss_sum):
         """What held-out data says of the cluster's parameters."""
