@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/online.h"
+#include "client/report.h"
 #include "common/base/version.h"
 
 /// doctor: what is wrong with a cluster, and what to do about it.
@@ -16,53 +16,11 @@ namespace centroid::client {
 
 namespace {
 
-constexpr double kClockSeconds = 5;  ///< between two machines; more confuses logs and graphs
 constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
-constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
 constexpr double kStraggler = 2;  ///< times the median
-constexpr double kBehind = 3;     ///< parts of the median that a member's way gives
-constexpr std::size_t kMeasuredWorkers = 16;
 constexpr double kTokenSeconds = 7 * 86400;
 constexpr std::chrono::milliseconds kNetworkTime{600};
-
-enum class Verdict { kGood, kWarning, kBad };
-
-class Report {
- public:
-  explicit Report(const Style& style) : style_(style) {}
-  void add(Verdict verdict, const std::string& what, const std::string& found,
-           const std::string& advice = {}) {
-    if (verdict == Verdict::kBad) is_bad_ = true;
-    static constexpr const char* kWords[] = {"ok", "warning", "BAD"};
-    static constexpr Colour kColours[] = {Colour::kGood, Colour::kWarning, Colour::kBad};
-    const auto at = static_cast<std::size_t>(verdict);
-    if (style_.is_json) {
-      Json one;
-      one["check"] = what;
-      one["verdict"] = at == 0 ? "ok" : at == 1 ? "warning" : "bad";
-      one["found"] = found;
-      one["do"] = advice;
-      all_.push_back(std::move(one));
-      return;
-    }
-    std::string word = kWords[at];
-    word.resize(8, ' ');
-    std::string name = what;
-    name.resize(std::max<std::size_t>(12, name.size() + 1), ' ');
-    std::printf("%s%s%s\n", paint(style_, kColours[at], word).c_str(), name.c_str(), found.c_str());
-    if (!advice.empty()) std::printf("%20s-> %s\n", "", advice.c_str());
-  }
-  int finish() const {
-    if (style_.is_json) std::printf("%s\n", all_.dump().c_str());
-    return is_bad_ ? kExitFailed : kExitDone;
-  }
-
- private:
-  Style style_;
-  Json all_ = Json::array();
-  bool is_bad_ = false;
-};
 
 /// Seconds since 1970 of an HTTP date; NaN when it is none.
 double unix_seconds(const std::string& date) {
@@ -139,51 +97,6 @@ void check_servers(Report& report, const Session& session, const Json& servers,
     check_data_port(report, session, name, text_of(server, "endpoint"), number_of(server, "bytes"),
                     access, is_tls_missing);
   }
-}
-
-/// The way between the server and each worker, as the server measures it while they train.
-void check_members(Report& report, const Session& session, const Json& workers) {
-  struct Way {
-    std::string name;
-    double trip = 0, slower = 0;
-  };
-  std::vector<Way> ways;
-  std::size_t left = 0;
-  for (const Json& worker : workers) {
-    if (text_of(worker, "state") != "active") continue;
-    if (ways.size() == kMeasuredWorkers) {
-      ++left;
-      continue;
-    }
-    const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
-    if (!answer.ok())
-      return report.add(Verdict::kWarning, "members", "not measured: " + answer.error().message(),
-                        "it needs a token of the role admin; or leave it out with --no-members");
-    ways.push_back({text_of(worker, "name"), number_of(*answer, "median_seconds"),
-                    std::min(number_of(*answer, "bytes_per_second_to"),
-                             number_of(*answer, "bytes_per_second_from"))});
-  }
-  if (ways.empty()) return;
-  std::ranges::sort(ways, {}, &Way::slower);
-  const double median = ways[ways.size() / 2].slower;
-  bool is_good = true;
-  for (const Way& way : ways) {
-    const bool is_slow = way.slower < kSlowBytes || way.trip > kSlowTrip;
-    const bool is_behind = way.slower * kBehind < median;
-    if (!is_slow && !is_behind) continue;
-    is_good = false;
-    report.add(Verdict::kWarning, "members",
-               way.name + ": " + size_text(way.slower) + "/s between it and the server, " +
-                   duration_text(way.trip) + " a round trip; the median is " + size_text(median) +
-                   "/s",
-               "look at the network of its machine: the speed of its link, other traffic, Wi-Fi; "
-               "a codec needs less of it (docs/compression.md)");
-  }
-  const std::string more = left > 0 ? "; " + std::to_string(left) + " more were not measured" : "";
-  if (is_good)
-    report.add(Verdict::kGood, "members",
-               std::to_string(ways.size()) + " measured from the server: at least " +
-                   size_text(ways.front().slower) + "/s (" + ways.front().name + ")" + more);
 }
 
 /// Tokens that stop working soon.
@@ -337,9 +250,10 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   }
   report.add(Verdict::kGood, "token", session.token.empty() ? "none is needed" : "is the server's");
   check_version(report, *version);
-  const auto cluster = get_json(session, "/v1/cluster"), workers = get_json(session, "/v1/workers"),
+  const auto cluster = get_json(session, "/v1/cluster"),
+             workers = get_list(session, "/v1/workers", "workers"),
              waits = get_json(session, "/v1/waits"),
-             checkpoints = get_json(session, "/v1/checkpoints"),
+             checkpoints = get_list(session, "/v1/checkpoints", "checkpoints"),
              servers = get_json(session, "/v1/servers");
   for (const auto* answer : {&cluster, &workers, &waits, &checkpoints, &servers})
     if (!answer->ok()) {
@@ -357,13 +271,20 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   else
     report.add(Verdict::kWarning, "data port", where.error().message());
   check_servers(report, session, (*servers)["servers"], *access, is_tls_missing);
-  if (!leaves_members) check_members(report, session, (*workers)["workers"]);
+  const std::string theirs = text_of(*version, "version");
+  check_programs(report, *workers, "worker", theirs);
+  check_programs(report, (*servers)["servers"], "server", theirs);
+  check_host(report, session, *checkpoints);
+  if (!leaves_members) {
+    check_members(report, session, *workers);
+    check_ways(report, session, *cluster, *workers);
+  }
   check_job(report, *cluster);
   check_waits(report, (*waits)["waits"]);
-  check_workers(report, (*workers)["workers"]);
-  check_speed(report, (*workers)["workers"]);
-  check_scale(report, session, (*workers)["workers"]);
-  check_checkpoints(report, *cluster, (*checkpoints)["checkpoints"]);
+  check_workers(report, *workers);
+  check_speed(report, *workers);
+  check_scale(report, session, *workers);
+  check_checkpoints(report, *cluster, *checkpoints);
   return report.finish();
 }
 
@@ -372,13 +293,15 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor",
-      "Look for what is wrong, and say what to mend: ports, clock, tokens, version, the network to "
-      "the servers and between the server and each worker, job, waits, workers, their speed and "
-      "number, checkpoints.");
+      "Look for what is wrong, and say what to mend: ports, clocks, tokens, versions, "
+      "certificates, "
+      "room on the disk, the network to the servers, between the server and each worker and from "
+      "worker to worker, job, waits, workers, their speed and number, checkpoints.");
   const auto worker_options = add_worker_options(*doctor);
   const auto leaves_members = std::make_shared<bool>(false);
-  doctor->add_flag("--no-members", *leaves_members,
-                   "do not have the server measure its way to each worker, which takes 0.3 s each");
+  doctor->add_flag(
+      "--no-members", *leaves_members,
+      "measure neither from the server to each worker nor from worker to worker, 0.3 s each");
   doctor->callback([=, &status] { status = examine(*session, *worker_options, *leaves_members); });
 }
 

@@ -32,10 +32,6 @@ transport::Greeting greeting_of(const std::string& role, const std::string& toke
   return greeting;
 }
 
-Task<void> run_session(transport::Session* session, EchoSink* sink) {
-  (void)co_await session->run(*sink);
-}
-
 std::unique_ptr<transport::Transport> transport_of(const Executor& executor, const Access& access) {
   transport::TransportOptions options;
   options.layer = access.tls;
@@ -49,16 +45,7 @@ Task<Result<transport::EchoReport>> measure_there(Executor executor, transport::
   const auto transport = transport_of(executor, access);
   const auto greeting = greeting_of("client", access.token);
   const TimePoint deadline = std::chrono::steady_clock::now() + kConnectTime;
-  auto opened = co_await transport::connect_session(*transport, there, greeting, deadline);
-  if (!opened.ok()) co_return opened.error();
-  const auto session = std::move(opened).value();
-  EchoSink sink;
-  TaskGroup tasks(executor);
-  tasks.spawn(run_session(session.get(), &sink));
-  auto report = co_await transport::measure_echo(*session, time, bytes);
-  session->close(Error(ErrorCode::kCancelled, "measured"));
-  co_await tasks.join();
-  co_return report;
+  co_return co_await transport::measure_way(*transport, there, greeting, deadline, time, bytes);
 }
 
 Task<void> serve_one(std::unique_ptr<transport::Connection> connection, std::string token) {

@@ -242,6 +242,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_ASSIGN(api_options.tls, api_tls(config));
   api_options.viewer_token = config.api_viewer_token;
   api_options.state_dir = config.run_dir;
+  if (!config.tls_certificate.empty()) api_options.certificates.push_back(config.tls_certificate);
   if (config.has_election())
     api_options.state_name = config.name.empty() ? config.listen : config.name;
   api_options.blocking = files.executor();

@@ -58,16 +58,32 @@ Task<Result<double>> rate_of(Session& session, std::chrono::milliseconds time,
   co_return static_cast<double>(stream.moved) / seconds_since(begin);
 }
 
+/// Answers nothing: whoever measures is asked nothing.
+struct NoFrames final : FrameSink {
+  Task<Status> on_frame(Session&, InFrame frame) override {
+    co_return Error(
+        ErrorCode::kInvalidArgument,
+        "a frame of kind " + std::to_string(frame.header.kind) + " came to who only measures");
+  }
+};
+
+Task<void> run_session(Session* session, NoFrames* sink) { (void)co_await session->run(*sink); }
+
 }  // namespace
 
-Task<Status> answer_echo(Session& session, const InFrame& frame) {
+Result<std::uint32_t> echo_bytes(const InFrame& frame) {
   ByteReader head(frame.head);
   const auto bytes = head.get<std::uint32_t>();
   if ((frame.header.flags & kFlagRequest) == 0 || frame.head.size() != sizeof bytes ||
       bytes > kMaxEchoBytes || frame.header.payload_bytes > kMaxEchoBytes)
-    co_return Error(ErrorCode::kInvalidArgument,
-                    "Echo must be a request with a head of 4 bytes, and no payload of it or of its "
-                    "answer over 1 MiB");
+    return Error(ErrorCode::kInvalidArgument,
+                 "Echo must be a request with a head of 4 bytes, and no payload of it or of its "
+                 "answer over 1 MiB");
+  return bytes;
+}
+
+Task<Status> answer_echo(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const std::uint32_t bytes, echo_bytes(frame));
   if (frame.header.payload_bytes > 0) {
     CENTROID_CO_TRY(co_await session.skip_payload());
   }
@@ -98,6 +114,21 @@ Task<Result<EchoReport>> measure_echo(Session& session, std::chrono::millisecond
   }
   CENTROID_CO_ASSIGN(report.bytes_per_second_out, co_await rate_of(session, third, largest, 0));
   CENTROID_CO_ASSIGN(report.bytes_per_second_in, co_await rate_of(session, third, 0, largest));
+  co_return report;
+}
+
+Task<Result<EchoReport>> measure_way(Transport& transport, Endpoint there, const Greeting& greeting,
+                                     Deadline connected_by, std::chrono::milliseconds time,
+                                     std::uint32_t bytes) {
+  auto opened = co_await connect_session(transport, there, greeting, connected_by);
+  if (!opened.ok()) co_return opened.error();
+  const auto session = std::move(opened).value();
+  NoFrames sink;
+  TaskGroup tasks(session->connection().executor());
+  tasks.spawn(run_session(session.get(), &sink));
+  auto report = co_await measure_echo(*session, time, bytes);
+  session->close(Error(ErrorCode::kCancelled, "measured"));
+  co_await tasks.join();
   co_return report;
 }
 

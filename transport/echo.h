@@ -10,8 +10,11 @@ inline constexpr std::uint16_t kEcho = 96;
 /// Payload of an Echo and of its answer.
 inline constexpr std::uint32_t kMaxEchoBytes = 1u << 20;
 
-/// Answer an Echo; for FrameSink::on_frame. An error ends the session: invalid_argument (no
-/// request, a head of another size, more than kMaxEchoBytes).
+/// How many bytes the answer to an Echo shall have. fails invalid_argument: no request, a head of
+/// another size, more than kMaxEchoBytes
+Result<std::uint32_t> echo_bytes(const InFrame& frame);
+/// Answer an Echo; for FrameSink::on_frame. An error ends the session: as
+/// echo_bytes.
 Task<Status> answer_echo(Session& session, const InFrame& frame);
 
 /// What a connection gave.
@@ -27,5 +30,13 @@ struct EchoReport {
 /// fails  as Session::request; deadline_exceeded when nothing comes for 10 s
 Task<Result<EchoReport>> measure_echo(Session& session, std::chrono::milliseconds time,
                                       std::uint32_t bytes);
+
+/// Connect to `there`, measure, and close. All of it on the executor of `transport`, which
+/// `greeting` and it outlive.
+///
+/// fails  as connect_session and measure_echo
+Task<Result<EchoReport>> measure_way(Transport& transport, Endpoint there, const Greeting& greeting,
+                                     Deadline connected_by, std::chrono::milliseconds time,
+                                     std::uint32_t bytes);
 
 }  // namespace centroid::transport

@@ -25,15 +25,44 @@ using Tcp = asio::ip::tcp;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
 using Stream = transport::MaybeTls<beast::tcp_stream>;
+using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxConnections = 16;
 constexpr std::uint32_t kMaxHeaderBytes = 8 * 1024;
-constexpr std::chrono::seconds kIdleTime{120};  ///< between two scrapes
+constexpr std::chrono::seconds kIdleTime{30};  ///< then a scrape connects anew
+constexpr std::chrono::seconds kSlow{1};  ///< that a request takes which others need not wait for
+/// At once, and one more each second: a trace holds up the recorder for a moment.
+constexpr double kTraces = 4;
 constexpr std::chrono::seconds kMessageTime{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr double kTraceSeconds = 10;
 
-Response answer(const Request& request, const metrics::Registry& registry) {
+class Allowance {
+ public:
+  bool take() {
+    const TimePoint now = Steady::now();
+    left_ = std::min(kTraces, left_ + std::chrono::duration<double>(now - at_).count());
+    at_ = now;
+    if (left_ < 1) return false;
+    left_ -= 1;
+    return true;
+  }
+
+ private:
+  double left_ = kTraces;
+  TimePoint at_ = Steady::now();
+};
+
+struct Peer {
+  Peer(Tcp::socket socket, transport::SslPointer end) : stream(std::move(socket), std::move(end)) {}
+  Stream stream;
+  TimePoint since = Steady::now();  ///< that it came, or had its last answer
+  bool has_asked = false;
+  bool is_answered = false;  ///< at this moment
+  bool is_dropped = false;
+};
+
+Response answer(const Request& request, const metrics::Registry& registry, Allowance& traces) {
   Response response;
   response.version(request.version());
   response.set(http::field::content_type, "text/plain; charset=utf-8");
@@ -51,6 +80,10 @@ Response answer(const Request& request, const metrics::Registry& registry) {
   } else if (path == "/metrics") {
     response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
     response.body() = registry.serialize();
+  } else if (path == "/v1/trace" && !traces.take()) {
+    response.result(http::status::too_many_requests);
+    response.set(http::field::retry_after, "1");
+    response.body() = "traces: 4 at once, then one a second\n";
   } else if (path == "/v1/trace") {
     const auto made = trace::export_as(
         trace::query_format(target.substr(std::min(path.size() + 1, target.size()))),
@@ -79,8 +112,9 @@ struct MetricsListener::Impl {
       : registry(registry_), tls(std::move(tls_)) {}
   Status listen(const transport::Endpoint& endpoint);
   Task<void> accept_loop();
-  Task<void> serve(std::list<Stream>::iterator at);
-  Task<void> serve_requests(Stream& stream);
+  bool make_room();
+  Task<void> serve(std::list<Peer>::iterator at);
+  Task<void> serve_requests(Peer& peer);
   Task<void> stop();
 
   const metrics::Registry& registry;
@@ -88,7 +122,8 @@ struct MetricsListener::Impl {
   IoThread io{"metrics"};
   Tcp::acceptor acceptor{io.context()};
   TaskGroup group{io.executor()};
-  std::list<Stream> streams;
+  std::list<Peer> peers;  ///< in the order they came
+  Allowance traces;
   transport::Endpoint bound;
   bool is_stopping = false;
 };
@@ -121,20 +156,42 @@ Task<void> MetricsListener::Impl::accept_loop() {
     if (is_stopping) co_return;
     if (ec) {  // out of descriptors or memory: others must end first
       if (!co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause)) co_return;
-    } else if (streams.size() < kMaxConnections) {
+    } else if (peers.size() < kMaxConnections || make_room()) {
       transport::SslPointer end = tls ? tls->accepting_end() : nullptr;
-      const auto at = streams.emplace(streams.end(), std::move(socket), std::move(end));
+      const auto at = peers.emplace(peers.end(), std::move(socket), std::move(end));
       group.spawn(serve(at));
     }
   }
 }
 
-Task<void> MetricsListener::Impl::serve(std::list<Stream>::iterator at) {
-  co_await serve_requests(*at);
-  streams.erase(at);
+/// The newest that has asked nothing goes, else the one that has been silent for longest: nobody
+/// shuts out the scraper, nor the probe for whose failure the worker would be ended.
+bool MetricsListener::Impl::make_room() {
+  Peer* silent = nullptr;
+  Peer* idle = nullptr;
+  std::size_t live = 0;
+  for (Peer& peer : peers) {
+    if (peer.is_dropped) continue;
+    ++live;
+    if (!peer.has_asked) silent = &peer;
+    const bool is_old = !peer.is_answered && Steady::now() - peer.since > kSlow;
+    if (is_old && (idle == nullptr || peer.since < idle->since)) idle = &peer;
+  }
+  if (live < kMaxConnections) return true;
+  Peer* const victim = silent != nullptr ? silent : idle;
+  if (victim == nullptr) return false;
+  victim->is_dropped = true;
+  victim->stream.lower().close();
+  return true;
 }
 
-Task<void> MetricsListener::Impl::serve_requests(Stream& stream) {
+Task<void> MetricsListener::Impl::serve(std::list<Peer>::iterator at) {
+  co_await serve_requests(*at);
+  peers.erase(at);
+}
+
+Task<void> MetricsListener::Impl::serve_requests(Peer& peer) {
+  Stream& stream = peer.stream;
   if (stream.is_secure()) {
     stream.lower().expires_after(kMessageTime);
     const auto [failed] = co_await stream.async_handshake(kAwait);
@@ -146,12 +203,15 @@ Task<void> MetricsListener::Impl::serve_requests(Stream& stream) {
     parser.header_limit(kMaxHeaderBytes);
     stream.lower().expires_after(buffer.size() > 0 ? kMessageTime : kIdleTime);
     const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
-    if (read_failed || is_stopping) co_return;
-    const Response response = answer(parser.get(), registry);
+    if (read_failed || is_stopping || peer.is_dropped) co_return;
+    peer.has_asked = peer.is_answered = true;
+    const Response response = answer(parser.get(), registry, traces);
     keep_alive = response.keep_alive();
     stream.lower().expires_after(kMessageTime);
     const auto [write_failed, written] = co_await http::async_write(stream, response, kAwait);
     if (write_failed) co_return;
+    peer.is_answered = false;
+    peer.since = Steady::now();
   }
 }
 
@@ -159,7 +219,7 @@ Task<void> MetricsListener::Impl::stop() {
   is_stopping = true;
   boost::system::error_code ec;
   acceptor.close(ec);
-  for (Stream& stream : streams) stream.lower().close();
+  for (Peer& peer : peers) peer.stream.lower().close();
   group.cancel();
   co_await group.join();
 }

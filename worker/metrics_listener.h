@@ -14,7 +14,10 @@ namespace centroid::worker {
 /// It has no token: what it tells are numbers about this worker (docs/operations.md).
 ///
 /// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
-/// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response
+/// bounds  16 connections: one more takes the place of the newest that has asked nothing, else of
+/// who
+///         has been silent for longest; 8 KiB of request, no body, 10 s for each request and
+///         response, 4 traces at once and then one a second
 class MetricsListener {
  public:
   /// `registry` must outlive it. `tls`: HTTPS with these; none: plain HTTP.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "common/proto/about.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
@@ -191,6 +192,9 @@ CENTROID_MESSAGE(Peers)
 CENTROID_MESSAGE(StateMark)
 CENTROID_MESSAGE(Keep)
 CENTROID_MESSAGE(Wait)
+CENTROID_MESSAGE(Beat)
+CENTROID_MESSAGE(Measure)
+CENTROID_MESSAGE(Measured)
 CENTROID_MESSAGE(Computed)
 CENTROID_MESSAGE(ExchangeFailed)
 CENTROID_MESSAGE(RowsOpen)

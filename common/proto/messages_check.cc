@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "common/proto/about.h"
 #include "common/proto/messages.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
@@ -30,7 +31,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kPushEnd, .name = "PushEnd"},
     Rule{.kind = Kind::kResult, .name = "Result", .has_payload = true},
     Rule{.kind = Kind::kRoundClosed, .name = "RoundClosed"},
-    Rule{.kind = Kind::kHeartbeat, .name = "Heartbeat", .has_head = false},
+    Rule{.kind = Kind::kHeartbeat, .name = "Heartbeat"},
     Rule{.kind = Kind::kLeave, .name = "Leave", .is_request = true},
     Rule{.kind = Kind::kFinish, .name = "Finish"},
     Rule{.kind = Kind::kReport, .name = "Report"},
@@ -42,6 +43,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
     Rule{.kind = Kind::kKeep, .name = "Keep"},
     Rule{.kind = Kind::kWait, .name = "Wait"},
+    Rule{.kind = Kind(AboutKind::kMeasure), .name = "Measure", .is_request = true},
     Rule{.kind = Kind(RowsKind::kOpen), .name = "RowsOpen", .is_request = true},
     Rule{
         .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},
@@ -194,6 +196,19 @@ Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes
 
 double wire_loss(double loss_sum) {
   return std::isfinite(loss_sum) ? std::clamp(loss_sum, -kMaxLoss, kMaxLoss) : kMaxLoss;
+}
+
+Status Beat::check() const {
+  if (std::isfinite(unix_seconds)) return {};
+  return wrong("Beat.unix_seconds", text(unix_seconds), "finite");
+}
+
+Status Measure::check() const {
+  constexpr std::uint32_t kMostBytes = 1u << 20;
+  if (ms < 1 || ms > kMaxMeasureMs)
+    return wrong("Measure.ms", std::to_string(ms), "from 1 to " + std::to_string(kMaxMeasureMs));
+  if (bytes >= 1 && bytes <= kMostBytes) return {};
+  return wrong("Measure.bytes", std::to_string(bytes), "from 1 to 1 MiB");
 }
 
 Status JoinReply::check() const {

@@ -24,6 +24,7 @@
 #include "server/api/http_connection.h"
 #include "server/api/idempotent_calls.h"
 #include "server/api/problem.h"
+#include "server/api/pulse.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
 
@@ -96,7 +97,9 @@ struct ApiServer::Impl {
         tokens(std::move(tokens_)),
         audit(std::move(audit_)),
         repeated(std::move(repeated_)),
-        services{control, registry, feed, *tokens, *audit, options.blocking, is_tracing},
+        control_plane(control),
+        services{control,          registry,   feed,  *tokens,   *audit,
+                 options.blocking, is_tracing, pulse, host_files},
         held(options.max_held_bytes, metrics.held_bytes, metrics.streams),
         acceptor(executor),
         group(executor),
@@ -142,6 +145,9 @@ struct ApiServer::Impl {
   std::unique_ptr<IdempotentCalls> repeated;
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   bool is_tracing = false;
+  ControlPlane& control_plane;
+  Pulse pulse{group, control_plane, options.hang_after};
+  const HostFiles host_files{options.state_dir, options.certificates};
   Services services;
   HeldAnswers held;  ///< outlives connections and calls
   Tcp::acceptor acceptor;

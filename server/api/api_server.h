@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/async/task.h"
 #include "common/base/metrics.h"
@@ -45,8 +46,12 @@ struct ApiOptions : ApiLimits {
   Executor blocking = {};       ///< where files may be waited for; empty: the server's own
 
   std::size_t max_idempotency_keys = 1000;
-  std::size_t max_abandoned = 64;           ///< calls past their deadline that have not ended yet
-  std::size_t max_held_bytes = 256u << 20;  ///< of answers that clients have not taken yet
+  std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
+  /// A service thread that has not answered for so long hangs: longer than anything that it does at
+  /// a stretch, which is to read a checkpoint for a restore.
+  std::chrono::milliseconds hang_after{300'000};
+  std::vector<std::string> certificates = {};  ///< PEM files that are shown, for GET /v1/host
+  std::size_t max_held_bytes = 256u << 20;     ///< of answers that clients have not taken yet
 
   std::chrono::milliseconds heartbeat{15'000};     ///< in a stream of events without any
   std::chrono::milliseconds call_timeout{10'000};  ///< one call of the ControlPlane

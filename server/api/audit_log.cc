@@ -66,8 +66,9 @@ bool parse(const std::string& line, AuditEntry& entry) {
 }
 
 Error failure(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno),
-          "audit log " + path + ": " + doing + ": " + std::strerror(errno)};
+  return {code_of_os_error(errno), "audit log " + path + ": " + doing + ": " +
+                                       std::strerror(errno) +
+                                       " (look at the disk and the rights of run_dir)"};
 }
 
 bool write_all(int fd, const std::string& text) {

@@ -7,12 +7,16 @@ namespace centroid::server {
 
 // server_routes.cc
 Task<Result<HttpResponse>> get_index(Services services, Call call);
+Task<Result<HttpResponse>> get_livez(Services services, Call call);
 Task<Result<HttpResponse>> get_healthz(Services services, Call call);
 Task<Result<HttpResponse>> get_readyz(Services services, Call call);
 Task<Result<HttpResponse>> get_metrics(Services services, Call call);
 Task<Result<HttpResponse>> get_trace(Services services, Call call);
 Task<Result<HttpResponse>> get_version(Services services, Call call);
 Task<Result<HttpResponse>> get_openapi(Services services, Call call);
+
+// host_routes.cc
+Task<Result<HttpResponse>> get_host(Services services, Call call);
 
 // cluster_routes.cc
 Task<Result<HttpResponse>> get_cluster(Services services, Call call);

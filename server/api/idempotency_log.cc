@@ -27,8 +27,9 @@ constexpr double kClocks = 60;  ///< by which those of two machines may differ
 constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
 
 Error failure(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno),
-          "idempotency keys " + path + ": " + doing + ": " + std::strerror(errno)};
+  return {code_of_os_error(errno), "idempotency keys " + path + ": " + doing + ": " +
+                                       std::strerror(errno) +
+                                       " (look at the disk and the rights of run_dir)"};
 }
 
 std::string line_of(const Json& json) {

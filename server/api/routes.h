@@ -17,6 +17,7 @@ namespace centroid::server {
 struct Route;
 class AuditLog;
 class EventFeed;
+class Pulse;
 
 /// An admitted request: which route, by whom, with which arguments.
 struct Call {
@@ -37,6 +38,12 @@ struct Call {
   const std::string* parameter(std::string_view name) const;
 };
 
+/// What of the machine concerns an operator.
+struct HostFiles {
+  std::string run_dir;                    ///< empty: none
+  std::vector<std::string> certificates;  ///< PEM files that the server shows
+};
+
 /// What handlers work on.
 struct Services {
   ControlPlane& control;
@@ -46,6 +53,8 @@ struct Services {
   AuditLog& audit;
   Executor blocking;  ///< where files may be waited for
   bool& is_tracing;   ///< a trace is being written
+  Pulse& pulse;
+  const HostFiles& files;
 };
 
 enum class Span : std::uint8_t { kQuick, kCheckpoint };  ///< which deadline holds

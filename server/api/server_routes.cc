@@ -4,6 +4,7 @@
 #include "common/base/version.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
+#include "server/api/pulse.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
@@ -36,6 +37,13 @@ Reply get_index(Services, Call) {
   out["name"] = "centroid-server";
   out["version"] = kVersion;
   out["links"] = std::move(links);
+  co_return json_response(out);
+}
+
+Reply get_livez(Services services, Call) {
+  CENTROID_CO_TRY(services.pulse.look());
+  Json out;
+  out["status"] = "ok";
   co_return json_response(out);
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,9 @@ struct WorkerView {
   double parameter_norm = -1;     ///< of its parameters, when last looked at; -1: not yet
   Scalars scalars;                ///< of its last contribution with any
   std::string reason;             ///< why it left, died or was fenced
+  std::string version;            ///< of its program; empty: it has not said
+  /// Of the server's clock; NaN: not known.
+  double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
 struct ClusterView {
@@ -122,12 +127,15 @@ struct ScaleView {
   double hint_since_unix_seconds = 0;
 };
 
-/// The network between the server and one worker.
+/// The network between the server and one worker, or from one worker to another.
 struct NetworkView {
   std::uint64_t member = 0, round_trips = 0;
   std::string name;
-  double median_seconds = 0, p99_seconds = 0;                 ///< of a round trip
-  double bytes_per_second_to = 0, bytes_per_second_from = 0;  ///< as the server sees it
+  double median_seconds = 0, p99_seconds = 0;  ///< of a round trip
+  /// As the server sees it, or, of two workers, as `member` sees the other one.
+  double bytes_per_second_to = 0, bytes_per_second_from = 0;
+  std::optional<std::uint64_t> to;  ///< the other worker
+  std::string to_name;
 };
 
 /// A table of sparse rows.
@@ -154,6 +162,9 @@ struct ServerView {
   std::uint64_t staged_bytes = 0, bytes_in = 0, bytes_out = 0, workers = 0;
   double merge_seconds = 0;  ///< a round, on average
   std::string trouble;       ///< of its journal
+  std::string version;       ///< of its program; empty: it has not said
+  /// Of the leader's clock; NaN: not known.
+  double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
 /// What an operator asked for is under way.
@@ -192,9 +203,11 @@ class ControlPlane {
   virtual Task<ScaleView> scale(double efficiency) = 0;
   /// How many workers a person wants, 0: nobody says any more. failed_precondition: out of bounds
   virtual Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) = 0;
-  /// Measure the way to a worker while it trains, one at a time. not_found, aborted (another one is
-  /// being measured)
-  virtual Task<Result<NetworkView>> measure(std::uint64_t member) = 0;
+  /// Measure the way to a worker while it trains, or its own way to another worker; one at a time.
+  /// not_found, aborted (another one is being measured), failed_precondition (workers do not listen
+  /// to each other), unavailable
+  virtual Task<Result<NetworkView>> measure(std::uint64_t member,
+                                            std::optional<std::uint64_t> to) = 0;
   virtual Task<Result<ActView>> pause() = 0;
   virtual Task<Result<ActView>> resume() = 0;
   virtual Task<Result<ActView>> stop() = 0;  ///< finish the round, checkpoint, leave
@@ -203,6 +216,8 @@ class ControlPlane {
   virtual Task<std::string> config_json() = 0;
   /// A JSON object of settings that are live; all or none. The settings as `config_json`.
   virtual Task<Result<std::string>> change_config(std::string json) = 0;
+  /// Returns when the thread of training has come to it.
+  virtual Task<void> ping() = 0;
   virtual EventLog& events() = 0;  ///< may be used from any thread
 };
 

@@ -88,7 +88,7 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
                last_loss, local_steps, pace_seconds, share_ratio, divergence, parameter_norm,
-               scalars, reason] = view;
+               scalars, reason, version, clock_ahead_seconds] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -113,6 +113,8 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["parameter_norm"] = parameter_norm;
   out["scalars"] = to_json_list(scalars);
   out["reason"] = reason;
+  out["version"] = version;
+  out["clock_ahead_seconds"] = clock_ahead_seconds;
   return out;
 }
 
@@ -150,7 +152,7 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 nlohmann::ordered_json to_json_object(const ServerView& view) {
   const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
                joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
-               workers, merge_seconds, trouble] = view;
+               workers, merge_seconds, trouble, version, clock_ahead_seconds] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -170,6 +172,8 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["workers"] = workers;
   out["merge_seconds"] = merge_seconds;
   out["trouble"] = trouble;
+  out["version"] = version;
+  out["clock_ahead_seconds"] = clock_ahead_seconds;
   return out;
 }
 

@@ -7,6 +7,7 @@ namespace centroid::server {
 namespace {
 
 constexpr double kLongest = 365 * 86400.0;
+constexpr double kLargestNumber = 9007199254740992.0;  // 2^53: JSON numbers are exact up to it
 
 Json to_json_object(const EvictionView& view) {
   Json out;
@@ -38,10 +39,20 @@ Reply post_evict(Services services, Call call) {
 }
 
 Reply post_measure(Services services, Call call) {
-  CENTROID_CO_ASSIGN(const NetworkView view, co_await services.control.measure(call.id()));
+  const Body body(call);
+  std::optional<std::uint64_t> to;
+  if (body.has("to")) {
+    CENTROID_CO_ASSIGN(const double number, body.number("to", 0, 0, kLargestNumber));
+    to = static_cast<std::uint64_t>(number);
+    if (static_cast<double>(*to) != number)
+      co_return Error(ErrorCode::kInvalidArgument, "to: expected a member number");
+  }
+  CENTROID_CO_ASSIGN(const NetworkView view, co_await services.control.measure(call.id(), to));
   Json out;
   out["member"] = view.member;
   out["name"] = view.name;
+  out["to"] = view.to ? Json(*view.to) : Json();
+  out["to_name"] = view.to ? Json(view.to_name) : Json();
   out["round_trips"] = view.round_trips;
   out["median_seconds"] = view.median_seconds;
   out["p99_seconds"] = view.p99_seconds;

@@ -104,11 +104,12 @@ class Cluster final : public ControlPlane {
   Task<Status> allow(std::string name) override;
   Task<ScaleView> scale(double efficiency) override;
   Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) override;
-  Task<Result<NetworkView>> measure(std::uint64_t member) override;
+  Task<Result<NetworkView>> measure(std::uint64_t member, std::optional<std::uint64_t> to) override;
   Task<Result<ActView>> pause() override;
   Task<Result<ActView>> resume() override;
   Task<Result<ActView>> stop() override;
   Task<Status> is_ready() override;
+  Task<void> ping() override;
   Task<std::string> config_json() override;
   Task<Result<std::string>> change_config(std::string json) override;
   EventLog& events() override { return events_; }

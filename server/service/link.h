@@ -13,6 +13,7 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/coordinate/cadence.h"
 #include "server/coordinate/returned_shares.h"
+#include "server/membership/clock_watch.h"
 #include "server/service/attempt.h"
 #include "transport/session.h"
 
@@ -70,6 +71,8 @@ struct Link {
   std::uint64_t samples = 0, rounds = 0;
   double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
   transport::TrafficCounters traffic;
+  ClockWatch clock;     ///< of its machine
+  std::string program;  ///< its version; empty: it has not said
 };
 
 /// The first values, on their way from one worker.

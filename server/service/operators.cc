@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/proto/about.h"
 #include "server/service/cluster.h"
 #include "server/service/scale.h"
 #include "transport/echo.h"
@@ -14,6 +15,8 @@ namespace {
 constexpr std::size_t kScaleRounds = 50;
 constexpr double kUsualEfficiency = 0.5;
 constexpr std::chrono::milliseconds kMeasureTime{300};
+/// Of a worker that connects with another one first.
+constexpr std::chrono::seconds kMeasurePatience{8};
 constexpr std::chrono::milliseconds kLook{5};
 
 }  // namespace
@@ -335,28 +338,72 @@ namespace {
 
 using Measured = std::optional<Result<transport::EchoReport>>;
 
-/// A child of the session's group, so that the session outlives it.
+/// Children of the session's group, so that the session outlives them.
 Task<void> measure_session(transport::Session* session, std::uint32_t bytes,
                            std::shared_ptr<Measured> out) {
   auto report = co_await transport::measure_echo(*session, kMeasureTime, bytes);
   out->emplace(std::move(report));
 }
 
+/// Have a worker measure its way to another one.
+Task<void> measure_between(transport::Session* session, std::vector<std::byte> head,
+                           std::shared_ptr<Measured> out) {
+  const auto kind = static_cast<std::uint16_t>(proto::AboutKind::kMeasure);
+  const TimePoint late = std::chrono::steady_clock::now() + kMeasurePatience;
+  const auto reply = co_await session->request(kind, head, Bytes(), late);
+  if (!reply.ok()) {
+    out->emplace(reply.error());
+    co_return;
+  }
+  const auto told = proto::decode<proto::Measured>(reply->head);
+  if (!told.ok()) {
+    out->emplace(told.error());
+    co_return;
+  }
+  transport::EchoReport report;
+  report.round_trips = told->round_trips;
+  report.median_seconds = told->median_seconds;
+  report.p99_seconds = told->p99_seconds;
+  report.bytes_per_second_out = told->bytes_per_second_out;
+  report.bytes_per_second_in = told->bytes_per_second_in;
+  out->emplace(report);
+}
+
 }  // namespace
 
-Task<Result<NetworkView>> Cluster::measure(std::uint64_t member) {
-  auto ask = [](Cluster* self, MemberId id) -> Task<std::optional<Result<NetworkView>>> {
+Task<Result<NetworkView>> Cluster::measure(std::uint64_t member, std::optional<std::uint64_t> to) {
+  auto ask = [](Cluster* self, MemberId id,
+                std::optional<std::uint64_t> other) -> Task<std::optional<Result<NetworkView>>> {
+    const auto nobody = [](MemberId whom) {
+      return Error(ErrorCode::kNotFound,
+                   "there is no worker with member id " + to_string(whom) + " here now");
+    };
     const auto link = self->find(id);
-    if (!link)
-      co_return Error(ErrorCode::kNotFound,
-                      "there is no worker with member id " + to_string(id) + " here now");
+    if (!link) co_return nobody(id);
+    const auto there = other ? self->find(MemberId(*other)) : nullptr;
+    if (other && !there) co_return nobody(MemberId(*other));
+    if (other && (there == link || there->join.peer_endpoint.empty()))
+      co_return Error(ErrorCode::kFailedPrecondition,
+                      there == link
+                          ? "worker '" + link->join.name + "' is no way from itself"
+                          : "worker '" + there->join.name +
+                                "' listens to no others: with exchange " + there->join.exchange +
+                                " nothing goes between workers. Leave `to` away");
     if (self->is_measuring_network_)
       co_return Error(ErrorCode::kAborted, "another worker's network is being measured: repeat");
     self->is_measuring_network_ = true;
     const auto out = std::make_shared<Measured>();
     const auto bytes = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(self->config_.chunk_bytes, transport::kMaxEchoBytes));
-    link->tasks->spawn(measure_session(link->session, bytes, out));
+    if (there) {
+      proto::Measure measure;
+      measure.endpoint = there->join.peer_endpoint;
+      measure.ms = static_cast<std::uint32_t>(kMeasureTime.count());
+      measure.bytes = bytes;
+      link->tasks->spawn(measure_between(link->session, proto::encode(measure), out));
+    } else {
+      link->tasks->spawn(measure_session(link->session, bytes, out));
+    }
     bool goes_on = true;
     while (!*out && !link->is_gone && goes_on)
       goes_on = co_await sleep_until(self->clock_.now() + kLook);
@@ -364,11 +411,18 @@ Task<Result<NetworkView>> Cluster::measure(std::uint64_t member) {
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     if (!*out)
       co_return Error(ErrorCode::kAborted, "worker '" + link->join.name + "' left meanwhile");
+    if (!(*out)->ok() && there)
+      co_return Error((*out)->error().code(),
+                      "worker '" + link->join.name + "' could not measure its way to '" +
+                          there->join.name + "' at " + there->join.peer_endpoint + ": " +
+                          (*out)->error().message());
     if (!(*out)->ok()) co_return (*out)->error();
     const transport::EchoReport& report = (*out)->value();
     NetworkView view;
     view.member = id.value;
     view.name = link->join.name;
+    view.to = other;
+    if (there) view.to_name = there->join.name;
     view.round_trips = report.round_trips;
     view.median_seconds = report.median_seconds;
     view.p99_seconds = report.p99_seconds;
@@ -376,7 +430,7 @@ Task<Result<NetworkView>> Cluster::measure(std::uint64_t member) {
     view.bytes_per_second_from = report.bytes_per_second_in;
     co_return view;
   };
-  auto outcome = co_await boost::asio::co_spawn(executor_, ask(this, MemberId(member)),
+  auto outcome = co_await boost::asio::co_spawn(executor_, ask(this, MemberId(member), to),
                                                 boost::asio::use_awaitable);
   co_return std::move(*outcome);
 }

@@ -3,6 +3,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/proto/about.h"
 #include "server/service/cluster.h"
 #include "server/shard/read_manifest.h"
 #include "transport/echo.h"
@@ -79,6 +80,11 @@ class Cluster::MemberSink final : public transport::FrameSink {
         co_return cluster_.take_push_end(*link_, end);
       }
       case Kind::kHeartbeat: {
+        if (!frame.head.empty()) {
+          CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::Beat>(frame.head));
+          link_->clock.heard(beat.unix_seconds, cluster_.clock_.unix_seconds());
+          link_->program = beat.version;
+        }
         const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
         co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
       }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "server/service/cluster.h"
 #include "server/shard/placement.h"
 
@@ -42,6 +43,8 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.divergence = std::min(link->divergence, proto::kMaxLoss);
   view.parameter_norm = link->parameter_norm;
   view.scalars = link->scalars;
+  view.version = link->program;
+  view.clock_ahead_seconds = link->clock.ahead();
   return view;
 }
 
@@ -120,6 +123,11 @@ Task<ClusterView> Cluster::cluster() {
     return view;
   };
   co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<void> Cluster::ping() {
+  auto answer = [] { return true; };
+  (void)co_await run_on(executor_, std::move(answer));
 }
 
 Task<std::vector<WorkerView>> Cluster::workers() {
@@ -430,6 +438,8 @@ Task<std::vector<ServerView>> Cluster::servers() {
         const auto journal = journal_.state();
         view.journal_bytes = journal.bytes;
         view.trouble = journal.trouble;
+        view.version = kVersion;
+        view.clock_ahead_seconds = 0;
       } else {
         const proto::ServerReport& told = link->report;
         view.memory_bytes = told.memory_bytes;
@@ -440,6 +450,8 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.workers = told.workers;
         if (told.rounds > 0) view.merge_seconds = told.merge_seconds / double(told.rounds);
         view.trouble = told.trouble;
+        view.version = link->version;
+        view.clock_ahead_seconds = link->clock.ahead();
       }
       views.push_back(std::move(view));
     };

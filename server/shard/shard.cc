@@ -6,6 +6,8 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
+#include "common/proto/about.h"
 #include "common/proto/standby.h"
 #include "server/shard/read_manifest.h"
 #include "transport/echo.h"
@@ -351,6 +353,8 @@ Task<void> Shard::heartbeats(Session& session) {
   const auto report_kind = static_cast<std::uint16_t>(ServersKind::kServerReport);
   const auto beat = leaders_.is_several() ? std::min(kBeat, lease / 4) : lease / 4;
   const auto longest = leaders_.is_several() ? kSilence : 3 * lease;
+  proto::Beat about;
+  about.version = kVersion;
   while (!session.is_closed()) {
     if (!co_await sleep_until(clock_.now() + beat)) co_return;
     const auto silent = clock_.now() - session.connection().last_received();
@@ -360,7 +364,9 @@ Task<void> Shard::heartbeats(Session& session) {
                           "the leader was silent for " + std::to_string(ms) + " ms"));
       co_return;
     }
-    (void)co_await session.send(kind, Bytes(), Bytes(), clock_.now() + lease);
+    about.unix_seconds = clock_.unix_seconds();
+    const auto said = proto::encode(about);
+    (void)co_await session.send(kind, said, Bytes(), clock_.now() + lease);
     if (waits_) ++progress_;
     const auto head = proto::encode(report());
     (void)co_await session.send(report_kind, head, Bytes(), clock_.now() + lease);

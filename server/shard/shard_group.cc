@@ -1,6 +1,7 @@
 #include "server/shard/shard_group.h"
 
 #include "common/base/log.h"
+#include "common/proto/about.h"
 
 namespace centroid::server {
 
@@ -58,6 +59,11 @@ Result<std::shared_ptr<ShardGroup::Link>> ShardGroup::join(transport::Session& s
 Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFrame frame,
                                   std::shared_ptr<Link> link) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) {
+    if (!frame.head.empty()) {
+      CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::Beat>(frame.head));
+      link->clock.heard(beat.unix_seconds, clock_.unix_seconds());
+      link->version = beat.version;
+    }
     const std::uint16_t answer = frame.header.kind;
     co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
   }

@@ -11,6 +11,7 @@
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/proto/servers.h"
+#include "server/membership/clock_watch.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -37,6 +38,8 @@ class ShardGroup {
     std::list<Work> work;
     std::vector<std::byte> tokens;  ///< told last
     double joined_unix_seconds = 0;
+    ClockWatch clock;     ///< of its machine
+    std::string version;  ///< of its program; empty: it has not said
     bool is_gone() const { return session == nullptr; }
   };
   struct Hooks {

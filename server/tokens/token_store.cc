@@ -79,7 +79,8 @@ bool is_name(std::string_view name) {
 }
 
 Error file_error(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno), "tokens " + path + ": " + doing + ": " + std::strerror(errno)};
+  return {code_of_os_error(errno), "tokens " + path + ": " + doing + ": " + std::strerror(errno) +
+                                       " (look at the disk and the rights of run_dir)"};
 }
 
 /// Changes when the file is replaced; empty: there is none.

@@ -177,6 +177,52 @@ TEST_F(ApiCallers, WhoIsNotLetInIsCounted) {
   EXPECT_TRUE(shows("centroid_api_refused_total{reason=\"role\"} 1"));
 }
 
+TEST_F(ApiCallers, AServiceThreadThatHangsIsSeen) {
+  options.hang_after = std::chrono::milliseconds(50);
+  start();
+  EXPECT_EQ(request("GET", "/livez").status, 200);
+  control.held = control.deaf = true;
+  EXPECT_TRUE(eventually([this] { return request("GET", "/livez").status == 503; }));
+  expect_problem(request("GET", "/livez"), 503, "unavailable",
+                 "the service thread has not answered");
+  EXPECT_EQ(request("GET", "/healthz").status, 200) << "the process lives";
+  control.held = control.deaf = false;
+  EXPECT_TRUE(eventually([this] { return request("GET", "/livez").status == 200; }));
+}
+
+TEST_F(ApiCallers, TheMachineIsDescribed) {
+  TemporaryDirectory folder;
+  Authority authority(folder.path());
+  options.certificates = {authority.issue("server").certificate,
+                          authority.issue("old", "DNS:localhost", -1).certificate,
+                          (folder.path() / "none.crt").string()};
+  options.state_dir = folder.path().string();
+  start();
+  const Json host = Json::parse(request("GET", "/v1/host", bearer("operator")).body);
+  EXPECT_GT(host["total_bytes"], 0);
+  EXPECT_LE(host["free_bytes"], host["total_bytes"]);
+  const double now = SystemClock().unix_seconds();
+  EXPECT_GT(host["certificates"][0]["expires_unix_seconds"], now);
+  EXPECT_LT(host["certificates"][1]["expires_unix_seconds"], now);
+  EXPECT_TRUE(host["certificates"][2]["expires_unix_seconds"].is_null());
+  EXPECT_NE(host["certificates"][2]["problem"].get<std::string>().find("none.crt"),
+            std::string::npos);
+}
+
+TEST_F(ApiCallers, AWayBetweenWorkersIsAskedForByNumber) {
+  start();
+  const auto measure = [this](const char* body) {
+    return request("POST", "/v1/workers/7:measure", bearer("operator") + kJson, body);
+  };
+  const Json found = Json::parse(measure("{\"to\":9}").body);
+  EXPECT_EQ(found["to"], 9);
+  EXPECT_EQ(found["to_name"], "beta");
+  EXPECT_TRUE(Json::parse(measure("{}").body)["to"].is_null());
+  for (const char* odd : {"{\"to\":-1}", "{\"to\":1.5}", "{\"to\":\"9\"}", "{\"to\":1e300}"})
+    EXPECT_EQ(measure(odd).status, 400) << odd;
+  EXPECT_EQ(control.actions(), "measure 7 to 9;measure 7;");
+}
+
 TEST_F(ApiCallers, HandshakesOfAnAddressAreBounded) {
   TemporaryDirectory folder;
   Authority authority(folder.path());

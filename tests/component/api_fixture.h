@@ -96,6 +96,7 @@ class SampleControl final : public server::ControlPlane {
     if (!ready.load()) co_return Error(ErrorCode::kUnavailable, "not ready: it is a test");
     co_return Status();
   }
+  Task<void> ping() override { return answer(); }
   server::EventLog& events() override { return happened; }
   Task<std::string> config_json() override {
     const std::lock_guard lock(mutex);
@@ -165,9 +166,13 @@ class SampleControl final : public server::ControlPlane {
     view.hint_workers = view.target_workers = workers;
     co_return view;
   }
-  Task<Result<server::NetworkView>> measure(std::uint64_t member) override {
-    CENTROID_CO_TRY(co_await act("measure " + std::to_string(member)));
+  Task<Result<server::NetworkView>> measure(std::uint64_t member,
+                                            std::optional<std::uint64_t> to) override {
+    const std::string there = to ? " to " + std::to_string(*to) : "";
+    CENTROID_CO_TRY(co_await act("measure " + std::to_string(member) + there));
     server::NetworkView view;
+    view.to = to;
+    view.to_name = "beta";
     view.member = member;
     view.name = "alpha";
     view.round_trips = 3;

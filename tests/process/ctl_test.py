@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 
 from cluster import DONE, ClusterTest, Process, free_port, main, wait_for
@@ -263,6 +264,62 @@ class Ctl(ClusterTest):
         self.assertNotIn("members", {one["check"] for one in json.loads(self.ctl(server, *mine, "doctor", "--no-members"))})
         theirs = {one["check"]: one for one in json.loads(self.ctl(server, "--token-file", viewer, "--output", "json", "doctor"))}
         self.assertIn("role admin", theirs["members"]["found"])
+
+    def test_doctor_measures_from_worker_to_worker_while_they_train(self):
+        server = self.server("--epochs", "1000000", "--min-workers", "3", "--exchange", "ring")
+        for name in ("w0", "w1", "w2"):
+            self.worker(server, name, "--exchange", "ring")
+        server.wait_round(3)
+        generation = server.cluster()["generation"]
+        checks = json.loads(self.ctl(server, "doctor", "--output", "json"))
+        ways = [one["found"] for one in checks if one["check"] == "way"]
+        self.assertEqual(len(ways), 5, ways)  # the slowest
+        for way in ways:
+            self.assertRegex(way, r"^w\d -> w\d: .*/s, .* a round trip$")
+        found = {one["check"]: one for one in checks}
+        self.assertRegex(found["ways"]["found"], r"^6 of 6 from worker to worker measured, the slowest 5 shown; the median is .*/s$")
+        self.assertRegex(found["workers"]["found"], "3 present, 0 lost")
+        server.wait_more_rounds()
+        self.assertEqual(server.cluster()["generation"], generation)  # nobody was lost for it
+        self.assertRegex(self.ctl(server, "doctor"), r"way +w\d -> w\d: ")
+
+    def test_a_way_that_nothing_goes_is_not_measured(self):
+        server, _ = self.training()
+        members = {worker["name"]: worker["member"] for worker in server.workers()}
+
+        def measure(whom, to):
+            body = json.dumps({"to": to}).encode()
+            request = urllib.request.Request(f"http://{server.api}/v1/workers/{whom}:measure", body, {"Content-Type": "application/json"})
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60)
+            with refused.exception as answer:
+                return answer.code, json.load(answer)["detail"]
+
+        status, why = measure(members["w0"], members["w1"])
+        self.assertEqual((status, why[:36]), (409, "worker 'w1' listens to no others: wi"))
+        self.assertEqual(measure(members["w0"], members["w0"])[0], 409)
+        self.assertEqual(measure(members["w0"], 99999)[0], 404)
+
+    def test_doctor_looks_at_programs_clocks_and_the_disk(self):
+        server, _ = self.training()
+        wait_for(lambda: all(worker["version"] for worker in server.workers()), "the first heartbeats")
+        for worker in server.workers():
+            self.assertLess(abs(worker["clock_ahead_seconds"]), 5)
+        altered = Altered(server)
+        self.addCleanup(altered.close)
+
+        def doctor():
+            return {one["check"]: one for one in json.loads(self.ctl(altered, "doctor", "--no-members", "--output", "json"))}
+
+        found = doctor()
+        self.assertEqual((found["disk"]["verdict"], found["members' programs"]["verdict"]), ("ok", "ok"))
+        altered.words = {'"clock_ahead_seconds":': '"clock_ahead_seconds":60,"was":'}
+        self.assertRegex(doctor()["clock"]["found"], r"worker w\d: its clock is (1 min|60).* ahead of the server's")
+        version = server.workers("w0")[0]["version"]
+        altered.words = {f'"version":"{version}","clock': '"version":"0.0.1","clock'}
+        self.assertRegex(doctor()["version"]["found"], r"worker w\d is 0\.0\.1, the server " + re.escape(version))
+        altered.words = {'"free_bytes":': '"free_bytes":5,"was":'}
+        self.assertEqual(doctor()["disk"]["verdict"], "warning")
 
     def test_doctor_looks_at_every_server_of_the_model(self):
         server = self.server("--servers", "2", "--chunk-bytes", "1024")

@@ -99,6 +99,21 @@ class WorkerMetrics(ClusterTest):
             server.post("/v1/job:stop")
             self.assert_exit(DONE, worker, server)
 
+    def test_silent_connections_shut_nobody_out(self):
+        _, _, endpoint = self.listening()
+        host, port = endpoint.rsplit(":", 1)
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):  # more than there is room for
+                stack.enter_context(contextlib.closing(socket.create_connection((host, int(port)), timeout=20)))
+            for path in ("/healthz", "/metrics", "/healthz"):
+                self.assertEqual(self.get(endpoint, path)[0], 200)
+
+    def test_traces_are_bounded_in_time(self):
+        _, _, endpoint = self.listening()
+        self.assertEqual([self.get(endpoint, "/v1/trace")[0] for _ in range(3)], [200] * 3)
+        wait_for(lambda: self.get(endpoint, "/v1/trace")[0] == 429, "no more of them")
+        wait_for(lambda: self.get(endpoint, "/v1/trace")[0] == 200, "the next trace")
+
     def test_port_in_use_is_named(self):
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
             place = "127.0.0.1:%d" % taken.getsockname()[1]

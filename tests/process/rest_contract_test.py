@@ -27,6 +27,7 @@ PLAN = [
     ("get_metrics", {}, None, [200]),
     ("get_version", {}, None, [200]),
     ("get_openapi", {}, None, [200]),
+    ("get_host", {}, None, [200]),
     ("get_cluster", {}, None, [200]),
     ("list_workers", {}, None, [200]),
     ("get_worker", {"id": "{member}"}, None, [200]),
@@ -84,6 +85,9 @@ PLAN = [
     ("drain_server", {"name": "nobody"}, None, [404]),
     ("measure_worker", {"id": 99999}, None, [404]),
     ("measure_worker", {"id": "{w0}"}, None, [200]),
+    ("measure_worker", {"id": "{w0}"}, {"to": 99999}, [404]),
+    ("measure_worker", {"id": "{w0}"}, {"to": 0.5}, [400]),
+    ("measure_worker", {"id": "{w0}"}, {"to": 2}, [404]),  # that membership ended with the restore
     ("drain_worker", {"id": 99999}, None, [404]),
     ("drain_worker", {"id": 1}, None, [409]),  # that membership ended with the restore
     ("drain_worker", {"id": "{w1}"}, None, [202]),

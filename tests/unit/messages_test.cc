@@ -11,9 +11,11 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/proto/about.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
+#include "server/membership/clock_watch.h"
 
 namespace centroid::proto {
 namespace {
@@ -147,6 +149,9 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<ExchangeFailed>("exchange-failed");
   expect_documented<Keep>("keep");
   expect_documented<Wait>("wait");
+  expect_documented<Beat>("beat");
+  expect_documented<Measure>("measure");
+  expect_documented<Measured>("measured");
   expect_documented<RowsOpen>("rows-open");
   expect_documented<RowsOpenReply>("rows-open-reply");
   expect_documented<RowsPull>("rows-pull");
@@ -553,9 +558,41 @@ TEST(Messages, RequestFlagAndPayloadAreThoseOfTheKind) {
             "PushEnd (23) came with a payload of 9 bytes, but has none");
   EXPECT_EQ(text(Kind::kPush, false, 9), "");
   EXPECT_EQ(text(Kind::kJoin, true, 9), "");
-  const Status headed = check_frame(static_cast<std::uint16_t>(Kind::kHeartbeat), false, 5, 0);
-  EXPECT_EQ(headed.error().message(), "Heartbeat (26) came with a head of 5 bytes, but has none");
+  const Status headed = check_frame(static_cast<std::uint16_t>(Kind::kInitDone), false, 5, 0);
+  EXPECT_EQ(headed.error().message(), "InitDone (19) came with a head of 5 bytes, but has none");
+  EXPECT_TRUE(check_frame(static_cast<std::uint16_t>(Kind::kHeartbeat), false, 9, 0).ok());
   EXPECT_TRUE(check_frame(4711, true, 9, 9).ok());
+}
+
+TEST(Messages, WhatCannotBeMeasuredIsRefused) {
+  const auto refusal = [](std::uint32_t ms, std::uint32_t bytes) {
+    Measure measure;
+    measure.endpoint = "h:71";
+    measure.ms = ms;
+    measure.bytes = bytes;
+    const auto decoded = decode<Measure>(encode(measure));
+    return decoded.ok() ? std::string() : decoded.error().message();
+  };
+  EXPECT_EQ(refusal(300, 1u << 20), "");
+  EXPECT_NE(refusal(0, 1).find("Measure.ms is 0"), std::string::npos);
+  EXPECT_NE(refusal(3001, 1).find("from 1 to 3000"), std::string::npos);
+  EXPECT_NE(refusal(1, 0).find("Measure.bytes is 0"), std::string::npos);
+  EXPECT_NE(refusal(1, (1u << 20) + 1).find("1 MiB"), std::string::npos);
+  Beat beat;
+  beat.unix_seconds = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(decode<Beat>(encode(beat)).ok());
+}
+
+TEST(ClockWatch, TheHeartbeatThatWasUnderWayLeastIsTheTruest) {
+  server::ClockWatch clock;
+  EXPECT_TRUE(std::isnan(clock.ahead()));
+  clock.heard(110, 100 + 3);  // 10 s ahead, 3 s under way
+  EXPECT_DOUBLE_EQ(clock.ahead(), 7);
+  clock.heard(120, 110 + 0.5);
+  clock.heard(130, 120 + 2);
+  EXPECT_DOUBLE_EQ(clock.ahead(), 9.5);
+  for (int i = 0; i < 8; ++i) clock.heard(200, 201);  // it was set right
+  EXPECT_DOUBLE_EQ(clock.ahead(), -1);
 }
 
 TEST(Messages, RandomBytesNeverCrash) {

@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "transport/collective/network.h"
+#include "transport/echo.h"
 #include "transport/handshake.h"
 
 namespace centroid::collective {
@@ -63,6 +64,15 @@ Task<Result<InFrame>> read_kind(Connection& connection, std::uint16_t kind) {
   }
   co_return frame;
 }
+
+/// Set while this lives.
+struct Flag {
+  explicit Flag(bool& one) : flag(one) { flag = true; }
+  ~Flag() { flag = false; }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+  bool& flag;
+};
 
 Task<Status> confirm(Connection& connection) {
   OutFrame frame;
@@ -275,6 +285,7 @@ Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   Bound bound(*connection, now() + transport::kGreetingTimeout);
   const auto join = co_await greet_peer(*connection);
+  if (join.ok() && join->world == 0) co_return;  // it only measured
   if (!join.ok()) {
     const std::vector<std::byte> head = transport::encode_error(join.error());
     OutFrame refusal;
@@ -305,10 +316,43 @@ Task<Result<Join>> Dialer::greet_peer(Connection& connection) {
   CENTROID_CO_ASSIGN(const transport::Peer peer,
                      co_await transport::answer_hello(connection, greeting()));
   connection.set_limits(peer.limits);
+  if (peer.role == kMeasurer) {
+    co_await answer_echoes(connection);
+    Join nobody;
+    nobody.world = 0;
+    co_return nobody;
+  }
   CENTROID_CO_ASSIGN(const InFrame frame, co_await read_kind(connection, kJoin));
   CENTROID_CO_ASSIGN(const Join join, decode_join(frame.head));
   CENTROID_CO_TRY(judge(join));
   co_return join;
+}
+
+/// As long as the caller's greeting may take, one caller at a time, and not for ever more bytes.
+Task<void> Dialer::answer_echoes(Connection& connection) {
+  constexpr std::uint64_t kMostBytes = 2ull << 30;
+  if (is_measured_) co_return;
+  const Flag flag(is_measured_);
+  const Driver::Work work(*station_->driver);
+  for (std::uint64_t moved = 0; moved < kMostBytes && !is_stopping_;) {
+    const auto frame = co_await connection.read_header();
+    if (!frame.ok() || frame->header.kind != transport::kEcho) break;
+    const auto wanted = transport::echo_bytes(*frame);
+    if (!wanted.ok()) break;
+    moved += *wanted + frame->header.payload_bytes;
+    if (frame->header.payload_bytes > 0) {
+      const Status skipped = co_await connection.skip_payload();
+      if (!skipped.ok()) break;
+    }
+    const std::vector<std::byte> payload(*wanted);
+    OutFrame answer;
+    answer.kind = transport::kEcho;
+    answer.flags = transport::kFlagResponse;
+    answer.id = frame->header.id;
+    answer.payload = payload;
+    const Status sent = co_await connection.write(answer);
+    if (!sent.ok()) break;
+  }
 }
 
 Status Dialer::judge(const Join& join) const {

@@ -14,6 +14,9 @@ namespace centroid::collective {
 
 class Network;
 
+/// Role in the greeting of who only measures the way here: its Echo requests are answered.
+inline constexpr const char* kMeasurer = "measure";
+
 /// Where one process listens for its peers and how it calls them, in all generations.
 struct Station {
   MeshOptions options;
@@ -75,6 +78,7 @@ class Dialer {
   Task<void> answer_peers(transport::Listener& listening);
   Task<void> answer_peer(std::unique_ptr<transport::Connection> connection);
   Task<Result<Join>> greet_peer(transport::Connection& connection);
+  Task<void> answer_echoes(transport::Connection& connection);
   Status judge(const Join& join) const;
 
   Network& network_;
@@ -83,7 +87,7 @@ class Dialer {
   std::vector<Pair> pairs_;  ///< by rank
   Event changed_;
   TaskGroup callers_, answers_;
-  bool is_stopping_ = false;
+  bool is_stopping_ = false, is_measured_ = false;
 };
 
 }  // namespace centroid::collective

@@ -42,6 +42,17 @@ class Driver {
   /// and runs the context itself, unless another does.
   void begin_work(bool is_waited);
   void end_work();
+  /// Something is under way as long as this lives.
+  class Work {
+   public:
+    explicit Work(Driver& driver) : driver_(driver) { driver_.begin_work(false); }
+    ~Work() { driver_.end_work(); }
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
+
+   private:
+    Driver& driver_;
+  };
   /// From now on there are peers to listen to while idle; any thread.
   void begin_watch();
   void end_watch();

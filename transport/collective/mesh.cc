@@ -88,6 +88,39 @@ Result<Group> Mesh::join(const Roster& roster) {
   return make_group(std::move(generation), std::move(members), roster.rank);
 }
 
+namespace {
+
+/// On the driver.
+Task<std::optional<Result<transport::EchoReport>>> measure_there(std::shared_ptr<Station> station,
+                                                                 Endpoint endpoint,
+                                                                 std::string run_id,
+                                                                 std::chrono::milliseconds time,
+                                                                 std::uint32_t bytes) {
+  constexpr std::chrono::seconds kConnectTime{3};
+  transport::Greeting greeting;
+  greeting.role = kMeasurer;
+  greeting.name = "a measurement";
+  greeting.run_id = run_id.empty() ? station->options.run_id : run_id;
+  greeting.token = station->options.token;
+  greeting.manifest_hash = station->options.manifest_hash;
+  const TimePoint connected_by = std::chrono::steady_clock::now() + kConnectTime;
+  auto report = co_await transport::measure_way(*station->transport, endpoint, greeting,
+                                                connected_by, time, bytes);
+  co_return std::make_optional(std::move(report));
+}
+
+}  // namespace
+
+Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string run_id,
+                                                  std::chrono::milliseconds time,
+                                                  std::uint32_t bytes) {
+  const Driver::Work work(*impl_->station->driver);  // else its thread may sleep
+  auto there = measure_there(impl_->station, endpoint, run_id, time, bytes);
+  auto outcome = co_await boost::asio::co_spawn(impl_->station->driver->executor(),
+                                                std::move(there), boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
 Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {
   if (options.congestion_control.empty()) options.congestion_control = "auto";
   options.stall_timeout = kNoStall;

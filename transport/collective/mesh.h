@@ -9,6 +9,7 @@
 
 #include "common/base/metrics.h"
 #include "transport/collective/group.h"
+#include "transport/echo.h"
 #include "transport/transport.h"
 
 namespace centroid::collective {
@@ -74,6 +75,13 @@ class Mesh {
   /// later   operations also fail with what a peer says when it is called: failed_precondition
   ///         (token, run or model refused), aborted (it is in a later generation)
   Result<Group> join(const Roster& roster);
+
+  /// Measure the way to a peer's `endpoint`, while operations go on. Awaited on any executor. The
+  /// peer answers as soon as it is in a generation.
+  ///
+  /// fails   as transport::measure_way; within `time` and 8 s
+  Task<Result<transport::EchoReport>> measure(transport::Endpoint endpoint, std::string run_id,
+                                              std::chrono::milliseconds time, std::uint32_t bytes);
 
  private:
   struct Impl;

@@ -34,4 +34,8 @@ struct TlsOptions {
 /// source     RFC 8446; OpenSSL
 Result<std::shared_ptr<StreamLayer>> make_tls(TlsOptions options);
 
+/// When the first of the certificates in a PEM file ends, as Unix time.
+/// fails  not_found, invalid_argument (no certificate in it)
+Result<double> certificate_end(const std::string& path);
+
 }  // namespace centroid::transport

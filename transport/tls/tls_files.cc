@@ -1,7 +1,12 @@
 #include "transport/tls/tls_files.h"
 
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/x509v3.h>
+
+#include <algorithm>
+#include <ctime>
+#include <optional>
 
 #include <boost/asio/ip/address.hpp>
 
@@ -139,6 +144,25 @@ SslPointer TlsFiles::accepting_end() {
   if (!options_.authority.empty())
     ::SSL_set_verify(ssl.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   return ssl;
+}
+
+Result<double> certificate_end(const std::string& path) {
+  CENTROID_TRY(check_readable("certificate", path));
+  const std::unique_ptr<BIO, decltype(&::BIO_free_all)> file(::BIO_new_file(path.c_str(), "r"),
+                                                             &::BIO_free_all);
+  std::optional<double> first;
+  while (file) {
+    const std::unique_ptr<X509, decltype(&::X509_free)> one(
+        ::PEM_read_bio_X509(file.get(), nullptr, no_password, nullptr), &::X509_free);
+    if (!one) break;
+    std::tm end{};
+    if (::ASN1_TIME_to_tm(::X509_get0_notAfter(one.get()), &end) != 1) continue;
+    const auto seconds = static_cast<double>(::timegm(&end));
+    first = first ? std::min(*first, seconds) : seconds;
+  }
+  const std::string why = last_error();
+  if (first) return *first;
+  return Error(ErrorCode::kInvalidArgument, path + " is no certificate in PEM: " + why);
 }
 
 }  // namespace centroid::transport

@@ -86,6 +86,11 @@ class PeerReducer {
   /// and where there is none. Until the next job.
   ErrorFeedback* feedback_at_rest();
   transport::TrafficCounters traffic() const;
+  /// As collective::Mesh::measure, beside a job.
+  Task<Result<transport::EchoReport>> measure(transport::Endpoint endpoint, std::string run_id,
+                                              std::chrono::milliseconds time, std::uint32_t bytes) {
+    return mesh_->measure(std::move(endpoint), std::move(run_id), time, bytes);
+  }
 
  private:
   class Signals;

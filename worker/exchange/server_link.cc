@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "common/proto/standby.h"
 
 namespace centroid::worker {
@@ -33,6 +34,13 @@ bool is_final(const Error& error) {
     default:
       return false;
   }
+}
+
+proto::Beat beat_now() {
+  proto::Beat beat;
+  beat.unix_seconds = SystemClock().unix_seconds();
+  beat.version = kVersion;
+  return beat;
 }
 
 }  // namespace
@@ -357,9 +365,15 @@ Task<Error> ServerLink::serve(Session& session) {
 Task<void> ServerLink::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(terms_.lease_ms);
   const auto kind = static_cast<std::uint16_t>(Kind::kHeartbeat);
+  bool is_first = true;  // at once: whoever asks the server wants to know of us
   while (!session.is_closed()) {
     const auto beat = servers_.is_several() ? std::min(kBeat, lease / 4) : lease / 4;
     const auto longest = servers_.is_several() ? kSilence : 3 * lease;
+    if (is_first) {
+      const auto first = proto::encode(beat_now());
+      (void)co_await session.send(kind, first, Bytes(), now() + lease);
+      is_first = false;
+    }
     if (!co_await sleep_until(now() + beat)) co_return;
     {
       const std::lock_guard lock(traffic_mutex_);
@@ -372,7 +386,8 @@ Task<void> ServerLink::heartbeats(Session& session) {
                           "the server was silent for " + std::to_string(ms) + " ms"));
       co_return;
     }
-    (void)co_await session.send(kind, Bytes(), Bytes(), now() + lease);
+    const auto head = proto::encode(beat_now());
+    (void)co_await session.send(kind, head, Bytes(), now() + lease);
   }
 }
 

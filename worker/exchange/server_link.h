@@ -12,6 +12,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
+#include "common/proto/about.h"
 #include "common/proto/servers.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
@@ -55,7 +56,7 @@ class Mailbox {
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
 /// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
 /// server_route.cc (a model on several servers), peer_round.cc (rounds whose gradients are added
-/// among the workers).
+/// among the workers), peer_way.cc (the way to another worker).
 class ServerLink final : public transport::FrameSink {
  public:
   ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
@@ -111,6 +112,11 @@ class ServerLink final : public transport::FrameSink {
   Status accept_terms(proto::JoinReply reply);
   Status begin_local(const proto::JoinReply& reply);
   Task<void> heartbeats(transport::Session& session);
+  struct AskedWay {
+    transport::FrameHeader request;
+    proto::Measure measure;
+  };
+  Task<void> measure_way(transport::Session& session, std::shared_ptr<const AskedWay> asked);
   Task<void> send_initial(transport::Session& session);
   Task<void> sender(transport::Session& session);
   Task<Status> send_contribution(transport::Session& session, proto::RoundOpen open);
@@ -178,7 +184,7 @@ class ServerLink final : public transport::FrameSink {
   TimePoint give_up_ = TimePoint::max();  ///< when the join timeout is over
   transport::ServerList servers_;
   std::uint64_t term_ = 0;  ///< the highest that a server led in
-  bool ending_ = false, is_joined_ = false, joined_once_ = false;
+  bool ending_ = false, is_joined_ = false, joined_once_ = false, is_measuring_ = false;
   transport::Session* session_ = nullptr;
   TaskGroup* tasks_ = nullptr;  // of the session
 

@@ -54,6 +54,13 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
     CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));
     co_return co_await route_told(session, std::move(route));
   }
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::AboutKind::kMeasure)) {
+    auto asked = std::make_shared<AskedWay>();
+    asked->request = frame.header;
+    CENTROID_CO_ASSIGN(asked->measure, proto::decode<proto::Measure>(frame.head));
+    tasks_->spawn(measure_way(session, std::move(asked)));
+    co_return Status();
+  }
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kHeartbeat:
       co_return Status();

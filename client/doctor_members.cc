@@ -1,0 +1,214 @@
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <utility>
+#include <vector>
+
+#include "client/report.h"
+
+/// doctor: the members of a cluster, the ways between them, and the server's machine.
+namespace centroid::client {
+
+namespace {
+
+constexpr double kBehind = 3;  ///< parts of the median that a member's way gives
+constexpr std::size_t kMeasuredWorkers = 16, kMeasuredWays = 16, kShownWays = 5;
+constexpr std::chrono::seconds kWaysTime{30};  ///< nothing new is begun after that
+constexpr double kCertificateSeconds = 14 * 86400;
+constexpr double kLeastFree = 0.05;  ///< of the disk
+constexpr double kCheckpoints = 3;   ///< that should still fit on it
+
+struct Way {
+  std::string name;
+  double trip = 0, slower = 0;
+};
+
+Way way_of(const Json& answer) {
+  const std::string to = text_of(answer, "to_name");
+  return {text_of(answer, "name") + (to.empty() ? "" : " -> " + to),
+          number_of(answer, "median_seconds"),
+          std::min(number_of(answer, "bytes_per_second_to"),
+                   number_of(answer, "bytes_per_second_from"))};
+}
+
+std::string text_of_way(const Way& way) {
+  return size_text(way.slower) + "/s, " + duration_text(way.trip) + " a round trip";
+}
+
+/// Ordered pairs: all, or of many workers each with its neighbours in the ring.
+std::vector<std::pair<const Json*, const Json*>> pairs_of(const std::vector<const Json*>& workers) {
+  std::vector<std::pair<const Json*, const Json*>> pairs;
+  const std::size_t n = workers.size();
+  const bool has_room = n * (n - 1) <= kMeasuredWays;
+  for (std::size_t step = 1; step < (has_room ? n : 2); ++step)
+    for (std::size_t i = 0; i < n && pairs.size() < kMeasuredWays; ++i)
+      pairs.emplace_back(workers[i], workers[(i + step) % n]);
+  return pairs;
+}
+
+}  // namespace
+
+void check_members(Report& report, const Session& session, const Json& workers) {
+  std::vector<Way> ways;
+  std::size_t left = 0;
+  for (const Json& worker : workers) {
+    if (text_of(worker, "state") != "active") continue;
+    if (ways.size() == kMeasuredWorkers) {
+      ++left;
+      continue;
+    }
+    const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
+    if (!answer.ok())
+      return report.add(Verdict::kWarning, "members", "not measured: " + answer.error().message(),
+                        "it needs a token of the role admin; or leave it out with --no-members");
+    ways.push_back({text_of(worker, "name"), number_of(*answer, "median_seconds"),
+                    std::min(number_of(*answer, "bytes_per_second_to"),
+                             number_of(*answer, "bytes_per_second_from"))});
+  }
+  if (ways.empty()) return;
+  std::ranges::sort(ways, {}, &Way::slower);
+  const double median = ways[ways.size() / 2].slower;
+  bool is_good = true;
+  for (const Way& way : ways) {
+    const bool is_slow = way.slower < kSlowBytes || way.trip > kSlowTrip;
+    const bool is_behind = way.slower * kBehind < median;
+    if (!is_slow && !is_behind) continue;
+    is_good = false;
+    report.add(Verdict::kWarning, "members",
+               way.name + ": " + size_text(way.slower) + "/s between it and the server, " +
+                   duration_text(way.trip) + " a round trip; the median is " + size_text(median) +
+                   "/s",
+               "look at the network of its machine: the speed of its link, other traffic, Wi-Fi; "
+               "a codec needs less of it (docs/compression.md)");
+  }
+  const std::string more = left > 0 ? "; " + std::to_string(left) + " more were not measured" : "";
+  if (is_good)
+    report.add(Verdict::kGood, "members",
+               std::to_string(ways.size()) + " measured from the server: at least " +
+                   size_text(ways.front().slower) + "/s (" + ways.front().name + ")" + more);
+}
+
+void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers) {
+  const std::string exchange = text_of(cluster, "exchange");
+  std::vector<const Json*> active;
+  for (const Json& worker : workers)
+    if (text_of(worker, "state") == "active" && number_of(worker, "rank") >= 0)
+      active.push_back(&worker);
+  if (exchange.empty() || exchange == "star" || active.size() < 2) return;
+  std::ranges::sort(active, {}, [](const Json* one) { return number_of(*one, "rank"); });
+  const auto begin = std::chrono::steady_clock::now();
+  const auto pairs = pairs_of(active);
+  std::vector<Way> ways;
+  std::size_t failed = 0, tried = 0;
+  for (const auto& [from, to] : pairs) {
+    if (std::chrono::steady_clock::now() - begin > kWaysTime) break;
+    ++tried;
+    Json body;
+    body["to"] = (*to)["member"];
+    const auto answer =
+        send_json(session, "POST", "/v1/workers/" + text_of(*from, "member") + ":measure", body);
+    if (answer.ok()) {
+      ways.push_back(way_of(*answer));
+      continue;
+    }
+    ++failed;
+    report.add(Verdict::kWarning, "way", answer.error().message(),
+               "open the port of peers (peer.listen) of that worker to all workers; a token of the "
+               "role admin is needed to measure");
+    if (failed == kShownWays) break;
+  }
+  if (ways.empty()) return;
+  std::ranges::sort(ways, {}, &Way::slower);
+  const double median = ways[ways.size() / 2].slower;
+  for (std::size_t i = 0; i < std::min(ways.size(), kShownWays); ++i) {
+    const Way& way = ways[i];
+    const bool is_slow =
+        way.slower < kSlowBytes || way.trip > kSlowTrip || way.slower * kBehind < median;
+    report.add(is_slow ? Verdict::kWarning : Verdict::kGood, "way",
+               way.name + ": " + text_of_way(way),
+               is_slow ? "look at the network between these two machines; a ring is as fast as its "
+                         "slowest way: ring_by_bandwidth goes round it, a codec needs less of it"
+                       : "");
+  }
+  report.add(Verdict::kGood, "ways",
+             std::to_string(ways.size()) + " of " +
+                 std::to_string(active.size() * (active.size() - 1)) +
+                 " from worker to worker measured, the slowest " +
+                 std::to_string(std::min(ways.size(), kShownWays)) + " shown; the median is " +
+                 size_text(median) + "/s");
+}
+
+void check_programs(Report& report, const Json& members, const std::string& kind,
+                    const std::string& version) {
+  std::size_t known = 0;
+  double furthest = 0;
+  bool is_good = true;
+  for (const Json& member : members) {
+    const std::string theirs = text_of(member, "version"),
+                      name = kind + " " + text_of(member, "name");
+    const std::string state = text_of(member, "state");
+    if (theirs.empty() || state == "dead" || state == "left" || state == "fenced") continue;
+    ++known;
+    if (theirs != version) {
+      is_good = false;
+      report.add(Verdict::kWarning, "version", name + " is " + theirs + ", the server " + version,
+                 "take all programs from one release");
+    }
+    const double ahead = number_of(member, "clock_ahead_seconds");
+    if (std::abs(ahead) > furthest) furthest = std::abs(ahead);
+    if (!(std::abs(ahead) > kClockSeconds)) continue;
+    is_good = false;
+    report.add(Verdict::kWarning, "clock",
+               name + ": its clock is " + duration_text(std::abs(ahead)) +
+                   (ahead > 0 ? " ahead of" : " behind") + " the server's",
+               "set the clocks of both machines by NTP");
+  }
+  if (known > 0 && is_good)
+    report.add(Verdict::kGood, kind == "worker" ? "members' programs" : "servers' programs",
+               std::to_string(known) + " of version " + version + ", clocks within " +
+                   duration_text(furthest) + " of the server's");
+}
+
+void check_host(Report& report, const Session& session, const Json& checkpoints) {
+  const auto host = get_json(session, "/v1/host");
+  if (!host.ok())
+    return report.add(
+        Verdict::kBad, "disk", host.error().message(),
+        "look whether the disk of run_dir answers: `ls` in it on the server's machine");
+  double largest = 0;
+  for (const Json& one : checkpoints) {
+    const double bytes = number_of(one, "bytes");
+    if (bytes > largest) largest = bytes;
+  }
+  const double free = number_of(*host, "free_bytes"), total = number_of(*host, "total_bytes");
+  if (free >= 0) {
+    const std::string found = size_text(free) + " of " + size_text(total) + " free in " +
+                              text_of(*host, "run_dir") +
+                              (largest > 0 ? ", a checkpoint takes " + size_text(largest) : "");
+    const char* const advice =
+        "make room, or keep fewer (`centroidctl config set checkpoint.keep=2`), or a larger volume";
+    if (free < largest)
+      report.add(Verdict::kBad, "disk", found, advice);
+    else if (free < kCheckpoints * largest || free < kLeastFree * total)
+      report.add(Verdict::kWarning, "disk", found, advice);
+    else
+      report.add(Verdict::kGood, "disk", found);
+  }
+  for (const Json& one : (*host)["certificates"]) {
+    const std::string file = text_of(one, "file"), problem = text_of(one, "problem");
+    const double left =
+        number_of(one, "expires_unix_seconds") - static_cast<double>(std::time(nullptr));
+    const char* const advice =
+        "put a new one in its place: it is read with the next connection (docs/tls.md)";
+    if (!problem.empty())
+      report.add(Verdict::kBad, "certificate", problem, advice);
+    else if (left < 0)
+      report.add(Verdict::kBad, "certificate", file + " has expired", advice);
+    else
+      report.add(left < kCertificateSeconds ? Verdict::kWarning : Verdict::kGood, "certificate",
+                 file + " holds until " + time_text(number_of(one, "expires_unix_seconds"), "-"),
+                 left < kCertificateSeconds ? advice : "");
+  }
+}
+
+}  // namespace centroid::client

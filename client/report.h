@@ -1,0 +1,67 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+
+#include "client/online.h"
+
+namespace centroid::client {
+
+/// What doctor thinks of what it looked at.
+enum class Verdict { kGood, kWarning, kBad };
+
+/// Findings, each with what to do: printed as they come, or as one JSON array at the end.
+class Report {
+ public:
+  explicit Report(const Style& style) : style_(style) {}
+  void add(Verdict verdict, const std::string& what, const std::string& found,
+           const std::string& advice = {}) {
+    if (verdict == Verdict::kBad) is_bad_ = true;
+    static constexpr const char* kWords[] = {"ok", "warning", "BAD"};
+    static constexpr Colour kColours[] = {Colour::kGood, Colour::kWarning, Colour::kBad};
+    const auto at = static_cast<std::size_t>(verdict);
+    if (style_.is_json) {
+      Json one;
+      one["check"] = what;
+      one["verdict"] = at == 0 ? "ok" : at == 1 ? "warning" : "bad";
+      one["found"] = found;
+      one["do"] = advice;
+      all_.push_back(std::move(one));
+      return;
+    }
+    std::string word = kWords[at];
+    word.resize(8, ' ');
+    std::string name = what;
+    name.resize(std::max<std::size_t>(12, name.size() + 1), ' ');
+    std::printf("%s%s%s\n", paint(style_, kColours[at], word).c_str(), name.c_str(), found.c_str());
+    if (!advice.empty()) std::printf("%20s-> %s\n", "", advice.c_str());
+  }
+  int finish() const {
+    if (style_.is_json) std::printf("%s\n", all_.dump().c_str());
+    return is_bad_ ? kExitFailed : kExitDone;
+  }
+
+ private:
+  Style style_;
+  Json all_ = Json::array();
+  bool is_bad_ = false;
+};
+
+/// From here on a way is slow: bytes a second, and seconds of a round trip.
+inline constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
+inline constexpr double kClockSeconds = 5;  ///< between two machines; more confuses logs and graphs
+
+// doctor_members.cc
+/// The way between the server and each worker, as the server measures it while they train.
+void check_members(Report& report, const Session& session, const Json& workers);
+/// The ways from worker to worker, where their exchange uses them: the slowest as a table.
+void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers);
+/// Clocks and versions of workers and shard servers, as they tell the server.
+void check_programs(Report& report, const Json& members, const std::string& kind,
+                    const std::string& version);
+/// Room on the server's disk, and how long its certificates hold.
+void check_host(Report& report, const Session& session, const Json& checkpoints);
+
+}  // namespace centroid::client
