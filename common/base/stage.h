@@ -25,6 +25,8 @@ class StageProbe {
     lane.span(stage_, begin, end, round);
     return seconds;
   }
+  /// Of work in pieces that lie apart, which is no span.
+  void took(double seconds) const { histogram_.observe(seconds); }
 
  private:
   metrics::Histogram histogram_;

@@ -23,18 +23,20 @@ namespace centroid::trace {
 enum class Stage : std::uint8_t {
   kCompute,     ///< worker, per device: forward and backward
   kEvaluate,    ///< worker, per device: held-out data
-  kEncode,      ///< worker: a chunk through the codec
+  kEncode,      ///< a chunk through the codec: a worker's gradients, the server's results
   kSend,        ///< a chunk to the server, or of the result to a worker, with waiting for credit
   kExchange,    ///< worker: additions with its peers
   kWait,        ///< worker: from the end of backward to new parameters
   kReceive,     ///< server: a chunk's payload
-  kAggregate,   ///< server: a chunk into the sum
-  kApply,       ///< server: optimizer step
+  kAggregate,   ///< server: a chunk decoded and added, in one pass
+  kApply,       ///< the optimizer step, or results becoming the parameters
   kCheckpoint,  ///< server: writing one
+  kDecode,      ///< worker: results out of their codec, of a round; part of apply
+  kJournal,     ///< server: a round's end until the journal has it
 };
-inline constexpr std::array kStageNames = {"compute",  "evaluate",  "encode",  "send",
-                                           "exchange", "wait",      "receive", "aggregate",
-                                           "apply",    "checkpoint"};
+inline constexpr std::array kStageNames = {"compute",  "evaluate",   "encode",  "send",
+                                           "exchange", "wait",       "receive", "aggregate",
+                                           "apply",    "checkpoint", "decode",  "journal"};
 constexpr const char* to_string(Stage stage) {
   return kStageNames[static_cast<std::size_t>(stage)];
 }

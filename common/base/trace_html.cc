@@ -58,7 +58,8 @@ std::string percent(double part, double whole) {
 /// The page's colour of a stage; those that it does not know are grey.
 std::string class_of(const std::string& stage) {
   constexpr std::string_view kKnown =
-      " compute evaluate encode send exchange wait receive aggregate apply checkpoint ";
+      " compute evaluate encode send exchange wait receive aggregate apply checkpoint decode "
+      "journal ";
   const bool is_known = kKnown.find(" " + stage + " ") != std::string_view::npos;
   return is_known ? "s-" + stage : "s-other";
 }
@@ -190,6 +191,7 @@ polyline{fill:none;stroke:#3b82f6;stroke-width:1.2}
 .s-exchange{fill:#38bdf8;background:#38bdf8}.s-wait{fill:#fbbf24;background:#fbbf24}
 .s-receive{fill:#67e8f9;background:#67e8f9}.s-aggregate{fill:#f472b6;background:#f472b6}
 .s-apply{fill:#fb923c;background:#fb923c}.s-checkpoint{fill:#a8a29e;background:#a8a29e}
+.s-decode{fill:#d9f99d;background:#d9f99d}.s-journal{fill:#fca5a5;background:#fca5a5}
 .s-other{fill:#9ca3af;background:#9ca3af}
 )";
 

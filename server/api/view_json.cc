@@ -87,8 +87,9 @@ nlohmann::ordered_json to_json_list(const Scalars& scalars) {
 nlohmann::ordered_json to_json_object(const WorkerView& view) {
   const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
-               last_loss, local_steps, pace_seconds, share_ratio, divergence, parameter_norm,
-               scalars, reason, version, clock_ahead_seconds] = view;
+               encode_seconds, decode_seconds, receive_seconds, last_loss, local_steps,
+               pace_seconds, share_ratio, divergence, parameter_norm, scalars, reason, version,
+               clock_ahead_seconds] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -105,6 +106,9 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["step_seconds"] = step_seconds;
   out["compute_seconds"] = compute_seconds;
   out["wait_seconds"] = wait_seconds;
+  out["encode_seconds"] = encode_seconds;
+  out["decode_seconds"] = decode_seconds;
+  out["receive_seconds"] = receive_seconds;
   out["last_loss"] = last_loss;
   out["local_steps"] = local_steps;
   out["pace_seconds"] = pace_seconds;

@@ -269,7 +269,18 @@ Task<void> Cluster::watch_leases() {
       probe_.journal(journal_.state(rows));
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
-    if (pool_ && aggregator_) probe_.buffers(pool_->in_use(), aggregator_->waiting());
+    if (pool_ && aggregator_)
+      probe_.buffers(pool_->in_use(), pool_->capacity(), aggregator_->waiting());
+    Duration silence{};
+    std::size_t unsent = 0;
+    for (const auto& [id, link] : links_) {
+      if (const Member* const member = roster_.find(id))
+        silence = std::max(silence, clock_.now() - member->heard);
+      unsent += link->unsent();
+    }
+    const auto in_seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
+    probe_.silence(in_seconds(silence), in_seconds(config_.lease));
+    probe_.unsent(unsent);
     const bool is_open = attempt_ && !attempt_->closed;
     probe_.round_is_open(
         is_open ? std::chrono::duration<double>(clock_.now() - round_opened_).count() : 0);

@@ -421,6 +421,7 @@ class Cluster final : public ControlPlane {
   void journal_chunk(const Chunk& chunk);
   std::uint64_t journal_end(journal::Kind kind, const RoundDecision& decision);
   Task<Status> commit_in_journal(const RoundDecision& decision);
+  Task<Status> written_in_journal(std::uint64_t number);
   Waits::Guard journal_wait();
   journal::Route journal_route() const;
 

@@ -104,7 +104,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
-  probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
+  link->receive_seconds +=
+      probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
   double squares = 0;
   if (!is_elastic) {
     const auto scratch =
@@ -176,6 +177,8 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.samples += end.samples;
   link.compute_seconds += end.compute_seconds;
   link.wait_seconds += end.wait_seconds;
+  link.encode_seconds += end.encode_seconds;
+  link.decode_seconds += end.decode_seconds;
   link.step_seconds = end.compute_seconds;
   if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());

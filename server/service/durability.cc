@@ -154,8 +154,17 @@ Waits::Guard Cluster::journal_wait() {
 /// With several servers, when all have prepared the round: this is what commits it.
 Task<Status> Cluster::commit_in_journal(const RoundDecision& decision) {
   fault::point("servers.prepared");
+  const std::uint64_t number = journal_end(Kind::kCommit, decision);
+  co_return co_await written_in_journal(number);
+}
+
+/// Once the journal has what `number` stands for, the round may be told to the workers.
+Task<Status> Cluster::written_in_journal(std::uint64_t number) {
   const auto waits = journal_wait();
-  co_await journal_.done(journal_end(Kind::kCommit, decision));
+  const TimePoint begin = clock_.now();
+  co_await journal_.done(number);
+  static const trace::Lane kLane("journal");
+  if (journal_.is_on()) probe_.journal_stage().ended(kLane, begin, clock_.now(), round_.value);
   co_return co_await may_commit();
 }
 

@@ -70,9 +70,18 @@ struct Link {
   // for the operator
   std::uint64_t samples = 0, rounds = 0;
   double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
+  double encode_seconds = 0, decode_seconds = 0;  ///< in its codecs, as it told
+  double receive_seconds = 0;                     ///< reading its chunks here
   transport::TrafficCounters traffic;
   ClockWatch clock;     ///< of its machine
   std::string program;  ///< its version; empty: it has not said
+  std::weak_ptr<Attempt> sending;  ///< whose results its outbox sends
+  std::size_t sent = 0;            ///< of its pieces
+  /// Results that are ready for it and not yet sent.
+  std::size_t unsent() const {
+    const auto attempt = sending.lock();
+    return attempt ? attempt->pieces.size() - sent : 0;
+  }
 };
 
 /// The first values, on their way from one worker.

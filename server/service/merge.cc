@@ -145,11 +145,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const bool is_spread = spread_.has_others();
   std::uint64_t written = 0;
   if (!is_spread) written = journal_end(journal::Kind::kCommit, decision);
-  if (config_.applies_on_worker() && !is_spread) {
-    const auto waits = journal_wait();
-    co_await journal_.done(written);
-    CENTROID_CO_TRY(co_await may_commit());
-  }
+  if (config_.applies_on_worker() && !is_spread)
+    CENTROID_CO_TRY(co_await written_in_journal(written));
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
@@ -211,13 +208,10 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     }
     co_await elsewhere.join();
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-    if (is_spread) {
+    if (is_spread)
       CENTROID_CO_TRY(co_await commit_in_journal(decision));
-    } else {
-      const auto waits = journal_wait();
-      co_await journal_.done(written);
-      CENTROID_CO_TRY(co_await may_commit());
-    }
+    else
+      CENTROID_CO_TRY(co_await written_in_journal(written));
     store_->commit_swap(mine);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");

@@ -33,12 +33,15 @@ void Cluster::results_taken() {
 /// RoundOpen, the results as they complete, RoundClosed; at last Finish.
 Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
-  std::size_t sent = 0;
+  std::size_t& sent = link->sent;
   const trace::Lane lane(link->join.name + " out");
   while (!session.is_closed() && !link->is_gone) {
     const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
                           attempt_->left_out.count(link->id) == 0;
-    if (link->late) attempt.reset();  // its results, a model's size, are not for this member
+    if (link->late) {  // its results, a model's size, are not for this member
+      attempt.reset();
+      link->sending.reset();
+    }
     const bool is_free = !attempt && !link->late;
     if (link->wait) {
       const proto::Wait wait = *std::exchange(link->wait, std::nullopt);
@@ -69,6 +72,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         link->opened_at = clock_.now();
       }
       sent = 0;
+      link->sending = attempt;
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {
         link->told = attempt->generation;
         const proto::Peers peers = attempt->peers;
@@ -105,6 +109,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
       attempt.reset();
+      link->sending.reset();
       results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
       const Attempt::Piece piece = attempt->pieces[sent++];

@@ -27,37 +27,52 @@ CodecProbe::CodecProbe(metrics::Registry& r, CodecSpec::Kind kind, Direction dir
 }
 
 namespace {
-struct ShardGauge {
+/// A counter of what another place counts from its own start on.
+void follow(const metrics::Counter& counter, double count) {
+  if (const double more = count - counter.value(); more > 0) counter.add(more);
+}
+
+struct ShardSeries {
   const char *name, *help;
   double (*of)(const proto::ServerReport&);
 };
-constexpr ShardGauge kShardGauges[] = {
+constexpr ShardSeries kShardGauges[] = {
     {"centroid_shard_memory_bytes", "Parameters, slots and what is prepared, on a shard server.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.memory_bytes); }},
     {"centroid_shard_staged_bytes", "Contributions that a shard server keeps.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.staged_bytes); }},
     {"centroid_shard_journal_bytes", "Size of a shard server's journal.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.journal_bytes); }},
-    {"centroid_shard_received_bytes", "From workers, by a shard server's process.",
-     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_in); }},
-    {"centroid_shard_sent_bytes", "To workers, by a shard server's process.",
-     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_out); }},
-    {"centroid_shard_rounds", "Committed with a shard server's process.",
-     [](const proto::ServerReport& r) { return static_cast<double>(r.rounds); }},
-    {"centroid_shard_merge_seconds", "Sums, steps and journal of those rounds, on a shard server.",
-     [](const proto::ServerReport& r) { return r.merge_seconds; }},
     {"centroid_shard_workers", "Whose sessions a shard server has.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.workers); }},
+};
+constexpr ShardSeries kShardCounters[] = {
+    {"centroid_shard_received_bytes_total", "From workers, by a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_in); }},
+    {"centroid_shard_sent_bytes_total", "To workers, by a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_out); }},
+    {"centroid_shard_rounds_total", "Committed with a shard server's process.",
+     [](const proto::ServerReport& r) { return static_cast<double>(r.rounds); }},
+    {"centroid_shard_merge_seconds_total",
+     "Sums, steps and journal of those rounds, on a shard server.",
+     [](const proto::ServerReport& r) { return r.merge_seconds; }},
 };
 }  // namespace
 
 void Probe::shard(const std::string& server, const proto::ServerReport& report) const {
-  for (const ShardGauge& one : kShardGauges)
-    registry_.gauge(one.name, one.help, {{"server", server}}).set(one.of(report));
+  const metrics::Labels labels{{"server", server}};
+  for (const ShardSeries& one : kShardGauges)
+    registry_.gauge(one.name, one.help, labels).set(one.of(report));
+  for (const ShardSeries& one : kShardCounters) {
+    if (one.of(report) < registry_.counter(one.name, one.help, labels).value())
+      registry_.remove(one.name, labels);  // its process was started again
+    follow(registry_.counter(one.name, one.help, labels), one.of(report));
+  }
 }
 
 void Probe::shard_gone(const std::string& server) const {
-  for (const ShardGauge& one : kShardGauges) registry_.remove(one.name, {{"server", server}});
+  for (const ShardSeries& one : kShardGauges) registry_.remove(one.name, {{"server", server}});
+  for (const ShardSeries& one : kShardCounters) registry_.remove(one.name, {{"server", server}});
 }
 
 void Probe::shards(std::size_t present, std::size_t missing) const {
@@ -154,7 +169,18 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
                           {{"state", kJobStates[state]}});
   job(0);
   buffers_in_use_ = r.gauge("centroid_server_buffers_in_use", "Receive buffers in use.");
+  buffers_capacity_ =
+      r.gauge("centroid_server_buffers_capacity",
+              "Receive buffers that there may be; then contributions wait in the network.");
   waiting_ = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for lower ranks.");
+  unsent_ = r.gauge("centroid_server_results_unsent",
+                    "Chunks of results that are ready and not yet sent, over all workers.");
+  silence_ =
+      r.gauge("centroid_server_silence_seconds",
+              "How long the most silent of the workers present has sent nothing, when leases "
+              "were last looked at.");
+  lease_ = r.gauge("centroid_server_lease_seconds",
+                   "After so long a silence a worker is no member any more.");
   checkpoint_bytes_ = r.gauge("centroid_server_checkpoint_bytes", "Size of the last checkpoint.");
   checkpoint_time_ = r.gauge("centroid_server_checkpoint_last_success_timestamp_seconds",
                              "When the last checkpoint was written.");
@@ -170,13 +196,17 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   aggregate_ = stage(trace::Stage::kAggregate);
   apply_ = stage(trace::Stage::kApply);
   send_ = stage(trace::Stage::kSend);
+  encode_ = stage(trace::Stage::kEncode);
+  journal_stage_ = stage(trace::Stage::kJournal);
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
   journal_sync_seconds_ =
       r.histogram("centroid_server_journal_sync_seconds", "fdatasync of the journal.", latency);
   journal_bytes_ = r.gauge("centroid_server_journal_bytes", "Size of the journal's segments.");
-  journal_written_ = r.gauge("centroid_server_journal_written_bytes",
-                             "Bytes written to the journal since the start.");
+  journal_written_ =
+      r.counter("centroid_server_journal_written_bytes_total", "Bytes written to the journal.");
+  journal_queued_ =
+      r.gauge("centroid_server_journal_queued_bytes", "Copies that wait for the journal's disk.");
   journal_unsynced_ = r.gauge("centroid_server_journal_unsynced_seconds",
                               "Age of the oldest commit that power loss would take.");
   journal_broken_ = r.gauge("centroid_server_journal_broken",
@@ -240,7 +270,8 @@ void Probe::checkpoint_written(double seconds, std::uint64_t bytes, double unix_
 
 void Probe::journal(const JournalWriter::State& state) const {
   journal_bytes_.set(static_cast<double>(state.bytes));
-  journal_written_.set(static_cast<double>(state.written));
+  follow(journal_written_, static_cast<double>(state.written));
+  journal_queued_.set(static_cast<double>(state.queued_bytes));
   journal_unsynced_.set(state.unsynced_seconds);
   journal_broken_.set(state.is_broken ? 1 : 0);
   journal_waits_.set(!state.is_broken && !state.trouble.empty() ? 1 : 0);
@@ -276,8 +307,14 @@ void Probe::job(std::size_t state) const {
   for (std::size_t other = 0; other < job_.size(); ++other) job_[other].set(other == state ? 1 : 0);
 }
 
-void Probe::buffers(std::size_t in_use, std::size_t waiting) const {
+void Probe::silence(double longest_seconds, double lease_seconds) const {
+  silence_.set(longest_seconds);
+  lease_.set(lease_seconds);
+}
+
+void Probe::buffers(std::size_t in_use, std::size_t capacity, std::size_t waiting) const {
   buffers_in_use_.set(static_cast<double>(in_use));
+  buffers_capacity_.set(static_cast<double>(capacity));
   waiting_.set(static_cast<double>(waiting));
 }
 

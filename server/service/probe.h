@@ -92,6 +92,8 @@ class Probe {
   const trace::StageProbe& aggregate() const { return aggregate_; }
   const trace::StageProbe& apply() const { return apply_; }
   const trace::StageProbe& send() const { return send_; }
+  const trace::StageProbe& encode() const { return encode_; }
+  const trace::StageProbe& journal_stage() const { return journal_stage_; }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
   void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
   void journal(const JournalWriter::State& state) const;
@@ -101,7 +103,9 @@ class Probe {
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
   void job(std::size_t state) const;                                      ///< one of kJobStates
   void round_is_open(double seconds) const { round_open_.set(seconds); }  ///< 0: none
-  void buffers(std::size_t in_use, std::size_t waiting) const;
+  void buffers(std::size_t in_use, std::size_t capacity, std::size_t waiting) const;
+  void unsent(std::size_t results) const { unsent_.set(static_cast<double>(results)); }
+  void silence(double longest_seconds, double lease_seconds) const;
   void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
   /// Of a contribution that counts: rounds between the parameters it was computed on and those it
@@ -131,9 +135,10 @@ class Probe {
   std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;
-  trace::StageProbe receive_, aggregate_, apply_, send_;
-  metrics::Gauge journal_bytes_, journal_written_, journal_unsynced_, journal_broken_,
-      journal_waits_;
+  trace::StageProbe receive_, aggregate_, apply_, send_, encode_, journal_stage_;
+  metrics::Counter journal_written_;
+  metrics::Gauge journal_bytes_, journal_queued_, journal_unsynced_, journal_broken_,
+      journal_waits_, buffers_capacity_, unsent_, silence_, lease_;
   metrics::Histogram journal_sync_seconds_, staleness_;
   std::array<metrics::Gauge, kWorkerStates.size()> workers_;
   std::array<metrics::Gauge, kWaitCauses.size()> waits_;

@@ -49,8 +49,9 @@ void Cluster::encode_reply(ChunkId chunk) {
   };
   const TimePoint begin = clock_.now();
   const Status encoded = replies_->complete(chunk, memory, emit);
-  probe_.down(replies_->kind())
-      .encoded(std::chrono::duration<double>(clock_.now() - begin).count());
+  static const trace::Lane kLane("replies");
+  const double took = probe_.encode().ended(kLane, begin, clock_.now(), round_.value);
+  probe_.down(replies_->kind()).encoded(took);
   if (!encoded.ok()) reply_failure_ = encoded.error().with_context("codec_down");
   outgoing_.notify_all();
 }

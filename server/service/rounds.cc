@@ -264,9 +264,8 @@ Task<Status> Cluster::one_round() {
              {{"round", round_.value},
               {"worker", name_of(decision.culprit)},
               {"why", decision.text}});
-        const auto waits = journal_wait();
-        co_await journal_.done(journal_end(journal::Kind::kSkip, decision));
-        CENTROID_CO_TRY(co_await may_commit());
+        const std::uint64_t number = journal_end(journal::Kind::kSkip, decision);
+        CENTROID_CO_TRY(co_await written_in_journal(number));
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         checkpoint_behind_round();

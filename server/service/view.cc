@@ -36,6 +36,9 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.step_seconds = link->step_seconds;
   view.compute_seconds = link->compute_seconds;
   view.wait_seconds = link->wait_seconds;
+  view.encode_seconds = link->encode_seconds;
+  view.decode_seconds = link->decode_seconds;
+  view.receive_seconds = link->receive_seconds;
   view.last_loss = link->last_loss;
   view.local_steps = link->local_steps;
   view.pace_seconds = coordinator_.cadence().seconds_per_step(link->id);

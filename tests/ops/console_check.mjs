@@ -13,18 +13,97 @@ const { AxeBuilder } = await load('@axe-core/playwright')
 const browser = await chromium.launch({ executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking'] })
 const seen = { errors: [], foreign: [], bytes: 0, views: {} }
 
-async function open(width, colorScheme) {
+// As the page's own requests, for what is compared with it.
+const authorization = { Authorization: 'Bearer ' + token }
+const rest = async (name) => (await fetch(new URL('/v1/' + name, url), { headers: authorization })).json()
+const text = (page, id) => page.textContent('#' + id)
+const rows = (page, id) => page.$$eval(`#${id} tr`, (all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)))
+const isIn = (page, word) => page.waitForFunction((state) => document.querySelector('#state').textContent.includes(state), word)
+
+async function open(width, colorScheme, bars = 4) {
   const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme })
   const page = await context.newPage()
-  page.on('console', (message) => message.type() === 'error' && seen.errors.push(message.text()))
+  page.on('console', (message) => message.type() === 'error' && !seen.isStopped && seen.errors.push(message.text()))
   page.on('pageerror', (error) => seen.errors.push(String(error)))
   page.on('request', (request) => new URL(request.url()).origin === new URL(url).origin || request.url().startsWith('data:') || seen.foreign.push(request.url()))
   await page.addInitScript((secret) => secret && sessionStorage.setItem('token', secret), token)
   await page.goto(url)
   await page.waitForSelector('#state .badge.good, #state .badge.warn')
-  await page.waitForFunction(() => document.querySelectorAll('.uplot').length === 4 && document.querySelectorAll('#workers tr').length > 1 &&
-    document.querySelectorAll('#stages .bar').length === 4)
+  await page.waitForFunction((count) => document.querySelectorAll('.uplot').length === 4 && document.querySelectorAll('#workers tr').length > 1 &&
+    document.querySelectorAll('#stages .bar').length === count, bars)
   return page
+}
+
+// What a paused job's page says, and what REST says.
+async function shown(page) {
+  const said = { cluster: await rest('cluster'), workers: (await rest('workers')).workers, waits: (await rest('waits')).waits,
+    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, events: (await rest('events?limit=1000')).events }
+  await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
+  await page.waitForFunction(() => !document.querySelector('#resume').disabled)
+  await page.waitForTimeout(6000)  // the tables that are asked for each fifth second
+  const tiles = {}
+  for (const id of ['progress', 'round', 'loss', 'accuracy', 'speed', 'generation']) tiles[id] = await text(page, id)
+  const curves = await page.evaluate(() => Object.fromEntries(Object.entries(charts).map(([id, one]) => [id, one.plot.data.map((list) => [...list])])))
+  const tables = {}
+  for (const id of ['workers', 'waits', 'checkpoints', 'events', 'evictions']) tables[id] = await rows(page, id)
+  return { rest: said, tiles, curves, tables }
+}
+
+// Tab from the top to the end: what gets the focus, whether one sees it, whether it is the order of the page.
+async function walk(page) {
+  await page.evaluate(() => { document.activeElement.blur(); window.scrollTo(0, 0) })
+  const wanted = await page.$$eval('a[href]:not([hidden]), button:not(:disabled), input, [tabindex="0"]', (all) => all.filter((one) => one.offsetParent !== null)
+    .map((one) => one.id || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby')))
+  const got = []
+  for (let i = 0; i < wanted.length; i++) {
+    await page.keyboard.press('Tab')
+    got.push(await page.evaluate(() => {
+      const one = document.activeElement
+      const ring = getComputedStyle(one)
+      return [one.id || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby'), ring.outlineStyle !== 'none' && parseFloat(ring.outlineWidth) >= 2]
+    }))
+  }
+  await page.keyboard.press('Shift+Tab')
+  const back = await page.evaluate(() => document.activeElement.id || document.activeElement.getAttribute('aria-label') || document.activeElement.getAttribute('aria-labelledby'))
+  return { wanted, got, back }
+}
+
+// A tab without a token asks for it, says that a wrong one is wrong, takes the right one and keeps it over a reload.
+async function token_dialog() {
+  const context = await browser.newContext()
+  const page = await context.newPage()
+  await page.goto(url)
+  await page.waitForSelector('#ask[open]')
+  const hints = [await page.isVisible('#refused')]
+  await page.keyboard.type('not this one')
+  await page.keyboard.press('Enter')
+  await page.waitForSelector('#ask[open] #refused', { state: 'visible' })
+  hints.push(await page.isVisible('#refused'))
+  await page.fill('#secret', token)
+  await page.click('#ask button')
+  await page.waitForFunction(() => document.querySelector('#notice').hidden && document.querySelectorAll('#workers tr').length > 1)
+  await page.reload()
+  await page.waitForFunction(() => document.querySelectorAll('#workers tr').length > 1)
+  seen.token = { hints, isAsked: await page.isVisible('#ask') }
+  await context.close()
+}
+
+// An evicted name is listed and allowed again; then the job is stopped, after one No (before, in another view).
+async function evicted_and_stopped() {
+  const page = await open(1280, 'light', 3)
+  const one = (await rest('workers')).workers.find((worker) => worker.state === 'active')
+  await fetch(new URL(`/v1/workers/${one.member}:evict`, url), { method: 'POST', headers: { ...authorization, 'Content-Type': 'application/json' },
+    body: JSON.stringify({ why: 'of the test' }) })
+  await page.waitForSelector('#evictions button', { timeout: 15000 })
+  seen.evictions = await rows(page, 'evictions')
+  await page.click('#evictions button')
+  await page.waitForFunction(() => document.querySelector('#evictions').textContent.includes('no name'), null, { timeout: 15000 })
+  seen.evicted = { name: one.name, left: (await rest('evictions')).evictions, events: await rows(page, 'events') }
+  seen.isStopped = true  // from here on the server may be gone
+  await page.click('#stop')
+  await page.keyboard.press('Tab')
+  await page.keyboard.press('Enter')
+  await page.waitForTimeout(1000)
 }
 
 try {
@@ -44,21 +123,20 @@ try {
       })
       Object.assign(seen, timing)
       await page.click('#pause')
-      await page.waitForFunction(() => document.querySelector('#state').textContent.includes('paused'))
-      seen.rest = await page.evaluate(async (secret) => (await fetch('/v1/cluster', { headers: { Authorization: 'Bearer ' + secret } })).json(), token)
-      await page.waitForFunction((round) => document.querySelector('#round').textContent === round, seen.rest.round.toLocaleString('en'))
-      const text = (id) => page.textContent('#' + id)
-      await page.waitForFunction(() => !document.querySelector('#resume').disabled)
-      seen.paused = { round: await text('round'), loss: await text('loss'), accuracy: await text('accuracy'), generation: await text('generation'),
-        workers: await page.$$eval('#workers tr', (rows) => rows.map((row) => row.cells[0].textContent)), waits: await text('waits') }
-      await page.keyboard.press('Tab')
-      seen.focus = await page.evaluate(() => document.activeElement !== document.body)
+      await isIn(page, 'paused')
+      seen.stages = await page.$$eval('#stages svg', (all) => all.map((one) => one.getAttribute('aria-label')))
       await page.click('#checkpoint')
       await page.waitForFunction(() => [...document.querySelectorAll('#checkpoints tr')].some((row) => row.cells.length === 5))
+      seen.paused = await shown(page)
+      seen.walk = await walk(page)
+      await page.click('#stop')
+      await page.keyboard.press('Escape')
+      await page.click('#stop')
+      await page.click('#sure button[value=no]')
       await page.click('#resume')
-      await page.waitForFunction(() => document.querySelector('#state').textContent.includes('training'))
+      await isIn(page, 'training')
     }
-    if (name === 'narrow') {  // last: what is drained is gone
+    if (name === 'narrow') {  // what is drained is gone
       await page.focus('#workers tr button')
       await page.evaluate(() => { window.focused = document.activeElement })
       await page.waitForTimeout(2500)  // two polls
@@ -71,6 +149,8 @@ try {
     }
     await page.context().close()
   }
+  await token_dialog()
+  await evicted_and_stopped()
 } finally {
   await browser.close()
 }

@@ -4,8 +4,10 @@ console_test.py BIN_DIR     needs chromium, node, and the packages of tests/ops/
 """
 
 import json
+import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -52,33 +54,88 @@ class Console(ClusterTest):
             self.skipTest(reason)
         server = self.server("--epochs", "1000000", "--min-workers", "3", "--api.token", "let-me-in", "--lr", "0.002")
         for name in ("worker-a", "worker-b", "worker-c"):
-            self.worker(server, name, model="mlp:64-512-512-10")
+            self.worker(server, name, "--codec", "int8", model="mlp:64-512-512-10")
         self.wait_rounds(server)
         pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
         command = ["node", ROOT / "tests/ops/console_check.mjs", PACKAGES, shutil.which("chromium"), f"http://{server.api}/", pictures, "let-me-in"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         seen = json.loads(done.stdout)
         self.assertEqual(seen["errors"], [])
         self.assertEqual(seen["foreign"], [])
         self.assertLess(seen["bytes"], MAX_BYTES)
-        self.assertLess(seen["paint"], 10 * MAX_PAINT_MS)  # a busy machine is slower; the figure is printed
+        busy = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))  # others' load is not ours to answer for
+        self.assertLess(seen["paint"], MAX_PAINT_MS * busy)
         print(f"first paint {seen['paint']:.0f} ms, {seen['bytes']} bytes", file=sys.stderr)
         for name, view in seen["views"].items():
             self.assertEqual((name, view["axe"], view["overflow"]), (name, [], 0))
-        self.assertTrue(seen["focus"])
         self.assertTrue(seen["keepsFocus"], "the button that had the focus was replaced")
         name = seen["drained"].removeprefix("Drain ")
         wait_for(lambda: any(event["worker"] == name for event in server.events("member.left")), f"{name} is drained")
-        shown, rest = seen["paused"], seen["rest"]
-        self.assertEqual(rest["state"], "paused")
-        self.assertEqual(shown["round"], f"{rest['round']:,}")
-        self.assertAlmostEqual(float(shown["loss"].replace(",", "")), rest["loss"], delta=6e-4 * abs(rest["loss"]) + 6e-4)
-        self.assertEqual(shown["accuracy"], f"{100 * rest['test_accuracy']:.2f} %")
-        self.assertEqual(sorted(shown["workers"]), ["worker-a", "worker-b", "worker-c"])
-        self.assertRegex(shown["generation"], r"^\d+ · 3$")
-        self.assertIn("operator", shown["waits"])
-        self.assertGreater(len(self.checkpoints()), 0)
+        self.assert_shown(seen["paused"])
+        self.assertEqual(len(seen["stages"]), 4)
+        self.assertTrue(all(re.search(r"compute .* %, wait .* %, encode .* %, receive .* %", one) for one in seen["stages"][1:]), seen["stages"])
+        self.assert_walk(**seen["walk"])
+        self.assertEqual(seen["token"], {"hints": [False, True], "isAsked": False})
+        evicted = seen["evicted"]
+        self.assertEqual([row[:3] for row in seen["evictions"]], [[evicted["name"], "of the test", "it is allowed"]])
+        self.assertEqual(evicted["left"], [])
+        self.assertIn("member.evicted", [row[1] for row in evicted["events"]])
+        self.assertEqual(server.exit_status(), 0)  # by the button Stop the job; one No and one Escape before did nothing
+        self.assertEqual(len(server.events("job.stopped")), 1)
+
+    def assert_walk(self, wanted, got, back):
+        """The keyboard reaches all there is, in the order of the page, and one sees where it is."""
+        self.assertGreater(len(wanted), 10)
+        self.assertEqual([name for name, _ in got], wanted)
+        self.assertEqual([name for name, is_seen in got if not is_seen], [])
+        self.assertEqual(back, wanted[-2])
+
+    def assert_shown(self, paused):
+        """What the page says of a paused job is what REST says."""
+        rest, tiles, tables, curves = (paused[name] for name in ("rest", "tiles", "tables", "curves"))
+        cluster = rest["cluster"]
+        self.assertEqual(cluster["state"], "paused")
+
+        def number(text):
+            return float(text.replace(",", ""))
+
+        def close(text, value, digits):
+            self.assertAlmostEqual(number(text), value, delta=0.51 * 10 ** (math.floor(math.log10(abs(value) or 1)) + 1 - digits))
+
+        self.assertEqual(tiles["round"], f"{cluster['round']:,}")
+        close(tiles["loss"], cluster["loss"], 4)
+        close(tiles["speed"], cluster["samples_per_second"], 3)
+        self.assertEqual(tiles["accuracy"], f"{100 * cluster['test_accuracy']:.2f} %")
+        self.assertEqual(tiles["progress"], f"{100 * cluster['progress']:.2f} %")
+        self.assertEqual(tiles["generation"], f"{cluster['generation']} · 3")
+        workers = sorted(rest["workers"], key=lambda worker: worker["name"])
+        self.assertEqual([worker["name"] for worker in workers], ["worker-a", "worker-b", "worker-c"])
+        self.assertEqual([row[:5] for row in tables["workers"]],
+                         [[one["name"], one["state"], str(one["rank"]), f"{one['rounds']:,}", f"{one['samples']:,}"] for one in workers])  # fmt: skip
+        for row, one in zip(tables["workers"], workers):
+            for text, bytes_ in zip(row[6:8], (one["bytes_in"], one["bytes_out"])):
+                shown, unit = text.split(" ")
+                self.assertAlmostEqual(float(shown) * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit), bytes_, delta=0.06 * 1024**2 + 0.001 * bytes_)
+        self.assertEqual([row[:3] for row in tables["waits"]], [[one["who"], one["for_whom"], one["what"]] for one in rest["waits"]])
+        self.assertIn("operator", tables["waits"][0][1])
+        self.assertEqual([[number(row[0]), number(row[1])] for row in tables["checkpoints"]], [[one["version"], one["round"]] for one in rest["checkpoints"]])
+        self.assertGreater(len(tables["checkpoints"]), 0)
+        self.assertEqual([row[4] for row in tables["checkpoints"]], ["–"] * len(tables["checkpoints"]))
+        events = [event for event in rest["events"] if event["type"] not in ("round.committed", "audit.recorded")]
+        self.assertEqual(tables["events"][0][1], events[-1]["type"])
+        self.assertIn(f"epoch {next(event['epoch'] for event in reversed(events) if 'epoch' in event)}", "".join(row[2] for row in tables["events"]))
+        self.assertEqual(tables["evictions"], [["no name is refused"]])
+        closed = [one for one in rest["rounds"] if one["outcome"]]
+        times = dict(zip(*curves["time-chart"]))
+        self.assertGreater(len(times), 50)
+        self.assertEqual({one["round"]: one["seconds"] for one in closed if one["round"] in times}, times)
+        losses = [one["loss"] for one in closed if one["outcome"] == "committed"]
+        self.assertEqual(curves["loss-chart"][0][-1], closed[0]["version"])
+        self.assertAlmostEqual(curves["loss-chart"][1][-1], sum(losses[:20]) / 20, places=9)
+        self.assertEqual(dict(zip(curves["loss-chart"][0], curves["loss-chart"][2]))[cluster["test_version"]], cluster["test_loss"])
+        self.assertEqual(dict(zip(curves["accuracy-chart"][0], curves["accuracy-chart"][2]))[cluster["test_version"]], cluster["test_accuracy"])
+        self.assertEqual(curves["rate-chart"][1][-1], cluster["samples_per_second"])
 
     def wait_rounds(self, server):
         """Some rounds, by the log: REST wants the token."""

@@ -51,6 +51,32 @@ class WorkerMetrics(ClusterTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
 
+    def test_codecs_the_journal_and_leases_are_there_too(self):
+        server = self.server("--epochs", "1000000", "--codec-down", "int8", "--apply", "worker", "--journal", "on", "--lease", "8s")
+        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", "--codec", "int8")
+        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_round(30)
+        wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_lease_seconds"] == 8, "leases that were looked at")
+        theirs, mine = series(self.get(endpoint)[2]), series(server.call("GET", "/metrics")[1])
+        for stage in ("decode", "apply", "encode"):
+            self.assertGreater(theirs[f'centroid_worker_stage_seconds_count{{stage="{stage}"}}'], 20, stage)
+        for stage in ("encode", "journal", "apply"):
+            self.assertGreater(mine[f'centroid_server_stage_seconds_count{{stage="{stage}"}}'], 20, stage)
+        self.assertLessEqual(theirs['centroid_worker_stage_seconds_sum{stage="decode"}'], theirs['centroid_worker_stage_seconds_sum{stage="apply"}'])
+        self.assertGreaterEqual(mine["centroid_server_journal_sync_seconds_count"], 1)
+        written = mine["centroid_server_journal_written_bytes_total"]
+        server.wait_more_rounds(50)
+        wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_journal_written_bytes_total"] > written, "more in the journal")
+        self.assertLess(mine["centroid_server_silence_seconds"], 8)
+        self.assertGreaterEqual(mine["centroid_server_buffers_capacity"], max(1, mine["centroid_server_buffers_in_use"]))
+        self.assertGreaterEqual(mine["centroid_server_results_unsent"], 0)
+        view = server.workers("w0")[0]
+        for stage in ("encode", "decode", "receive"):
+            self.assertGreater(view[f"{stage}_seconds"], 0)
+        worker.send(19)  # SIGSTOP: nothing is heard of it any more
+        wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_silence_seconds"] > 2, "its silence")
+        worker.send(18)
+
     def test_nothing_is_said_of_a_version_that_is_not_known(self):
         """Before the first round, and when the server goes away in a round."""
         alone = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "127.0.0.1:0")

@@ -27,6 +27,7 @@ class ClusterExchange final : public Exchange {
         memory_(memory),
         link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
     wait_ = trace::StageProbe(registry, "worker", trace::Stage::kWait);
+    apply_ = trace::StageProbe(registry, "worker", trace::Stage::kApply);
     running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
   }
 
@@ -119,7 +120,11 @@ class ClusterExchange final : public Exchange {
                          : closed->outcome == proto::Outcome::kCommitted
                              ? RoundReport::Outcome::kCommitted
                              : RoundReport::Outcome::kSkipped;
-        if (closed->outcome == proto::Outcome::kCommitted) CENTROID_TRY(load());
+        if (closed->outcome == proto::Outcome::kCommitted) {
+          const TimePoint came = std::chrono::steady_clock::now();
+          CENTROID_TRY(load());
+          apply_.ended(lane_, came, std::chrono::steady_clock::now(), round_);
+        }
         return report;
       }
       if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {  // this one was given up
@@ -330,7 +335,7 @@ class ClusterExchange final : public Exchange {
   bool is_complete_ = false;    // the round's contribution
   double waited_ = 0;
   bool left_ = false;
-  trace::StageProbe wait_;
+  trace::StageProbe wait_, apply_;
   const trace::Lane lane_{"loop"};
   std::uint64_t round_ = 0;
 };

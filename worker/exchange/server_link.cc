@@ -99,6 +99,7 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
                                "Result and state bytes received.");
   send_ = trace::StageProbe(registry, "worker", trace::Stage::kSend);
   encode_stage_ = trace::StageProbe(registry, "worker", trace::Stage::kEncode);
+  decode_stage_ = trace::StageProbe(registry, "worker", trace::Stage::kDecode);
   exchange_ = trace::StageProbe(registry, "worker", trace::Stage::kExchange);
 }
 

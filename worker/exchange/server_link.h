@@ -224,7 +224,7 @@ class ServerLink final : public transport::FrameSink {
   CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told
   mutable std::mutex traffic_mutex_;    // for all traffic and codecs_
   metrics::Counter reconnects_, bytes_out_, bytes_in_;
-  trace::StageProbe send_, encode_stage_, exchange_;
+  trace::StageProbe send_, encode_stage_, decode_stage_, exchange_;
   const trace::Lane lane_{"server"}, peers_lane_{"peers"};
 };
 

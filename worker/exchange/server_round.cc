@@ -541,6 +541,7 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   const CodecTotals totals = codecs();
   end.encode_seconds = totals.encode_seconds - codecs_before_.encode_seconds;
   end.decode_seconds = totals.decode_seconds - codecs_before_.decode_seconds;
+  if (end.decode_seconds > 0) decode_stage_.took(end.decode_seconds);
   end.residual_norm = totals.residual_norm;
   end.raw_bytes = totals.raw_out - codecs_before_.raw_out;
   end.encoded_bytes = totals.encoded_out - codecs_before_.encoded_out;

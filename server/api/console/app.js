@@ -5,6 +5,8 @@ const POLL_MS = 1000
 const ROUNDS = 60 // in the timeline
 const KEPT_POINTS = 2000 // of a curve
 const SMOOTHED = 20
+const EVENTS = 30 // shown
+const TOLD = 'member,generation,job,checkpoint,config,scale,epoch,model,wait,round.skipped,round.aborted' // not each committed round
 const SVG = 'http://www.w3.org/2000/svg'
 
 const find = (id) => document.getElementById(id)
@@ -26,12 +28,13 @@ async function call(path, method = 'GET', isText = false) {
   if (token) headers.Authorization = 'Bearer ' + token
   const answer = await fetch(path, { method, headers, cache: 'no-store' })
   const body = isText && answer.ok ? await answer.text() : await answer.json()
-  if (answer.status === 401) askToken()
+  if (answer.status === 401) askToken(Boolean(token))
   if (!answer.ok) throw new Error(body.detail || 'status ' + answer.status)
   return body
 }
 
-function askToken() {
+function askToken(wasRefused = false) {
+  find('refused').hidden = !wasRefused
   if (!find('ask').open) find('ask').showModal()
 }
 
@@ -40,9 +43,9 @@ function notice(text) {
   find('notice').hidden = !text
 }
 
-async function act(path, done) {
+async function act(path, method = 'POST') {
   try {
-    await call(path, 'POST')
+    await call(path, method)
     notice('')
     await refresh()
   } catch (error) {
@@ -117,7 +120,8 @@ function shares(worker) {
 
 // ---- where the time goes ----
 
-const STAGES = ['compute', 'wait', 'receive', 'aggregate', 'apply', 'send']
+const STAGES = ['compute', 'wait', 'encode', 'decode', 'receive', 'aggregate', 'apply', 'journal', 'send']
+const OF_WORKERS = ['compute', 'wait', 'encode', 'decode', 'receive'] // what REST has of each
 
 // Sums of the server's stages, out of what Prometheus gets.
 async function serverStages() {
@@ -148,8 +152,8 @@ async function stages(workers) {
   for (const worker of workers) {
     const before = sums.workers.get(worker.member)
     if (!before || ['left', 'dead', 'fenced'].includes(worker.state)) continue
-    const parts = [['compute', worker.compute_seconds - before.compute_seconds], ['wait', worker.wait_seconds - before.wait_seconds]]
-    rows.push([worker.name, parts.map(([stage, spent]) => [stage, Math.max(0, spent) / seconds])])
+    const spent = OF_WORKERS.map((stage) => [stage, worker[stage + '_seconds'] - before[stage + '_seconds']])
+    rows.push([worker.name, spent.filter(([, time]) => time > 0).map(([stage, time]) => [stage, time / seconds])])
   }
   if (sums.server.size) rows.unshift(['server', [...now.server].map(([stage, sum]) => [stage, Math.max(0, sum - (sums.server.get(stage) || 0)) / seconds])])
   sums = now
@@ -160,17 +164,50 @@ async function stages(workers) {
   find('stages-key').replaceChildren(...used.flatMap((stage) => [make('span', { class: 'pair' }, make('span', { class: 'swatch stage-' + stage }), ' ' + stage)]))
 }
 
-const drainButtons = new Map()  // by member: a new one each second would lose the focus, and half of a click
+const buttons = new Map() // by what they do: a new one each second would lose the focus, and half of a click
+
+function actButton(word, name, path, method) {
+  const key = `${method} ${path}`
+  if (!buttons.has(key)) {
+    const button = make('button', { type: 'button', 'aria-label': `${word} ${name}` }, word)
+    button.addEventListener('click', () => act(path, method))
+    buttons.set(key, button)
+  }
+  return buttons.get(key)
+}
 
 function drainButton(worker) {
-  let button = drainButtons.get(worker.member)
-  if (!button) {
-    button = make('button', { type: 'button', 'aria-label': 'Drain ' + worker.name }, 'Drain')
-    button.addEventListener('click', () => act(`/v1/workers/${worker.member}:drain`))
-    drainButtons.set(worker.member, button)
-  }
+  const button = actButton('Drain', worker.name, `/v1/workers/${worker.member}:drain`, 'POST')
   button.disabled = !['active', 'syncing', 'joining'].includes(worker.state)
   return button
+}
+
+// ---- what happened ----
+
+const told = [] // newest first
+let heard = null // id of the last event that was looked at
+
+const moment = (seconds) => new Date(1000 * seconds).toLocaleTimeString()
+
+function eventText(event) {
+  const { id, type, unix_seconds, ...rest } = event
+  const text = (value) => (Number.isInteger(value) ? value : typeof value === 'number' ? number(value) : typeof value === 'object' ? JSON.stringify(value) : value)
+  return Object.entries(rest).map(([key, value]) => `${key} ${text(value)}`).join(', ')
+}
+
+async function listen() {
+  if (heard === null) heard = Math.max(0, (await call('/v1/events?limit=1')).last - 2000)
+  const { events, last, next } = await call(`/v1/events?since=${heard}&limit=1000&type=${TOLD}`)
+  told.unshift(...events.reverse())
+  told.length = Math.min(told.length, EVENTS)
+  heard = next && told.length ? told[0].id : last
+  fill('events', told.map((event) => [moment(event.unix_seconds), event.type, eventText(event)]), 'nothing yet')
+}
+
+async function showEvictions() {
+  const { evictions } = await call('/v1/evictions')
+  fill('evictions', evictions.map((one) => [one.name, one.why || '–', one.until_unix_seconds ? moment(one.until_unix_seconds) : 'it is allowed',
+    actButton('Allow', one.name, '/v1/evictions/' + encodeURIComponent(one.name), 'DELETE')]), 'no name is refused')
 }
 
 // Present workers round the server; with ring and hierarchical, round each other.
@@ -276,6 +313,9 @@ function learn(rounds) {
 function show(workers, waits, rounds) {
   find('run').textContent = cluster.run_id
   const why = cluster.state_reason ? ' ' + cluster.state_reason : ''
+  find('leader').hidden = !cluster.leader_api
+  find('leader').href = cluster.leader_api ? `${location.protocol}//${cluster.leader_api}/` : '#'
+  find('leader').textContent = cluster.leader_api ? `The leader ${cluster.leader} at ${cluster.leader_api}` : ''
   const state = find('state')
   if (state.dataset.shown !== cluster.state + why) {
     state.replaceChildren(badge(cluster.state), why)
@@ -312,6 +352,8 @@ async function refresh() {
     await stages(workers.workers)
     fill('checkpoints', checkpoints.map((c) => [c.version, c.round, new Date(1000 * c.created_unix_seconds).toLocaleString(), size(c.bytes), c.problem || '–']),
       'none yet')
+    await listen()
+    await showEvictions()
   }
   tick++
 }
@@ -338,9 +380,12 @@ find('checkpoint').addEventListener('click', () => {
   tick = 5
   act('/v1/checkpoints')
 })
-find('stop').addEventListener('click', () => find('sure').showModal())
+find('stop').addEventListener('click', () => {
+  find('sure').returnValue = '' // of the time before, which Escape would leave
+  find('sure').showModal()
+})
 find('sure').addEventListener('close', () => find('sure').returnValue === 'stop' && act('/v1/job:stop'))
-find('token').addEventListener('click', askToken)
+find('token').addEventListener('click', () => askToken())
 find('ask').addEventListener('close', () => {
   const secret = find('secret').value
   if (secret) sessionStorage.setItem('token', secret)
