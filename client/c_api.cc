@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/centroid.h"
+#include "client/pull.h"
 #include "client/rows_client.h"
 #include "client/trainer.h"
 #include "common/base/log.h"
@@ -23,6 +24,9 @@ using centroid::TensorId;
 
 struct centroid_trainer {
   std::unique_ptr<centroid::client::Trainer> it;
+};
+struct centroid_pulled {
+  centroid::client::PulledTensors it;
 };
 struct centroid_rows {
   std::unique_ptr<centroid::client::RowsClient> it;
@@ -335,6 +339,58 @@ void centroid_trainer_close(centroid_trainer* trainer, const char* why) {
   });
   delete trainer;
 }
+
+int centroid_pull(const centroid_server* server, const char* const* names, uint64_t count,
+                  centroid_pulled** pulled) {
+  return guarded([&]() -> Status {
+    quiet_logs();
+    CENTROID_TRY(given(pulled, "pulled"));
+    *pulled = nullptr;
+    CENTROID_TRY(sized(server, "server"));
+    if (count > 0) CENTROID_TRY(given(names, "names"));
+    centroid::client::PullOptions options;
+    if (server->servers != nullptr) options.servers = server->servers;
+    options.token = text(server->token);
+    options.name = text(server->name, "reader");
+    options.tls = tls_of(*server);
+    if (server->timeout_ms > 0) options.timeout = time_of(server->timeout_ms);
+    std::vector<std::string> wanted;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (names[i] == nullptr) return bad("name " + std::to_string(i) + " is NULL");
+      wanted.emplace_back(names[i]);
+    }
+    CENTROID_ASSIGN(auto made, centroid::client::pull_tensors(options, wanted));
+    *pulled = new centroid_pulled{std::move(made)};
+    return {};
+  });
+}
+
+uint64_t centroid_pulled_version(const centroid_pulled* pulled) {
+  return pulled ? pulled->it.version.value : 0;
+}
+uint64_t centroid_pulled_count(const centroid_pulled* pulled) {
+  return pulled ? pulled->it.manifest.size() : 0;
+}
+
+int centroid_pulled_get(const centroid_pulled* pulled, uint64_t index,
+                        centroid_pulled_tensor* tensor) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(pulled, "pulled"));
+    CENTROID_TRY(sized(tensor, "tensor"));
+    const auto& manifest = pulled->it.manifest;
+    if (index >= manifest.size())
+      return bad("tensor " + std::to_string(index) + " of " + std::to_string(manifest.size()));
+    centroid_pulled_tensor out{};
+    out.name = manifest[index].name.c_str();
+    out.shape = manifest[index].shape.data();
+    out.rank = static_cast<std::uint32_t>(manifest[index].shape.size());
+    out.values = pulled->it.of(index).data();
+    give(tensor, out);
+    return {};
+  });
+}
+
+void centroid_pulled_free(centroid_pulled* pulled) { delete pulled; }
 
 int centroid_rows_open(const centroid_server* server, const char* table, centroid_rows** rows) {
   return guarded([&]() -> Status {

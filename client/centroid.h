@@ -40,6 +40,7 @@ enum centroid_status {
 
 typedef struct centroid_trainer centroid_trainer;
 typedef struct centroid_rows centroid_rows;
+typedef struct centroid_pulled centroid_pulled;
 
 /* Of the library that is loaded; refuse another than CENTROID_ABI. */
 CENTROID_API uint32_t centroid_abi(void);
@@ -148,6 +149,27 @@ CENTROID_API int centroid_trainer_report(centroid_trainer* trainer, uint64_t ver
 CENTROID_API void centroid_trainer_stop(centroid_trainer* trainer, const char* why);
 /* Says goodbye (at most a few seconds) and frees. */
 CENTROID_API void centroid_trainer_close(centroid_trainer* trainer, const char* why);
+
+/* ---- tensors by name, for a program that is no worker ---------------------------------------- */
+
+typedef struct centroid_pulled_tensor {
+  uint64_t size;
+  const char* name;
+  const uint64_t* shape;
+  uint32_t rank;
+  const float* values; /* product of the shape */
+} centroid_pulled_tensor;
+
+/* The cluster's tensors of these names as they are now, all of one committed version; count 0: all
+ * of the model. Waits at most server.timeout_ms (0: 60 s). */
+CENTROID_API int centroid_pull(const centroid_server* server, const char* const* names,
+                               uint64_t count, centroid_pulled** pulled);
+CENTROID_API uint64_t centroid_pulled_version(const centroid_pulled* pulled);
+CENTROID_API uint64_t centroid_pulled_count(const centroid_pulled* pulled);
+/* In the order of the names, or the model's. What it points to is valid until it is freed. */
+CENTROID_API int centroid_pulled_get(const centroid_pulled* pulled, uint64_t index,
+                                     centroid_pulled_tensor* tensor);
+CENTROID_API void centroid_pulled_free(centroid_pulled* pulled);
 
 /* ---- sparse rows by 64-bit keys (docs/rows.md) ----------------------------------------------- */
 

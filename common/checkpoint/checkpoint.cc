@@ -552,6 +552,7 @@ Status CheckpointDirectory::read(const CheckpointEntry& entry, const Manifest& m
                  "checkpoint " + entry.path.string() + " is refused: " + entry.problem);
   CENTROID_TRY(check_input(entry.info, manifest));
   if (manifest.empty()) return {};
+  fault::point("checkpoint.reading");
   CENTROID_ASSIGN(CheckpointManifest content, read_manifest(entry.path));
   CENTROID_TRY(read_planes(entry.path, content, kModelStem, manifest, 0, 1, write));
   const std::vector<std::string>& slots = content.info.slot_names;

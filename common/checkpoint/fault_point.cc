@@ -19,7 +19,14 @@ struct Settings {
   Settings() {
     const char* const log = std::getenv("CENTROID_TEST_FAULT_LOG");  // lint-ok: of tests only
     const char* const fault = std::getenv("CENTROID_TEST_FAULT");    // lint-ok: of tests only
+    const char* const hold = std::getenv("CENTROID_TEST_HOLD");      // lint-ok: of tests only
     if (log != nullptr) log_path = log;
+    if (hold != nullptr) {
+      const std::string_view both(hold);
+      const std::size_t middle = both.find(':');
+      held = both.substr(0, middle);
+      if (middle != std::string_view::npos) hold_path = both.substr(middle + 1);
+    }
     if (fault == nullptr) return;
     const std::string_view text(fault);
     const std::size_t colon = text.find(':');
@@ -27,7 +34,7 @@ struct Settings {
     if (colon != std::string_view::npos)
       std::from_chars(text.data() + colon + 1, text.data() + text.size(), count);
   }
-  std::string name, log_path;
+  std::string name, log_path, held, hold_path;
   int count = 1;
 };
 
@@ -35,6 +42,11 @@ struct Settings {
 
 void point(std::string_view name) {
   static const Settings settings;
+  constexpr int kMostLooks = 12'000;  // a minute
+  for (int i = 0; name == settings.held && i < kMostLooks; ++i) {
+    if (::access(settings.hold_path.c_str(), F_OK) != 0) break;
+    ::usleep(5000);
+  }
   if (settings.name.empty() && settings.log_path.empty()) return;
   static std::mutex mutex;
   static std::map<std::string, int, std::less<>> reached;

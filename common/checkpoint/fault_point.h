@@ -5,6 +5,7 @@
 /// Places where a test may kill the process: builds with CENTROID_TESTS only, elsewhere nothing.
 ///
 /// CENTROID_TEST_FAULT=NAME:COUNT kills (SIGKILL) when NAME is reached for the COUNTth time.
+/// CENTROID_TEST_HOLD=NAME:FILE holds up whoever reaches NAME while FILE exists, a minute at most.
 /// CENTROID_TEST_FAULT_LOG=FILE appends each name to FILE when it is reached first.
 namespace centroid::fault {
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "common/proto/about.h"
+#include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
@@ -202,6 +203,9 @@ CENTROID_MESSAGE(RowsOpenReply)
 CENTROID_MESSAGE(RowsPull)
 CENTROID_MESSAGE(RowsPush)
 CENTROID_MESSAGE(RowsPushReply)
+CENTROID_MESSAGE(Pull)
+CENTROID_MESSAGE(PullReply)
+CENTROID_MESSAGE(Values)
 CENTROID_MESSAGE(ServerJoin)
 CENTROID_MESSAGE(ServerTerms)
 CENTROID_MESSAGE(ServerModel)

@@ -6,6 +6,7 @@
 
 #include "common/proto/about.h"
 #include "common/proto/messages.h"
+#include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
@@ -51,6 +52,8 @@ constexpr std::array kRules{
         .kind = Kind(RowsKind::kPush), .name = "RowsPush", .is_request = true, .has_payload = true},
     Rule{
         .kind = Kind(RowsKind::kRoute), .name = "RowsRoute", .is_request = true, .has_head = false},
+    Rule{.kind = Kind(PullKind::kPull), .name = "Pull", .is_request = true},
+    Rule{.kind = Kind(PullKind::kValues), .name = "Values", .has_payload = true},
     Rule{.kind = Kind(ServersKind::kServerJoin), .name = "ServerJoin", .is_request = true},
     Rule{.kind = Kind(ServersKind::kModel),
          .name = "Model",

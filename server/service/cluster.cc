@@ -5,6 +5,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "server/service/pulls.h"
 #include "server/shard/read_manifest.h"
 
 namespace centroid::server {
@@ -69,6 +70,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                              const proto::Refused& refused) { refused_elsewhere(server, refused); },
            .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
       waits_(clock),
+      pulls_(std::make_unique<Pulls>(*this)),
       journal_(executor),
       tasks_(executor) {
   rows_.bound_payload(2 * config.chunk_bytes);

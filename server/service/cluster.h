@@ -30,6 +30,7 @@
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/attempt.h"
+#include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
 #include "server/service/link.h"
 #include "server/service/operator_file.h"
@@ -55,8 +56,8 @@ namespace centroid::server {
 /// merge.cc (its end), shares.cc, replies.cc (results through a codec), elastic.cc (rounds that
 /// close without some members), initial.cc (initial values), state.cc (checkpoints), durability.cc,
 /// replay.cc (the journal), handover.cc (state that the workers hold), spread.cc, spread_moves.cc,
-/// spread_checkpoint.cc (a model on several servers), operations.cc, operators.cc, restore.cc (acts
-/// of operators), leading.cc (standby and leader of several servers), view.cc (what REST sees).
+/// spread_checkpoint.cc (a model on several servers), pulls.cc (readers), operations.cc,
+/// operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -134,18 +135,6 @@ class Cluster final : public ControlPlane {
  private:
   class MemberSink;
   friend class MemberSink;
-  enum class Phase {
-    kWaiting,
-    kInitializing,
-    kTraining,
-    kPaused,
-    kFinished,
-    kHalted,
-    kStopping,
-    kStandby,
-    kStopped
-  };
-
   // cluster.cc
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
@@ -271,7 +260,7 @@ class Cluster final : public ControlPlane {
   bool holds_newest(const Link& link) const;
   bool state_is_wanted() const;
   Task<Status> fetch_state();
-  Status go_back();
+  Task<Status> go_back();
   Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                 proto::StateChunk head, std::uint64_t bytes);
   Status state_done(Link& link, const proto::StateMark& mark);
@@ -315,8 +304,8 @@ class Cluster final : public ControlPlane {
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
   bool is_initial_from(const Link& link) const;
-  Status load_checkpoint();
-  Status load_checkpoint(const CheckpointEntry& entry);
+  Task<Status> load_checkpoint();
+  Task<Status> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
   Status load_initial_file();
   MemoryQuestion memory_question() const;
   std::uint64_t expected_workers() const;
@@ -358,7 +347,7 @@ class Cluster final : public ControlPlane {
 
   // spread.cc: several servers
   class SpreadReader;
-  friend class SpreadReader;
+  class Pulls;
   const std::vector<Chunk>& part() const;
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
                                           const proto::ServerJoin& join,
@@ -387,6 +376,7 @@ class Cluster final : public ControlPlane {
                           std::shared_ptr<ShardGroup::Link> to);
   Task<Status> finish_moves();
   Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
+  std::unique_ptr<ChunkFetcher> fetch_elsewhere(TaskGroup& tasks, Version, std::size_t planes);
   bool waits_for_servers() const;
   std::string names_of_missing_holders(const Link& link) const;
   void forget_departed();
@@ -568,10 +558,10 @@ class Cluster final : public ControlPlane {
   std::shared_ptr<const ParametersView> measured_;
   TimePoint measured_at_;
 
-  // several servers
   ShardGroup shards_;
   Spread spread_;
   Waits waits_;
+  std::unique_ptr<Pulls> pulls_;
   std::vector<double> squares_;  ///< by chunk, of the open round's mean where it may be clipped
 
   std::optional<CheckpointEntry> resumed_from_;
@@ -579,7 +569,6 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<Replay> replay_;  ///< until it is over
   bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
 
-  // for the operator
   Tally round_tally_, epoch_tally_;
   KnownScalars known_scalars_;
   TimePoint round_opened_, looked_at_;  // who is silent: last
@@ -593,11 +582,12 @@ class Cluster final : public ControlPlane {
   double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
-  bool checkpointing_ = false, closing_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false;
   std::optional<CheckpointView> last_written_;
-  std::map<MemberId, WorkerView> gone_;  // last view of absent members
-  std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
-  bool was_restored_ = false;            // while it ran
+  std::optional<std::vector<CheckpointView>> listed_;  ///< when the last one was begun
+  std::map<MemberId, WorkerView> gone_;                // last view of absent members
+  std::uint64_t trained_rounds_ = 0;                   // by this process, of the state that it has
+  bool was_restored_ = false;                          // while it ran
   std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
 };

@@ -4,10 +4,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
 #include "common/base/scalars.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/proto/messages.h"
 #include "common/proto/servers.h"
 #include "server/aggregate/contribution_stage.h"
@@ -15,6 +17,19 @@
 #include "server/coordinate/tally.h"
 
 namespace centroid::server {
+
+/// Of the job, as kJobStates (probe.h) names them.
+enum class Phase {
+  kWaiting,
+  kInitializing,
+  kTraining,
+  kPaused,
+  kFinished,
+  kHalted,
+  kStopping,
+  kStandby,
+  kStopped
+};
 
 /// A worker that an operator has sent away.
 struct Eviction {
@@ -61,5 +76,8 @@ struct DataIdentity {
 struct DataPosition {
   std::uint64_t epoch = 0, offset = 0;
 };
+
+/// Of all checkpoints in the folder, newest first; blocks.
+std::vector<CheckpointView> views_of(const CheckpointDirectory& directory);
 
 }  // namespace centroid::server

@@ -47,7 +47,7 @@ Task<Status> Cluster::fetch_state() {
       if (!holder || rank < roster_.find(holder->id)->rank) holder = link;
     }
     if (!holder) {
-      CENTROID_CO_TRY(go_back());
+      CENTROID_CO_TRY(co_await go_back());
       break;
     }
     holder->state_requested = true;
@@ -119,7 +119,7 @@ Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
 }
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
-Status Cluster::go_back() {
+Task<Status> Cluster::go_back() {
   const Version lost = store_->version();
   if (store_->held() != Version()) {
     store_->restore(store_->held(), held_position_.optimizer_step);
@@ -131,7 +131,7 @@ Status Cluster::go_back() {
   } else if (const auto found = checkpoints_->list(false);
              !found.empty() &&
              found.front().version.value > 0) {  // the last worker went while it was sending
-    CENTROID_TRY(load_checkpoint());
+    CENTROID_CO_TRY(co_await load_checkpoint());
   } else {
     store_->restore(Version(), 0);
     round_ = Round(1);
@@ -146,7 +146,7 @@ Status Cluster::go_back() {
                             {"to_version", store_->version().value},
                             {"to_round", round_.value}});
   probe_.state_lost();
-  return {};
+  co_return Status();
 }
 
 void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {

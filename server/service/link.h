@@ -73,8 +73,8 @@ struct Link {
   double encode_seconds = 0, decode_seconds = 0;  ///< in its codecs, as it told
   double receive_seconds = 0;                     ///< reading its chunks here
   transport::TrafficCounters traffic;
-  ClockWatch clock;     ///< of its machine
-  std::string program;  ///< its version; empty: it has not said
+  ClockWatch clock;                ///< of its machine
+  std::string program;             ///< its version; empty: it has not said
   std::weak_ptr<Attempt> sending;  ///< whose results its outbox sends
   std::size_t sent = 0;            ///< of its pieces
   /// Results that are ready for it and not yet sent.

@@ -1,5 +1,6 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "server/service/chunk_fetcher.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
@@ -166,6 +167,7 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
   };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
+  const auto elsewhere = fetch_elsewhere(*link->tasks, version, planes);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {
       ++piece;
@@ -175,15 +177,18 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
       message.chunk = chunk.id;
       std::vector<std::byte> fetched;  // what lies on another server goes through this one
       Bytes values;
-      if (store_->is_here(chunk.id)) {
-        values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
-      } else {
+      if (elsewhere->is_next(plane, chunk.id)) {
+        CENTROID_CO_ASSIGN(fetched, co_await elsewhere->next());
+        values = fetched;
+      } else if (!store_->is_here(chunk.id)) {  // it has moved since
         proto::ServerChunk wanted;
         wanted.version = version;
         wanted.plane = message.plane;
         wanted.chunk = chunk.id;
         CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(wanted));
         values = fetched;
+      } else {
+        values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
       }
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);

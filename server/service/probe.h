@@ -11,7 +11,7 @@
 
 namespace centroid::server {
 
-/// States of the job, in the order of Cluster::Phase.
+/// States of the job, in the order of Phase.
 inline constexpr std::array kJobStates = {"waiting",  "initializing", "training",
                                           "paused",   "finished",     "halted",
                                           "stopping", "standby",      "stopped"};

@@ -58,6 +58,8 @@ Task<Status> Cluster::restore_wanted() {
   }
   // A checkpoint of the state that is given up would undo this.
   const Raised none(checkpointing_, checkpoint_done_);
+  auto list = [this] { return views_of(*checkpoints_); };
+  listed_ = co_await run_on(blocking_, std::move(list));
   (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
@@ -134,7 +136,8 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   aggregator_.reset();  // before the buffers that it holds
   restore_->is_half = true;
   replay_.reset();
-  CENTROID_CO_TRY(load_checkpoint(entry));
+  const auto chosen = std::make_shared<const CheckpointEntry>(entry);
+  CENTROID_CO_TRY(co_await load_checkpoint(chosen));
   forget_servers();  // the chunks are here, and are placed anew
   roster_.restore(std::max(generation, roster_.generation()));
   history_.clear();

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/proto/about.h"
 #include "server/service/cluster.h"
+#include "server/service/pulls.h"
 #include "server/shard/read_manifest.h"
 #include "transport/echo.h"
 
@@ -53,6 +54,10 @@ class Cluster::MemberSink final : public transport::FrameSink {
       CENTROID_CO_TRY(is_legal);
       co_return co_await serve_shard(session, std::move(frame));
     }
+    if (is_pulling_ || (!link_ && !rows_ && Pulls::opens(frame.header.kind))) {
+      CENTROID_CO_TRY(is_legal);
+      co_return pull(session, frame);
+    }
     if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
       CENTROID_CO_TRY(is_legal);
       if (!rows_) rows_.emplace(cluster_.rows_, session);
@@ -61,7 +66,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
     if (!link_) {
       if (kind != Kind::kJoin)
         co_return Error(ErrorCode::kFailedPrecondition,
-                        "the first message must be Join (16) or RowsOpen (64), not " +
+                        "the first message must be Join (16), RowsOpen (64) or Pull (80), not " +
                             std::to_string(frame.header.kind));
       CENTROID_CO_TRY(is_legal);
       co_return co_await join(session, std::move(frame));
@@ -144,7 +149,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
   const std::shared_ptr<ShardGroup::Link>& shard() const { return shard_; }
   /// Of a worker, a client of rows or a shard server. A Join that is still coming in is the stall
   /// timeout's: its manifest may be long.
-  bool is_known() const { return link_ || rows_ || shard_ || is_joining_; }
+  bool is_known() const { return link_ || rows_ || shard_ || is_joining_ || is_pulling_; }
 
  private:
   Task<Status> serve_shard(Session& session, InFrame frame) {
@@ -162,6 +167,17 @@ class Cluster::MemberSink final : public transport::FrameSink {
     CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
     cluster_.tell_tokens(*shard_);
     co_return Status();
+  }
+
+  Status pull(Session& session, const InFrame& frame) {
+    if (std::exchange(is_pulling_, true))
+      return Error(ErrorCode::kFailedPrecondition, "a session that pulls sends nothing else");
+    CENTROID_ASSIGN(auto wanted, proto::decode<proto::Pull>(frame.head));
+    auto request = std::make_shared<Pulls::Request>();
+    request->header = frame.header;
+    request->pull = std::move(wanted);
+    tasks_.spawn(cluster_.pulls_->serve(session, tasks_, std::move(request)));
+    return {};
   }
 
   Task<Status> join(Session& session, InFrame frame) {
@@ -190,7 +206,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
   Cluster& cluster_;
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;
-  bool is_joining_ = false;
+  bool is_joining_ = false, is_pulling_ = false;
   std::optional<RowsService::Client> rows_;
   std::shared_ptr<ShardGroup::Link> shard_;
 };
@@ -244,6 +260,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return Error(ErrorCode::kUnavailable,
                  "the server is stopping: " + (stop_requested_ ? stop_reason_ : phase_reason_));
   CENTROID_TRY(check_evicted(join.name));
+  if (is_loading_) return Error(ErrorCode::kUnavailable, "a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
     return Error(ErrorCode::kUnavailable,
                  "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
@@ -331,7 +348,7 @@ Round Cluster::counted_of(const std::string& name) const {
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
-  if (links_.empty() && store_ && store_->version().value == 0) {
+  if (links_.empty() && store_ && store_->version().value == 0 && !is_loading_) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_.reset();
     aggregator_.reset();

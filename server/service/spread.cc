@@ -2,12 +2,12 @@
 #include <cstring>
 
 #include "common/base/log.h"
+#include "server/service/chunk_fetcher.h"
 #include "server/service/cluster.h"
 #include "server/shard/placement.h"
 
-/// A model on several servers: where its chunks lie, and how a round is committed on all of them.
-/// The route changes between rounds only, so within a round every server is of one version and one
-/// route.
+/// A model on several servers: where its chunks lie. The route changes between rounds only, so
+/// within a round every server is of one version and one route.
 namespace centroid::server {
 
 using proto::ServersKind;
@@ -294,6 +294,13 @@ Task<Status> Cluster::drain_while_paused() {
 
 /// A chunk that lies elsewhere, as it is in this version.
 Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk head) {
+  const Chunk chunk = store_->plan().chunk(head.chunk);
+  const std::size_t bytes = chunk.elements * sizeof(float);
+  if (!head.frozen && store_->is_here(head.chunk)) {  // it has moved since it was asked for
+    const auto values = std::as_bytes(head.plane == 0 ? store_->params(chunk)
+                                                      : store_->slot(head.plane - 1u, chunk));
+    co_return std::vector<std::byte>(values.begin(), values.end());
+  }
   auto link = spread_.links[spread_.route.owners[head.chunk.value]];
   if (const auto found = spread_.moving.find(head.chunk);
       found != spread_.moving.end() && !head.frozen)
@@ -301,13 +308,29 @@ Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk hea
   auto encoded = proto::encode(head);
   auto reply = co_await shards_.ask(link, ServersKind::kFetch, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
-  const std::size_t bytes = store_->plan().chunk(head.chunk).elements * sizeof(float);
   if (reply->payload.size() != bytes)
     co_return Error(ErrorCode::kInvalidArgument, "server '" + link->name + "' sent " +
                                                      std::to_string(reply->payload.size()) +
                                                      " bytes for chunk " + to_string(head.chunk) +
                                                      ", expected " + std::to_string(bytes));
   co_return std::move(reply->payload);
+}
+
+/// All chunks of these planes that lie elsewhere now, in the order of planes and chunks.
+std::unique_ptr<ChunkFetcher> Cluster::fetch_elsewhere(TaskGroup& tasks, Version version,
+                                                       std::size_t planes) {
+  std::vector<ChunkFetcher::Wanted> wanted;
+  for (std::size_t plane = 0; plane < planes && spread_.has_others(); ++plane)
+    for (const Chunk& chunk : store_->plan().chunks()) {
+      if (store_->is_here(chunk.id)) continue;
+      ChunkFetcher::Wanted& one = wanted.emplace_back();
+      one.head.version = version;
+      one.head.plane = static_cast<std::uint8_t>(plane);
+      one.head.chunk = chunk.id;
+      one.bytes = chunk.elements * sizeof(float);
+    }
+  auto fetch = [this](proto::ServerChunk head) { return fetch_chunk(head); };
+  return std::make_unique<ChunkFetcher>(executor_, tasks, std::move(fetch), std::move(wanted));
 }
 
 // ---- a server that is gone with its chunks
@@ -369,7 +392,7 @@ Task<Result<bool>> Cluster::recover_servers() {
   last_written_.reset();
   round_tally_ = epoch_tally_ = {};
   if (!checkpoints_->list(false).empty()) {
-    CENTROID_CO_TRY(load_checkpoint());
+    CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(begin_replay());
   } else {
     store_.reset();
@@ -389,194 +412,13 @@ Task<Result<bool>> Cluster::recover_servers() {
   co_return false;
 }
 
-// ---- rounds
-
-/// All chunks of the contribution that lie elsewhere have come there, with its weight.
-Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const {
-  if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
-  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-  for (const ShardGroup::Link* holder :
-       spread_.holders[fragments_.turn(store_->optimizer_step())]) {
-    const auto found = spread_.whole.find({key, holder});
-    if (found == spread_.whole.end()) return false;
-    if (found->second.weight != end.weight)
-      return Error(ErrorCode::kInvalidArgument,
-                   "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
-                       " gives weight " + std::to_string(end.weight) + ", its chunks on server '" +
-                       holder->name + "' gave " + std::to_string(found->second.weight));
-  }
-  return true;
-}
-
-/// Before the first round, or for one that is gone.
-bool Cluster::waits_for_servers() const {
-  return spread_.lost_since || replay_ ||
-         (!spread_.were_here && config_.servers > 1 && store_ && store_->version().value > 0);
-}
-
-/// On which servers a contribution, complete for its worker, is not whole.
-std::string Cluster::names_of_missing_holders(const Link& link) const {
-  const proto::PushEnd& end = *link.pending_end;
-  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-  std::string names;
-  for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
-    if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
-  return names;
-}
-
-/// Other servers drop what they keep of members that are gone, unless it is to count in a round
-/// that is open or follows.
-void Cluster::forget_departed() {
-  const auto may_count = [this](MemberId id) {
-    return std::any_of(late_staged_.begin(), late_staged_.end(),
-                       [id](const Part& late) { return late.counts.key.member == id; });
-  };
-  for (const MemberId id : std::exchange(departed_, {})) {
-    if (may_count(id))
-      departed_.push_back(id);
-    else
-      shards_.forget(id, "its leader has given it up or heard that it left");
-  }
-}
-
-/// With which its chunks came there; 0: none did.
-double Cluster::weight_elsewhere(const proto::ContributionKey& key) const {
-  if (!spread_.has_others()) return 0;
-  for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
-    if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
-      return found->second.weight;
-  return 0;
-}
-
-void Cluster::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
-  spread_.whole[{whole.key, &server}] = whole;
-  const auto link = find(whole.key.member);
-  if (!link || !link->pending_end) return;
-  const proto::PushEnd end = *link->pending_end;
-  const Status taken = take_push_end(*link, end);
-  if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
-}
-
-/// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
-/// whatever it says of itself here.
-void Cluster::refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused) {
-  const auto link = find(refused.member);
-  const auto is_it = [&](const auto& one) { return one.get() == &server; };
-  if (!link || std::ranges::none_of(spread_.links, is_it)) return;
-  const Error why(static_cast<ErrorCode>(refused.code),
-                  "server '" + server.name + "': " + refused.why);
-  if (roster_.lost(link->id, why.to_string())) {
-    tell(events_, log::Level::kWarn, "member.lost",
-         {{"worker", link->join.name}, {"member", link->id.value}, {"why", why}});
-    probe_.member_dead();
-  }
-  member_gone(link->id, why);
-}
-
-/// First phase on the other servers: they sum what the decision names, and make the step unless the
-/// norm of all is needed for it. Then their sums of squares go to `squares_`.
-Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decision) {
-  proto::Merge merge;
-  merge.round = attempt_->round;
-  merge.attempt = attempt_->number;
-  merge.version = store_->version();
-  merge.total_weight = decision->total_weight;
-  merge.wants_norm = config_.optimizer.clip_norm > 0;
-  merge.reply_rounds = replies_ ? replies_->rounds() : 0;
-  merge.clears_residual = is_residual_cleared();
-  for (const MemberId member : attempt_->members)
-    if (attempt_->left_out.count(member) == 0) merge.members.push_back(member);
-  if (policy_.is_elastic()) {
-    for (const Part& counted : parts_) merge.parts.push_back(counted.counts);
-    for (const Part& late : late_staged_) merge.keeps.push_back(late.counts.key);
-    for (const auto& [id, link] : links_) {
-      if (!link->late || !link->late->staged || link->late->outcome) continue;
-      const Attempt::Key& key = link->late->key;
-      merge.keeps.push_back({id, key.generation, key.round, key.number});
-    }
-  } else {
-    for (const MemberId member : decision->contributors) {
-      proto::WeighedContribution part;
-      part.key = {member, attempt_->generation, attempt_->round, attempt_->number};
-      part.weight = weight_elsewhere(part.key);  // 0: it takes part without a share
-      if (part.weight > 0) merge.parts.push_back(part);
-    }
-  }
-  const auto links = spread_.others();
-  auto head = proto::encode(merge);
-  auto answers = co_await shards_.ask_all(links, ServersKind::kMerge, std::move(head));
-  if (!answers.ok()) co_return std::move(answers).error();
-  if (!merge.wants_norm) co_return Status();
-  for (std::size_t i = 0; i < links.size(); ++i) {
-    CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
-    std::size_t next = 0;
-    for (const Chunk& chunk : fragment().chunks) {
-      if (spread_.links[spread_.route.owners[chunk.id.value]] != links[i]) continue;
-      if (next == reply.squares.size()) break;
-      squares_[chunk.id.value] = reply.squares[next++];
-    }
-  }
-  co_return Status();
-}
-
-/// The step that waited for the norm.
-Task<Status> Cluster::step_elsewhere(float factor) {
-  proto::Step step;
-  step.round = attempt_->round;
-  step.attempt = attempt_->number;
-  step.factor = factor;
-  auto head = proto::encode(step);
-  const auto done = co_await shards_.ask_all(spread_.others(), ServersKind::kStep, std::move(head));
-  if (!done.ok()) co_return done.error();
-  co_return Status();
-}
-
-Task<void> Cluster::prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done) {
-  *done = co_await merge_elsewhere(std::move(decision));
-}
-
-Task<void> Cluster::prepare_elsewhere(float factor, Status* done) {
-  *done = co_await step_elsewhere(factor);
-}
-
-/// A server was lost before the round could be committed: on none of the others it is.
-Task<Status> Cluster::give_up_merge(Error why) {
-  log::error("round.merge_failed", {{"round", round_.value}, {"why", why}});
-  for (const auto& link : spread_.others())
-    if (link->is_gone()) spread_.lost = link->name;
-  lose_server();
-  co_return Status();
-}
-
-bool Cluster::has_lost_server() const {
-  const auto others = spread_.others();
-  return std::ranges::any_of(others, [](const auto& link) { return link->is_gone(); });
-}
-
-/// Second phase: the round is committed here; no other begins before all servers say so.
-Task<void> Cluster::commit_elsewhere() {
-  proto::ServerState state;
-  state.version = store_->version();
-  state.optimizer_step = store_->optimizer_step();
-  state.round = round_;
-  auto head = proto::encode(state);
-  const auto done =
-      co_await shards_.ask_all(spread_.others(), ServersKind::kCommit, std::move(head));
-  // What a lost server has prepared is lost with it: the next look at the servers finds it gone.
-  if (!done.ok())
-    log::error("round.commit_incomplete", {{"round", round_.value}, {"why", done.error()}});
-}
-
 /// What of the present version lies elsewhere. fails aborted: it is not the present one any more.
 Task<Status> Cluster::fetch_image(StateImage& image) {
+  const auto elsewhere = fetch_elsewhere(tasks_, image.version, image.planes.size());
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
     for (const Chunk& chunk : store_->plan().chunks()) {
-      if (store_->is_here(chunk.id)) continue;
-      proto::ServerChunk wanted;
-      wanted.version = image.version;
-      wanted.plane = static_cast<std::uint8_t>(plane);
-      wanted.chunk = chunk.id;
-      CENTROID_CO_ASSIGN(const auto values, co_await fetch_chunk(wanted));
+      if (!elsewhere->is_next(plane, chunk.id)) continue;
+      CENTROID_CO_ASSIGN(const auto values, co_await elsewhere->next());
       std::memcpy(image.planes[plane].data() + chunk.position, values.data(), values.size());
     }
   co_return Status();

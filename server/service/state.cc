@@ -6,6 +6,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
 #include "server/service/cluster.h"
+#include "server/service/pulls.h"
 #include "server/store/memory_need.h"
 
 namespace centroid::server {
@@ -40,7 +41,7 @@ Task<Status> Cluster::prepare() {
   CENTROID_CO_TRY(take_operator_state());
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
-    CENTROID_CO_TRY(load_checkpoint());
+    CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(load_rows());
     CENTROID_CO_TRY(begin_replay());
@@ -111,6 +112,7 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   // A round that would need more has to wait for the disk, so: as much as is free, within reason.
   const std::uint64_t free = (limit.bytes - need.total()) / 4;
   snapshot_budget_ = std::max<std::uint64_t>(kSnapshotBudgetBytes, std::min(need.planes, free));
+  pulls_->set_room(free);
   // Copies of the state for who was left out: of one plane each has its receiver's own room.
   if (need.image > 0) image_limit_ = MemoryQuestion::kImages + free / need.image;
   if (!config_.applies_on_worker() || slots == 0)
@@ -178,64 +180,79 @@ Status Cluster::make_store(const Manifest& manifest) {
   return {};
 }
 
-Status Cluster::load_checkpoint() {
-  const auto refused = [](const CheckpointEntry& entry) {
-    log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
-  };
-  auto newest = checkpoints_->newest_valid(refused);
-  if (!newest.ok()) {
+/// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
+Task<Status> Cluster::load_checkpoint() {
+  auto look = [this]() -> Result<std::shared_ptr<const CheckpointEntry>> {
+    const auto refused = [](const CheckpointEntry& entry) {
+      log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
+    };
+    auto newest = checkpoints_->newest_valid(refused);
+    if (newest.ok()) return std::make_shared<const CheckpointEntry>(std::move(newest).value());
     if (newest.error().code() != ErrorCode::kNotFound) return std::move(newest).error();
     for (const CheckpointEntry& entry : checkpoints_->list(false))
       return Error(ErrorCode::kDataLoss, "every checkpoint in " + checkpoints_->root().string() +
                                              " is damaged (the newest: " + entry.path.string() +
                                              "): move them away to start afresh");
+    return std::shared_ptr<const CheckpointEntry>();
+  };
+  auto where = [look] { return std::make_optional(look()); };
+  const auto newest = co_await run_on(blocking_, std::move(where));
+  if (!newest->ok()) co_return newest->error();
+  if (!**newest)
     log::warn("checkpoint.none",
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
-    return {};
-  }
-  return load_checkpoint(newest.value());
+  if (!**newest) co_return Status();
+  co_return co_await load_checkpoint(**newest);
 }
 
-Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
-  const CheckpointInfo& info = entry.info;
+/// No member may join meanwhile (`is_loading_`): the store is there, without values.
+Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
+  const CheckpointInfo& info = entry->info;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
-    return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
-                                                     " belongs to run '" + info.run_id +
-                                                     "', not to '" + config_.run_id + "' (run_id)");
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry->path.string() + " belongs to run '" + info.run_id +
+                        "', not to '" + config_.run_id + "' (run_id)");
   if (info.version.value == 0) {  // rows only
     run_id_ = info.run_id;
-    resumed_from_ = entry;
-    return {};
+    resumed_from_ = *entry;
+    co_return Status();
   }
-  CENTROID_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(entry));
-  CENTROID_TRY(make_store(manifest));
+  CENTROID_CO_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(*entry));
+  CENTROID_CO_TRY(make_store(manifest));
   const std::vector<std::string> slots = store_->optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   if (info.optimizer != config_.optimizer.name ||
       !std::equal(slots.begin(), slots.end(), info.slot_names.begin(),
                   info.slot_names.end() - (has_residual ? 1 : 0)))
-    return Error(ErrorCode::kFailedPrecondition,
-                 "checkpoint " + entry.path.string() + " was made with optimizer '" +
-                     info.optimizer + "', the configuration says '" + config_.optimizer.name + "'");
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry->path.string() + " was made with optimizer '" +
+                        info.optimizer + "', the configuration says '" + config_.optimizer.name +
+                        "'");
   if (info.seed != config_.seed)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "checkpoint " + entry.path.string() + " was made with seed " +
-                     std::to_string(info.seed) + ", the configuration says " +
-                     std::to_string(config_.seed) + ": the order of the data follows it");
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry->path.string() + " was made with seed " +
+                        std::to_string(info.seed) + ", the configuration says " +
+                        std::to_string(config_.seed) + ": the order of the data follows it");
   const auto fragments = info.extra.find("fragments");
   if (const std::string kept = fragments == info.extra.end() ? "1" : fragments->second;
       kept != std::to_string(config_.fragments))
-    return Error(ErrorCode::kFailedPrecondition,
-                 "checkpoint " + entry.path.string() + " was made with " + kept +
-                     " fragments, the configuration says " + std::to_string(config_.fragments) +
-                     ": whose turn it is follows from them (fragments)");
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "checkpoint " + entry->path.string() + " was made with " + kept +
+                        " fragments, the configuration says " + std::to_string(config_.fragments) +
+                        ": whose turn it is follows from them (fragments)");
+  const Raised loading(is_loading_, changed_);
   const bool takes_residual = store_->keeps_residual();
-  const auto load = [&](std::size_t plane, std::uint64_t offset,
-                        std::span<const float> from) -> Status {
-    if (plane > slots.size() && !takes_residual) return {};
-    return store_->load(plane, offset, from);
+  auto read = [&directory = *checkpoints_, store = store_.get(), entry, planes = slots.size(),
+               takes_residual] {
+    const auto load = [&](std::size_t plane, std::uint64_t offset,
+                          std::span<const float> from) -> Status {
+      if (plane > planes && !takes_residual) return {};
+      return store->load(plane, offset, from);
+    };
+    return std::make_optional(directory.read(*entry, store->plan().manifest(), load));
   };
-  CENTROID_TRY(checkpoints_->read(entry, manifest, load));
+  const auto values = co_await run_on(blocking_, std::move(read));
+  CENTROID_CO_TRY(*values);
   store_->restore(info.version, info.optimizer_step);
   run_id_ = info.run_id;
   round_ = info.round.next();
@@ -257,7 +274,7 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
           Generation(std::strtoull(of->second.c_str(), nullptr, 10));
   } else if (has_residual || takes_residual) {
     log::warn("checkpoint.residual",
-              {{"path", entry.path.string()},
+              {{"path", entry->path.string()},
                {"codec_down", config_.codec_down},
                {"why", has_residual ? "the checkpoint has a residual of the results' codec, which "
                                       "codec_down does not use: it is lost"
@@ -269,12 +286,12 @@ Status Cluster::load_checkpoint(const CheckpointEntry& entry) {
     if (key.starts_with(kCountedPrefix))
       counted_[key.substr(std::string_view(kCountedPrefix).size())] =
           Round(std::strtoull(value.c_str(), nullptr, 10));
-  resumed_from_ = entry;
-  log::info("checkpoint.loaded", {{"path", entry.path.string()},
+  resumed_from_ = *entry;
+  log::info("checkpoint.loaded", {{"path", entry->path.string()},
                                   {"version", info.version.value},
                                   {"round", info.round.value},
                                   {"epoch", info.epoch}});
-  return {};
+  co_return Status();
 }
 
 /// The job's training data, as its first worker or the checkpoint it goes on from has it.
@@ -423,6 +440,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return *last_written_;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
+  auto list = [this] { return views_of(*checkpoints_); };
+  listed_ = co_await run_on(blocking_, std::move(list));  // for who asks meanwhile
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
   std::shared_ptr<RowsSnapshot> rows;

@@ -495,22 +495,29 @@ Task<Status> Cluster::drain_server(const std::string& name) {
   co_return co_await run_on(executor_, std::move(act));
 }
 
+/// Reads the folder, so where blocking is allowed.
+std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
+  std::vector<CheckpointView> views;
+  for (const CheckpointEntry& entry : directory.list(false))
+    views.push_back({.path = entry.path.string(),
+                     .problem = entry.problem,
+                     .version = entry.version.value,
+                     .number = entry.number,
+                     .round = entry.info.round.value,
+                     .bytes = entry.bytes,
+                     .created_unix_seconds = entry.info.created_unix_seconds});
+  return views;
+}
+
+/// While the blocking thread writes or reads one, as they were when it began.
 Task<std::vector<CheckpointView>> Cluster::checkpoints() {
-  // Reads the folder, so it runs where blocking is allowed.
-  auto read = [this] {
-    std::vector<CheckpointView> views;
-    if (!checkpoints_) return views;
-    for (const CheckpointEntry& entry : checkpoints_->list(false))
-      views.push_back({.path = entry.path.string(),
-                       .problem = entry.problem,
-                       .version = entry.version.value,
-                       .number = entry.number,
-                       .round = entry.info.round.value,
-                       .bytes = entry.bytes,
-                       .created_unix_seconds = entry.info.created_unix_seconds});
-    return views;
+  auto read = [](Cluster* self) -> Task<std::vector<CheckpointView>> {
+    if (!self->checkpoints_) co_return std::vector<CheckpointView>();
+    if (self->checkpointing_ && self->listed_) co_return *self->listed_;
+    auto list = [self] { return views_of(*self->checkpoints_); };
+    co_return co_await run_on(self->blocking_, std::move(list));
   };
-  co_return co_await run_on(blocking_, std::move(read));
+  co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
 }
 
 Task<std::vector<TableView>> Cluster::tables() {

@@ -1,17 +1,85 @@
 #!/usr/bin/env python3
 """What a server that comes, and one that is drained, costs a training that goes on: the pauses between rounds, and the rounds' time.
 
-Usage: servers.py BIN_DIR [--model mlp:64-2000-2000-10] [--workers 2] [--rounds 20]
+Usage: servers.py BIN_DIR [--model mlp:64-2000-2000-10] [--workers 2] [--rounds 20] [--rows 0]
+
+With --rows N: a table of N rows of dim 16 in place of the training, and the longest time for which calls for rows that moved were held.
 """
 
 import argparse
+import array
 import pathlib
+import random
 import statistics
 import sys
 import tempfile
+import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
+import centroid  # noqa: E402
 from cluster import Process, Server, digits, wait_for  # noqa: E402
+
+DIM, BATCH = 16, 4096
+
+
+def rows_that_move(binaries, count):
+    """On two servers; a client pushes to random rows all the time while a third one comes, and is drained."""
+    centroid.load(binaries.parent / "lib" / "libcentroid.so")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        endpoints = folder / "endpoints.json"
+        flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log-format", "json"]
+        leader = Server(binaries / "centroid-server", [*flags, "--tables", f"t:dim={DIM}", "--servers", 2], folder / "leader.log", None, endpoints).wait_ready()
+        processes = [leader]
+
+        def start(shard):
+            join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log-format", "json", "--name", shard]
+            processes.append(Process(binaries / "centroid-server", join, folder / f"{shard}.log", None))
+
+        def is_settled(servers):
+            views = leader.get("/v1/servers")["servers"]
+            return len(views) == servers and all(view["buckets"] > 0 and view["bucket_moves"] == 0 for view in views)
+
+        start("b")
+        wait_for(lambda: is_settled(2), "the second server")
+        gradients = memoryview(array.array("f", BATCH * DIM * [0.5])).cast("B").cast("f", [BATCH, DIM])
+        with centroid.Rows(leader.data, "t", timeout=120) as rows:
+            for first in range(0, count, BATCH):
+                rows.push(array.array("Q", range(first, first + BATCH)), gradients)
+        pauses, is_over = [], threading.Event()
+
+        def push():
+            draw = random.Random(1)
+            with centroid.Rows(leader.data, "t", timeout=120) as rows:
+                while not is_over.is_set():
+                    keys = array.array("Q", (draw.randrange(count) for _ in range(BATCH)))
+                    begin = time.monotonic()
+                    rows.push(keys, gradients)
+                    pauses.append(time.monotonic() - begin)
+
+        client = threading.Thread(target=push)
+        client.start()
+        wait_for(lambda: len(pauses) > 3, "pushes")
+
+        def show(what, done):
+            seen, before, begin = len(leader.events("rows.moved")), len(pauses), time.monotonic()
+            wait_for(done, what, 300)
+            moves = leader.events("rows.moved")[seen:]
+            held = max((1000 * event["held_seconds"] for event in moves), default=0)
+            print(f"{what:20}  {time.monotonic() - begin:8.1f}  {held:15.1f}  {1000 * max(pauses[before:], default=0):15.1f}", flush=True)
+
+        print(f"{count} rows of dim {DIM}, {count * DIM * 4 / 1e6:.0f} MB, pushes of {BATCH} rows meanwhile")
+        print("what                   seconds  longest hold ms  longest call ms")
+        start("c")
+        show("a third one comes", lambda: is_settled(3))
+        leader.post("/v1/servers/c:drain")
+        show("and is drained", lambda: is_settled(2))
+        is_over.set()
+        client.join()
+        for process in processes:
+            process.kill()
 
 
 def main():
@@ -20,7 +88,11 @@ def main():
     parser.add_argument("--model", default="mlp:64-2000-2000-10")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=0)
     options = parser.parse_args()
+    if options.rows > 0:
+        rows_that_move(options.bin, options.rows)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "data").mkdir()

@@ -178,7 +178,7 @@ TEST_F(RowsServiceTest, AMalformedMessageEndsTheSession) {
   EXPECT_THAT(raw.open_table(0, "emb").error().to_string(), HasSubstr("RowsOpen.client is 0"));
   RawClient other(server.endpoint());
   EXPECT_THAT(other.push(1, {1}, {1, 2, 3, 4}).error().to_string(),
-              HasSubstr("the first message must be Join (16) or RowsOpen (64), not 66"));
+              HasSubstr("the first message must be Join (16), RowsOpen (64) or Pull (80), not 66"));
 }
 
 /// Tables over restarts.

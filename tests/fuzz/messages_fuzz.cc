@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "common/proto/messages.h"
+#include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 
 /// Heads of messages from a peer: the first byte chooses the message, what decodes must survive a
@@ -21,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace centroid::proto;
   if (size == 0) return 0;
   const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);
-  switch (data[0] % 17) {
+  switch (data[0] % 18) {
     case 0:
       check<Join>(head);
       break;
@@ -72,6 +73,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (manifest.ok()) CENTROID_CHECK(decode_manifest(encode_manifest(*manifest)).ok());
       break;
     }
+    case 16:
+      check<Pull>(head);
+      break;
     default:
       check<Report>(head);
   }

@@ -62,8 +62,9 @@ MAY = {
     "client": MEANING + ["client/network", "transport", "transport/tls"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
+    "client/pull": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
     "client/trainer": [BASE, TENSOR, ASYNC, "transport", "transport/tls", "worker/exchange", "worker/loop"],
-    "client/c_api": [BASE, TENSOR, "client/centroid", "client/trainer", "client/rows_client", "transport", "worker/exchange"],
+    "client/c_api": [BASE, TENSOR, "client/centroid", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
     "client/centroid": [],
 }
 MAY["tests"] = list(MAY)

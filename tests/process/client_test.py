@@ -2,6 +2,7 @@
 
 import array
 import concurrent.futures
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -12,6 +13,7 @@ import threading
 import unittest
 
 from cluster import DONE, ClusterTest, Process, main, wait_for
+from wire import REQUEST, connect, header, hello, read_exactly, read_frame
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = SOURCES / "client" / "python" / "examples" / "digits.py"
@@ -326,6 +328,107 @@ class Torch(ClientTest):
                 trainer.finish({name: tensor.grad for name, tensor in tensors.items()})
                 for name, tensor in tensors.items():
                     torch.testing.assert_close(tensor.detach(), expected[name])
+
+
+class Pull(ClientTest):
+    """Tensors by name, for programs that are no workers."""
+
+    SHAPES = {"layer.0.w": (300, 50), "layer.0.b": (50,), "scale": (), "head.w": (7, 11, 13)}
+    BEGIN = 4096.0
+
+    def train(self, server, shapes=SHAPES):
+        """A trainer whose every parameter is BEGIN - 0.5 * (version - 1)."""
+        shaped = lambda name, value: memoryview(array.array("f", self.size(shapes[name]) * [value])).cast("B").cast("f", shapes[name])  # noqa: E731
+        views, gradients = ({name: shaped(name, value) for name in shapes} for value in (self.BEGIN, 1))
+        self.is_over, self.failure = threading.Event(), []
+
+        def run():
+            try:
+                with self.trainer(server, "t", views, samples=10**9) as trainer:
+                    for _ in trainer:
+                        trainer.finish(gradients)
+                        if self.is_over.is_set():
+                            break
+            except centroid.CentroidError as error:
+                self.failure.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self.addCleanup(thread.join, 30)
+        self.addCleanup(self.is_over.set)
+        return thread
+
+    @staticmethod
+    def size(shape):
+        count = 1
+        for dimension in shape:
+            count *= dimension
+        return count
+
+    def assert_one_version(self, tensors, names):
+        self.assertEqual(list(tensors), list(names))
+        value = array.array("f", [self.BEGIN - 0.5 * (tensors.version - 1)]).tobytes()
+        for name in names:
+            self.assertEqual(tensors[name].shape, self.SHAPES[name])
+            self.assertEqual(tensors[name].tobytes(), self.size(self.SHAPES[name]) * value, f"{name} of version {tensors.version}")
+
+    def pull_beside_rounds(self, server):
+        thread = self.train(server)
+        versions = []
+        for i in range(60):
+            names = [None, ["scale", "head.w"], ["layer.0.w"]][i % 3]
+            tensors = centroid.pull(server.data, names, timeout=30)
+            self.assert_one_version(tensors, names or sorted(self.SHAPES))
+            versions.append(tensors.version)
+        self.assertEqual(versions, sorted(versions))
+        self.assertGreater(len(set(versions)), 20)
+        self.assertEqual(self.failure, [])
+        self.is_over.set()
+        thread.join(30)
+        self.assertEqual(server.wait_event("tensors.sent")["tensors"], 4)
+
+    def test_each_pull_beside_rounds_has_the_values_of_one_version(self):
+        self.pull_beside_rounds(self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0))
+
+    def test_on_three_servers_too(self):
+        server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0, "--servers", 3)
+        for name in "bc":
+            places = ["--join", server.data, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+            self._start(Process, "centroid-server", name, places, None)
+        self.pull_beside_rounds(server)
+
+    def test_what_cannot_be_pulled_is_said(self):
+        server = self.server("--rounds", 0, "--token", "secret")
+        self.assert_fails("unavailable", "no worker has brought them", centroid.pull, server.data, token="secret", timeout=0.3)
+        self.assert_fails("failed_precondition", "token", centroid.pull, server.data, token="guess", timeout=5)
+        self.assert_fails("invalid_argument", "one string", centroid.pull, server.data, "w")
+        self.assert_fails("invalid_argument", "names is empty", centroid.pull, server.data, [])
+        with self.trainer(server, "t", {"w": array.array("f", [1, 2]), "none": array.array("f")}, token="secret") as trainer:
+            next(trainer)
+            tensors = centroid.pull(server.data, token="secret", timeout=30)
+            self.assertEqual({name: list(one.cast("B").cast("f")) if len(one) else [] for name, one in tensors.items()}, {"w": [1, 2], "none": []})
+            self.assert_fails("not_found", "no tensor 'v'", centroid.pull, server.data, ["w", "v"], token="secret", timeout=5)
+            self.assert_fails("invalid_argument", "'w' is named twice", centroid.pull, server.data, ["w", "w"], token="secret", timeout=5)
+
+    def test_readers_that_do_not_read_hold_up_nobody_for_long(self):
+        pull = header(80, REQUEST, b"\0\0\0\0", identity=1) + b"\0\0\0\0"  # all tensors
+        server = self.server("--lr", "0.5", "--rounds", 0, "--stall-timeout", 3000)
+        self.train(server, {"w": (2_000_000,)})  # more than the credit of a reader
+        server.wait_round(2)
+        with contextlib.ExitStack() as stack:
+            for i in range(8):
+                peer = stack.enter_context(connect(server.data))
+                peer.sendall(hello(name=f"sleeper-{i}"))
+                read_frame(peer)
+                peer.sendall(pull)
+                read_exactly(peer, 48)  # of the answer: it holds its copy
+            self.assert_fails("unavailable", "8 of 8 readers", centroid.pull, server.data, timeout=0.2)
+            server.wait_more_rounds(3)
+            tensors = centroid.pull(server.data, timeout=60)  # when they have been given up
+            value = array.array("f", [self.BEGIN - 0.5 * (tensors.version - 1)]).tobytes()
+            self.assertEqual(tensors["w"].tobytes(), 2_000_000 * value)
+            self.assertIn("credit", server.wait_event("tensors.not_sent")["why"])
+        self.assertEqual(self.failure, [])
 
 
 if __name__ == "__main__":

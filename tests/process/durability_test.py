@@ -5,6 +5,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
 
@@ -89,7 +90,7 @@ class Kill(DurabilityTest):
         expected = self.whole("whole", *arguments, environment=environment)
         names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
         # What a first run does not reach, a second does.
-        self.assertEqual(self.points() - set(names), {"journal.replayed"})
+        self.assertEqual(self.points() - set(names), {"journal.replayed", "checkpoint.reading"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):
@@ -195,6 +196,55 @@ class FullDisk(ClusterTest):
         server.wait_event("journal.waits")
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
+
+
+class Restore(ClusterTest):
+    def test_who_asks_while_a_checkpoint_is_read_is_answered(self):
+        hold = self.folder / "hold"
+        environment = {"CENTROID_TEST_HOLD": f"checkpoint.reading:{hold}"}
+        server = self.launch_server("--min-workers", 2, "--rounds", 0, name="server", environment=environment).wait_ready()
+        workers = [self.worker(server, f"w{i}") for i in range(2)]
+        server.wait_round(20)
+        status, made = server.post("/v1/checkpoints")
+        self.assertEqual(status, 201, made)
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(server.post(f"/v1/checkpoints/{made['version']}:restore")), daemon=True)
+        thread.start()
+        # The service thread has sent the workers away, and tells those who come back why they may not join yet.
+        server.wait_event("member.refused", why="a checkpoint is being loaded")
+        self.assertIn("round", server.cluster())
+        self.assertEqual(answers, [])
+        hold.unlink()
+        thread.join(60)
+        self.assertEqual([status for status, _ in answers], [200], answers)
+        server.wait_round(made["round"] + 20)
+        self.assertTrue(all(worker.is_running() for worker in workers))
+
+
+    def test_the_list_does_not_wait_for_one_that_is_written(self):
+        hold = self.folder / "hold"
+        environment = {"CENTROID_TEST_HOLD": f"checkpoint.folder_made:{hold}"}
+        server = self.launch_server("--min-workers", 1, "--rounds", 0, name="server", environment=environment).wait_ready()
+        self.worker(server, "w0")
+        server.wait_round(5)
+        first = server.post("/v1/checkpoints")[1]
+        folder = self.folder / "run" / "checkpoints"
+        before = set(folder.iterdir())
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(server.post("/v1/checkpoints")), daemon=True)
+        thread.start()
+        wait_for(lambda: set(folder.iterdir()) - before, "the second one's folder")
+        for _ in range(3):
+            self.assertEqual([one["version"] for one in server.get("/v1/checkpoints")["checkpoints"]], [first["version"]])
+        self.assertEqual(answers, [])
+        hold.unlink()
+        thread.join(60)
+        self.assertEqual([status for status, _ in answers], [201], answers)
+        self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 2)
 
 
 class Memory(ClusterTest):

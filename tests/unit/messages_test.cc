@@ -12,6 +12,7 @@
 
 #include "common/base/random.h"
 #include "common/proto/about.h"
+#include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
@@ -157,6 +158,9 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RowsPull>("rows-pull");
   expect_documented<RowsPush>("rows-push");
   expect_documented<RowsPushReply>("rows-push-reply");
+  expect_documented<Pull>("pull");
+  expect_documented<PullReply>("pull-reply");
+  expect_documented<Values>("values");
   expect_documented<ServerJoin>("server-join");
   expect_documented<ServerTerms>("server-terms");
   expect_documented<ServerModel>("server-model");

@@ -13,14 +13,15 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import enum
-import operator
 import os
 import pathlib
 import threading
 import time
 import weakref
 
-__all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Trainer", "load", "log_level", "version"]
+from ._arrays import CentroidError, _bad, _check_writable, _number, _read, _shape, _size, _write
+
+__all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "load", "log_level", "pull", "version"]
 
 _ABI = 1
 _library = None
@@ -45,6 +46,10 @@ class _Training(_Struct):
 
 class _Tensor(ctypes.Structure):
     _fields_ = [("name", _text), ("shape", ctypes.POINTER(_u64)), ("rank", _u32), ("initial", _memory)]
+
+
+class _Pulled(_Struct):
+    _fields_ = [("size", _u64), ("name", _text), ("shape", ctypes.POINTER(_u64)), ("rank", _u32), ("values", _memory)]
 
 
 class _Share(_Struct):
@@ -78,6 +83,11 @@ _PROTOTYPES = {
     "trainer_report": (ctypes.c_int, [_memory, _u64, _u64, _u64, _double]),
     "trainer_stop": (None, [_memory, _text]),
     "trainer_close": (None, [_memory, _text]),
+    "pull": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
+    "pulled_version": (_u64, [_memory]),
+    "pulled_count": (_u64, [_memory]),
+    "pulled_get": (ctypes.c_int, [_memory, _u64, _memory]),
+    "pulled_free": (None, [_memory]),
     "rows_open": (ctypes.c_int, [_memory, _text, _memory]),
     "rows_dim": (_u32, [_memory]),
     "rows_pull": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
@@ -89,14 +99,6 @@ _PROTOTYPES = {
 
 _CODES = "ok unavailable deadline_exceeded aborted failed_precondition resource_exhausted cancelled data_loss invalid_argument".split()
 _CODES += "not_found already_exists unimplemented internal".split()
-
-
-class CentroidError(Exception):
-    """What went wrong; `code` says of what kind it is ("unavailable", "invalid_argument", ...)."""
-
-    def __init__(self, code, message):
-        super().__init__(f"{code}: {message}")
-        self.code, self.message = code, message
 
 
 class End(enum.IntEnum):
@@ -174,100 +176,6 @@ class _Worker:
             stop()
             concurrent.futures.wait([waiting], 30)
             raise
-
-
-def _is_torch(array):
-    return hasattr(array, "data_ptr") and hasattr(array, "detach")
-
-
-def _bad(text):
-    return CentroidError("invalid_argument", text)
-
-
-def _shape(array, name):
-    try:
-        return tuple(int(n) for n in (array.shape if hasattr(array, "shape") else memoryview(array).shape))
-    except TypeError:
-        raise _bad(f"{name} is a {type(array).__name__}, not an array of float32") from None
-
-
-def _view(array, name):
-    try:
-        return memoryview(array)
-    except (TypeError, ValueError, BufferError):
-        raise _bad(f"{name} is a {type(array).__name__} without a buffer, not an array of float32") from None
-
-
-def _read(array, name, shape=None):
-    """(address, what keeps it alive) of the array as float32, one row after another."""
-    if shape is not None and _shape(array, name) != shape:
-        raise _bad(f"{name} has shape {list(_shape(array, name))}, not {list(shape)}")
-    if _is_torch(array):
-        import torch
-
-        plain = array.detach().to("cpu", torch.float32).contiguous()
-        return plain.data_ptr(), plain
-    if type(array).__module__ == "numpy":
-        array = array.astype("float32", order="C", copy=False)
-    view = _view(array, name)
-    if view.format != "f" or not view.c_contiguous:
-        raise _bad(f"{name} is no array of float32 without gaps (format {view.format})")
-    if view.nbytes == 0:
-        return 0, view
-    if view.readonly:
-        copy = (ctypes.c_char * view.nbytes).from_buffer_copy(view.tobytes())
-        return ctypes.addressof(copy), copy
-    keep = (ctypes.c_char * view.nbytes).from_buffer(array)
-    return ctypes.addressof(keep), keep
-
-
-def _check_writable(array, name):
-    """It can hold the parameters."""
-    if _is_torch(array):
-        if not array.is_floating_point():
-            raise _bad(f"{name} has dtype {array.dtype}: only floating-point tensors can be trained")
-        return
-    view = _view(array, name)
-    if view.readonly or view.format != "f" or not view.c_contiguous:
-        what = "cannot be written" if view.readonly else "has gaps" if not view.c_contiguous else f"has format {view.format}"
-        raise _bad(f"{name} {what}: tensors hold the parameters, in writable float32 without gaps")
-
-
-def _write(array, name, address, shape):
-    """The numbers at `address` go into the array."""
-    if _shape(array, name) != shape:
-        raise _bad(f"{name} has shape {list(_shape(array, name))} now, and had {list(shape)}")
-    count = _size(shape)
-    if count == 0:
-        return
-    if _is_torch(array):
-        import torch
-
-        plain = torch.empty(shape, dtype=torch.float32, device="cpu")
-        ctypes.memmove(plain.data_ptr(), address, 4 * count)
-        with torch.no_grad():
-            array.copy_(plain)
-        return
-    _check_writable(array, name)
-    ctypes.memmove((ctypes.c_char * (4 * count)).from_buffer(array), address, 4 * count)
-
-
-def _number(value, name, low, high):
-    """An integer that fits."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _bad(f"{name} is {value!r}, not an integer") from None
-    if not low <= number <= high:
-        raise _bad(f"{name} {number} is not from {low} to {high}")
-    return number
-
-
-def _size(shape):
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return count
 
 
 def _server(server, token, name, timeout, tls):
@@ -502,6 +410,41 @@ class Trainer:
     def _take(self):
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
             _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape)
+
+
+class Tensors(dict):
+    """Name to memoryview of float32 in the tensor's shape; `version`: the committed one that all are of."""
+
+    version = 0
+
+
+def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
+    """The cluster's tensors of these names (None: all) as they are now, all of one committed version; for a program that is no worker.
+
+    Waits for the first values, for its turn among readers and for a server that leads, at most `timeout` seconds (60).
+    """
+    _library or load()
+    if isinstance(names, (str, bytes)):
+        raise _bad(f"names is one string: give a list, [{names!r}]")
+    wanted = [_bytes(one) for one in names or ()]
+    if names is not None and not wanted:
+        raise _bad("names is empty: None is all tensors")
+    handle = _memory()
+    _call("pull", ctypes.byref(_server(server, token, name, timeout, tls)), (_text * max(len(wanted), 1))(*wanted), len(wanted), ctypes.byref(handle))
+    try:
+        out = Tensors()
+        out.version = _library.centroid_pulled_version(handle)
+        for at in range(_library.centroid_pulled_count(handle)):
+            tensor = _Pulled()
+            _call("pulled_get", handle, at, ctypes.byref(tensor))
+            shape = tuple(tensor.shape[: tensor.rank])
+            values = (ctypes.c_float * _size(shape))()
+            ctypes.memmove(values, tensor.values, ctypes.sizeof(values))
+            # There is no shape with a 0 in it, as for `Rows.pull`.
+            out[tensor.name.decode()] = memoryview(values).cast("B").cast("f", shape) if _size(shape) else memoryview(values)
+        return out
+    finally:
+        _library.centroid_pulled_free(handle)
 
 
 class Rows:

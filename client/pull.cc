@@ -1,0 +1,211 @@
+#include "client/pull.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_future.hpp>
+
+#include "common/async/task_group.h"
+#include "common/base/log.h"
+#include "common/proto/pulls.h"
+#include "common/proto/standby.h"
+#include "transport/server_list.h"
+#include "transport/session.h"
+
+namespace centroid::client {
+
+using proto::PullKind;
+using transport::Session;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{400};
+/// Where another server may lead: to connect, and without a byte of the values.
+constexpr std::chrono::milliseconds kCall{1500}, kSilence{3000}, kLook{500};
+constexpr std::uint64_t kWindow = 16u << 20;
+
+TimePoint in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+/// Takes what comes after the answer.
+class Receiver final : public transport::FrameSink {
+ public:
+  explicit Receiver(Executor executor) : changed(executor) {}
+
+  Task<Status> on_frame(Session& session, transport::InFrame frame) override {
+    if (frame.header.kind != static_cast<std::uint16_t>(PullKind::kValues))
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "the server sent kind " + std::to_string(frame.header.kind) + " to a reader");
+    CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Values>(frame.head));
+    while (!is_open) {  // the answer is here; its reader has not run yet
+      const bool goes_on = co_await changed.wait(in(kSilence));
+      if (!goes_on && !is_open)
+        co_return Error(ErrorCode::kInvalidArgument, "the server sent values before its answer");
+    }
+    const std::uint64_t bytes = frame.header.payload_bytes;
+    const std::span<float> left = into.subspan(received);
+    if (head.offset != received || bytes % sizeof(float) != 0 || bytes > left.size_bytes())
+      co_return Error(ErrorCode::kInvalidArgument,
+                      "the server sent " + std::to_string(bytes) + " bytes from value " +
+                          std::to_string(head.offset) + " of " + std::to_string(into.size()) +
+                          ", after " + std::to_string(received));
+    const auto piece = std::as_writable_bytes(left).first(bytes);
+    CENTROID_CO_TRY(co_await session.read_payload(piece));
+    session.release_credit(bytes);
+    received += bytes / sizeof(float);
+    changed.notify_all();
+    co_return Status();
+  }
+
+  bool is_whole() const { return is_open && received == into.size(); }
+
+  Event changed;
+  std::span<float> into;
+  std::uint64_t received = 0;
+  bool is_open = false;
+  std::optional<Error> ended;
+};
+
+struct Puller {
+  const PullOptions& options;
+  std::vector<std::byte> request;
+  TimePoint deadline;
+  transport::ServerList servers;
+  boost::asio::io_context context{1};
+  std::unique_ptr<transport::Transport> transport;
+  PulledTensors out;
+
+  static Task<void> read(Session* session, Receiver* receiver) {
+    receiver->ended = co_await session->run(*receiver);
+    receiver->changed.notify_all();
+  }
+
+  Status take(Bytes head, Bytes payload) {
+    CENTROID_ASSIGN(const auto reply, proto::decode<proto::PullReply>(head));
+    out = PulledTensors();
+    out.version = reply.version;
+    CENTROID_ASSIGN(out.manifest, proto::decode_manifest(payload));
+    CENTROID_TRY(validate(out.manifest));  // the sum cannot overflow
+    std::uint64_t elements = 0;
+    for (const TensorInfo& tensor : out.manifest) {
+      out.begins.push_back(elements);
+      elements += tensor.elements();
+    }
+    if (elements != reply.elements)
+      return Error(ErrorCode::kInvalidArgument,
+                   "the server announced " + std::to_string(reply.elements) +
+                       " values, its tensors have " + std::to_string(elements));
+    const std::uint64_t bytes = elements * sizeof(float);
+    if (bytes > options.max_bytes)
+      return Error(ErrorCode::kResourceExhausted,
+                   "the tensors take " + std::to_string(bytes) + " bytes, at most " +
+                       std::to_string(options.max_bytes) + " are taken (max_bytes)");
+    try {
+      out.values = Buffer(bytes);
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory for tensors of " + std::to_string(bytes) + " bytes");
+    }
+    return {};
+  }
+
+  /// From one server, over one session.
+  static Task<Status> ask(Puller* self, Session* session, Receiver* receiver) {
+    const auto kind = static_cast<std::uint16_t>(PullKind::kPull);
+    const auto answer = co_await session->request(kind, self->request, Bytes(), self->deadline);
+    if (!answer.ok()) co_return answer.error();
+    CENTROID_CO_TRY(self->take(answer->head, answer->payload));
+    receiver->into = self->out.values.as<float>();
+    receiver->is_open = true;
+    receiver->changed.notify_all();
+    while (!receiver->is_whole()) {
+      if (receiver->ended) co_return *receiver->ended;
+      if (in(std::chrono::milliseconds(0)) >= self->deadline)
+        co_return Error(ErrorCode::kDeadlineExceeded, std::to_string(receiver->received) + " of " +
+                                                          std::to_string(receiver->into.size()) +
+                                                          " values came in time");
+      const bool is_silent = session->connection().last_received() < in(-kSilence);
+      if (is_silent && self->servers.is_several())
+        co_return Error(ErrorCode::kDeadlineExceeded, "the server fell silent");
+      (void)co_await receiver->changed.wait(std::min(self->deadline, in(kLook)));
+    }
+    co_return Status();
+  }
+
+  static Task<Status> try_once(Puller* self) {
+    transport::Greeting greeting;
+    greeting.role = "client";
+    greeting.name = self->options.name;
+    greeting.token = self->options.token;
+    greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+    greeting.limits.max_payload_bytes = std::max<std::uint64_t>(kWindow, proto::kMaxManifestBytes);
+    greeting.credit_bytes = kWindow;
+    TimePoint limit = self->deadline;
+    if (self->servers.is_several()) limit = std::min(limit, in(kCall));
+    auto made = co_await transport::connect_session(*self->transport, self->servers.present(),
+                                                    greeting, limit);
+    if (!made.ok()) co_return made.error();
+    const auto session = std::move(made).value();
+    Receiver receiver(self->context.get_executor());
+    TaskGroup tasks(self->context.get_executor());
+    tasks.spawn(read(session.get(), &receiver));
+    const Status asked = co_await ask(self, session.get(), &receiver);
+    session->close(Error(ErrorCode::kCancelled, "the client has what it wanted"));
+    tasks.cancel();
+    co_await tasks.join();
+    co_return asked;
+  }
+
+  static Task<Status> pull(Puller* self) {
+    std::chrono::milliseconds pause = kFirstPause;
+    for (;;) {
+      const Status tried = co_await try_once(self);
+      if (tried.ok()) co_return tried;
+      const Error& why = tried.error();
+      const bool is_worth_another =
+          why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
+      const TimePoint again = in(pause);
+      if (!is_worth_another || again >= self->deadline) co_return tried;
+      if (self->servers.failed(why, proto::leader_named_by(why))) continue;
+      if (!co_await sleep_until(again)) co_return tried;
+      pause = std::min(2 * pause, kLongestPause);
+    }
+  }
+};
+
+}  // namespace
+
+Result<PulledTensors> pull_tensors(const PullOptions& options,
+                                   const std::vector<std::string>& names) {
+  proto::Pull wanted;
+  for (const std::string& name : names) wanted.names.push_back({name});
+  CENTROID_ASSIGN(auto servers, transport::ServerList::parse(options.servers));
+  Puller puller{.options = options,
+                .request = proto::encode(wanted),
+                .deadline = in(options.timeout),
+                .servers = transport::ServerList(std::move(servers)),
+                .transport = nullptr,
+                .out = {}};
+  if (puller.request.size() > transport::kMaxHeadBytes)
+    return Error(ErrorCode::kInvalidArgument,
+                 std::to_string(names.size()) + " names take " +
+                     std::to_string(puller.request.size()) + " bytes, a request has room for " +
+                     std::to_string(transport::kMaxHeadBytes) + ": name none for all tensors");
+  transport::TransportOptions how;
+  how.limits.max_head_bytes = transport::kMaxHeadBytes;
+  how.limits.max_payload_bytes = std::max<std::uint64_t>(kWindow, proto::kMaxManifestBytes);
+  if (options.tls) {
+    CENTROID_ASSIGN(how.layer, transport::make_tls(*options.tls));
+  }
+  puller.transport = transport::make_tcp(puller.context.get_executor(), how);
+  auto result = boost::asio::co_spawn(puller.context, to_optional(Puller::pull(&puller)),
+                                      boost::asio::use_future);
+  puller.context.run();
+  const auto pulled = result.get();
+  CENTROID_TRY(*pulled);
+  return std::move(puller.out);
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,106 @@
+"""Arrays of others, of NumPy, PyTorch or anything with a buffer of float32, to and from memory of the library."""
+
+import ctypes
+import operator
+
+
+class CentroidError(Exception):
+    """What went wrong; `code` says of what kind it is ("unavailable", "invalid_argument", ...)."""
+
+    def __init__(self, code, message):
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+def _is_torch(array):
+    return hasattr(array, "data_ptr") and hasattr(array, "detach")
+
+
+def _bad(text):
+    return CentroidError("invalid_argument", text)
+
+
+def _shape(array, name):
+    try:
+        return tuple(int(n) for n in (array.shape if hasattr(array, "shape") else memoryview(array).shape))
+    except TypeError:
+        raise _bad(f"{name} is a {type(array).__name__}, not an array of float32") from None
+
+
+def _view(array, name):
+    try:
+        return memoryview(array)
+    except (TypeError, ValueError, BufferError):
+        raise _bad(f"{name} is a {type(array).__name__} without a buffer, not an array of float32") from None
+
+
+def _read(array, name, shape=None):
+    """(address, what keeps it alive) of the array as float32, one row after another."""
+    if shape is not None and _shape(array, name) != shape:
+        raise _bad(f"{name} has shape {list(_shape(array, name))}, not {list(shape)}")
+    if _is_torch(array):
+        import torch
+
+        plain = array.detach().to("cpu", torch.float32).contiguous()
+        return plain.data_ptr(), plain
+    if type(array).__module__ == "numpy":
+        array = array.astype("float32", order="C", copy=False)
+    view = _view(array, name)
+    if view.format != "f" or not view.c_contiguous:
+        raise _bad(f"{name} is no array of float32 without gaps (format {view.format})")
+    if view.nbytes == 0:
+        return 0, view
+    if view.readonly:
+        copy = (ctypes.c_char * view.nbytes).from_buffer_copy(view.tobytes())
+        return ctypes.addressof(copy), copy
+    keep = (ctypes.c_char * view.nbytes).from_buffer(array)
+    return ctypes.addressof(keep), keep
+
+
+def _check_writable(array, name):
+    """It can hold the parameters."""
+    if _is_torch(array):
+        if not array.is_floating_point():
+            raise _bad(f"{name} has dtype {array.dtype}: only floating-point tensors can be trained")
+        return
+    view = _view(array, name)
+    if view.readonly or view.format != "f" or not view.c_contiguous:
+        what = "cannot be written" if view.readonly else "has gaps" if not view.c_contiguous else f"has format {view.format}"
+        raise _bad(f"{name} {what}: tensors hold the parameters, in writable float32 without gaps")
+
+
+def _write(array, name, address, shape):
+    """The numbers at `address` go into the array."""
+    if _shape(array, name) != shape:
+        raise _bad(f"{name} has shape {list(_shape(array, name))} now, and had {list(shape)}")
+    count = _size(shape)
+    if count == 0:
+        return
+    if _is_torch(array):
+        import torch
+
+        plain = torch.empty(shape, dtype=torch.float32, device="cpu")
+        ctypes.memmove(plain.data_ptr(), address, 4 * count)
+        with torch.no_grad():
+            array.copy_(plain)
+        return
+    _check_writable(array, name)
+    ctypes.memmove((ctypes.c_char * (4 * count)).from_buffer(array), address, 4 * count)
+
+
+def _number(value, name, low, high):
+    """An integer that fits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _bad(f"{name} is {value!r}, not an integer") from None
+    if not low <= number <= high:
+        raise _bad(f"{name} {number} is not from {low} to {high}")
+    return number
+
+
+def _size(shape):
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return count

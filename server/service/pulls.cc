@@ -1,0 +1,238 @@
+#include "server/service/pulls.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <unordered_map>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/log.h"
+#include "server/service/chunk_fetcher.h"
+
+namespace centroid::server {
+
+using proto::PullKind;
+using transport::Session;
+
+namespace {
+constexpr std::size_t kChunksPerTurn = 4;
+constexpr std::uint64_t kPieceBytes = 1u << 20;
+/// For the client to close its session.
+constexpr std::chrono::seconds kParting{10};
+/// Between looks whether a copy may be made.
+constexpr std::chrono::milliseconds kLook{5};
+}  // namespace
+
+struct Cluster::Pulls::Copy {
+  Version version;
+  std::uint64_t plan_hash = 0;
+  Manifest manifest;  ///< of what was asked for, in its order
+  struct Place {
+    Chunk chunk;
+    std::uint64_t at = 0;  ///< element
+  };
+  std::vector<Place> places;
+  std::uint64_t elements = 0;
+  Buffer values;
+};
+
+/// Of a reader and the bytes of its copy.
+class Cluster::Pulls::Seat {
+ public:
+  Seat(Pulls& pulls, std::uint64_t bytes) : pulls_(pulls), bytes_(bytes) {
+    ++pulls_.readers_;
+    pulls_.taken_ += bytes_;
+  }
+  ~Seat() {
+    --pulls_.readers_;
+    pulls_.taken_ -= bytes_;
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+ private:
+  Pulls& pulls_;
+  const std::uint64_t bytes_;
+};
+
+Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
+                                 std::shared_ptr<const Request> request) {
+  const Status served = co_await answer(session, tasks, request);
+  if (!served.ok())
+    log::warn("tensors.not_sent", {{"client", session.peer().name},
+                                   {"peer", session.peer().address},
+                                   {"why", served.error()}});
+  const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kParting);
+  if (!goes_on || session.is_closed()) co_return;
+  const Error over(ErrorCode::kDeadlineExceeded, "the pull was over 10 s ago");
+  co_await session.goodbye(over);
+}
+
+/// What is asked for, looked at before memory is taken.
+Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
+    const std::vector<proto::TensorName>& names) {
+  const ParameterStore* const store = cluster_.store_.get();
+  if (cluster_.is_loading_ || cluster_.replay_ || cluster_.spread_.lost_since ||
+      cluster_.has_lost_server())
+    return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
+  if (store == nullptr || store->version().value == 0)
+    return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
+  if (!store->is_current())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "with exchange " + cluster_.config_.exchange +
+                     " the newest tensors are with the workers: take them from a checkpoint "
+                     "(POST /v1/checkpoints)");
+  auto copy = std::make_shared<Copy>();
+  const Manifest& manifest = store->plan().manifest();
+  std::unordered_map<std::string_view, std::size_t> wanted;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (!wanted.emplace(names[i].name, i).second)
+      return Error(ErrorCode::kInvalidArgument, "tensor '" + names[i].name + "' is named twice");
+  std::vector<std::optional<std::size_t>> found(names.size());  // by name: its tensor
+  for (std::size_t tensor = 0; tensor < manifest.size(); ++tensor) {
+    if (names.empty()) found.emplace_back(tensor);
+    const auto name = wanted.find(manifest[tensor].name);
+    if (name != wanted.end()) found[name->second] = tensor;
+  }
+  std::vector<std::uint64_t> begins(manifest.size(), ~std::uint64_t{0});
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (!found[i])
+      return Error(ErrorCode::kNotFound, "the model has no tensor '" + names[i].name + "'");
+    begins[*found[i]] = copy->elements;
+    copy->manifest.push_back(manifest[*found[i]]);
+    copy->elements += manifest[*found[i]].elements();
+  }
+  const std::uint64_t bytes = copy->elements * sizeof(float);
+  const std::string need = "the tensors take " + std::to_string(bytes) + " bytes, ";
+  if (bytes > room_)
+    return Error(ErrorCode::kResourceExhausted,
+                 need + "copies for readers may take " + std::to_string(room_) +
+                     ": a quarter of what is free (memory_limit). Pull fewer at once");
+  if (readers_ >= kReaders || taken_ + bytes > room_)
+    return Error(ErrorCode::kUnavailable, need + std::to_string(readers_) + " of " +
+                                              std::to_string(kReaders) + " readers hold " +
+                                              std::to_string(taken_) + " of " +
+                                              std::to_string(room_) + ": try again");
+  for (const Chunk& chunk : store->plan().chunks())
+    if (const std::uint64_t begin = begins[chunk.tensor.value]; begin != ~std::uint64_t{0})
+      copy->places.push_back({chunk, begin + chunk.offset});
+  copy->plan_hash = store->plan().hash();
+  try {
+    copy->values = Buffer(std::max<std::size_t>(bytes, 1));
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted, "no memory for a copy: " + need + "now");
+  }
+  return copy;
+}
+
+Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
+                                    std::shared_ptr<const Request> request) {
+  auto made = make(request->pull.names);
+  if (!made.ok()) co_return co_await session.respond_error(request->header, made.error());
+  const auto copy = std::move(made).value();
+  const Seat seat(*this, copy->elements * sizeof(float));
+  const std::string who = "reader " + session.peer().name;
+  const auto waits =
+      cluster_.waits_.begin(WaitCause::kState, who, "its connection",
+                            "tensors of one version are copied, or on their way to it");
+  const Status filled = co_await fill(copy, tasks);
+  if (!filled.ok()) co_return co_await session.respond_error(request->header, filled.error());
+  proto::PullReply reply;
+  reply.version = copy->version;
+  reply.elements = copy->elements;
+  const auto head = proto::encode(reply);
+  const auto manifest = proto::encode_manifest(copy->manifest);
+  CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
+  co_return co_await send(session, copy);
+}
+
+/// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
+/// commit.
+Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
+  const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+  for (;;) {
+    while (cluster_.is_imaging_) {
+      const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
+    cluster_.is_imaging_ = true;
+    const Status copied = co_await fill_once(copy, tasks);
+    cluster_.is_imaging_ = false;
+    cluster_.changed_.notify_all();
+    const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
+    if (!may_mend || cluster_.clock_.now() >= limit) co_return copied;
+    const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+}
+
+/// fails aborted: another version came meanwhile.
+Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
+  Cluster& cluster = cluster_;
+  const auto state = [&cluster, &copy]() -> Status {
+    if (!cluster.store_ || cluster.store_->plan().hash() != copy->plan_hash)
+      return Error(ErrorCode::kUnavailable,
+                   "the model was replaced while it was copied: try again");
+    if (cluster.store_->version() != copy->version)
+      return Error(ErrorCode::kAborted, "another version came while the tensors were copied");
+    return {};
+  };
+  if (cluster.store_) copy->version = cluster.store_->version();
+  CENTROID_CO_TRY(state());
+  std::vector<ChunkFetcher::Wanted> wanted;
+  for (const Copy::Place& place : copy->places) {
+    if (cluster.store_->is_here(place.chunk.id)) continue;
+    ChunkFetcher::Wanted& one = wanted.emplace_back();
+    one.head.version = copy->version;
+    one.head.chunk = place.chunk.id;
+    one.bytes = place.chunk.elements * sizeof(float);
+  }
+  const auto fetch = [&cluster](proto::ServerChunk head) { return cluster.fetch_chunk(head); };
+  ChunkFetcher elsewhere(cluster.executor_, tasks, fetch, std::move(wanted));
+  const std::span<float> into = copy->values.as<float>();
+  std::size_t turn = 0;
+  for (const Copy::Place& place : copy->places) {
+    float* const to = into.data() + place.at;
+    if (elsewhere.is_next(0, place.chunk.id)) {
+      CENTROID_CO_ASSIGN(const auto values, co_await elsewhere.next());
+      CENTROID_CO_TRY(state());
+      std::memcpy(to, values.data(), values.size());
+      continue;
+    }
+    std::ranges::copy(cluster.store_->params(place.chunk), to);
+    if (++turn % kChunksPerTurn != 0) continue;
+    co_await boost::asio::post(cluster.executor_, boost::asio::use_awaitable);
+    CENTROID_CO_TRY(state());
+  }
+  co_return Status();
+}
+
+/// Each piece within `stall_timeout`: who reads no more is no reader.
+Task<Status> Cluster::Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
+  const auto& peer = session.peer();
+  const std::uint64_t piece =
+      std::min({kPieceBytes, peer.limits.max_payload_bytes, peer.credit_bytes}) / sizeof(float);
+  if (piece == 0)
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "the client takes no payloads, or gives no credit");
+  const std::span<const float> values = copy->values.as<float>().first(copy->elements);
+  for (std::uint64_t offset = 0; offset < values.size(); offset += piece) {
+    const auto part = values.subspan(offset, std::min(piece, values.size() - offset));
+    proto::Values message;
+    message.offset = offset;
+    const auto head = proto::encode(message);
+    const auto kind = static_cast<std::uint16_t>(PullKind::kValues);
+    const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+    CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(part), limit));
+    cluster_.probe_.payload_sent(part.size_bytes());
+  }
+  log::info("tensors.sent", {{"client", peer.name},
+                             {"version", copy->version.value},
+                             {"tensors", copy->manifest.size()},
+                             {"bytes", values.size_bytes()}});
+  co_return Status();
+}
+
+}  // namespace centroid::server
