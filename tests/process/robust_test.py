@@ -1,6 +1,70 @@
-"""Jobs that take a median or a trimmed mean: what they refuse, and how many workers a round needs. robust_test.py BIN_DIR"""
+"""One worker sends anything: a mean is spoiled, a median and a trimmed mean are not. robust_test.py BIN_DIR"""
 
+import array
+import math
+import random
+import threading
+
+import client_test
 from cluster import DONE, USAGE, ClusterTest, main
+
+import centroid
+
+TRAINING = 2000 - 360  # of the digits that tests make, by digits.py
+SHAPES = {"hidden.weight": (64, 32), "hidden.bias": (32,), "output.weight": (32, 10), "output.bias": (10,)}
+
+
+def floats(shape, number):
+    numbers = array.array("f", [number(i) for i in range(math.prod(shape))])
+    return memoryview(numbers).cast("B").cast("f", shape)
+
+
+class Liar(threading.Thread):
+    """A worker by the client library that brings the same large numbers in every round."""
+
+    def __init__(self, test, server, value):
+        super().__init__()
+        noise = random.Random(5)  # where it is asked for the first values, those are sound
+        self.tensors = {name: floats(shape, lambda _: noise.uniform(-0.2, 0.2)) for name, shape in SHAPES.items()}
+        self.trainer = test.trainer(server, "z", self.tensors, samples=TRAINING, batch=32, model="digits-numpy")
+        self.gradients = {name: floats(shape, lambda i: -value if i % 2 else value) for name, shape in SHAPES.items()}
+        self.start()
+
+    def run(self):
+        for share in self.trainer:
+            if len(share) == 0:
+                self.trainer.finish()
+            else:
+                self.trainer.finish(self.gradients, loss_sum=0, correct=0)
+        self.trainer.close()
+
+
+class Robust(client_test.ClientTest):
+    def accuracy(self, run, aggregate, *flags, servers=1, value=1000.0):
+        """Of three honest workers in the last epoch of a job, with a fourth that lies."""
+        common = ["--min-workers", 4, "--rounds", 200, "--lr", "0.5", "--aggregate", aggregate, "--exit-when-finished"]
+        if servers > 1:
+            common += ["--servers", servers, "--chunk-bytes", 1024]
+        server = self.server(*common, *flags, name=f"server-{run}", run=run)
+        shards = [self._start(client_test.Process, "centroid-server", f"{run}-s{i}", ["--join", server.data, "--name", f"s{i}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"], None) for i in range(1, servers)]
+        honest = [self.example(server, f"{name}-{run}") for name in "abc"]
+        liar = Liar(self, server, value)
+        self.assert_exit(DONE, *honest, server, *shards)
+        liar.join(20)
+        self.assertFalse(liar.is_alive())
+        return server.events("epoch.ended")[-1]["accuracy"] * 4 / 3  # nothing was right of the fourth's
+
+    def test_a_mean_is_spoiled_by_one_and_the_others_are_not(self):
+        spoiled = self.accuracy("mean", "mean")
+        self.assertLess(spoiled, 0.5)
+        for aggregate in ("median", "trimmed_mean:1"):
+            with self.subTest(aggregate=aggregate):
+                self.assertGreater(self.accuracy(aggregate.replace(":", ""), aggregate, value=1e30), 0.9)
+
+    def test_on_several_servers_and_with_compressed_results(self):
+        self.assertGreater(self.accuracy("servers", "trimmed_mean:1", servers=2, value=1e30), 0.9)
+        self.assertGreater(self.accuracy("down", "median", "--codec-down", "sign", value=-1e30), 0.9)
+
 
 class Refusals(ClusterTest):
     def test_settings_that_cannot_work_are_named(self):
