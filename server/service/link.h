@@ -6,6 +6,7 @@
 
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
+#include "common/base/clock_watch.h"
 #include "common/base/trace.h"
 #include "common/codec/codec.h"
 #include "common/codec/spec.h"
@@ -13,7 +14,6 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/coordinate/cadence.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/membership/clock_watch.h"
 #include "server/service/attempt.h"
 #include "transport/session.h"
 

@@ -10,8 +10,8 @@
 
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
+#include "common/base/clock_watch.h"
 #include "common/proto/servers.h"
-#include "server/membership/clock_watch.h"
 #include "transport/session.h"
 
 namespace centroid::server {

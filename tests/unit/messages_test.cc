@@ -10,13 +10,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/clock_watch.h"
 #include "common/base/random.h"
 #include "common/proto/about.h"
 #include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
-#include "server/membership/clock_watch.h"
 
 namespace centroid::proto {
 namespace {
@@ -588,7 +588,7 @@ TEST(Messages, WhatCannotBeMeasuredIsRefused) {
 }
 
 TEST(ClockWatch, TheHeartbeatThatWasUnderWayLeastIsTheTruest) {
-  server::ClockWatch clock;
+  ClockWatch clock;
   EXPECT_TRUE(std::isnan(clock.ahead()));
   clock.heard(110, 100 + 3);  // 10 s ahead, 3 s under way
   EXPECT_DOUBLE_EQ(clock.ahead(), 7);

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <limits>
 
-namespace centroid::server {
+namespace centroid {
 
 /// How far another machine's clock is ahead of ours, from what its heartbeats say. What is seen is
 /// too small by the time that a heartbeat was under way, so of the last ones the largest is the
@@ -27,4 +27,4 @@ class ClockWatch {
   std::size_t count_ = 0;
 };
 
-}  // namespace centroid::server
+}  // namespace centroid
