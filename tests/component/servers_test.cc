@@ -264,9 +264,8 @@ std::vector<float> train_disturbed(
   worker::RoundObserver first;
   if (gate)
     first = [gate](const worker::Share& share, const auto&...) { gate->pass(share.round.value); };
-  auto training = std::async(std::launch::async, [&] {
-    return run_workers(specs, data, leader.endpoint(), tcp, first);
-  });
+  auto training = std::async(
+      std::launch::async, [&] { return run_workers(specs, data, leader.endpoint(), tcp, first); });
   disturb(leader, shards, start);
   if (gate) gate->open();
   const auto outcomes = training.get();

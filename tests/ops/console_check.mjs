@@ -37,7 +37,7 @@ async function open(width, colorScheme, bars = 4) {
 // What a paused job's page says, and what REST says.
 async function shown(page) {
   const said = { cluster: await rest('cluster'), workers: (await rest('workers')).workers, waits: (await rest('waits')).waits,
-    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, events: (await rest('events?limit=1000')).events }
+    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events }
   await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
   await page.waitForFunction(() => !document.querySelector('#resume').disabled)
   await page.waitForTimeout(6000)  // the tables that are asked for each fifth second
@@ -51,7 +51,8 @@ async function shown(page) {
 
 // Tab from the top to the end: what gets the focus, whether one sees it, whether it is the order of the page.
 async function walk(page) {
-  await page.evaluate(() => { document.activeElement.blur(); window.scrollTo(0, 0) })
+  await page.evaluate(() => window.scrollTo(0, 0))
+  await page.mouse.click(3, 3)  // from here on
   const wanted = await page.$$eval('a[href]:not([hidden]), button:not(:disabled), input, [tabindex="0"]', (all) => all.filter((one) => one.offsetParent !== null)
     .map((one) => one.id || one.getAttribute('aria-label') || one.getAttribute('aria-labelledby')))
   const got = []

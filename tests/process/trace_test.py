@@ -51,7 +51,7 @@ class Trace(ClusterTest):
         for device in ("cpu:0", "cpu:1"):
             self.assertEqual(stages(found[device]), {"compute", "evaluate"})
         self.assertEqual(stages(found["server"]), {"encode", "send"})
-        self.assertEqual(stages(found["loop"]), {"wait"})
+        self.assertEqual(stages(found["loop"]), {"wait", "apply"})
         now = time.time() * 1e6
         for span in found["loop"]:
             self.assertLess(abs(span["ts"] - now), 300e6)

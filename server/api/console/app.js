@@ -6,7 +6,7 @@ const ROUNDS = 60 // in the timeline
 const KEPT_POINTS = 2000 // of a curve
 const SMOOTHED = 20
 const EVENTS = 30 // shown
-const TOLD = 'member,generation,job,checkpoint,config,scale,epoch,model,wait,round.skipped,round.aborted' // not each committed round
+const TOLD = 'member,generation,job,checkpoint,config,scale,wait,round.skipped,round.aborted' // what the curves do not tell
 const SVG = 'http://www.w3.org/2000/svg'
 
 const find = (id) => document.getElementById(id)
@@ -55,7 +55,7 @@ async function act(path, method = 'POST') {
 
 // ---- text ----
 
-const number = (value, digits = 4) => (Number.isFinite(value) ? Number(value.toPrecision(digits)).toLocaleString('en') : '–')
+const number = (value, digits = 4) => (Number.isFinite(value) ? Number(value.toPrecision(digits)).toLocaleString('en', { maximumSignificantDigits: 15 }) : '–')
 const percent = (share) => (share >= 0 ? (100 * share).toFixed(2) + ' %' : '–')
 
 function size(bytes) {
@@ -192,7 +192,7 @@ const moment = (seconds) => new Date(1000 * seconds).toLocaleTimeString()
 function eventText(event) {
   const { id, type, unix_seconds, ...rest } = event
   const text = (value) => (Number.isInteger(value) ? value : typeof value === 'number' ? number(value) : typeof value === 'object' ? JSON.stringify(value) : value)
-  return Object.entries(rest).map(([key, value]) => `${key} ${text(value)}`).join(', ')
+  return Object.entries(rest).filter(([, value]) => value !== '').map(([key, value]) => `${key} ${text(value)}`).join(', ')
 }
 
 async function listen() {
