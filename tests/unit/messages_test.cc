@@ -220,9 +220,8 @@ TEST(Messages, ServersAreAsTheContractSays) {
   ASSERT_EQ(merge.parts.size(), 1u);
   EXPECT_EQ(merge.parts[0].key.member, MemberId(4));
   EXPECT_EQ(merge.parts[0].weight, 32.0);
-  ASSERT_EQ(merge.keeps.size(), 1u);
-  EXPECT_EQ(merge.keeps[0].member, MemberId(5));
-  EXPECT_EQ(merge.keeps[0].round, Round(6));
+  const std::vector<ContributionKey> kept{{MemberId(5), Generation(2), Round(6), 0}};
+  EXPECT_EQ(merge.keeps, kept);
   EXPECT_EQ(merge.members, std::vector<MemberId>{MemberId(4)});
   EXPECT_FALSE(merge.wants_norm);
   Merge wrong = merge;
@@ -236,9 +235,8 @@ TEST(Messages, ServersAreAsTheContractSays) {
   EXPECT_FALSE(decode<Whole>(encode(below)).ok());
   const auto told_tokens = decode<Tokens>(documented("tokens")).value();
   ASSERT_EQ(told_tokens.tokens.size(), 1u);
-  EXPECT_EQ(told_tokens.tokens[0].id, "ab");
-  EXPECT_EQ(told_tokens.tokens[0].salt, "01");
-  EXPECT_EQ(told_tokens.tokens[0].hash, "ff");
+  const Token& token = told_tokens.tokens[0];
+  EXPECT_EQ(token.id + token.salt + token.hash, "ab01ff");
   const auto enter = decode<Enter>(documented("enter")).value();
   EXPECT_EQ(enter.route, 3u);
 }
