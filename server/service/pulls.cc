@@ -156,6 +156,10 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) 
     while (cluster_.is_imaging_) {
       const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      if (cluster_.clock_.now() >= limit)
+        co_return Error(ErrorCode::kUnavailable,
+                        "another copy of the state was being made for all of stall_timeout: try "
+                        "again, GET /v1/waits says what it waits for");
     }
     cluster_.is_imaging_ = true;
     const Status copied = co_await fill_once(copy, tasks);

@@ -75,7 +75,7 @@ Status Snapshot::read(std::size_t plane, std::uint64_t offset, std::span<float> 
                                                        ", chunk " + to_string(chunk.id) +
                                                        ": elements may be read once");
     const float* const source =
-        from.saved ? from.saved.get() : planes_[plane]->values(chunk).data();
+        from.saved ? from.saved.as<float>().data() : planes_[plane]->values(chunk).data();
     std::copy_n(source + skip, count, into.begin());
     from.unread -= count;
     unread_elements_ -= count;
@@ -103,10 +103,13 @@ void Snapshot::preserve(const Plane& memory, const Chunk& chunk) {
   if (to.saved || to.unread == 0) return;
   const std::size_t bytes = bytes_of(chunk);
   if (bytes > copy_budget_bytes_ - copied_bytes_) return fail();
-  to.saved.reset(new (std::nothrow) float[static_cast<std::size_t>(chunk.elements)]);
-  if (!to.saved) return fail();  // training goes on without this snapshot
+  try {
+    to.saved = Buffer(bytes);
+  } catch (const std::bad_alloc&) {
+    return fail();  // training goes on without this snapshot
+  }
   const auto values = memory.values(chunk);
-  std::copy(values.begin(), values.end(), to.saved.get());
+  std::copy(values.begin(), values.end(), to.saved.as<float>().begin());
   uncopied_bytes_ -= bytes;
   copied_bytes_ += bytes;
 }
@@ -129,7 +132,7 @@ std::size_t Snapshot::plane_of(const Plane& memory) const {
 }
 
 void Snapshot::free_copy(Piece& piece, const Chunk& chunk) {
-  piece.saved.reset();
+  piece.saved = Buffer();
   copied_bytes_ -= bytes_of(chunk);
 }
 

@@ -10,6 +10,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
 #include "server/store/plane.h"
 
@@ -48,8 +49,8 @@ class Snapshot {
   friend class ParameterStore;
 
   struct Piece {
-    std::unique_ptr<float[]> saved;  // the chunk as it was, once the store changed it
-    std::uint64_t unread = 0;        // elements
+    Buffer saved;              // the chunk as it was, once the store changed it
+    std::uint64_t unread = 0;  // elements
   };
 
   Snapshot(std::shared_ptr<const ChunkPlan> plan, std::vector<std::shared_ptr<const Plane>> planes,
