@@ -405,6 +405,10 @@ void Cluster::announce_checkpoint() {
 Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   bool has_waited = false;
   std::shared_ptr<Snapshot> snapshot;
+  while (is_loading_) {  // the store has no values: it would look like one of rows only
+    const bool goes_on = co_await changed_.wait(TimePoint::max());
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->why + "; repeat");
