@@ -204,6 +204,10 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   memory.begin_local = [&](const worker::LocalTerms& terms, const ChunkPlan& plan) {
     return local->begin(terms, plan);
   };
+  if (spec.custom && spec.custom->residual)
+    memory.device_residual = [&](const std::string& codec, const ChunkPlan& plan) {
+      return spec.custom->residual(*group, codec, plan);
+    };
   if (spec.exchange != "star") {
     collective::MeshOptions mesh;
     mesh.token = spec.token;

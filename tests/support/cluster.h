@@ -78,6 +78,10 @@ struct CustomModel {
   Manifest manifest;
   std::function<std::unique_ptr<worker::ReplicaGroup>()> make_group;
   std::function<void(std::uint64_t seed, std::span<float>)> initialize;
+  /// Optional: of a codec, where the gradient is (ExchangeMemory::device_residual).
+  std::function<Result<std::unique_ptr<DeviceResidual>>(worker::ReplicaGroup&,
+                                                        const std::string& codec, const ChunkPlan&)>
+      residual{};
 };
 
 struct WorkerSpec {

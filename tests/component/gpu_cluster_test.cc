@@ -1,0 +1,192 @@
+// Workers of several GPUs, which add through NCCL, in clusters within one process: the GPUs of
+// tests/support/late_device.h and the stand-in of NCCL, against the same workers on CPUs.
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/codec/cuda/device_residual.h"
+#include "tests/support/cluster.h"
+#include "tests/support/late_device.h"
+#include "tests/support/nccl_stand_in.h"
+#include "tests/support/simt.h"
+#include "tests/support/trained.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+namespace {
+
+using server::ServerConfig;
+
+constexpr const char* kModel = "mlp:12-16-5,gelu";
+
+/// A policy of the coordinator. Where who has how much does not depend on the time, the parameters
+/// are those of CPUs.
+struct Way {
+  const char* name;
+  const char* policy = "bsp";
+  const char* cadence = "off";
+  const char* ratios = "";
+  std::uint64_t local_steps = 1;
+  const char* exchange = "star";
+  const char* codec = "f32";
+  bool is_joint() const { return policy == std::string("bsp"); }
+  bool is_repeatable() const { return is_joint() && cadence != std::string("tuned"); }
+};
+
+std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
+
+class GpuCluster : public testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    simt::use_seed(5);
+    simt::use_stream_seed(5);
+  }
+  TestServer::TransportFactory transports() {
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+  ServerConfig config(const Way& way) {
+    ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.run_id = "gpus";
+    c.exit_when_finished = true;
+    c.lease = std::chrono::seconds(60);
+    c.min_workers = 2;
+    c.epochs = 4;
+    c.policy = way.policy;
+    c.cadence_mode = way.cadence;
+    c.cadence_ratios = way.ratios;
+    c.local_steps = way.local_steps;
+    c.exchange = way.exchange;
+    if (way.local_steps > 1)
+      c.outer = "average";
+    else
+      c.optimizer.learning_rate = 0.1;
+    return c;
+  }
+  WorkerSpec spec(const std::string& name, const std::string& devices, const Way& way) {
+    const std::shared_ptr<worker::Model> model = worker::make_model(kModel).value();
+    auto custom = std::make_shared<CustomModel>();
+    custom->manifest = model->manifest();
+    custom->initialize = [model](std::uint64_t seed, std::span<float> params) {
+      model->initialize(seed, params);
+    };
+    custom->make_group = [model, devices] {
+      worker::GroupOptions options;
+      options.devices = devices;
+      options.nccl = NCCL_STAND_IN;
+      options.bucket_bytes = 400;  // several
+      options.batch = 12;
+      options.load_ahead = 3;
+      options.open = simt::open_late;
+      auto group = worker::make_replica_group(*model, options).value();
+      if (devices.starts_with("cuda")) CENTROID_CHECK(group->resident() != nullptr);  // by NCCL
+      return group;
+    };
+    if (devices.starts_with("cuda"))
+      custom->residual = [](worker::ReplicaGroup& group, const std::string& codec,
+                            const ChunkPlan& plan) -> Result<std::unique_ptr<DeviceResidual>> {
+        const auto at = group.device_gradient();
+        CENTROID_ASSIGN(auto residual, make_device_residual(codec, plan, at.gradient, *at.device));
+        group.leave_gradient();
+        return residual;
+      };
+    WorkerSpec out;
+    out.name = name;
+    out.model = kModel;
+    out.batch = 12;
+    out.inner.learning_rate = 0.05;
+    out.custom = custom;
+    out.codec = way.codec;
+    out.exchange = way.exchange;
+    out.peers = transports();
+    return out;
+  }
+  /// `observe(worker, rounds)`: before the round after so many.
+  std::vector<WorkerOutcome> train(
+      const std::vector<WorkerSpec>& specs, TestServer& server, Trained& trained,
+      const std::function<void(std::size_t worker, std::uint64_t rounds)>& observe = {}) {
+    std::vector<WorkerOutcome> outcomes(specs.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      threads.emplace_back([&, i] {
+        std::uint64_t rounds = 0;
+        const auto seen = [&](const worker::Share& share, const worker::StepStats&,
+                              const worker::RoundReport& report, const worker::TrainingSummary&) {
+          if (report.outcome == worker::RoundReport::Outcome::kCommitted)
+            trained.note(share, data_.train.samples, specs[i].name);
+          if (observe) observe(i, ++rounds);
+        };
+        outcomes[i] = run_worker(specs[i], data_, server.endpoint(), transports(), seen);
+      });
+    for (std::thread& thread : threads) thread.join();
+    return outcomes;
+  }
+
+  StandIn nccl_;
+  worker::DataSplit data_ = make_blobs(240, 12, 5, 3);
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+TEST_P(GpuCluster, TrainsAsTheCpusDo) {
+  const Way way = GetParam();
+  std::vector<std::vector<float>> params;
+  for (const bool on_gpus : {false, true}) {
+    SCOPED_TRACE(on_gpus ? "GPUs" : "CPUs");
+    TestServer server(config(way), transports());
+    const std::vector<WorkerSpec> specs{spec("a", on_gpus ? "cuda:0,cuda:1" : "cpu:0,cpu:1", way),
+                                        spec("b", on_gpus ? "cuda:2,cuda:3" : "cpu:2,cpu:3", way)};
+    Trained trained;
+    const auto outcomes = train(specs, server, trained);
+    const Status ended = server.join();
+    ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+    for (const WorkerOutcome& outcome : outcomes) {
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+      EXPECT_EQ(outcome.summary.skipped + outcome.summary.lost, 0U);
+      if (way.is_joint()) {
+        EXPECT_EQ(outcome.params, outcomes[0].params);
+        EXPECT_EQ(outcome.summary.late, 0U);
+      }
+    }
+    expect_each_once(trained, 4, !way.is_joint());
+    const auto view = server.view();
+    if (way.is_repeatable()) {
+      // One average a batch, or so many local steps: the initial parameters are version 1.
+      EXPECT_EQ(view.version, outcomes[0].summary.rounds + 1);
+      if (way.ratios == std::string()) {
+        EXPECT_EQ(outcomes[0].summary.rounds, 4 * 240 / (24 * way.local_steps));
+      }
+    }
+    EXPECT_GT(view.test_accuracy, 0.5);  // of five classes
+    params.push_back(outcomes[0].params);
+  }
+  if (!way.is_repeatable()) return;
+  // A number that one side sends and the other just not stays in one residual only.
+  const double bound = way.codec == std::string("f32") ? 1e-4 : 1e-2;
+  double largest = 0, worst = 0;
+  for (std::size_t i = 0; i < params[0].size(); ++i) {
+    largest = std::max(largest, std::abs(double{params[0][i]}));
+    worst = std::max(worst, std::abs(double{params[0][i]} - double{params[1][i]}));
+  }
+  EXPECT_LE(worst, bound * largest);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Policies, GpuCluster,
+    testing::Values(
+        Way{.name = "sync"}, Way{.name = "sync_ring", .exchange = "ring"},
+        Way{.name = "sync_topk", .codec = "topk:0.2"}, Way{.name = "sync_local", .local_steps = 5},
+        Way{.name = "speed", .cadence = "speed", .ratios = "2,1"},
+        Way{.name = "speed_local", .cadence = "speed", .ratios = "2,1", .local_steps = 5},
+        Way{.name = "cadence_local", .cadence = "tuned", .local_steps = 5}),
+    [](const auto& way) { return std::string(way.param.name); });
+
+}  // namespace
+}  // namespace centroid::test
