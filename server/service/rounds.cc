@@ -303,15 +303,19 @@ TimePoint Cluster::round_limit() const {
 /// Who was told to begin a `round_timeout` ago, lives, and is the one that is waited for (nothing
 /// of it waits for others here) is left out: the attempt is given up and repeated without it.
 void Cluster::leave_silent_out() {
-  if (clock_.now() < round_limit()) return;
-  looked_at_ = clock_.now();  // the next look, where nobody can be left out
+  const TimePoint now = clock_.now();
+  if (now < round_limit()) return;
+  looked_at_ = now;  // from where the next look is counted, where nobody can be left out
   std::vector<MemberId> silent;
   for (const MemberId member : machine_.missing()) {
     const auto link = find(member);
-    const bool was_told = link && link->opened == attempt_->key() &&
-                          clock_.now() - link->opened_at >= config_.round_timeout;
-    if (was_told && !link->pending_end && !aggregator_->is_waiting(*attempt_->rank_of(member)))
+    const bool was_told = link && link->opened == attempt_->key();
+    if (!was_told || link->pending_end || aggregator_->is_waiting(*attempt_->rank_of(member)))
+      continue;
+    if (now - link->opened_at >= config_.round_timeout)
       silent.push_back(member);
+    else
+      looked_at_ = std::min(looked_at_, link->opened_at);
   }
   RoundDecision decision = machine_.timed_out(silent);
   if (decision.action == RoundAction::kWait) return;

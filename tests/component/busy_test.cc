@@ -80,9 +80,10 @@ TEST(Busy, TwoDevicesComputeAtTheSameTime) {
 TEST(Busy, AnExchangeHidesBehindComputing) {
   constexpr std::uint64_t kTensors = 20, kParameters = 4'000'000;
   const TemporaryDirectory directory;
+  int runs = 0;
   const auto best = [&](double compute, Ready ready) {
     return round_seconds(sleeping_model(kTensors, kParameters, compute, ready), 2, 6,
-                         directory.path() / "run")
+                         directory.path() / std::to_string(++runs))
         .front();
   };
   double hidden = 0;

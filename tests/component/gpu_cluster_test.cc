@@ -22,6 +22,7 @@ namespace centroid::test {
 namespace {
 
 using server::ServerConfig;
+using testing::HasSubstr;
 
 constexpr const char* kModel = "mlp:12-16-5,gelu";
 
@@ -113,13 +114,16 @@ class GpuCluster : public testing::TestWithParam<Way> {
       const std::function<void(std::size_t worker, std::uint64_t rounds)>& observe = {}) {
     std::vector<WorkerOutcome> outcomes(specs.size());
     std::vector<std::thread> threads;
+    const bool is_asp = server.view().policy == "asp";
     for (std::size_t i = 0; i < specs.size(); ++i)
       threads.emplace_back([&, i] {
         std::uint64_t rounds = 0;
         const auto seen = [&](const worker::Share& share, const worker::StepStats&,
                               const worker::RoundReport& report, const worker::TrainingSummary&) {
-          if (report.outcome == worker::RoundReport::Outcome::kCommitted)
-            trained.note(share, data_.train.samples, specs[i].name);
+          // By asp what comes late counts, too, damped.
+          const bool counts = report.outcome == worker::RoundReport::Outcome::kCommitted ||
+                              (is_asp && report.outcome == worker::RoundReport::Outcome::kLate);
+          if (counts) trained.note(share, data_.train.samples, specs[i].name);
           if (observe) observe(i, ++rounds);
         };
         outcomes[i] = run_worker(specs[i], data_, server.endpoint(), transports(), seen);
@@ -185,8 +189,41 @@ INSTANTIATE_TEST_SUITE_P(
         Way{.name = "sync_topk", .codec = "topk:0.2"}, Way{.name = "sync_local", .local_steps = 5},
         Way{.name = "speed", .cadence = "speed", .ratios = "2,1"},
         Way{.name = "speed_local", .cadence = "speed", .ratios = "2,1", .local_steps = 5},
-        Way{.name = "cadence_local", .cadence = "tuned", .local_steps = 5}),
+        Way{.name = "cadence_local", .cadence = "tuned", .local_steps = 5},
+        Way{.name = "async", .policy = "asp"},
+        Way{.name = "async_local", .policy = "asp", .local_steps = 5}),
     [](const auto& way) { return std::string(way.param.name); });
+
+class GpuClusterFailure : public GpuCluster {};
+
+/// One worker's NCCL fails in the middle: it goes, and the others train what it had.
+TEST_P(GpuClusterFailure, TheOthersTrainTheShareOfAWorkerWhoseAdditionFailed) {
+  const Way way = GetParam();
+  TestServer server(config(way), transports());
+  const std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way),
+                                      spec("b", "cuda:2,cuda:3", way), spec("c", "cpu:0", way)};
+  Trained trained;
+  const auto outcomes =
+      train(specs, server, trained, [&](std::size_t worker, std::uint64_t rounds) {
+        if (worker == 0 && rounds == 2) nccl_.set("fail_call", 0, 1);
+      });
+  const Status ended = server.join();
+  ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+  ASSERT_FALSE(outcomes[0].status.ok());
+  EXPECT_THAT(outcomes[0].status.error().message(), HasSubstr("unhandled cuda error"));
+  for (const std::size_t other : {1, 2}) {
+    ASSERT_TRUE(outcomes[other].status.ok()) << outcomes[other].status.error().to_string();
+    EXPECT_EQ(outcomes[other].params, outcomes[1].params);
+  }
+  EXPECT_EQ(trained.shares["a"].size(), 2U);
+  expect_each_once(trained, 4);
+  EXPECT_GT(server.view().test_accuracy, 0.5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, GpuClusterFailure,
+                         testing::Values(Way{.name = "sync"},
+                                         Way{.name = "sync_local", .local_steps = 5}),
+                         [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace
 }  // namespace centroid::test

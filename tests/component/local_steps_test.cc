@@ -437,12 +437,12 @@ class NotingGroup final : public QuadraticGroup, public worker::ResidentTraining
     std::ranges::copy(params, held_.begin());
     return {};
   }
-  Status store(std::span<float> params) override {
+  Status store(std::span<float> params, std::size_t) override {
     std::ranges::copy(held_, params.begin());
     return {};
   }
   Status load_slot(std::size_t, std::span<const float>) override { return {}; }
-  Status store_slot(std::size_t, std::span<float>) override { return {}; }
+  Status store_slot(std::size_t, std::span<float>, std::size_t) override { return {}; }
   Result<worker::GroupStep> advance(const worker::Dataset&,
                                     std::span<const std::span<const std::uint64_t>> batches,
                                     std::span<const worker::OptimizerStep> steps) override {

@@ -71,6 +71,14 @@ class TrainerTest : public ::testing::Test {
     return share != nullptr ? std::optional(*share) : std::nullopt;
   }
 
+  /// Every gradient is this number everywhere.
+  static void give(Trainer& trainer, float value) {
+    for (const TensorId tensor : {kScale, kWeight}) {
+      std::ranges::fill(trainer.gradient(tensor), value);
+      EXPECT_TRUE(trainer.ready(tensor).ok());
+    }
+  }
+
   static void await_worker(TestServer& server) {
     EXPECT_TRUE(
         server.wait_until([&](const server::ClusterView&) { return server.present() == 1; }));
@@ -188,8 +196,7 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
     std::uint64_t rounds = 0;
     bool was_taken_along = false;
     while (const auto share = next(*trainer)) {
-      std::ranges::fill(trainer->gradient(kWeight), 2.0f);
-      std::ranges::fill(trainer->gradient(kScale), 2.0f);
+      give(*trainer, 2.0f);
       const auto report = trainer->finish({.samples = share->samples()});
       ASSERT_TRUE(report.ok()) << report.error().message();
       ASSERT_EQ(report->outcome, RoundReport::Outcome::kCommitted);
@@ -211,6 +218,7 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
       EXPECT_THAT(closed[1].missing, ::testing::ElementsAre(silent));
       is_left_out.set_value();
     }
+    trainer->leave("done");
     other.join();
     ASSERT_TRUE(server.join().ok());
     EXPECT_EQ(rounds, 400u);
@@ -235,8 +243,7 @@ TEST_F(TrainerTest, RecordedNumbersAreSeenByWorkerAndRound) {
       for (int i = 0; i < batches; ++i) EXPECT_TRUE(trainer->record("score", value).ok());
       const int own = share->round.value == 1 ? 15 : 0;  // so that there is not room for all
       for (int i = 0; i < own; ++i) EXPECT_TRUE(trainer->record(name + std::to_string(i), 1).ok());
-      std::ranges::fill(trainer->gradient(kWeight), 0.0f);
-      std::ranges::fill(trainer->gradient(kScale), 0.0f);
+      give(*trainer, 0.0f);
       ASSERT_TRUE(trainer->finish({.samples = share->samples()}).ok());
     }
   };
