@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -48,14 +49,22 @@ Status given(const void* pointer, const char* name) {
   return {};
 }
 
-/// A struct of a caller who knows at least the fields of the first ABI.
+/// A struct of a caller who knows at least the fields of the first ABI, `least` bytes.
 template <class S>
-Status sized(const S* pointer, const char* name) {
+Status sized(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
   CENTROID_TRY(given(pointer, name));
-  if (pointer->size < sizeof(S))
+  if (pointer->size < least)
     return bad(std::string(name).append(".size is ").append(std::to_string(pointer->size)) +
                ", not sizeof: " + std::to_string(sizeof(S)));
   return {};
+}
+
+/// What the caller knows of it; the fields that came later are 0.
+template <class S>
+S known(const S& given) {
+  S out{};
+  std::memcpy(&out, &given, std::min<std::size_t>(given.size, sizeof(S)));
+  return out;
 }
 
 /// No clock overflows in so long.
@@ -235,9 +244,9 @@ int centroid_trainer_open(const centroid_server* server, const centroid_training
     CENTROID_TRY(given(trainer, "trainer"));
     *trainer = nullptr;
     CENTROID_TRY(sized(server, "server"));
-    CENTROID_TRY(sized(training, "training"));
+    CENTROID_TRY(sized(training, "training", offsetof(centroid_training, sample_tokens)));
     if (count > 0) CENTROID_TRY(given(tensors, "tensors"));
-    return open_trainer(*server, *training, tensors, count, trainer);
+    return open_trainer(*server, known(*training), tensors, count, trainer);
   });
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{400};
 /// Where another server may lead: to connect, and without a byte of the values.
-constexpr std::chrono::milliseconds kCall{1500}, kSilence{3000}, kLook{500};
+constexpr std::chrono::milliseconds kCall{1500}, kSilence{3000}, kCopy{30'000}, kLook{500};
 constexpr std::uint64_t kWindow = 16u << 20;
 
 TimePoint in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
@@ -114,7 +114,10 @@ struct Puller {
   /// From one server, over one session.
   static Task<Status> ask(Puller* self, Session* session, Receiver* receiver) {
     const auto kind = static_cast<std::uint16_t>(PullKind::kPull);
-    const auto answer = co_await session->request(kind, self->request, Bytes(), self->deadline);
+    // It says nothing while it copies: another may lead by then.
+    TimePoint limit = self->deadline;
+    if (self->servers.is_several()) limit = std::min(limit, in(kCopy));
+    const auto answer = co_await session->request(kind, self->request, Bytes(), limit);
     if (!answer.ok()) co_return answer.error();
     CENTROID_CO_TRY(self->take(answer->head, answer->payload));
     receiver->into = self->out.values.as<float>();

@@ -401,11 +401,15 @@ TRAINING_NOW = '(max by (job, run, instance) (centroid_server_job_state{state="t
 USUAL_ROUND = ("(sum by (job, run, instance) (rate(centroid_server_round_seconds_sum[6h]))"
                " / (sum by (job, run, instance) (rate(centroid_server_round_seconds_count[6h])) > 0))")  # fmt: skip
 
+OPEN_ROUND = "max by (job, run, instance) (centroid_server_round_open_seconds)"
+# Its age stays where it is between rounds, and when the thread of training hangs.
+OPEN_ROUND_GROWS = "max by (job, run, instance) (changes(centroid_server_round_open_seconds[5m])) > 0"
+
 ALERTS = (
     Alert("CentroidNoProgress", f"{TRAINING_NOW} * on (job, run, instance) sum by (job, run, instance) (rate(centroid_server_rounds_total[5m]))",
-          f"== 0 unless on (job, run, instance) (centroid_server_round_open_seconds < 5 * {USUAL_ROUND})", "5m",
-          "critical", "The job on {{ $labels.instance }} is training, but no round has ended for ten minutes, and the open one takes over five times as long as usual.",
-          "GET /v1/waits (centroidctl waits) says for whom the round waits. A worker that hangs beyond its lease is dropped by itself; "
+          f"== 0 unless on (job, run, instance) ({OPEN_ROUND} < 5 * {USUAL_ROUND} and {OPEN_ROUND_GROWS})", "5m",
+          "critical", "The job on {{ $labels.instance }} is training, but no round has ended for ten minutes, and none is open that grows and has taken less than five times as long as usual.",
+          "GET /v1/waits (centroidctl waits) says for whom the round waits; without an answer the server itself hangs: GET /livez, and its log. A worker that hangs beyond its lease is dropped by itself; "
           "one that sends heartbeats but no gradients must be restarted."),
     Alert("CentroidJobHalted", 'max by (job, run, instance) (centroid_server_job_state{state="halted"})', "== 1", "0m",
           "critical", "The job on {{ $labels.instance }} has halted itself.",

@@ -25,7 +25,6 @@
 #include "transport/session.h"
 
 /// The inside of RowsClient: lanes.cc has connections and the route, ../rows_client.cc the calls.
-/// calls.
 namespace centroid::client {
 
 inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};

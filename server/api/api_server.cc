@@ -239,7 +239,8 @@ void ApiServer::Impl::take(Tcp::socket socket) {
   if (options.tls && options.requests_per_second > 0) {
     const auto remote = socket.remote_endpoint(ec);
     const std::string client = ec ? "unknown" : client_of(remote.address().to_string() + ":0");
-    const double most = kHandshakes * options.requests_per_second;
+    // Probes share an address with whoever comes through the same node.
+    const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
     if (handshakes.take(client, Steady::now(), most) > Duration::zero())
       return metrics.dropped_handshakes.add();
   }

@@ -106,15 +106,17 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
   link->receive_seconds +=
       probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
+  link->opened_at = clock_.now();
+  const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
   double squares = 0;
-  if (!is_elastic) {
+  if (!is_elastic && looks) {
     const auto scratch =
         std::span(decode_scratch_).first(store_->plan().chunk(head.chunk).elements);
     squares = squares_in(*link, buffer->bytes().first(bytes), scratch);
   }
   // One pass for both: in double the squares of floats add up to something finite, or one is not.
   const bool is_doubtful = is_elastic || !std::isfinite(squares);
-  if (policy_.nonfinite != NonFinitePolicy::kPropagate && is_doubtful) {
+  if (looks && is_doubtful) {
     const Status is_sound = check_numbers(*link->codec, buffer->bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }

@@ -56,7 +56,7 @@ struct Link {
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
-  TimePoint opened_at;                 ///< when, with policy bsp
+  TimePoint opened_at;                 ///< when, or when its last chunk came, with policy bsp
   bool is_away = false;                ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.

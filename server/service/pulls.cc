@@ -70,15 +70,21 @@ Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
   co_await session.goodbye(over);
 }
 
-/// What is asked for, looked at before memory is taken.
-Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
-    const std::vector<proto::TensorName>& names) {
-  const ParameterStore* const store = cluster_.store_.get();
+/// The store has the values of a version, and keeps them while no round is merged.
+Status Cluster::Pulls::may_copy() const {
   if (cluster_.is_loading_ || cluster_.replay_ || cluster_.spread_.lost_since ||
       cluster_.has_lost_server())
     return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
-  if (store == nullptr || store->version().value == 0)
+  if (!cluster_.store_ || cluster_.store_->version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
+  return {};
+}
+
+/// What is asked for, looked at before memory is taken.
+Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
+    const std::vector<proto::TensorName>& names) {
+  CENTROID_TRY(may_copy());
+  const ParameterStore* const store = cluster_.store_.get();
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
                  "with exchange " + cluster_.config_.exchange +
@@ -175,8 +181,9 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) 
 /// fails aborted: another version came meanwhile.
 Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
   Cluster& cluster = cluster_;
-  const auto state = [&cluster, &copy]() -> Status {
-    if (!cluster.store_ || cluster.store_->plan().hash() != copy->plan_hash)
+  const auto state = [this, &cluster, &copy]() -> Status {
+    CENTROID_TRY(may_copy());
+    if (cluster.store_->plan().hash() != copy->plan_hash)
       return Error(ErrorCode::kUnavailable,
                    "the model was replaced while it was copied: try again");
     if (cluster.store_->version() != copy->version)

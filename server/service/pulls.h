@@ -36,6 +36,7 @@ class Cluster::Pulls {
  private:
   struct Copy;
   class Seat;
+  Status may_copy() const;
   Result<std::shared_ptr<Copy>> make(const std::vector<proto::TensorName>& names);
   Task<Status> answer(transport::Session& session, TaskGroup& tasks,
                       std::shared_ptr<const Request> request);

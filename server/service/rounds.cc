@@ -156,6 +156,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.evaluate = evaluator(attempt_->members) == rank;
     if (open.evaluate) evaluate_next_ = false;
     hand_out(*find(attempt_->members[rank]), open);
+    if (!policy_.is_elastic()) find(attempt_->members[rank])->pending_end.reset();
     codecs.push_back(find(attempt_->members[rank])->codec);
   }
   if (generation_told_ != attempt_->generation) {
@@ -300,8 +301,9 @@ TimePoint Cluster::round_limit() const {
   return is_bounded ? looked_at_ + config_.round_timeout : TimePoint::max();
 }
 
-/// Who was told to begin a `round_timeout` ago, lives, and is the one that is waited for (nothing
-/// of it waits for others here) is left out: the attempt is given up and repeated without it.
+/// Of whom nothing has come for `round_timeout` since it was told to begin, who lives, and is the
+/// one that is waited for (nothing of it waits for others here) is left out: the attempt is given
+/// up and repeated without it.
 void Cluster::leave_silent_out() {
   const TimePoint now = clock_.now();
   if (now < round_limit()) return;
@@ -310,8 +312,10 @@ void Cluster::leave_silent_out() {
   for (const MemberId member : machine_.missing()) {
     const auto link = find(member);
     const bool was_told = link && link->opened == attempt_->key();
-    if (!was_told || link->pending_end || aggregator_->is_waiting(*attempt_->rank_of(member)))
-      continue;
+    // A median takes chunks when all are there, and holds nobody up meanwhile.
+    const bool awaits_others =
+        aggregate_.is_mean() && was_told && aggregator_->is_waiting(*attempt_->rank_of(member));
+    if (!was_told || link->pending_end || awaits_others) continue;
     if (now - link->opened_at >= config_.round_timeout)
       silent.push_back(member);
     else

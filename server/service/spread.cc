@@ -294,6 +294,9 @@ Task<Status> Cluster::drain_while_paused() {
 
 /// A chunk that lies elsewhere, as it is in this version.
 Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk head) {
+  const auto& owners = spread_.route.owners;
+  if (!store_ || head.chunk.value >= std::min(store_->plan().chunks().size(), owners.size()))
+    co_return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
   const Chunk chunk = store_->plan().chunk(head.chunk);
   const std::size_t bytes = chunk.elements * sizeof(float);
   if (!head.frozen && store_->is_here(head.chunk)) {  // it has moved since it was asked for
@@ -301,10 +304,12 @@ Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk hea
                                                       : store_->slot(head.plane - 1u, chunk));
     co_return std::vector<std::byte>(values.begin(), values.end());
   }
-  auto link = spread_.links[spread_.route.owners[head.chunk.value]];
+  auto link = spread_.links.at(owners[head.chunk.value]);
   if (const auto found = spread_.moving.find(head.chunk);
       found != spread_.moving.end() && !head.frozen)
     link = found->second;
+  if (!link)
+    co_return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
   auto encoded = proto::encode(head);
   auto reply = co_await shards_.ask(link, ServersKind::kFetch, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
@@ -380,7 +385,8 @@ Task<Result<bool>> Cluster::recover_servers() {
   journal_.stop();  // read, it begins anew behind the rounds that it has
   const Version lost = store_->version();
   decision_.reset();
-  aggregator_.reset();  // before the buffers that it holds
+  aggregator_.reset();                          // before the buffers that it holds
+  const Raised loading(is_loading_, changed_);  // what is left of the store is of no version
   forget_servers();
   machine_ = RoundMachine(policy_);
   staged_.clear();

@@ -182,6 +182,7 @@ Status Cluster::make_store(const Manifest& manifest) {
 
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
 Task<Status> Cluster::load_checkpoint() {
+  const Raised loading(is_loading_, changed_);
   auto look = [this]() -> Result<std::shared_ptr<const CheckpointEntry>> {
     const auto refused = [](const CheckpointEntry& entry) {
       log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
@@ -444,8 +445,6 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return *last_written_;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
-  auto list = [this] { return views_of(*checkpoints_); };
-  listed_ = co_await run_on(blocking_, std::move(list));  // for who asks meanwhile
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
   std::shared_ptr<RowsSnapshot> rows;
@@ -487,6 +486,9 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   if (has_model) reader = snapshot_reader(snapshot);
   std::vector<CheckpointPart> parts;
   if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
+  // For who asks meanwhile. Not before the snapshot: that is of the state that was announced.
+  auto list = [this] { return views_of(*checkpoints_); };
+  listed_ = co_await run_on(blocking_, std::move(list));
   auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
                 rows = std::move(rows), parts = std::move(parts),
                 keeps_journal = config_.keeps_journal(),

@@ -9,6 +9,7 @@ namespace centroid::server {
 /// What PushEnd says of the norm is what came, here and elsewhere. Who says nothing is believed.
 Status Cluster::check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const {
   if (end.norm < 0 || end.weight == 0 || is_short(end)) return {};
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate) return {};  // nothing was looked at
   double squares = squares_here;
   if (spread_.has_others()) {
     const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};

@@ -13,16 +13,17 @@
 
 namespace centroid::server {
 
-/// True while it lives; whoever waits for its end hears of it. Of one thread.
+/// True while it lives, or one around it; whoever waits for its end hears of it. Of one thread.
 class Raised {
  public:
-  Raised(bool& flag, Event& over) : flag_(flag), over_(over) { flag_ = true; }
-  ~Raised() { flag_ = false, over_.notify_all(); }
+  Raised(bool& flag, Event& over) : flag_(flag), was_(flag), over_(over) { flag_ = true; }
+  ~Raised() { flag_ = was_, over_.notify_all(); }
   Raised(const Raised&) = delete;
   Raised& operator=(const Raised&) = delete;
 
  private:
   bool& flag_;
+  const bool was_;
   Event& over_;
 };
 

@@ -159,7 +159,7 @@ def main():
         "transformer:layers=4,width=128,context=128": (make_transformer(torch), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
     }
     results = {
-        "command": [sys.executable, *sys.argv],
+        "command": ["python3", *sys.argv],
         "card": torch.cuda.get_device_name(0),
         "driver": driver_version(),
         "torch_cuda": torch.version.cuda,

@@ -44,7 +44,7 @@ void check(const Json& value, const Json& schema_or_ref, const std::string& at) 
       "minimum",       "maximum",     "additionalProperties",
       "default",       "const",       "oneOf",
       "discriminator", "format",      "pattern",
-      "minLength",     "maxLength"};
+      "minLength",     "maxLength",   "maxItems"};
   for (const auto& [keyword, ignored] : schema.items())
     EXPECT_TRUE(kKnown.contains(keyword)) << "unchecked keyword " << keyword;
   if (schema.contains("oneOf")) {
@@ -67,11 +67,12 @@ void check(const Json& value, const Json& schema_or_ref, const std::string& at) 
     const Json& choices = schema["enum"];
     EXPECT_NE(std::find(choices.begin(), choices.end(), value), choices.end()) << value;
   }
-  if (schema.contains("minimum")) {
-    EXPECT_GE(value, schema["minimum"]);
+  if (value.is_number()) {  // not null, where that may be in the place of a number
+    EXPECT_GE(value, schema.value("minimum", value));
+    EXPECT_LE(value, schema.value("maximum", value));
   }
-  if (schema.contains("maximum")) {
-    EXPECT_LE(value, schema["maximum"]);
+  if (value.is_array()) {
+    EXPECT_LE(value.size(), schema.value("maxItems", value.size()));
   }
   if (value.is_array())
     for (const Json& item : value) check(item, schema.at("items"), at + "[]");
@@ -138,6 +139,10 @@ TEST(ApiOpenapi, AgreesOnAccessParametersAndBodies) {
       const bool hides_some = route.path == "/v1/events";  // audit.recorded
       EXPECT_EQ(responses.contains("403"),
                 route.role == server::Role::kAdmin || route.method != "GET" || hides_some);
+      if (responses.contains("403")) {
+        EXPECT_EQ(responses["403"].at("$ref"), std::string("#/components/responses/Forbidden") +
+                                                   (hides_some ? "ToAskForIt" : ""));
+      }
     }
     EXPECT_EQ(operation.contains("requestBody"), route.method == "POST" || route.method == "PATCH");
     std::set<std::string> names, expected;

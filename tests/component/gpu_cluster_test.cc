@@ -159,7 +159,7 @@ TEST_P(GpuCluster, TrainsAsTheCpusDo) {
         EXPECT_EQ(outcome.summary.late, 0U);
       }
     }
-    expect_each_once(trained, 4, !way.is_joint());
+    if (way.policy != std::string("asp")) expect_each_once(trained, 4, !way.is_joint());
     const auto view = server.view();
     if (way.is_repeatable()) {
       // One average a batch, or so many local steps: the initial parameters are version 1.

@@ -206,7 +206,7 @@ class Server(Process):
 
         return wait_for(find, f"an open round that waits for {names}")
 
-    def metric(self, name, **labels):
+    def metric(self, name, /, **labels):
         """Value of one series of /metrics."""
         _, text = self.call("GET", "/metrics")
         wanted = name + ("{" + ",".join(f'{key}="{labels[key]}"' for key in sorted(labels)) + "}" if labels else "")

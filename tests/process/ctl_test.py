@@ -24,10 +24,10 @@ STOPPED = 143
 
 
 class Altered:
-    """A way to a server's REST on which answers are altered: `date` seconds are added to its clock, `words` replaced in bodies."""
+    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`."""
 
     def __init__(self, server):
-        self.date, self.words = 0, {}
+        self.date, self.words, self.path = 0, {}, "/"
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,7 +39,7 @@ class Altered:
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
                 answer = connection.getresponse()
                 text = answer.read().decode()
-                for old, new in outer.words.items():
+                for old, new in outer.words.items() if self.path.startswith(outer.path) else ():
                     text = text.replace(old, new)
                 self.send_response_only(answer.status)
                 self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
@@ -313,11 +313,16 @@ class Ctl(ClusterTest):
 
         found = doctor()
         self.assertEqual((found["disk"]["verdict"], found["members' programs"]["verdict"]), ("ok", "ok"))
+        altered.path = "/v1/workers"  # servers of a model have clocks too
         altered.words = {'"clock_ahead_seconds":': '"clock_ahead_seconds":60,"was":'}
         self.assertRegex(doctor()["clock"]["found"], r"worker w\d: its clock is (1 min|60).* ahead of the server's")
         version = server.workers("w0")[0]["version"]
         altered.words = {f'"version":"{version}","clock': '"version":"0.0.1","clock'}
         self.assertRegex(doctor()["version"]["found"], r"worker w\d is 0\.0\.1, the server " + re.escape(version))
+        altered.path = "/v1/servers"
+        altered.words = {'"clock_ahead_seconds":': '"clock_ahead_seconds":60,"was":'}
+        self.assertRegex(doctor()["clock"]["found"], r"server leader: its clock is (1 min|60).* ahead of the server's")
+        altered.path = "/v1/host"
         altered.words = {'"free_bytes":': '"free_bytes":5,"was":'}
         self.assertEqual(doctor()["disk"]["verdict"], "warning")
 

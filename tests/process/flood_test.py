@@ -50,7 +50,8 @@ class Dripping(threading.Thread):
                 except OSError:
                     is_open = False
                 if not is_open:
-                    live.pop(connection).close()
+                    del live[connection]
+                    connection.close()
                     self.dropped += 1
         for connection in live:
             connection.close()

@@ -168,7 +168,8 @@ class Loss(ServersTest):
         b.kill()
         leader.wait_event("servers.chunks_lost")
         again = self.shard(leader, "b")
-        self.assert_exit(DONE, *workers[1:], leader, again, c)
+        self.assert_exit(DONE, *workers[1:], leader, c)
+        again.kill()  # it may have come too late: the job can do without it
 
     def test_server_that_stays_away_is_replaced_by_the_others(self):
         self.train(1, self.GOAL, run="whole")

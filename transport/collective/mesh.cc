@@ -116,8 +116,11 @@ Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string
                                                   std::uint32_t bytes) {
   const Driver::Work work(*impl_->station->driver);  // else its thread may sleep
   auto there = measure_there(impl_->station, endpoint, run_id, time, bytes);
+  // No slot, as in run_on: it ends by its own deadlines.
+  auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
+                                                   boost::asio::use_awaitable);
   auto outcome = co_await boost::asio::co_spawn(impl_->station->driver->executor(),
-                                                std::move(there), boost::asio::use_awaitable);
+                                                std::move(there), std::move(token));
   co_return std::move(*outcome);
 }
 

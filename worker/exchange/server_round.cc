@@ -322,7 +322,7 @@ double ServerLink::weight_of(const proto::RoundOpen& open) const {
     case proto::WeightBy::kEqual:
       return 1;
     case proto::WeightBy::kTokens:
-      return stats_ ? static_cast<double>(stats_->tokens) : 0;
+      return stats_ ? static_cast<double>(std::max<std::uint64_t>(stats_->tokens, 1)) : 0;
     case proto::WeightBy::kSamples:
       break;
   }
@@ -531,7 +531,8 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.wait_seconds = wait_seconds_;
   end.exchange_seconds = stats_->exchange_seconds;
   end.divergence = stats_->divergence;
-  end.parameter_norm = stats_->parameter_norm;
+  // Parameters that blew up have no norm that could be told.
+  end.parameter_norm = std::isfinite(stats_->parameter_norm) ? stats_->parameter_norm : -1;
   end.scalars = proto::to_wire(stats_->scalars);
   end.nonfinite = !nonfinite_tensor_.empty();
   end.nonfinite_tensor = nonfinite_tensor_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -61,8 +62,12 @@ Status BatchStaging::make_room(std::size_t places, const Model& model, std::uint
     CENTROID_ASSIGN(stream_, device_.make_stream());
   }
   if (!pinned_ || pinned_.size() < bytes) {
-    pinned_ = {};
-    pinned_ = host_.take(bytes);
+    try {
+      pinned_ = host_.take(bytes);
+    } catch (const std::bad_alloc&) {
+      return Error(ErrorCode::kResourceExhausted,
+                   "no memory for a batch of " + std::to_string(bytes) + " bytes");
+    }
   }
   const std::lock_guard also(places_->mutex);
   Places& all = *places_;
@@ -80,6 +85,7 @@ Status BatchStaging::make_room(std::size_t places, const Model& model, std::uint
 Result<bool> BatchStaging::put(const Batch& batch, StagedBatch& into) {
   const std::lock_guard lock(mutex_);
   const Layout layout(batch);
+  if (!pinned_ || pinned_.size() < layout.bytes) return false;
   if (!into.memory || into.memory->size() < layout.bytes) {
     into.memory.reset();
     std::unique_ptr<DeviceMemory> place;
