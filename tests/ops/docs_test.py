@@ -220,6 +220,7 @@ RUN = {
     "man": ["man"],
     "workers drain WORKER": ["workers drain w2"],
     "workers evict WORKER [--seconds S] [--why TEXT]": ["workers evict w1 --seconds 60 --why because"],
+    "workers evictions": ["workers evictions"],
     "workers allow NAME": ["workers allow w1"],
     "checkpoints get VERSION --to DIR": ["checkpoints make", "checkpoints get {version} --to {folder}/fetched"],
     "checkpoints restore VERSION [--delete-newer]": ["checkpoints make", "checkpoints restore {version} --delete-newer"],
