@@ -397,6 +397,37 @@ class Pull(ClientTest):
             self._start(Process, "centroid-server", name, places, None)
         self.pull_beside_rounds(server)
 
+    def test_pulls_beside_restores_have_the_values_of_one_version(self):
+        server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0)
+        self.train(server)
+        server.wait_round(3)
+        version = server.post("/v1/checkpoints")[1]["version"]
+        is_over, failures, pulled = threading.Event(), [], []
+
+        def pull():
+            while not is_over.is_set():
+                try:
+                    tensors = centroid.pull(server.data, timeout=30)
+                    self.assert_one_version(tensors, sorted(self.SHAPES))
+                    pulled.append(tensors.version)
+                except (AssertionError, centroid.CentroidError) as error:
+                    failures.append(error)
+                    return
+
+        threads = [threading.Thread(target=pull, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(8):
+            status, answer = server.post(f"/v1/checkpoints/{version}:restore")
+            self.assertEqual(status, 200, answer)
+            server.wait_more_rounds(5)
+        is_over.set()
+        for thread in threads:
+            thread.join(40)
+        self.assertEqual(failures, [])
+        self.assertGreater(len(pulled), 20)
+        self.assertGreaterEqual(min(pulled), 1)
+
     def test_what_cannot_be_pulled_is_said(self):
         server = self.server("--rounds", 0, "--token", "secret")
         self.assert_fails("unavailable", "no worker has brought them", centroid.pull, server.data, token="secret", timeout=0.3)
