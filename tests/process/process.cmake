@@ -1,6 +1,6 @@
 # The real programs on loopback: every way to start, train, fail and end. Each file is one test, so that they run side by side.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
-set(process_timeout 180)
+set(process_timeout 400)
 set(process_environment "")
 if(CENTROID_SANITIZE)
   set(process_timeout 600)
