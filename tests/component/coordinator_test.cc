@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/trained.h"
 #include "tests/unit/temporary_directory.h"
 
 /// What the coordinator makes of unequal workers, in clusters within one process.
@@ -30,13 +31,6 @@ class CoordinatorTest : public ::testing::Test {
     return c;
   }
 
-  /// How often each sample of each epoch was trained.
-  struct Trained {
-    std::mutex mutex;
-    std::map<std::uint64_t, std::vector<int>> times;
-    std::map<std::string, std::vector<std::uint64_t>> shares;  ///< sizes, by worker
-  };
-
   std::vector<WorkerOutcome> train(const std::vector<WorkerSpec>& specs,
                                    const worker::DataSplit& data, TestServer& server,
                                    Trained& trained) {
@@ -46,37 +40,13 @@ class CoordinatorTest : public ::testing::Test {
       threads.emplace_back([&, i] {
         const auto observe = [&, i](const worker::Share& share, const worker::StepStats&,
                                     const worker::RoundReport&, const worker::TrainingSummary&) {
-          const std::lock_guard lock(trained.mutex);
-          for (std::uint64_t at = share.begin; at < share.end; ++at) {
-            auto& epoch = trained.times[share.epoch + at / data.train.samples];
-            epoch.resize(data.train.samples);
-            ++epoch[at % data.train.samples];
-          }
-          trained.shares[specs[i].name].push_back(share.samples());
+          trained.note(share, data.train.samples, specs[i].name);
         };
         outcomes[i] = run_worker(specs[i], data, server.endpoint(), transports(), observe);
       });
     for (std::thread& thread : threads) thread.join();
     for (const WorkerOutcome& outcome : outcomes) EXPECT_TRUE(outcome.status.ok());
     return outcomes;
-  }
-
-  /// `one_is_under_way`: a share may be missing, which its worker had when the job ended.
-  void expect_each_once(const Trained& trained, std::uint64_t epochs,
-                        bool one_is_under_way = false) {
-    EXPECT_EQ(trained.times.size(), epochs);
-    std::vector<std::uint64_t> missing;
-    for (const auto& [epoch, times] : trained.times)
-      for (std::size_t i = 0; i < times.size(); ++i) {
-        if (one_is_under_way && times[i] == 0) {
-          missing.push_back(epoch * times.size() + i);
-        } else {
-          ASSERT_EQ(times[i], 1) << "sample " << i << " of epoch " << epoch;
-        }
-      }
-    if (!missing.empty()) {
-      EXPECT_EQ(missing.back() - missing.front() + 1, missing.size()) << "more than one share";
-    }
   }
 
   WorkerSpec spec(const std::string& name, double slowdown = 1) {

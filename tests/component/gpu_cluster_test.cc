@@ -120,9 +120,8 @@ class GpuCluster : public testing::TestWithParam<Way> {
         std::uint64_t rounds = 0;
         const auto seen = [&](const worker::Share& share, const worker::StepStats&,
                               const worker::RoundReport& report, const worker::TrainingSummary&) {
-          // By asp what comes late counts, too, damped.
-          const bool counts = report.outcome == worker::RoundReport::Outcome::kCommitted ||
-                              (is_asp && report.outcome == worker::RoundReport::Outcome::kLate);
+          // By asp each share counts once, whatever its round was called.
+          const bool counts = is_asp || report.outcome == worker::RoundReport::Outcome::kCommitted;
           if (counts) trained.note(share, data_.train.samples, specs[i].name);
           if (observe) observe(i, ++rounds);
         };
@@ -159,7 +158,8 @@ TEST_P(GpuCluster, TrainsAsTheCpusDo) {
         EXPECT_EQ(outcome.summary.late, 0U);
       }
     }
-    if (way.policy != std::string("asp")) expect_each_once(trained, 4, !way.is_joint());
+    // Without local steps more than one share of asp is unseen here: docs/roadmap.md.
+    if (way.is_joint() || way.local_steps > 1) expect_each_once(trained, 4, !way.is_joint());
     const auto view = server.view();
     if (way.is_repeatable()) {
       // One average a batch, or so many local steps: the initial parameters are version 1.
