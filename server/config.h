@@ -74,6 +74,7 @@ struct ServerConfig {
   std::uint64_t checkpoint_every_rounds = 0, checkpoint_every_epochs = 0, checkpoint_keep = 3,
                 checkpoint_keep_every = 0, checkpoint_shard_bytes = 4ull << 30;
   std::chrono::milliseconds checkpoint_interval{0};
+  double checkpoint_processor_share = 0.05;
   std::string checkpoint_dir;
   std::string journal = "off", journal_dir, journal_full = "wait";
   std::chrono::milliseconds journal_sync{1000};

@@ -138,6 +138,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                 {"error", result.ok() ? fence_->holds().error() : result.error()},
                 {"action", "this server writes nothing more, its workers look for the leader"}});
   const bool is_remembered = result.ok() && !is_over_here && stop_ && !stop_->halted.empty();
+  (void)blocking();  // the end waits for a checkpoint that is being written
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
   const bool halted = !result.ok() && !is_over_here;
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});

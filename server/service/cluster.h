@@ -32,6 +32,7 @@
 #include "server/service/attempt.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
+#include "server/service/duty_cycle.h"
 #include "server/service/link.h"
 #include "server/service/operator_file.h"
 #include "server/service/probe.h"
@@ -317,7 +318,8 @@ class Cluster final : public ControlPlane {
   bool needs_checkpoint() const;
   bool is_checkpoint_due() const;
   void checkpoint_behind_round();
-  Task<Result<CheckpointView>> write_checkpoint(bool may_announce);
+  Task<Result<CheckpointView>> write_checkpoint(bool may_announce, bool is_beside_rounds = false);
+  const Executor& blocking();
   bool announces_checkpoint() const;
   void announce_checkpoint();
   Task<void> checkpoint_in_background();
@@ -582,6 +584,7 @@ class Cluster final : public ControlPlane {
   double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
+  std::shared_ptr<DutyCycle> checkpoint_duty_;  ///< of the one that is written beside rounds
   bool checkpointing_ = false, is_loading_ = false, closing_ = false;
   std::optional<CheckpointView> last_written_;
   std::optional<std::vector<CheckpointView>> listed_;  ///< when the last one was begun

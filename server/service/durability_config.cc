@@ -31,6 +31,12 @@ void register_durability(config::Schema& s, ServerConfig& c) {
                    "always one",
            .unit = "bytes"},
           "checkpoint-shard-bytes");
+  s.field("checkpoint.processor_share", &c.checkpoint_processor_share,
+          {.text = "part of the machine's processor time that writing a checkpoint takes at most "
+                   "while rounds go on and nobody waits for it; 1: no bound",
+           .min = 0.001,
+           .max = 1},
+          "checkpoint-processor-share");
   s.field("checkpoint.dir", &c.checkpoint_dir,
           {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
   s.field(

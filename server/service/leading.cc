@@ -49,7 +49,7 @@ Task<Status> Cluster::take_the_lead() {
   const TimePoint begin = clock_.now();
   log::info("leader.elected", {{"term", leadership_.term}});
   auto take = [fence = fence_]() { return fence->take(); };
-  CENTROID_CO_TRY(co_await run_on(blocking_, std::move(take)));
+  CENTROID_CO_TRY(co_await run_on(blocking(), std::move(take)));
   CENTROID_CO_TRY(co_await prepare());
   set_phase(Phase::kWaiting, "workers come back to this server");
   log::info("leader.began",

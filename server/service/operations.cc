@@ -194,7 +194,7 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
   auto set_keep = [this, keep = done.keep, every = done.keep_every] {
     if (checkpoints_) checkpoints_->set_keep(keep, every);
   };
-  co_await run_on(blocking_, std::move(set_keep));
+  co_await run_on(blocking(), std::move(set_keep));
   if (done.kept.state != nullptr)
     CENTROID_CO_TRY(co_await save(done.kept.state, done.kept.revision));
   co_return done.settings;
@@ -207,7 +207,7 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
     if (!found.ok()) return found.error();
     return checkpoint_view(*found);
   };
-  auto outcome = co_await run_on(blocking_, std::move(read));
+  auto outcome = co_await run_on(blocking(), std::move(read));
   co_return std::move(*outcome);
 }
 
@@ -237,7 +237,7 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
          {{"path", found->path.string()}, {"version", version}, {"why", "asked for over REST"}});
     return checkpoint_view(*found);
   };
-  auto outcome = co_await run_on(blocking_, std::move(act));
+  auto outcome = co_await run_on(blocking(), std::move(act));
   co_return std::move(*outcome);
 }
 
@@ -259,7 +259,7 @@ Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uin
                        .crc32c = file.crc32c});
     return views;
   };
-  auto outcome = co_await run_on(blocking_, std::move(read));
+  auto outcome = co_await run_on(blocking(), std::move(read));
   co_return std::move(*outcome);
 }
 
@@ -358,7 +358,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
-  auto outcome = co_await run_on(blocking_, std::move(work));
+  auto outcome = co_await run_on(blocking(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
   measured_ = std::make_shared<ParametersView>(outcome->value());
   measured_at_ = clock_.now();

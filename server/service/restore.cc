@@ -59,7 +59,7 @@ Task<Status> Cluster::restore_wanted() {
   // A checkpoint of the state that is given up would undo this.
   const Raised none(checkpointing_, checkpoint_done_);
   auto list = [this] { return views_of(*checkpoints_); };
-  listed_ = co_await run_on(blocking_, std::move(list));
+  listed_ = co_await run_on(blocking(), std::move(list));
   (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
@@ -84,7 +84,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
       if (other.version > version) folder.newer.push_back(other);
     return std::make_shared<Folder>(std::move(folder));
   };
-  const auto folder = co_await run_on(blocking_, std::move(look));
+  const auto folder = co_await run_on(blocking(), std::move(look));
   if (!folder->found->ok()) co_return folder->found->error();
   const CheckpointEntry entry = **folder->found;
   if (!entry.problem.empty())
@@ -118,7 +118,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
   for (const CheckpointEntry& other : newer) {
     auto remove = [this, other] { return std::make_optional(checkpoints_->remove(other)); };
-    const auto removed = co_await run_on(blocking_, std::move(remove));
+    const auto removed = co_await run_on(blocking(), std::move(remove));
     CENTROID_CO_TRY(*removed);
     ++view.deleted;
     tell(events_, log::Level::kInfo, "checkpoint.deleted",

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <thread>
 
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
@@ -340,6 +341,13 @@ CheckpointInfo Cluster::checkpoint_info() const {
   return info;
 }
 
+/// The thread of files, for what somebody waits for: a checkpoint that it writes beside rounds is
+/// written without rests from here on.
+const Executor& Cluster::blocking() {
+  if (checkpoint_duty_) checkpoint_duty_->hurry();
+  return blocking_;
+}
+
 /// The state is in no checkpoint.
 bool Cluster::needs_checkpoint() const {
   if (replay_) return false;  // the journal has more than the state
@@ -363,13 +371,15 @@ bool Cluster::is_checkpoint_due() const {
 /// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
 void Cluster::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint_every_rounds;
+  if (epoch_checkpoint_due_) (void)blocking();
   const bool is_due = epoch_checkpoint_due_ || (every > 0 && (round_.value - 1) % every == 0);
   if (is_due && needs_checkpoint() && !checkpointing_ && !goal_reached())
     tasks_.spawn(checkpoint_in_background());
 }
 
 Task<void> Cluster::checkpoint_in_background() {
-  const auto written = co_await write_checkpoint(true);
+  // While the journal is broken nothing else keeps what is trained.
+  const auto written = co_await write_checkpoint(true, !journal_.wants_checkpoint());
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
     tell(events_, log::Level::kError, "checkpoint.failed",
          {{"why", written.error()}, {"when", "training goes on"}});
@@ -403,7 +413,8 @@ void Cluster::announce_checkpoint() {
 
 /// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
 /// Of tasks that only the end of the server cancels: it must hear how the writing ended.
-Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
+/// `is_beside_rounds`: nobody waits for it, until somebody does (blocking()).
+Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool is_beside_rounds) {
   bool has_waited = false;
   std::shared_ptr<Snapshot> snapshot;
   while (is_loading_) {  // the store has no values: it would look like one of rows only
@@ -414,9 +425,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->why + "; repeat");
   for (;;) {
-    for (; checkpointing_; has_waited = true)
+    for (; checkpointing_; has_waited = true) {
+      (void)blocking();
       if (!co_await checkpoint_done_.wait(TimePoint::max()))
         co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && last_written_ && last_written_->version == store_->version().value &&
@@ -484,6 +497,16 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   const bool is_spread = spread_.has_others();
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
   if (has_model) reader = snapshot_reader(snapshot);
+  if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
+    checkpoint_duty_ = std::make_shared<DutyCycle>(config_.checkpoint_processor_share *
+                                                   std::thread::hardware_concurrency());
+    // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
+    reader = [read = std::move(reader), duty = checkpoint_duty_, snapshot](
+                 std::size_t plane, std::uint64_t offset, std::span<float> into) {
+      if (!snapshot->is_full()) duty->rest();
+      return read(plane, offset, into);
+    };
+  }
   std::vector<CheckpointPart> parts;
   if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
   // For who asks meanwhile. Not before the snapshot: that is of the state that was announced.
@@ -509,6 +532,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce) {
   };
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
   auto outcome = co_await run_on(blocking_, std::move(write));
+  checkpoint_duty_.reset();
   Result<CheckpointEntry>& written = *outcome;
   if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
   if (rows_servers_) co_await rows_servers_->thaw(written.ok());

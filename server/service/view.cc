@@ -515,7 +515,7 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
     if (!self->checkpoints_) co_return std::vector<CheckpointView>();
     if (self->checkpointing_ && self->listed_) co_return *self->listed_;
     auto list = [self] { return views_of(*self->checkpoints_); };
-    co_return co_await run_on(self->blocking_, std::move(list));
+    co_return co_await run_on(self->blocking(), std::move(list));
   };
   co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
 }

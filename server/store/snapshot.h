@@ -42,6 +42,10 @@ class Snapshot {
   ///        resource_exhausted: the budget did not hold the store's changes: begin another one
   Status read(std::size_t plane, std::uint64_t offset, std::span<float> into);
 
+  /// Copies that all pending chunks may still need do not fit into what is left of the budget:
+  /// changes wait until more was read.
+  bool is_full() const;
+
   /// All elements were read, or it failed: writers no longer copy.
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
 
@@ -59,8 +63,6 @@ class Snapshot {
 
   /// Called by the store before it changes a chunk of this memory.
   void preserve(const Plane& memory, const Chunk& chunk);
-  /// Copies that all pending chunks may still need do not fit into what is left of the budget.
-  bool is_full() const;
   std::size_t copied_bytes() const;
   /// The reader's handle is gone.
   void drop();

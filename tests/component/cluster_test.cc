@@ -376,6 +376,39 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   EXPECT_TRUE(training.get().status.ok());
 }
 
+// A share of the processor so small that what is written beside rounds rests for hours.
+TEST_P(ClusterTest, ACheckpointBesideRoundsIsWrittenAtOnceWhenSomebodyWaits) {
+  const auto data = make_blobs(64, 8, 4, 2);
+  ServerConfig c = config();
+  c.optimizer.name = "momentum";
+  c.rounds = 9;
+  c.epochs = 0;
+  c.checkpoint_every_rounds = 3;
+  c.checkpoint_processor_share = 1e-9;
+  TestServer server(c, transports());
+  std::promise<void> gate;
+  std::uint64_t rounds = 0;
+  const auto observe = [&](const auto&...) {
+    if (++rounds == 5) gate.get_future().wait();
+  };
+  auto training = std::async(std::launch::async, [&] {
+    return run_worker(workers(1, 16)[0], data, server.endpoint(), transports(), observe);
+  });
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round == 6; }));
+  const auto directory =
+      CheckpointDirectory::view(std::filesystem::path(c.run_dir) / "checkpoints");
+  EXPECT_TRUE(directory->list(false).empty()) << "that of round 3 rests";
+  const auto asked = server.checkpoint();
+  gate.set_value();
+  ASSERT_TRUE(asked.ok()) << asked.error().to_string();
+  EXPECT_EQ(asked->round, 5u);
+  EXPECT_TRUE(server.join().ok());
+  EXPECT_TRUE(training.get().status.ok());
+  std::vector<std::uint64_t> kept;
+  for (const CheckpointEntry& entry : directory->list(true)) kept.push_back(entry.info.round.value);
+  EXPECT_EQ(kept, (std::vector<std::uint64_t>{9, 6, 5}));
+}
+
 TEST_P(ClusterTest, AnEpochThatEndsWithASkippedRoundGetsItsCheckpoint) {
   const auto data = make_blobs(64, 8, 4, 2, 5);  // 4 rounds an epoch, one of them is skipped
   ServerConfig c = config();

@@ -1,0 +1,47 @@
+#include "server/service/duty_cycle.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace centroid::server {
+namespace {
+
+double processor_seconds() {
+  timespec spent{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
+}
+
+}  // namespace
+
+double DutyCycle::rest_seconds(double share, double busy, double passed) {
+  return share >= 1 ? 0 : std::max(0.0, busy / share - passed);
+}
+
+void DutyCycle::rest() {
+  const SystemClock clock;
+  const double busy = processor_seconds();
+  if (has_begun_) {
+    const double passed = std::chrono::duration<double>(clock.now() - ended_).count();
+    const auto until =
+        clock.now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(
+                          rest_seconds(share_, busy - busy_, passed)));
+    std::unique_lock lock(mutex_);
+    hurried_.wait_until(lock, until, [this] { return is_hurried_; });
+  }
+  has_begun_ = true;
+  busy_ = busy;
+  ended_ = clock.now();
+}
+
+void DutyCycle::hurry() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_hurried_ = true;
+  }
+  hurried_.notify_all();
+}
+
+}  // namespace centroid::server
