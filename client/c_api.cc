@@ -162,6 +162,9 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
   options.batch = training.batch;
   options.data_fingerprint = training.data_fingerprint;
   options.sample_tokens = training.sample_tokens;
+  if (training.on_keep != nullptr)
+    options.on_keep = [call = training.on_keep, context = training.on_keep_context](
+                          centroid::Round round) { call(context, round.value); };
   centroid::Manifest manifest;
   std::vector<float> initial;
   for (std::uint64_t i = 0; i < count; ++i) {

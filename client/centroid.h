@@ -75,6 +75,11 @@ typedef struct centroid_training {
   uint64_t data_fingerprint; /* of the training data, the same for all; 0: not said */
   uint64_t sample_tokens;    /* that a sample has at most, the same for all; with weight_by tokens:
                                 what a step says of samples is tokens then */
+  /* With local steps, called within centroid_trainer_next: the server saves its state after this
+   * round, which the parameters are now; what the program keeps besides belongs to it. NULL: none
+   */
+  void (*on_keep)(void* context, uint64_t round);
+  void* on_keep_context;
 } centroid_training;
 
 typedef struct centroid_tensor {

@@ -69,8 +69,9 @@ struct Trainer::Impl {
 
   std::optional<Share> share;  // of the round that is open
   bool is_contributed = false;
-  bool begins_anew = true;    // own parameters are to be the cluster's
-  std::optional<Share> late;  // the round before, which closed without us
+  bool begins_anew = true;     // own parameters are to be the cluster's
+  std::optional<Round> after;  // parameters are those behind this round
+  std::optional<Share> late;   // the round before, which closed without us
   std::optional<Error> failed;
   std::optional<Finished> ended;
   std::vector<bool> is_ready;
@@ -158,6 +159,9 @@ Status Trainer::Impl::open(std::span<const float> start) {
     gradients = {};
     gradients_memory = Buffer();
     return local.contribution();
+  };
+  memory.keep_local = [this](Round round) {
+    if (options.on_keep && after == round) options.on_keep(round);
   };
   exchange = worker::make_cluster_exchange(io.executor(), transport::make_tcp(io.executor(), wire),
                                            std::move(cluster), std::move(memory), registry);
@@ -253,6 +257,7 @@ Result<std::variant<Share, Finished>> Trainer::next() {
     if (std::exchange(my.begins_anew, false)) my.local.restart();
   }
   my.share = share;
+  my.after.reset();
   my.is_contributed = false;
   my.computed = 0;
   my.began = std::chrono::steady_clock::now();
@@ -335,6 +340,7 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
   if (report.outcome == RoundReport::Outcome::kCommitted) {
     my.divergence = my.local.divergence(share).ratio;
     my.local.merge(share);
+    my.after = share.round;
   } else {
     if (report.outcome == RoundReport::Outcome::kLate && !my.local.keeps_sent()) my.late = share;
     my.begins_anew = true;

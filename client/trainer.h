@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/tensor/tensor.h"
 #include "transport/tls/tls.h"
@@ -31,6 +33,10 @@ struct TrainerOptions {
   /// That a sample has at most, the same for all, where contributions are weighed by tokens:
   /// StepStats.samples then are the tokens over which the gradient is the mean.
   std::uint64_t sample_tokens = 0;
+  /// With local steps: the server saves its state after this round, which parameters() are now;
+  /// what the program keeps besides (its optimizer) belongs to it. Called within `next`; a job that
+  /// goes on from that checkpoint begins with the round behind it.
+  std::function<void(Round)> on_keep;
   std::optional<transport::TlsOptions> tls;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};

@@ -175,6 +175,42 @@ class Arrays(ClientTest):
             thread.join()
         self.assertEqual(found, [[2, 4, 6], [2, 4, 6]])
 
+    def test_an_optimizer_of_the_program_is_kept_with_the_checkpoint(self):
+        settings = ["--rounds", 7, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint-every", 3]
+
+        def train(run, *more, kept, last):
+            server = self.launch_server(*settings, *more, run=run, name=f"{run}{len(more)}").wait_ready()
+            tensors, momentum = {"w": array.array("f", [1])}, 0.0
+            with self.trainer(server, "t", tensors, samples=35, batch=1, on_keep=lambda number: kept.update({number: momentum})) as trainer:
+                for share in trainer:
+                    momentum = kept[share.round - 1] if share.round - 1 in kept else momentum
+                    if share.round == last:
+                        server.kill()
+                        break
+                    for _ in range(len(share)):
+                        momentum = 0.9 * momentum + tensors["w"][0]
+                        tensors["w"][0] -= 0.01 * momentum
+                    trainer.finish()
+            return tensors["w"][0]
+
+        whole, broken = {}, {}
+        expected = train("whole", kept=whole, last=None)
+        self.assertIn(3, whole)  # that of round 6 is left out where the disk is slow
+        train("broken", kept=broken, last=5)
+        self.assertEqual(sorted(broken), [3])
+        self.assertEqual(train("broken", "--resume", kept=broken, last=None), expected)
+        self.assertEqual(broken[3], whole[3])
+
+    def test_what_a_program_raises_when_it_keeps_ends_the_wait(self):
+        def full(number):
+            raise OSError(28, f"no room for round {number}")
+
+        server = self.launch_server("--rounds", 9, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint-every", 3).wait_ready()
+        with self.trainer(server, "t", {"w": array.array("f", [1])}, on_keep=full) as trainer:
+            with self.assertRaisesRegex(OSError, "no room for round 3"):
+                for _ in trainer:
+                    trainer.finish()
+
     def test_what_is_wrong_is_said(self):
         server = self.server("--rounds", 2, "--min-workers", 1)
         tensors = {"w": array.array("f", [0, 0])}

@@ -26,6 +26,7 @@ __all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Tensors
 _ABI = 1
 _library = None
 _u32, _u64, _double, _text, _memory = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p, ctypes.c_void_p
+_keep = ctypes.CFUNCTYPE(None, _memory, _u64)
 
 
 class _Struct(ctypes.Structure):
@@ -41,7 +42,7 @@ class _Server(_Struct):
 
 
 class _Training(_Struct):
-    _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64)]
+    _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64), ("on_keep", _keep), ("on_keep_context", _memory)]
 
 
 class _Tensor(ctypes.Structure):
@@ -243,10 +244,12 @@ class Trainer:
     batch    samples of one step here
     sample_tokens  that a sample has at most; where the server weighs by tokens, `samples=` of a step says over how many its gradient is the mean
     model    what all workers of the job call alike
+    on_keep  with local steps called with a round: the server saves its state after it, which the tensors are now. What the program keeps
+             besides, as its own optimizer, is to be saved with it
     tls      None, or a dict of authority, and certificate, key, server_name where needed (paths)
     """
 
-    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, timeout=None, tls=None):
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None):
         self._handle = None
         _library or load()
         self.tensors = dict(tensors)
@@ -260,7 +263,7 @@ class Trainer:
             dimensions = (_u64 * max(len(shape), 1))(*shape)
             keep.append((memory, dimensions))
             struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
-        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32))
+        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32), on_keep=self._keeper(on_keep))
         where = _server(server, token, name, timeout, tls)
         handle = _memory()
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
@@ -275,6 +278,19 @@ class Trainer:
     def __exit__(self, kind, error, trace):
         self.close(None if kind is None else f"{kind.__name__}: {error}")
 
+    def _keeper(self, on_keep):
+        """What C calls; an exception of the program is raised where it waits."""
+        errors = self._on_keep_errors = []
+
+        def call(_, number):
+            try:
+                on_keep(number)
+            except BaseException as error:
+                errors.append(error)
+
+        self._on_keep = _keep(call) if on_keep else _keep()  # as long as the trainer lives
+        return self._on_keep
+
     def __iter__(self):
         return self
 
@@ -285,6 +301,8 @@ class Trainer:
         out = _Share()
         text = self._wait("trainer_next", self._open(), ctypes.byref(out))
         self._version = out.version
+        if self._on_keep_errors:
+            raise self._on_keep_errors.pop(0)
         if out.end:
             self.end, self.end_reason, self.final_evaluation = End(out.end), text, bool(out.evaluate)
             if self.end != End.STOPPED:  # where the state may have been arriving
