@@ -60,8 +60,18 @@ struct Team {
   std::vector<const Operation*> here;
   std::vector<float> result;
   std::size_t arrived = 0, left = 0, turn = 0;
+  std::size_t ending = 0;  // ranks that have called ncclCommDestroy or ncclCommAbort
   bool is_broken = false;
+
+  /// As releases do in which these are collective.
+  void await_all(std::unique_lock<std::mutex>& lock);
 };
+
+void Team::await_all(std::unique_lock<std::mutex>& lock) {
+  ++ending;
+  changed.notify_all();
+  changed.wait(lock, [this] { return ending >= members.size(); });
+}
 
 void compute(Team& team) {
   const std::size_t n = team.members.size();
@@ -201,8 +211,9 @@ ENTRY int ncclCommInitAll(void** comms, int count, const int* devices) {
 ENTRY int ncclCommDestroy(void* handle) {
   auto* const comm = static_cast<Communicator*>(handle);
   {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     comm->is_stopping = true;
+    comm->team->await_all(lock);
   }
   changed.notify_all();
   comm->stream.join();
@@ -211,10 +222,11 @@ ENTRY int ncclCommDestroy(void* handle) {
 ENTRY int ncclCommAbort(void* handle) {
   auto* const comm = static_cast<Communicator*>(handle);
   {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     ++comm->aborts;
     comm->is_aborted = true;
     comm->team->is_broken = true;
+    comm->team->await_all(lock);
   }
   changed.notify_all();
   if (comm->stream.joinable()) comm->stream.join();

@@ -36,7 +36,7 @@ NcclGroup::~NcclGroup() {
   watcher_.request_stop();
   watcher_.join();
   if (!is_settled) return;  // aborted, which frees them
-  for (const Rank& rank : ranks_) (void)library_->comm_destroy(rank.comm);
+  on_all([this](Comm comm) { return library_->comm_destroy(comm); });
 }
 
 std::optional<Error> NcclGroup::failure() const {
@@ -237,6 +237,13 @@ std::string NcclGroup::find_trouble() {
   return {};
 }
 
+/// Ends each communicator from a thread of its own: in several releases of NCCL (2.17 among them)
+/// ncclCommDestroy and ncclCommAbort of one rank wait for those of the others of the process.
+void NcclGroup::on_all(const std::function<int(Comm)>& end) const {
+  std::vector<std::jthread> ranks;
+  for (const Rank& rank : ranks_) ranks.emplace_back([&end, &rank] { (void)end(rank.comm); });
+}
+
 void NcclGroup::abort_all() {
   constexpr std::chrono::milliseconds kGrace{100};
   {
@@ -244,7 +251,7 @@ void NcclGroup::abort_all() {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kGrace, [&] { return std::ranges::none_of(ranks_, is_calling); });
   }
-  for (const Rank& rank : ranks_) (void)library_->comm_abort(rank.comm);
+  on_all([this](Comm comm) { return library_->comm_abort(comm); });
   const std::lock_guard lock(mutex_);
   is_gone_ = true;
   changed_.notify_all();

@@ -97,6 +97,7 @@ class NcclGroup {
   Status ended() const;
   void watch(const std::stop_token& stop);
   void abort_all();
+  void on_all(const std::function<int(nccl::Comm)>& end) const;
   std::string find_trouble();
 
   std::shared_ptr<const nccl::Library> library_;
