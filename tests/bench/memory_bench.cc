@@ -28,6 +28,7 @@ constexpr double kGB = 1e9;
 struct Options {
   std::uint64_t workers = 6, parameters = 840'000'000, tensors = 100, rounds = 100;
   std::uint64_t seconds = 60;
+  double bar_gb = 0;
 };
 
 Manifest make_manifest(const Options& options) {
@@ -229,7 +230,13 @@ int run(const Options& options) {
       "after %llu rounds: from %.3f to %.3f GB resident (%+.2f %% of the first), peak %.3f GB\n",
       static_cast<unsigned long long>(shown), least, most, 100 * (most / first - 1),
       static_cast<double>(server.status_bytes("VmHWM")) / kGB);
-  return 0;
+  if (options.bar_gb == 0) return 0;
+  const bool is_met = shown >= options.rounds && most <= options.bar_gb && most <= 1.01 * first &&
+                      least >= 0.99 * first;
+  std::printf("bar: %llu rounds, at most %.2f GB, within 1 %% of the first: %s\n",
+              static_cast<unsigned long long>(options.rounds), options.bar_gb,
+              is_met ? "met" : "missed");
+  return is_met ? 0 : 1;
 }
 
 void add_fields(config::Schema& schema, Options& options) {
@@ -241,6 +248,10 @@ void add_fields(config::Schema& schema, Options& options) {
                {.text = "rounds to look at", .unit = "rounds", .min = 1});
   schema.field("seconds", &options.seconds,
                {.text = "end earlier, after so many seconds; 0: do not"});
+  schema.field("bar", &options.bar_gb,
+               {.text = "status 1 when more is resident, or it changes by more than 1 %; 0: no bar",
+                .unit = "GB",
+                .min = 0});
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--checkpoint-every", type=int, default=20)
+    parser.add_argument("--bar", type=float, default=0, help="status 1 where workers trained again later than so many seconds, or a round was lost")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -50,6 +51,7 @@ def main():
             workers.append(Process(options.bin / "centroid-worker", flags, folder / f"w{i}.log", None))
         print(f"{options.workers} workers, {options.model}, momentum, a checkpoint every {options.checkpoint_every} rounds")
         print("kill  round  replayed  replay s  trains again after s  committed rounds lost")
+        longest, all_lost = 0, 0
         for number in range(1, options.kills + 1):
             wait_for(lambda: len(server.events("round.committed")) >= 30, "30 rounds")
             committed = server.events("round.committed")[-1]["round"]
@@ -59,13 +61,15 @@ def main():
             server = start(number)
             first = server.wait_event("round.committed")
             replayed = server.events("journal.replayed")[0]
-            print(
-                f"{number:4}  {committed:5}  {replayed['rounds']:8}  {replayed['seconds']:8.2f}  "
-                f"{unix_seconds(first) - begin:20.2f}  {max(0, committed - replayed['round']):21}",
-                flush=True,
-            )
+            took, lost = unix_seconds(first) - begin, max(0, committed - replayed["round"])
+            longest, all_lost = max(longest, took), all_lost + lost
+            print(f"{number:4}  {committed:5}  {replayed['rounds']:8}  {replayed['seconds']:8.2f}  {took:20.2f}  {lost:21}", flush=True)
         for process in [*workers, server]:
             process.kill()
+        if options.bar:
+            is_met = longest <= options.bar and all_lost == 0
+            print(f"bar: {options.bar:g} s and no round lost: {'met' if is_met else 'missed'} ({longest:.2f} s, {all_lost} lost)")
+            sys.exit(0 if is_met else 1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import wire
 from cluster import DEADLINE_SECONDS, DONE, ClusterTest, main
 
 KILLS = 500
-TENSORS = [(f"t{i}", (16,)) for i in range(12)]
+TENSORS = [(f"t{i}", (16,)) for i in range(13)]
+LAST = len(TENSORS) - 1  # has at worker i's place the number of its contribution, which no other one has
 BATCH = 4
 BASE = 16  # a contribution of worker i is BASE ** i everywhere, so that a sum tells whose it holds, and how many
 LEASE_SECONDS = 2
@@ -29,12 +30,19 @@ wire.crc32c = functools.lru_cache(1 << 12)(wire.crc32c)
 class Worker(wire.Client):
     """Gives a constant; tells through a pipe what it has given whole, before the last bytes go."""
 
-    def __init__(self, number, told):
+    def __init__(self, number, told, serial=0):
         super().__init__(f"w{number}", TENSORS, batch=BATCH, train_samples=100_000)
-        self.number, self.told = number, told
+        self.number, self.told, self.serial = number, told, serial
 
     def run(self, endpoint):
-        self.train(endpoint, lambda _, chunk: constant(self.number))
+        self.train(endpoint, lambda _, chunk: constant(self.number) if chunk < LAST else self.own())
+
+    def own(self):
+        return struct.pack("<16f", *[self.serial if i == self.number else 0 for i in range(16)])
+
+    def contribute(self, *arguments):
+        self.serial += 1
+        super().contribute(*arguments)
 
     def send(self, kind, *arguments, **fields):
         if kind == self.PUSH_END:
@@ -45,8 +53,8 @@ class Worker(wire.Client):
 class Victim(Worker):
     """Dies of SIGKILL after a random number of bytes of a contribution, in a frame as well as between two."""
 
-    def __init__(self, number, told, rng):
-        super().__init__(number, told)
+    def __init__(self, number, told, rng, life):
+        super().__init__(number, told, 16 * life)  # it gives four at most
         self.rounds, self.whole = rng.choice((0, 0, 1, 3)), len(TENSORS) * (wire.HEADER_BYTES + 32 + 64)
         self.left, self.is_pushing = rng.randrange(self.whole), False
 
@@ -69,7 +77,10 @@ class Witness(Worker):
 
     def run(self, endpoint, report):
         self.seen, self.longest, self.at = [0] * 4, 0, time.monotonic()
+        self.held = [set() for _ in range(4)]
         super().run(endpoint)
+        if not all(self.held[:2]):
+            raise AssertionError("no contribution could be told from the others")
         report.write(repr((self.seen, self.longest, self.counted)))
         report.close()
 
@@ -81,7 +92,8 @@ class Witness(Worker):
         results = self.results.pop(number, None)
         if outcome != self.COMMITTED:
             return
-        values = {value for chunk in results.values() for value in struct.unpack("<16f", chunk)}
+        own = struct.unpack("<16f", results.get(LAST, bytes(64)))
+        values = {value for chunk, result in results.items() if chunk != LAST for value in struct.unpack("<16f", result)}
         if len(results) != len(TENSORS) or len(values) != 1:
             raise AssertionError(f"round {number} holds a part of a contribution: {sorted(values)}")
         total = values.pop() * weight / BATCH
@@ -92,6 +104,12 @@ class Witness(Worker):
         digits = [whole // BASE**i % BASE for i in range(4)]
         if sum(digits) * BATCH != weight:
             raise AssertionError(f"round {number}: weight {weight}, contributions {digits}")
+        for i, held in enumerate(self.held):
+            serial = round(own[i] * weight / BATCH)
+            if digits[i] == 1 and serial in held:
+                raise AssertionError(f"round {number}: contribution {serial} of worker {i} was counted before")
+            if digits[i] == 1:
+                held.add(serial)
         self.seen = [a + b for a, b in zip(self.seen, digits)]
 
 
@@ -110,8 +128,8 @@ def fork(action):
 
 class Kills(ClusterTest):
     def kill_again_and_again(self, policy, *arguments, kills):
-        seed = 20261120
-        print(f"seed {seed}")
+        seed = int(os.environ.get("TEST_SEED") or random.randrange(2**32))
+        print(f"TEST_SEED={seed}")
         flags = ["--policy", policy, "--apply", "worker", "--min-workers", 4, "--lease", f"{LEASE_SECONDS}s"]
         server = self.server(*flags, *arguments, "--checkpoint-every", 0)
         told, tell = os.pipe()
@@ -137,7 +155,7 @@ class Kills(ClusterTest):
             for number in (2, 3):
                 if number not in victims:
                     own = random.Random(rng.random())
-                    victims[number] = fork(lambda: Victim(number, tell, own).run(server.data))
+                    victims[number] = fork(lambda: Victim(number, tell, own, done + number).run(server.data))
             child, status = os.wait()
             self.assertNotIn(child, (witness, steady), f"a worker that was to stay ended with {status}: {server.text()[-2000:]}")
             self.assertEqual(os.WTERMSIG(status), signal.SIGKILL, f"a victim ended by itself with {status}")
