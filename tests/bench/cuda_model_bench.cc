@@ -156,7 +156,7 @@ class Models {
     for (const bool is_layer : {false, true}) {
       const Norm norm{floats(weight), is_layer ? floats(bias) : nullptr};
       row(shape(is_layer ? "residual, layer norm" : "residual, rms norm", rows, width), n, 16, [&] {
-        return worker::cuda::add_norm(norm, rows, width, floats(x), floats(more), floats(sum),
+        return worker::cuda::add_norm(norm, {}, rows, width, floats(x), floats(more), floats(sum),
                                       floats(y), floats(stats), queue_);
       });
       row(shape(is_layer ? "way back of layer norm" : "way back of rms norm", rows, width), n, 24,

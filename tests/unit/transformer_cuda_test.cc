@@ -131,37 +131,49 @@ TEST_P(TransformerCuda, DropoutKeepsWhatTheCpuKeeps) {
   }
 }
 
-TEST_P(TransformerCuda, NormalisationAndItsWayBack) {
+std::vector<std::tuple<bool, std::size_t, std::size_t>> norms() {
+  std::vector<std::tuple<bool, std::size_t, std::size_t>> out;
   for (const bool is_layer : {false, true})
     for (const std::size_t width : {2, 4, 37, 128, 200})
-      for (const std::size_t rows : {1, 17, 150}) {
-        SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width));
-        const std::size_t n = rows * width;
-        const auto x = random(n, 1), more = random(n, 2), w = random(width, 3),
-                   b = random(width, 4);
-        const auto dy = random(n, 5), before = random(n, 6);
-        const kernels::Norm norm{is_layer, w.data(), is_layer ? b.data() : nullptr};
-        std::vector<float> sum(n), y(n), stats(2 * rows), dx = before, dw(width), db(width);
-        kernels::add_norm(norm, {}, rows, width, x.data(), more.data(), sum.data(), y.data(),
-                          stats.data());
-        kernels::norm_back(norm, rows, width, sum.data(), stats.data(), dy.data(), dx.data(),
-                           dw.data(), db.data());
-        auto fx = array(x), fmore = array(more), fw = array(w), fb = array(b), fdy = array(dy);
-        auto fsum = array(x), fy = array(x), fdx = array(before), fdw = array(w), fdb = array(w);
-        auto fstats = array(stats);
-        auto scratch = array(std::vector<float>(cuda::norm_back_scratch(rows, width)));
-        const cuda::Norm same{fw.data(), is_layer ? fb.data() : nullptr};
-        ASSERT_TRUE(ran(cuda::add_norm(same, rows, width, fx.data(), fmore.data(), fsum.data(),
-                                       fy.data(), fstats.data(), queue_)));
-        EXPECT_EQ(fsum.values(), sum);
-        expect_near(fy.values(), y);
-        ASSERT_TRUE(
-            ran(cuda::norm_back(same, rows, width, fsum.data(), fstats.data(), fdy.data(),
-                                fdx.data(), fdw.data(), fdb.data(), scratch.data(), queue_)));
-        expect_near(fdx.values(), dx);
-        expect_near(fdw.values(), dw);
-        expect_near(fdb.values(), db);
-      }
+      for (const std::size_t rows : {1, 17, 150}) out.emplace_back(is_layer, width, rows);
+  return out;
+}
+
+TEST_P(TransformerCuda, NormalisationAndItsWayBack) {
+  const std::vector<std::uint64_t> keys(30, seed_);
+  auto keys_there = array(keys);
+  for (const double probability : {0.0, 0.3})
+    for (const auto& [is_layer, width, rows] : norms()) {
+      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width));
+      auto dropout = kernels::Dropout::of(probability);
+      dropout.keys = keys;
+      dropout.context = 5;
+      dropout.site = 3;
+      const cuda::Dropout dropout_there{dropout.threshold, dropout.scale, keys_there.data(), 5, 3};
+      const std::size_t n = rows * width;
+      const auto x = random(n, 1), more = random(n, 2), w = random(width, 3), b = random(width, 4);
+      const auto dy = random(n, 5), before = random(n, 6);
+      const kernels::Norm norm{is_layer, w.data(), is_layer ? b.data() : nullptr};
+      std::vector<float> sum(n), y(n), stats(2 * rows), dx = before, dw(width), db(width);
+      kernels::add_norm(norm, dropout, rows, width, x.data(), more.data(), sum.data(), y.data(),
+                        stats.data());
+      kernels::norm_back(norm, rows, width, sum.data(), stats.data(), dy.data(), dx.data(),
+                         dw.data(), db.data());
+      auto fx = array(x), fmore = array(more), fw = array(w), fb = array(b), fdy = array(dy);
+      auto fsum = array(x), fy = array(x), fdx = array(before), fdw = array(w), fdb = array(w);
+      auto fstats = array(stats);
+      auto scratch = array(std::vector<float>(cuda::norm_back_scratch(rows, width)));
+      const cuda::Norm same{fw.data(), is_layer ? fb.data() : nullptr};
+      ASSERT_TRUE(ran(cuda::add_norm(same, dropout_there, rows, width, fx.data(), fmore.data(),
+                                     fsum.data(), fy.data(), fstats.data(), queue_)));
+      EXPECT_EQ(fsum.values(), sum);
+      expect_near(fy.values(), y);
+      ASSERT_TRUE(ran(cuda::norm_back(same, rows, width, fsum.data(), fstats.data(), fdy.data(),
+                                      fdx.data(), fdw.data(), fdb.data(), scratch.data(), queue_)));
+      expect_near(fdx.values(), dx);
+      expect_near(fdw.values(), dw);
+      expect_near(fdb.values(), db);
+    }
 }
 
 TEST_P(TransformerCuda, CausalSoftmaxAndItsWayBack) {

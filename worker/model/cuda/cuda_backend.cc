@@ -250,15 +250,9 @@ class CudaBackend final : public Backend {
   void add_norm(const kernels::Norm& norm, const kernels::Dropout& dropout, std::size_t rows,
                 std::size_t width, const float* residual, const float* branch, float* x, float* y,
                 float* stats) override {
-    if (branch != nullptr && dropout) {
-      if (x != residual) copy(rows * width, residual, x);
-      add(dropout, rows, width, branch, x);
-      residual = x;
-      branch = nullptr;
-    }
     run([&] {
-      return cuda::add_norm({norm.weight, norm.bias}, rows, width, residual, branch, x, y, stats,
-                            queue_);
+      return cuda::add_norm({norm.weight, norm.bias}, on_device(dropout), rows, width, residual,
+                            branch, x, y, stats, queue_);
     });
   }
   void norm_back(const kernels::Norm& norm, std::size_t rows, std::size_t width, const float* x,

@@ -79,15 +79,16 @@ Status drop(const Dropout& d, bool add, std::uint64_t rows, std::uint64_t width,
   return launched("kernel of drop");
 }
 
-Status add_norm(const Norm& norm, std::uint64_t rows, std::uint64_t width, const float* residual,
-                const float* branch, float* x, float* y, float* stats, const Queue& queue) {
+Status add_norm(const Norm& norm, const Dropout& dropout, std::uint64_t rows, std::uint64_t width,
+                const float* residual, const float* branch, float* x, float* y, float* stats,
+                const Queue& queue) {
   if (rows * width == 0) return {};
   const bool wide = is_wide(width, norm.weight, norm.bias, residual, branch, x, y);
   const auto kernel = norm.bias != nullptr
                           ? (wide ? add_norm_kernel<true, true> : add_norm_kernel<true, false>)
                           : (wide ? add_norm_kernel<false, true> : add_norm_kernel<false, false>);
   CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), norm.weight,
-                  norm.bias, rows, width, residual, branch, x, y, stats);
+                  norm.bias, dropout, rows, width, residual, branch, x, y, stats);
   return launched("kernel of add_norm");
 }
 

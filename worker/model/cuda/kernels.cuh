@@ -115,18 +115,27 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kLayer, bool kWide>
 __global__ void __launch_bounds__(kThreads)
-    add_norm_kernel(const float* weight, const float* bias, std::uint64_t rows, std::uint64_t width,
-                    const float* residual, const float* branch, float* x, float* y, float* stats) {
+    add_norm_kernel(const float* weight, const float* bias, Dropout dropout, std::uint64_t rows,
+                    std::uint64_t width, const float* residual, const float* branch, float* x,
+                    float* y, float* stats) {
   constexpr unsigned kMany = kPer<kWide>;
   const auto n = static_cast<float>(width);
   for (std::uint64_t r = first_row(); r < rows; r += row_step()) {
     const std::uint64_t row = r * width;
+    const bool drops = branch != nullptr && dropout.threshold > 0;
+    const std::uint64_t key = drops ? mix64(dropout.keys[r / dropout.context], dropout.site) : 0;
+    const std::uint64_t first = drops ? (r % dropout.context) * ((width + 3) / 4) : 0;
     float sum = 0, squares = 0;
     for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
       float v[kMany], more[kMany];
       load<kWide>(residual + row + j, v);
       if (branch != nullptr) {
         load<kWide>(branch + row + j, more);
+        if (drops) {
+          const std::uint32_t kept = kept_of_four(key, first + j / 4, dropout.threshold) >> (j % 4);
+          for (unsigned i = 0; i < kMany; ++i)
+            more[i] = ((kept >> i) & 1u) != 0 ? more[i] * dropout.scale : 0.0f;
+        }
         for (unsigned i = 0; i < kMany; ++i) v[i] += more[i];
       }
       store<kWide>(x + row + j, v);

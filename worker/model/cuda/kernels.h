@@ -42,8 +42,10 @@ struct Norm {
   const float* weight = nullptr;
   const float* bias = nullptr;
 };
-Status add_norm(const Norm& norm, std::uint64_t rows, std::uint64_t width, const float* residual,
-                const float* branch, float* x, float* y, float* stats, const Queue& queue);
+/// kernels::add_norm: one pass also where `branch` is dropped in part.
+Status add_norm(const Norm& norm, const Dropout& dropout, std::uint64_t rows, std::uint64_t width,
+                const float* residual, const float* branch, float* x, float* y, float* stats,
+                const Queue& queue);
 /// Floats of scratch that norm_back takes.
 std::uint64_t norm_back_scratch(std::uint64_t rows, std::uint64_t width);
 /// `gradient` is added to; weight_gradient and bias_gradient (null: not wanted) are overwritten.
