@@ -187,17 +187,21 @@ TEST(Servers, WorkersOfUnequalSpeedEndAlike) {
   }
 }
 
-TEST(Servers, FragmentsAndCodecsGiveTheBitsOfOneServer) {
-  std::vector<float> alone;
-  for (const std::uint64_t servers : {1, 3}) {
-    ServerConfig c = config("fragments", servers);
-    c.local_steps = 4;
-    c.fragments = 2;
-    auto specs = three_workers();
-    for (WorkerSpec& spec : specs) spec.codec = "int8";
-    const auto params = train(c, specs);
-    if (servers == 1) alone = params;
-    EXPECT_EQ(params, alone);
+TEST(Servers, FragmentsOverlapAndCodecsGiveTheBitsOfOneServer) {
+  for (const std::uint64_t overlap : {0, 1}) {
+    SCOPED_TRACE(overlap);
+    std::vector<float> alone;
+    for (const std::uint64_t servers : {1, 3}) {
+      ServerConfig c = config("fragments", servers);
+      c.local_steps = 4;
+      c.fragments = 2;
+      c.overlap = overlap;
+      auto specs = three_workers();
+      for (WorkerSpec& spec : specs) spec.codec = "int8";
+      const auto params = train(c, specs);
+      if (servers == 1) alone = params;
+      EXPECT_EQ(params, alone);
+    }
   }
 }
 

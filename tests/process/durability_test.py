@@ -97,6 +97,21 @@ class Kill(DurabilityTest):
                     if not self.disturbed(f"{number}-{count}", expected, *arguments, fault=f"{name}:{count}"):
                         break
 
+    def test_a_start_that_is_killed_begins_again(self):
+        expected = self.whole("whole-twice", *JOURNAL)
+        for point in ("checkpoint.reading", "journal.replayed"):
+            with self.subTest(point=point):
+                run = f"twice-{point}"
+                server = self.start(run, *JOURNAL, name=f"first-{run}", environment={"CENTROID_TEST_FAULT": "journal.end_written:20"})
+                workers = self.workers(server, run)
+                self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
+                arguments = {"listen": server.data, "environment": {"CENTROID_TEST_FAULT": point}}
+                second = self.launch(run, "--resume", *JOURNAL, name=f"second-{run}", **arguments)
+                self.assertEqual(second.exit_status(), -signal.SIGKILL, second.text())
+                third = self.launch(run, "--resume", *JOURNAL, name=f"third-{run}", listen=server.data)
+                self.assert_exit(DONE, *workers, third)
+                self.assertEqual(state_bytes(self.checkpoints(run)[-1]), expected)
+
     def test_every_way_to_apply(self):
         ways = {
             "sum": ["--optimizer", "adam"],
