@@ -43,6 +43,25 @@ struct FindMinimum {
   }
 };
 
+/// Of a block the sum is exact: 256 squares of at most 2^14.
+struct AddSquares {
+  CENTROID_KERNEL void run(const std::byte* in, const std::byte* scales, std::size_t n,
+                           double* out) {
+    double total = 0;
+    for (std::size_t begin = 0; begin < n; begin += kBlock, scales += 2) {
+      const auto scale = static_cast<double>(f32_from_bf16(load16(scales)));
+      const std::size_t end = std::min(n, begin + kBlock);
+      std::int32_t sum = 0;
+      for (std::size_t i = begin; i < end; ++i) {
+        const std::int32_t q = static_cast<std::int8_t>(in[i]);
+        sum += q * q;
+      }
+      total += scale * scale * sum;
+    }
+    *out = total;
+  }
+};
+
 /// For whole blocks; null when the portable loops are all there is.
 QuantizeBlocks fastest_blocks() {
 #if defined(__x86_64__)
@@ -104,6 +123,12 @@ Status check(Bytes in, std::size_t n) {
   run_multiversioned<FindMinimum>(in.data() + scales, n, &found);
   if (found) return bad("-128 is not a quantised number");
   return {};
+}
+
+double squares(Bytes in, std::size_t n) {
+  double sum = 0;
+  run_multiversioned<AddSquares>(in.data() + (bytes(n) - n), in.data(), n, &sum);
+  return sum;
 }
 
 void dequantize(Bytes in, std::span<float> out) {

@@ -167,6 +167,46 @@ std::size_t count_bytes(std::uint64_t count) {
   return static_cast<std::size_t>(std::bit_width(count | 1) + 6) / 7;
 }
 
+/// What a payload consists of, by its form and lengths.
+struct Parts {
+  bool is_sparse = false;
+  ValueType type = ValueType::kF32;
+  std::size_t count = 0;
+  Bytes index, values;
+};
+
+Result<Parts> parts_of(Bytes in, ValueType type, bool may_be_sparse, std::size_t n) {
+  if (in.empty()) return bad("0 bytes, not even the form is there");
+  const auto form = std::to_integer<std::uint8_t>(in[0]);
+  Parts parts;
+  parts.is_sparse = (form & kSparse) != 0;
+  parts.type = static_cast<ValueType>(form & ~kSparse);
+  const bool known = parts.is_sparse ? may_be_sparse && parts.type == type
+                                     : parts.type == type || parts.type == ValueType::kF32;
+  if (!known) return bad("form " + std::to_string(form) + " is not one of this codec");
+  Bytes rest = in.subspan(1);
+  if (!parts.is_sparse) {
+    const std::size_t wanted = value_bytes(parts.type, n);
+    if (rest.size() != wanted)
+      return bad("dense " + std::string(to_string(parts.type)) + ", " + std::to_string(wanted + 1) +
+                 " bytes were expected for " + std::to_string(n) + " numbers");
+    parts.count = n;
+    parts.values = rest;
+    return parts;
+  }
+  CENTROID_ASSIGN(parts.count, read_count(rest));
+  if (parts.count > n)
+    return bad(std::to_string(parts.count) + " numbers are more than the " + std::to_string(n) +
+               " there are");
+  const std::size_t values = value_bytes(parts.type, parts.count);
+  if (values > rest.size())
+    return bad("too short for " + std::to_string(parts.count) + " values of " +
+               std::string(to_string(parts.type)));
+  parts.index = rest.first(rest.size() - values);
+  parts.values = rest.subspan(parts.index.size());
+  return parts;
+}
+
 void add_sparse(const View& view, std::span<const float> values, float weight, bool first,
                 std::span<float> acc) {
   const std::uint32_t* index = view.index.data();
@@ -230,40 +270,35 @@ std::size_t encode_sparse(ValueType type, int8::Draw draw, std::span<const std::
 
 Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, Scratch& scratch,
                   const float* target) {
-  if (in.empty()) return bad("0 bytes, not even the form is there");
-  const auto form = std::to_integer<std::uint8_t>(in[0]);
+  CENTROID_ASSIGN(const Parts parts, parts_of(in, type, may_be_sparse, n));
   View view;
-  view.is_sparse = (form & kSparse) != 0;
-  view.type = static_cast<ValueType>(form & ~kSparse);
-  const bool known = view.is_sparse ? may_be_sparse && view.type == type
-                                    : view.type == type || view.type == ValueType::kF32;
-  if (!known) return bad("form " + std::to_string(form) + " is not one of this codec");
-  Bytes rest = in.subspan(1);
-  if (!view.is_sparse) {
-    const std::size_t wanted = value_bytes(view.type, n);
-    if (rest.size() != wanted)
-      return bad("dense " + std::string(to_string(view.type)) + ", " + std::to_string(wanted + 1) +
-                 " bytes were expected for " + std::to_string(n) + " numbers");
-    view.values = rest;
-    CENTROID_TRY(check_values(view, n));
-    return view;
+  view.is_sparse = parts.is_sparse;
+  view.type = parts.type;
+  view.values = parts.values;
+  if (view.is_sparse) {
+    if (scratch.index.size() < parts.count) scratch.index.resize(parts.count);
+    const std::span<std::uint32_t> indices = std::span(scratch.index).first(parts.count);
+    CENTROID_TRY(index_code::decode(parts.index, parts.values.size(), n, indices, target));
+    view.index = indices;
   }
-  CENTROID_ASSIGN(const std::uint32_t count, read_count(rest));
-  if (count > n)
-    return bad(std::to_string(count) + " numbers are more than the " + std::to_string(n) +
-               " there are");
-  const std::size_t values = value_bytes(view.type, count);
-  if (values > rest.size())
-    return bad("too short for " + std::to_string(count) + " values of " +
-               std::string(to_string(view.type)));
-  const Bytes index = rest.first(rest.size() - values);
-  view.values = rest.subspan(index.size());
-  if (scratch.index.size() < count) scratch.index.resize(count);
-  const std::span<std::uint32_t> indices = std::span(scratch.index).first(count);
-  CENTROID_TRY(index_code::decode(index, values, n, indices, target));
-  view.index = indices;
-  CENTROID_TRY(check_values(view, count));
+  CENTROID_TRY(check_values(view, parts.count));
   return view;
+}
+
+double squares(Bytes in, ValueType type, bool may_be_sparse, std::size_t n) {
+  const auto parts = parts_of(in, type, may_be_sparse, n);
+  if (!parts.ok()) return std::numeric_limits<double>::quiet_NaN();
+  switch (parts->type) {
+    case ValueType::kF32:
+      return squares_f32(parts->values);
+    case ValueType::kBf16:
+      return squares_bf16(parts->values);
+    case ValueType::kInt8:
+      return int8::squares(parts->values, parts->count);
+    case ValueType::kSign:
+      return sign::squares(parts->values, parts->count);
+  }
+  return std::numeric_limits<double>::quiet_NaN();
 }
 
 bool says_sparse(Bytes in) {

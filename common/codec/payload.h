@@ -62,6 +62,9 @@ struct View {
 Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, Scratch& scratch,
                   const float* target = nullptr);
 
+/// As Codec::squares; the indices are not looked at.
+double squares(Bytes in, ValueType type, bool may_be_sparse, std::size_t n);
+
 /// Whether the first byte says so; the rest may be wrong.
 bool says_sparse(Bytes in);
 /// As Codec::check_finite: only dense f32 may hold what is not finite, `read` refuses the others.

@@ -56,6 +56,16 @@ class PayloadCodec final : public Codec {
     return {};
   }
 
+  Status check(Bytes in, std::size_t n) const override {
+    const auto view = payload::read(in, spec_.values, is_sparse(), n, scratch());
+    if (!view.ok()) return refused(in, view.error());
+    return {};
+  }
+
+  double squares(Bytes in, std::size_t n) const override {
+    return payload::squares(in, spec_.values, is_sparse(), n);
+  }
+
   Status check_finite(Bytes in) const override { return payload::check_finite(in); }
 
   Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const override {

@@ -90,6 +90,37 @@ struct HasBad {
 };
 
 template <class Format>
+struct AddSquares {
+  CENTROID_KERNEL void run(const std::byte* in, std::size_t rows, double* lanes) {
+    double sum[16];
+    for (std::size_t l = 0; l < 16; ++l) sum[l] = lanes[l];
+    for (std::size_t row = 0; row < rows; ++row) {
+      CENTROID_INDEPENDENT
+      for (std::size_t l = 0; l < 16; ++l) {
+        const auto x = static_cast<double>(load<Format>(in, row * 16 + l));
+        sum[l] += x * x;
+      }
+    }
+    for (std::size_t l = 0; l < 16; ++l) lanes[l] = sum[l];
+  }
+};
+
+/// As squares_of in common/tensor/squares.h, of numbers as they are stored.
+template <class Format>
+double squares_of(Bytes in) {
+  const std::size_t n = in.size() / sizeof(typename Format::Stored), rows = n / 16;
+  double lanes[16] = {};
+  run_multiversioned<AddSquares<Format>>(in.data(), rows, lanes);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  for (std::size_t i = rows * 16; i < n; ++i) {
+    const auto x = static_cast<double>(load<Format>(in.data(), i));
+    sum += x * x;
+  }
+  return sum;
+}
+
+template <class Format>
 Status check_finite_of(Bytes in) {
   const std::size_t n = in.size() / sizeof(typename Format::Stored);
   bool has_bad = false;
@@ -142,6 +173,14 @@ class PlainCodec final : public Codec {
     return {};
   }
 
+  Status check(Bytes in, std::size_t n) const override { return check_length(in, n); }
+
+  double squares(Bytes in, std::size_t n) const override {
+    if (in.size() / kWidth != n || in.size() % kWidth != 0)
+      return std::numeric_limits<double>::quiet_NaN();
+    return squares_of<Format>(in);
+  }
+
   Status check_finite(Bytes in) const override { return check_finite_of<Format>(in); }
 
  private:
@@ -161,6 +200,8 @@ class PlainCodec final : public Codec {
 }  // namespace
 
 Status check_finite_f32(Bytes numbers) { return check_finite_of<F32>(numbers); }
+double squares_f32(Bytes numbers) { return squares_of<F32>(numbers); }
+double squares_bf16(Bytes numbers) { return squares_of<Bf16>(numbers); }
 
 std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec) {
   if (spec.kind == CodecSpec::Kind::kBf16) return std::make_unique<PlainCodec<Bf16>>(spec);

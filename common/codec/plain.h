@@ -22,5 +22,8 @@ std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec);
 
 /// Codec::check_finite of f32, also for the payloads that are f32 behind a byte of their own.
 Status check_finite_f32(Bytes numbers);
+/// Codec::squares of as many numbers as the bytes are.
+double squares_f32(Bytes numbers);
+double squares_bf16(Bytes numbers);
 
 }  // namespace centroid

@@ -110,6 +110,15 @@ Status check(Bytes in, std::size_t n) {
   return {};
 }
 
+double squares(Bytes in, std::size_t n) {
+  double sum = 0;
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    const auto scale = static_cast<double>(f32_from_bf16(load16(in.data() + 2 * (begin / kBlock))));
+    sum += scale * scale * static_cast<double>(std::min(kBlock, n - begin));
+  }
+  return sum;
+}
+
 void dequantize(Bytes in, std::span<float> out) {
   const std::byte* bits = in.data() + scale_bytes(out.size());
   run_multiversioned<Dequantize<true>>(bits, in.data(), 1.0f, out.data(), out.size());

@@ -40,6 +40,9 @@ bool quantize(std::span<const float> x, std::byte* out);
 /// fails invalid_argument
 Status check(Bytes in, std::size_t n);
 
+/// Sum of x̂[i]²; `in` has the right length, `check` may refuse it.
+double squares(Bytes in, std::size_t n);
+
 /// out[i] = x̂[i]; `in` is checked.
 void dequantize(Bytes in, std::span<float> out);
 /// acc[i] += weight * x̂[i], or = when `first`; multiplied and added with a rounding each.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <span>
 
@@ -33,6 +34,14 @@ inline double squares_of(std::span<const float> values) {
   for (const float value : values.subspan(rows * 16))
     sum += static_cast<double>(value) * static_cast<double>(value);
   return sum;
+}
+
+/// Whether a norm is the root of `squares`, within a thousandth: both sides add in their own order,
+/// and a client of another make may add in float32.
+inline bool is_norm_of(double norm, double squares) {
+  constexpr double kTolerance = 1e-3;
+  const double found = std::sqrt(squares);
+  return std::abs(norm - found) <= kTolerance * found;
 }
 
 }  // namespace centroid

@@ -27,7 +27,6 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   ranks_.clear();
   ranks_.resize(codecs.size());
   for (std::size_t r = 0; r < codecs.size(); ++r) {
-    ranks_[r].is_plain = codecs[r]->spec() == "f32";
     ranks_[r].codec = std::move(codecs[r]);
     ranks_[r].seen.resize(plan_.chunks().size());
   }
@@ -96,11 +95,8 @@ Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state
 
 /// What is wrong with a payload that waits must be told now: when its turn comes its sender may
 /// have ended its contribution, and the round would wait for a chunk that nobody sends again.
-Status Aggregator::check(const RankState& source, ChunkId chunk, Bytes payload) {
-  const std::uint64_t elements = plan_.chunk(chunk).elements;
-  if (source.is_plain && payload.size() == elements * sizeof(float)) return {};
-  if (checked_.size() < elements) checked_.resize(plan_.max_chunk_elements());
-  return source.codec->decode(payload, std::span(checked_).first(elements));
+Status Aggregator::check(const RankState& source, ChunkId chunk, Bytes payload) const {
+  return source.codec->check(payload, plan_.chunk(chunk).elements);
 }
 
 Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload) {

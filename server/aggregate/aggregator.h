@@ -78,8 +78,7 @@ class Aggregator {
   };
   struct RankState {
     std::shared_ptr<const Codec>
-        codec;              // shared: chunks may wait here longer than their sender lives
-    bool is_plain = false;  // float32 as they are: any bytes of that length are right
+        codec;  // shared: chunks may wait here longer than their sender lives
     bool absent = false;
     std::uint64_t received = 0, added = 0;
     std::size_t deferred_bytes = 0;  // of chunks that wait for all ranks
@@ -91,7 +90,7 @@ class Aggregator {
   bool is_missing(ChunkId chunk) const;
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
-  Status check(const RankState& source, ChunkId chunk, Bytes payload);
+  Status check(const RankState& source, ChunkId chunk, Bytes payload) const;
   Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
 
   const ChunkPlan& plan_;
@@ -101,7 +100,6 @@ class Aggregator {
   RobustMean robust_;
   std::vector<ChunkState> chunks_;
   std::vector<RankState> ranks_;
-  std::vector<float> checked_;  // a chunk that is only looked at
   std::size_t waiting_ = 0;
 };
 

@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "common/tensor/squares.h"
-
 namespace centroid::server {
 
 Status check_numbers(const Codec& codec, Bytes payload) {
@@ -18,8 +16,7 @@ StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<co
                                        std::size_t chunks)
     : plan_(plan), codec_(std::move(codec)), chunks_(chunks), payloads_(plan.chunks().size()) {}
 
-Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
-                               std::span<float> scratch) {
+Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes) {
   if (chunk.value >= payloads_.size())
     return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) +
                                                   " does not exist; the plan has " +
@@ -31,10 +28,11 @@ Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std
     return Error(ErrorCode::kInvalidArgument, "the weight changed within the contribution, from " +
                                                   std::to_string(weight_) + " to " +
                                                   std::to_string(weight));
-  const auto values = scratch.first(plan_.chunk(chunk).elements);
-  CENTROID_TRY(codec_->decode(payload.bytes().first(bytes), values));
+  const std::size_t elements = plan_.chunk(chunk).elements;
+  const Bytes came = payload.bytes().first(bytes);
+  CENTROID_TRY(codec_->check(came, elements));
   weight_ = weight;
-  squares_ += squares_of(values);
+  squares_ += codec_->squares(came, elements);
   kept = Payload{.buffer = std::move(payload), .bytes = bytes, .is_here = true};
   ++received_;
   bytes_ += bytes;
@@ -53,7 +51,7 @@ void StagedContribution::add_to(std::span<float> sum, ChunkId chunk, double weig
   CENTROID_CHECK(kept.is_here);
   const Status added = codec_->decode_add(kept.buffer.bytes().first(kept.bytes),
                                           static_cast<float>(weight), first, sum);
-  CENTROID_CHECK(added.ok());  // `put` has decoded it
+  CENTROID_CHECK(added.ok());  // `put` has checked it
 }
 
 }  // namespace centroid::server

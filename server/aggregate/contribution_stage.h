@@ -27,12 +27,10 @@ class StagedContribution {
   /// `chunks`: so many make it whole.
   StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec, std::size_t chunks);
 
-  /// Keep a chunk. It is decoded once into `scratch` (a chunk's length at least), so that what is
-  /// kept can be added.
+  /// Keep a chunk, checked, so that what is kept can be added.
   /// fails invalid_argument: no such chunk, sent twice, another weight than before, or as the codec
   /// says.
-  Status put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
-             std::span<float> scratch);
+  Status put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   std::uint64_t received() const { return received_; }
   bool is_whole() const { return received_ == chunks_; }
   double weight() const { return weight_; }

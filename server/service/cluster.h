@@ -518,8 +518,7 @@ class Cluster final : public ControlPlane {
   std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
   std::deque<Part> late_staged_;                             ///< in the machine's order
   std::vector<Part> parts_;                                  ///< of the round being merged
-  std::vector<MemberId> departed_;  ///< of whom other servers may keep something that counts
-  std::vector<float> decode_scratch_;
+  std::vector<MemberId> departed_;         ///< of whom other servers may keep something that counts
   std::weak_ptr<const StateImage> image_;  ///< the newest
   std::vector<std::weak_ptr<const StateImage>> images_;
   std::size_t image_limit_ = 2;  ///< so many may be in memory at once

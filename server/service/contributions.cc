@@ -3,25 +3,12 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/codec/squares.h"
-#include "common/tensor/squares.h"
 #include "server/service/cluster.h"
 
 /// What workers bring to a round: fenced, looked at, and given to the sums.
 namespace centroid::server {
 
 using transport::Session;
-
-namespace {
-
-/// Of a chunk's numbers as they came, while they are in the cache.
-double squares_in(const Link& link, Bytes payload, std::span<float> scratch) {
-  if (link.codec_kind == CodecSpec::Kind::kF32 && payload.size() == scratch.size_bytes())
-    return squares_of({reinterpret_cast<const float*>(payload.data()), scratch.size()});
-  return squares_of(*link.codec, payload, scratch);
-}
-
-}  // namespace
 
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
@@ -108,12 +95,9 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
       probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
   link->opened_at = clock_.now();
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
+  const std::size_t elements = store_->plan().chunk(head.chunk).elements;
   double squares = 0;
-  if (!is_elastic && looks) {
-    const auto scratch =
-        std::span(decode_scratch_).first(store_->plan().chunk(head.chunk).elements);
-    squares = squares_in(*link, buffer->bytes().first(bytes), scratch);
-  }
+  if (!is_elastic && looks) squares = link->codec->squares(buffer->bytes().first(bytes), elements);
   // One pass for both: in double the squares of floats add up to something finite, or one is not.
   const bool is_doubtful = is_elastic || !std::isfinite(squares);
   if (looks && is_doubtful) {
@@ -127,8 +111,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
       probe_.stale_frame();
       co_return Status();
     }
-    const Status kept =
-        staged->put(head.chunk, head.weight, std::move(*buffer), bytes, decode_scratch_);
+    const Status kept = staged->put(head.chunk, head.weight, std::move(*buffer), bytes);
     if (!kept.ok()) co_return kept.error().with_context(where);
     co_return Status();
   }
@@ -144,7 +127,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const double seconds =
       probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(link->codec_kind);
-  codec.moved(store_->plan().chunk(head.chunk).elements * sizeof(float), bytes);
+  codec.moved(elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
   if (std::exchange(link->pushed, key) != key) link->squares = 0;

@@ -173,7 +173,6 @@ Status Cluster::make_store(const Manifest& manifest) {
   };
   aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank",
                                              std::move(hooks), aggregate_);
-  decode_scratch_.resize(store_->plan().max_chunk_elements());
   log::info("store.made", {{"tensors", store_->plan().manifest().size()},
                            {"parameters", store_->plan().total_elements()},
                            {"chunks", store_->plan().chunks().size()},

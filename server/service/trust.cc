@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "common/codec/squares.h"
+#include "common/tensor/squares.h"
 #include "server/service/cluster.h"
 
 /// What workers claim against what came, and who may come to other servers.

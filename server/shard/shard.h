@@ -227,7 +227,6 @@ class Shard {
   std::map<MemberId, std::deque<Staged>> staged_;
   Round over_;                              ///< the last one that was merged here
   std::set<proto::ContributionKey> keeps_;  ///< to rounds up to it, that may count in a later one
-  std::vector<float> scratch_;
   AggregateRule aggregate_;
   std::unique_ptr<RobustMean> robust_;  ///< none: the mean
   // for the report: of workers that are gone, and of all rounds

@@ -68,7 +68,6 @@ Status Shard::take_model(const proto::ServerModel& model) {
   }
   store_->set_fragments(model.fragments);
   is_mine_.assign(store_->plan().chunks().size(), false);
-  scratch_.resize(store_->plan().max_chunk_elements());
   return {};
 }
 

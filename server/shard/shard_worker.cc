@@ -126,7 +126,7 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
     const Status is_sound = check_numbers(*worker->codec, buffer.bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
-  const Status put = kept->put(push.chunk, push.weight, std::move(buffer), bytes, scratch_);
+  const Status put = kept->put(push.chunk, push.weight, std::move(buffer), bytes);
   if (!put.ok()) co_return put.error().with_context(where);
   if (kept->is_whole()) tell_whole(key, *kept);
   co_return Status();

@@ -28,7 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<float> out(n, 5.0f), acc(n, 5.0f);
   const bool decoded = codec.decode(in, out).ok();
   const bool added = codec.decode_add(in, 1.0f, true, acc).ok();
-  if (decoded != added) std::abort();
+  if (decoded != added || decoded != codec.check(in, n).ok()) std::abort();
+  const double squares = codec.squares(in, n);  // whatever the bytes
   if (!decoded) {
     for (std::size_t i = 0; i < n; ++i)
       if (out[i] != 5.0f || acc[i] != 5.0f) std::abort();
@@ -36,6 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   for (std::size_t i = 0; i < n; ++i)
     if (!(out[i] == acc[i]) && !(std::isnan(out[i]) && std::isnan(acc[i]))) std::abort();
+  if (std::isfinite(squares) != codec.check_finite(in).ok()) std::abort();
   std::vector<std::byte> again(codec.max_bytes(n));
   const auto encoded = codec.encode(out, again);
   if (!encoded.ok() || *encoded > again.size()) std::abort();

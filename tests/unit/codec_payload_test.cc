@@ -15,7 +15,6 @@
 #include "common/codec/index_code.h"
 #include "common/codec/payload.h"
 #include "common/codec/sign.h"
-#include "common/codec/squares.h"
 #include "common/tensor/multiversion.h"
 #include "common/tensor/squares.h"
 
@@ -69,16 +68,20 @@ TEST(Squares, AreThoseOfWhatThePayloadDecodesTo) {
   for (const std::string& spec : specs)
     for (const std::size_t n : {1, 15, 16, 17, 5000}) {
       SCOPED_TRACE(spec + ", " + std::to_string(n));
-      std::vector<float> x(n), scratch(n);
+      std::vector<float> x(n);
       for (std::size_t i = 0; i < n; ++i)
         x[i] = static_cast<float>(mix64(kSeed, i) % 2000) / 500.0f - 2.0f;
       const auto payload = encoded(spec, x);
       double expected = 0;
       for (const float v : decoded(spec, payload, n)) expected += static_cast<double>(v) * v;
       const auto codec = make_codec(spec).value();
-      EXPECT_NEAR(squares_of(*codec, payload, scratch), expected, 1e-12 * expected);
+      EXPECT_NEAR(codec->squares(payload, n), expected, 1e-12 * expected);
+      EXPECT_TRUE(codec->check(payload, n).ok());
       const Bytes cut = Bytes(payload).first(payload.size() - 1);
-      EXPECT_TRUE(std::isnan(squares_of(*codec, cut, scratch))) << "of what is not whole";
+      EXPECT_FALSE(codec->check(cut, n).ok());
+      const bool has_index = codec->sparse(payload, n).value().has_value();
+      EXPECT_TRUE(has_index || std::isnan(codec->squares(cut, n))) << "of what is not whole";
+      EXPECT_TRUE(std::isnan(codec->squares({}, n)));
     }
 }
 
@@ -500,6 +503,9 @@ TEST(Payload, FlippedBitsAreRefusedOrGiveFiniteNumbers) {
       if (round % 4 == 0) bad.resize(random.below(bad.size()));
       std::vector<float> acc(x.size(), 1.0f);
       const Status added = codec->decode_add(bad, 1.0f, false, acc);
+      ASSERT_EQ(codec->check(bad, x.size()).ok(), added.ok());
+      const double squares = codec->squares(bad, x.size());
+      ASSERT_TRUE(!added.ok() || std::isfinite(squares));
       for (const float v : acc) ASSERT_TRUE(added.ok() ? std::isfinite(v) : v == 1.0f);
     }
   }

@@ -129,7 +129,9 @@ TEST_P(CodecConformance, PayloadsNeedNoAlignment) {
   std::vector<std::byte> shifted(codec_->max_bytes(n) + 1);
   ASSERT_TRUE(codec_->encode(x, MutableBytes(shifted).subspan(1)).ok());
   EXPECT_EQ(std::memcmp(shifted.data() + 1, bytes.data(), bytes.size()), 0);
-  EXPECT_TRUE(same_bits(decoded(Bytes(shifted).subspan(1, bytes.size()), n), decoded(bytes, n)));
+  const Bytes moved = Bytes(shifted).subspan(1, bytes.size());
+  EXPECT_TRUE(same_bits(decoded(moved, n), decoded(bytes, n)));
+  EXPECT_EQ(codec_->squares(moved, n), codec_->squares(bytes, n));
 }
 
 TEST_P(CodecConformance, EncodingWhatWasDecodedChangesNothing) {
@@ -156,6 +158,7 @@ TEST_P(CodecConformance, WrongLengthIsRefusedAndNothingChanges) {
       EXPECT_THAT(added.error().message(), HasSubstr(std::to_string(size) + " bytes"));
     }
     ASSERT_FALSE(codec_->decode(Bytes(bytes).first(size), acc).ok());
+    ASSERT_FALSE(codec_->check(Bytes(bytes).first(size), n).ok());
     EXPECT_TRUE(same_bits(acc, before));
   }
 }
@@ -191,7 +194,9 @@ TEST_P(CodecConformance, WhatIsNotFiniteIsFoundWhereverItStands) {
       for (std::size_t at = 0; at < n; at += at < 16 ? 1 : 29) {
         auto y = x;
         y[at] = bad;
-        const Status found = codec_->check_finite(encoded(y));
+        const auto payload = encoded(y);
+        ASSERT_FALSE(std::isfinite(codec_->squares(payload, n)));
+        const Status found = codec_->check_finite(payload);
         ASSERT_FALSE(found.ok()) << n << " numbers, " << bad << " at " << at;
         EXPECT_NE(found.error().message().find("number " + std::to_string(at) + " is "),
                   std::string::npos)

@@ -12,14 +12,13 @@ struct Fixture {
   ChunkPlan plan =
       ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {32}}}, 64).value();
   StagedContribution staged{plan, make_codec("f32").value(), plan.chunks().size()};
-  std::vector<float> scratch = std::vector<float>(16);
 
   /// Elements value, value + 1, ..
   Status put(std::uint32_t chunk, double weight, float value, std::size_t elements = 16) {
     Buffer buffer(elements * sizeof(float));
     for (std::size_t i = 0; i < elements; ++i)
       buffer.as<float>()[i] = value + static_cast<float>(i);
-    return staged.put(ChunkId(chunk), weight, std::move(buffer), elements * sizeof(float), scratch);
+    return staged.put(ChunkId(chunk), weight, std::move(buffer), elements * sizeof(float));
   }
 };
 

@@ -209,8 +209,7 @@ class ServerLink final : public transport::FrameSink {
   bool sent_end_ = false, is_sending_ = false;
   bool has_begun_adding_ = false;  // with the peers
   std::string nonfinite_tensor_;
-  double squares_ = 0;  ///< of the numbers sent in this attempt, as they are decoded
-  std::vector<float> squares_scratch_;
+  double squares_ = 0;                 ///< of the numbers sent in this attempt, as they are decoded
   std::optional<proto::Peers> peers_;  // of the generation that was told last
   Version held_;                       // of the parameters, as far as the link knows
   std::vector<bool> have_;

@@ -4,7 +4,6 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
-#include "common/codec/squares.h"
 #include "common/tensor/squares.h"
 #include "transport/echo.h"
 #include "worker/exchange/server_link.h"
@@ -409,11 +408,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
     }
     payload = *encoded;
     double squares = 0;
-    if (looks) {  // as the server will
-      squares_scratch_.resize(plan_.max_chunk_elements());
-      const auto scratch = std::span(squares_scratch_).first(chunk.elements);
-      squares = squares_of(*codec_, payload, scratch);
-    }
+    if (looks) squares = codec_->squares(payload, chunk.elements);  // as the server will
     squares_ += squares;
     // bf16 rounds the very largest numbers to infinity. Error feedback has looked while it added.
     if (!feedback_ && !std::isfinite(squares)) {
