@@ -18,16 +18,36 @@ Cadence::Options cadence_options(const Coordinator::Options& options) {
 }
 
 constexpr double kNudge = 0.5;
+/// A share of fewer of the planned steps is a short one. Rounding takes less from a share.
+constexpr double kWhole = 0.9;
 
 }  // namespace
 
 Coordinator::Coordinator(Options options)
-    : options_(std::move(options)),
-      cadence_(cadence_options(options_)),
-      guard_(options_.mode == Mode::kTuned ? options_.divergence : 0),
-      predictor_(options_.mode == Mode::kTuned && options_.predicts ? options_.divergence : 0) {}
+    : options_(std::move(options)), cadence_(cadence_options(options_)) {}
+
+Coordinator::Watch& Coordinator::watch(std::uint32_t fragment) {
+  const double guards = options_.mode == Mode::kTuned ? options_.divergence : 0,
+               predicts = options_.predicts ? guards : 0;
+  return watches_
+      .try_emplace(fragment, Watch{.series = {},
+                                   .guard = DivergenceGuard(guards),
+                                   .predictor = GrowthPredictor(predicts),
+                                   .limit = {}})
+      .first->second;
+}
 
 void Coordinator::contributed(MemberId member, const Work& work) {
+  // Of a short share (at an epoch's end, or a probe) parameters diverge less: that their divergence
+  // is larger after the next one is no growth.
+  const double anchor = static_cast<double>(cadence_.anchor());
+  const bool is_whole =
+      work.part >= kWhole && (cadence_.is_known(member) || work.steps >= kWhole * anchor);
+  const auto [past, is_new] = was_whole_.try_emplace(member, true);
+  Watch& told = watch(work.fragment);
+  if (std::exchange(past->second, is_whole) && !(work.divergence < 0))
+    told.series.told(member, work.divergence);
+  for (auto& [fragment, one] : watches_) one.series.worked(member, work.steps);
   cadence_.worked(member, work.steps, work.compute_seconds);
   told_[member] = work;
 }
@@ -35,33 +55,71 @@ void Coordinator::contributed(MemberId member, const Work& work) {
 void Coordinator::gone(MemberId member) {
   cadence_.gone(member);
   told_.erase(member);
+  was_whole_.erase(member);
+  for (auto& [fragment, one] : watches_) one.series.gone(member);
+}
+
+/// What is known anew of the divergences. True: they go on rising, the anchor is to go down.
+bool Coordinator::judge() {
+  bool goes_down = false;
+  for (auto& [fragment, one] : watches_) {
+    const auto seen = one.series.take();
+    if (!seen) continue;
+    if (seen->is_of_others) {
+      one.guard.restart();
+      one.predictor.restart();
+    }
+    const auto verdict = one.guard.observe(seen->divergences);
+    one.holds_growth = verdict != DivergenceGuard::Verdict::kStable;
+    one.limit = one.predictor.observe(seen->divergences, seen->steps, seen->since);
+    if (verdict != DivergenceGuard::Verdict::kNudgeDown) continue;
+    goes_down = true;
+    for (auto& [number, other] : watches_) {
+      if (number == fragment) continue;
+      other.guard.restart();  // what it has seen was of longer rounds
+      other.holds_growth = false;
+    }
+  }
+  return goes_down;
+}
+
+/// As the fragments' growth bounds the steps of a round: of as many rounds as there are fragments
+/// each has one average.
+std::optional<std::uint64_t> Coordinator::growth_limit() const {
+  std::optional<std::uint64_t> least;
+  for (const auto& [fragment, one] : watches_)
+    if (one.limit) least = std::min(*one.limit, least.value_or(*one.limit));
+  if (least) *least = std::max<std::uint64_t>(*least / watches_.size(), 1);
+  return least;
+}
+
+double Coordinator::divergence() const {
+  double largest = 0;
+  for (const auto& [fragment, one] : watches_) largest = std::max(largest, one.guard.last());
+  return largest;
 }
 
 void Coordinator::round_over() {
   // Who came last waited for nobody: its time is what the exchange itself takes.
   double exchange = 0;
-  std::vector<double> divergences;
-  for (const auto& [member, work] : told_) {
+  for (const auto& [member, work] : told_)
     if (work.exchange_seconds > 0 && (exchange == 0 || work.exchange_seconds < exchange))
       exchange = work.exchange_seconds;
-    if (!(work.divergence < 0)) divergences.push_back(work.divergence);
-  }
   told_.clear();
-  const auto verdict = guard_.observe(divergences);
-  const std::uint64_t steps = std::exchange(steps_, cadence_.anchor());
+  const bool goes_down = judge();
   if (options_.predicts) {
-    const auto limit = predictor_.observe(divergences, steps, steps_);
-    holds_growth_ = limit && *limit <= cadence_.anchor();
-    if (limit && *limit < cadence_.anchor()) ++nudges_;
-    cadence_.limit(limit.value_or(Cadence::kNoLimit));
-    if (exchange > 0) cadence_.exchanged(exchange);
-    return;
-  }
-  if (!divergences.empty()) holds_growth_ = verdict != DivergenceGuard::Verdict::kStable;
-  cadence_.hold_growth(holds_growth_);
-  if (verdict == DivergenceGuard::Verdict::kNudgeDown) {
-    cadence_.nudge_down(kNudge);
-    ++nudges_;
+    const auto most = growth_limit();
+    holds_growth_ = most && *most <= cadence_.anchor();
+    if (most && *most < cadence_.anchor()) ++nudges_;
+    cadence_.limit(most.value_or(Cadence::kNoLimit));
+  } else {
+    holds_growth_ =
+        std::ranges::any_of(watches_, [](const auto& one) { return one.second.holds_growth; });
+    cadence_.hold_growth(holds_growth_);
+    if (goes_down) {
+      cadence_.nudge_down(kNudge);
+      ++nudges_;
+    }
   }
   if (exchange > 0) cadence_.exchanged(exchange);
 }

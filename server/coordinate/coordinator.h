@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "common/base/result.h"
 #include "server/coordinate/cadence.h"
 #include "server/coordinate/divergence_guard.h"
+#include "server/coordinate/divergence_series.h"
 
 namespace centroid::server {
 
@@ -34,8 +37,10 @@ class Coordinator {
   /// What a member says at the end of its contribution.
   struct Work {
     double steps = 0, compute_seconds = 0;  ///< of this round
-    double exchange_seconds = 0;            ///< of the round before, without computing; 0: none
-    double divergence = -1;                 ///< at the average before; below 0: not measured
+    double part = 1;              ///< of the share that it would have had with data enough
+    double exchange_seconds = 0;  ///< of the round before, without computing; 0: none
+    double divergence = -1;       ///< at the average before; below 0: not measured
+    std::uint32_t fragment = 0;   ///< of which that average was
   };
   void contributed(MemberId member, const Work& work);
   void gone(MemberId member);
@@ -53,16 +58,29 @@ class Coordinator {
 
   bool is_on() const { return options_.mode != Mode::kOff; }
   const Cadence& cadence() const { return cadence_; }
-  double divergence() const { return guard_.last(); }
+  double divergence() const;  ///< the largest of the newest that were judged
+  /// Steps of the slowest in a round that keep the divergence below its bound; none: as many as may
+  /// be.
+  std::optional<std::uint64_t> growth_limit() const;
   bool holds_growth() const { return holds_growth_; }
   std::uint64_t nudges() const { return nudges_; }
 
  private:
+  /// Of one fragment: another one's parameters are of another size, and so are their divergences.
+  struct Watch {
+    DivergenceSeries series;
+    DivergenceGuard guard;
+    GrowthPredictor predictor;
+    std::optional<std::uint64_t> limit;
+    bool holds_growth = false;
+  };
+  Watch& watch(std::uint32_t fragment);
+  bool judge();
+
   Options options_;
   Cadence cadence_;
-  DivergenceGuard guard_;
-  GrowthPredictor predictor_;
-  std::uint64_t steps_ = 0;  // of the slowest in the round whose divergences come next
+  std::map<std::uint32_t, Watch> watches_;
+  std::map<MemberId, bool> was_whole_;  // whether a member's last share was as long as others
   bool holds_growth_ = false;
   std::uint64_t nudges_ = 0;
   std::map<MemberId, Work> told_;  // since the last round that was over

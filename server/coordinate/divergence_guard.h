@@ -27,6 +27,8 @@ class DivergenceGuard {
 
   /// The members' divergences at one average; none: nothing was measured.
   Verdict observe(std::span<const double> divergences);
+  /// What comes next is not to be compared with what was.
+  void restart() { recent_.clear(); }
   double last() const { return recent_.empty() ? 0 : recent_.back(); }
 
  private:
@@ -52,6 +54,8 @@ class GrowthPredictor {
   /// limit stays. `since`: steps made after that average.
   std::optional<std::uint64_t> observe(std::span<const double> divergences, std::uint64_t steps,
                                        std::uint64_t since = 0);
+  /// What comes next is not to be compared with what was.
+  void restart() { last_ = 0; }
   double rate() const { return rate_; }  ///< a step; 0: not known
 
  private:

@@ -180,8 +180,10 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
   coordinator_.contributed(link.id, {.steps = steps,
                                      .compute_seconds = end.compute_seconds,
+                                     .part = link.wanted > 0 ? steps / link.wanted : 1,
                                      .exchange_seconds = end.exchange_seconds,
-                                     .divergence = end.divergence});
+                                     .divergence = end.divergence,
+                                     .fragment = link.before});
 }
 
 Scalars KnownScalars::of(const proto::PushEnd& end) {

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/async/task_group.h"
@@ -46,7 +47,11 @@ struct Link {
   DataPart part;                  ///< its share, until a contribution of it is here
   Round part_of;                  ///< the round for which it got it
   std::uint64_t local_steps = 0;  ///< of its last share
+  double wanted = 0;              ///< steps it would have with data enough; 0: not known
   double divergence = -1;         ///< at its last average
+  std::uint32_t fragment = 0;     ///< of the round it began last
+  std::uint32_t before = 0;       ///< of the one before, of whose average it tells
+  Round fragment_of;              ///< the round it began last
   double parameter_norm = -1;     ///< of its parameters, as it told last
   Scalars scalars;                ///< of its last contribution with any
   double share_ratio = 0;         ///< its part of its last round's samples
@@ -77,6 +82,11 @@ struct Link {
   std::string program;             ///< its version; empty: it has not said
   std::weak_ptr<Attempt> sending;  ///< whose results its outbox sends
   std::size_t sent = 0;            ///< of its pieces
+  /// It is told to begin a round of a fragment.
+  void begin(Round round, std::uint32_t of) {
+    if (std::exchange(fragment_of, round) == round) return;
+    before = std::exchange(fragment, of);
+  }
   /// Results that are ready for it and not yet sent.
   std::size_t unsent() const {
     const auto attempt = sending.lock();

@@ -72,6 +72,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
         link->opened = attempt->key();
         link->opened_at = clock_.now();
       }
+      if (attempt) link->begin(attempt->round, fragments_.turn(attempt->optimizer_step));
       sent = 0;
       link->sending = attempt;
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {

@@ -46,6 +46,11 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
   for (std::size_t rank = 0; rank < members.size(); ++rank)
     samples.push_back(
         std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::round(asked(rank) * scale))));
+  const double sum = std::accumulate(samples.begin(), samples.end(), 0.0),
+               part = std::min(1.0, limit / sum);  // all rounds are so short
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    find(members[rank])->wanted =
+        static_cast<double>(samples[rank]) * part / static_cast<double>(batches[rank]);
   return samples;
 }
 

@@ -111,6 +111,134 @@ TEST(Coordinator, ParametersThatDriftApartShortenTheRounds) {
   EXPECT_THAT(coordinator.plan(members), ElementsAre(20, 20));
 }
 
+/// What a member tells when nothing but its divergence matters.
+void tell(Coordinator& coordinator, MemberId member, double divergence,
+          std::uint32_t fragment = 0) {
+  coordinator.contributed(
+      member, {.steps = 40, .compute_seconds = 1, .divergence = divergence, .fragment = fragment});
+}
+
+/// Fragments diverge each by itself: that the second is larger than the first is no growth, and
+/// that all four grow is one thing.
+TEST(Coordinator, FragmentsAreComparedEachWithItself) {
+  Coordinator coordinator(tuned(40));
+  const auto turn = [&](double more) {
+    for (std::uint32_t fragment = 0; fragment < 4; ++fragment) {
+      for (const MemberId member : {MemberId(1), MemberId(2)})
+        tell(coordinator, member, 0.06 + 0.01 * fragment + more, fragment);
+      coordinator.round_over();
+    }
+  };
+  for (int i = 0; i < 10; ++i) turn(0);
+  EXPECT_EQ(coordinator.nudges(), 0u);
+  EXPECT_FALSE(coordinator.holds_growth());
+  EXPECT_DOUBLE_EQ(coordinator.divergence(), 0.09);
+  for (int i = 1; i <= 3; ++i) turn(0.001 * i);
+  EXPECT_EQ(coordinator.nudges(), 1u);
+  EXPECT_EQ(coordinator.cadence().anchor(), 20u);
+  for (int i = 0; i < 4; ++i) turn(0.003);
+  EXPECT_EQ(coordinator.nudges(), 1u);
+  EXPECT_FALSE(coordinator.holds_growth());
+}
+
+/// With asp a round is one contribution: the next one's member is another, and no growth of this.
+TEST(Coordinator, MembersAreComparedWhenAllHaveTold) {
+  const std::uint64_t seed = 5;
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng rng(seed);
+  Coordinator coordinator(tuned(40));
+  std::vector<std::uint64_t> order{0, 1, 2, 3};
+  std::uint64_t present = 4;
+  const auto turn = [&](double more, bool is_mixed = true) {
+    for (std::uint64_t i = is_mixed ? 3 : 0; i > 0; --i)
+      std::swap(order[i], order[rng.below(i + 1)]);
+    for (const std::uint64_t i : order) {
+      if (i >= present) continue;
+      tell(coordinator, MemberId(i + 1), 0.06 + 0.01 * static_cast<double>(i) + more);
+      coordinator.round_over();
+    }
+  };
+  for (int i = 0; i < 50; ++i) turn(0);
+  EXPECT_EQ(coordinator.nudges(), 0u);
+  EXPECT_FALSE(coordinator.holds_growth());
+  for (int i = 1; i <= 6; ++i) turn(0.001 * i, false);
+  EXPECT_EQ(coordinator.nudges(), 1u);
+  EXPECT_EQ(coordinator.cadence().anchor(), 20u);
+
+  coordinator.gone(MemberId(4));
+  coordinator.gone(MemberId(3));
+  coordinator.gone(MemberId(2));
+  for (present = 1; present <= 4; ++present) {  // they come back one by one
+    turn(0.006);
+    turn(0.006);
+  }
+  EXPECT_EQ(coordinator.nudges(), 1u);
+}
+
+/// Nobody is waited for without end.
+TEST(Coordinator, WhoTellsNothingIsLeftOutOfTheComparison) {
+  Coordinator coordinator(tuned(40));
+  tell(coordinator, MemberId(2), 0.5);
+  double divergence = 0.06;
+  for (unsigned i = 0; i < 2 * DivergenceSeries::kPatience; ++i, divergence += 0.001) {
+    tell(coordinator, MemberId(1), divergence);
+    coordinator.round_over();
+  }
+  EXPECT_GE(coordinator.nudges(), 1u);
+}
+
+/// Rounds at the end of an epoch have what is left of it: that parameters diverge more in the next
+/// one is no growth. Two members, `part` of 20 steps in the last round of each epoch of six.
+TEST(Coordinator, ShortRoundsAreNoGrowth) {
+  for (const bool predicts : {false, true})
+    for (const double part : {0.25, 0.8}) {
+      SCOPED_TRACE(testing::Message() << "predicts " << predicts << ", part " << part);
+      Coordinator::Options options = tuned(20);
+      options.predicts = predicts;
+      options.divergence = predicts ? 0.05 : 0.01;
+      Coordinator coordinator(options);
+      const std::vector<MemberId> members{MemberId(1), MemberId(2)};
+      double divergence = -1;  // noise: falls after each short round, and rises twice
+      for (int round = 0; round < 60; ++round) {
+        const auto plan = coordinator.plan(members);
+        std::vector<double> steps;
+        for (const std::uint64_t planned : plan)
+          steps.push_back(static_cast<double>(planned) * (round % 6 == 5 ? part : 1));
+        for (std::size_t i = 0; i < members.size(); ++i)
+          coordinator.contributed(members[i], {.steps = steps[i],
+                                               .compute_seconds = 0.01 * steps[i],
+                                               .part = steps[i] / static_cast<double>(plan[i]),
+                                               .exchange_seconds = 0.015,
+                                               .divergence = divergence});
+        coordinator.round_over();
+        divergence = 0.0024 * steps[0] + 1e-5 * (round % 3);  // no growth; 0.048 of 0.05
+        EXPECT_EQ(coordinator.nudges(), 0u) << round;
+      }
+      EXPECT_EQ(coordinator.cadence().anchor(), 20u);
+    }
+}
+
+/// The rate is that of the steps that were made, also where some of them are not looked at.
+TEST(Coordinator, GrowthIsSeenBeyondShortRounds) {
+  Coordinator::Options options = tuned(40);
+  options.predicts = true;
+  Coordinator coordinator(options);
+  const MemberId member(1);
+  constexpr double kRate = 0.002;
+  double divergence = 0.01, told = -1;
+  for (const double steps : {40.0, 40.0, 10.0, 40.0, 40.0}) {
+    coordinator.contributed(
+        member, {.steps = steps, .compute_seconds = steps, .part = steps / 40, .divergence = told});
+    coordinator.round_over();
+    divergence *= std::exp(kRate * steps);
+    told = divergence;
+    EXPECT_EQ(coordinator.nudges(), 0u);
+  }
+  // The last that was told is of 130 steps, 40 have been made since.
+  const double left = std::log(0.05 / 0.01) / kRate - 130 - 40;
+  EXPECT_EQ(coordinator.growth_limit(), static_cast<std::uint64_t>(left));
+}
+
 /// Who evaluates in a round comes with the others all the same.
 TEST(Coordinator, WhoIsKeptFromItsStepsMakesFewer) {
   Coordinator coordinator(tuned(10));
