@@ -158,12 +158,18 @@ Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint
 }
 
 void Cluster::count_end(Link& link, const proto::PushEnd& end) {
-  link.rounds += 1;
-  link.samples += end.samples;
-  link.compute_seconds += end.compute_seconds;
-  link.wait_seconds += end.wait_seconds;
-  link.encode_seconds += end.encode_seconds;
-  link.decode_seconds += end.decode_seconds;
+  // A round that is repeated gets the contribution again.
+  const bool is_again = std::exchange(link.counted, end.round) == end.round;
+  if (is_again)
+    link.sums = link.sums_before;
+  else
+    link.sums_before = link.sums;
+  link.sums.rounds += 1;
+  link.sums.samples += end.samples;
+  link.sums.compute_seconds += end.compute_seconds;
+  link.sums.wait_seconds += end.wait_seconds;
+  link.sums.encode_seconds += end.encode_seconds;
+  link.sums.decode_seconds += end.decode_seconds;
   link.step_seconds = end.compute_seconds;
   if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
@@ -178,6 +184,7 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.part = {};
   link.divergence = end.divergence;
   if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
+  if (is_again && attempt_ && attempt_->resend) return;  // the same steps
   coordinator_.contributed(link.id, {.steps = steps,
                                      .compute_seconds = end.compute_seconds,
                                      .part = link.wanted > 0 ? steps / link.wanted : 1,

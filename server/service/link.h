@@ -73,10 +73,16 @@ struct Link {
   };
   std::optional<Late> late;
   // for the operator
-  std::uint64_t samples = 0, rounds = 0;
-  double step_seconds = 0, compute_seconds = 0, wait_seconds = 0, last_loss = 0;
-  double encode_seconds = 0, decode_seconds = 0;  ///< in its codecs, as it told
-  double receive_seconds = 0;                     ///< reading its chunks here
+  /// Of its contributions, each once, however many attempts its round took.
+  struct Sums {
+    std::uint64_t samples = 0, rounds = 0;
+    double compute_seconds = 0, wait_seconds = 0;
+    double encode_seconds = 0, decode_seconds = 0;  ///< in its codecs, as it told
+  };
+  Sums sums, sums_before;  ///< with and without the last
+  Round counted;           ///< the round of the last
+  double step_seconds = 0, last_loss = 0;
+  double receive_seconds = 0;  ///< reading its chunks here
   transport::TrafficCounters traffic;
   ClockWatch clock;                ///< of its machine
   std::string program;             ///< its version; empty: it has not said

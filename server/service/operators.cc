@@ -267,7 +267,7 @@ ScaleView Cluster::scale_view(double efficiency) const {
   question.adds_at_server = !config_.is_peer_to_peer();
   question.max_workers = config_.max_workers;
   for (const auto& [id, link] : links_)
-    if (link->rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
+    if (link->sums.rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
   double first = 0, last = 0;
   for (const RoundView& round : history_) {  // newest first
     if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;

@@ -26,18 +26,18 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.reason = member.reason;
   if (link == nullptr) return view;
   view.devices = link->join.devices;
-  view.samples = link->samples;
-  view.rounds = link->rounds;
+  view.samples = link->sums.samples;
+  view.rounds = link->sums.rounds;
   const auto traffic = link->is_gone || link->session == nullptr
                            ? link->traffic
                            : link->session->connection().traffic();
   view.bytes_in = traffic.bytes_in;
   view.bytes_out = traffic.bytes_out;
   view.step_seconds = link->step_seconds;
-  view.compute_seconds = link->compute_seconds;
-  view.wait_seconds = link->wait_seconds;
-  view.encode_seconds = link->encode_seconds;
-  view.decode_seconds = link->decode_seconds;
+  view.compute_seconds = link->sums.compute_seconds;
+  view.wait_seconds = link->sums.wait_seconds;
+  view.encode_seconds = link->sums.encode_seconds;
+  view.decode_seconds = link->sums.decode_seconds;
   view.receive_seconds = link->receive_seconds;
   view.last_loss = link->last_loss;
   view.local_steps = link->local_steps;

@@ -49,9 +49,9 @@ class Client final : public transport::FrameSink {
   Status ask(Kind kind, const M& message) {
     return run(ask_head(this, kind, proto::encode(message)));
   }
-  /// The round that is open for us, from this number on.
-  std::optional<proto::RoundOpen> round(Round from = Round(1)) {
-    return run(wait_open(this, from));
+  /// The round that is open for us, from this number and attempt on.
+  std::optional<proto::RoundOpen> round(Round from = Round(1), std::uint32_t attempt = 0) {
+    return run(wait_open(this, from, attempt));
   }
   /// Why it waits, as the server says.
   std::optional<proto::Wait> wait() { return run(wait_wait(this)); }
@@ -73,14 +73,18 @@ class Client final : public transport::FrameSink {
   /// What the session ended with; the server's Goodbye when it said one.
   std::string ended() { return run(wait_end(this)); }
 
+  /// The numbers of a contribution to `open`, without its end.
+  void push(const proto::RoundOpen& open) {
+    proto::Push head;
+    head.generation = open.generation;
+    head.round = open.round;
+    head.attempt = open.attempt;
+    head.weight = static_cast<double>(open.end - open.begin);
+    EXPECT_TRUE(send(Kind::kPush, head, 16).ok());
+  }
   /// A whole and right contribution to `open`.
   void contribute(const proto::RoundOpen& open) {
-    proto::Push push;
-    push.generation = open.generation;
-    push.round = open.round;
-    push.attempt = open.attempt;
-    push.weight = static_cast<double>(open.end - open.begin);
-    EXPECT_TRUE(send(Kind::kPush, push, 16).ok());
+    push(open);
     EXPECT_TRUE(send(Kind::kPushEnd, end_of(open)).ok());
   }
   static proto::PushEnd end_of(const proto::RoundOpen& open) {
@@ -153,9 +157,14 @@ class Client final : public transport::FrameSink {
                                                         Bytes(), self->limit());
     co_return reply.ok() ? Status() : Status(reply.error());
   }
-  static Task<std::optional<proto::RoundOpen>> wait_open(Client* self, Round from) {
+  static Task<std::optional<proto::RoundOpen>> wait_open(Client* self, Round from,
+                                                         std::uint32_t attempt) {
     const TimePoint deadline = self->limit();
-    while (!self->open_ || self->open_->round < from)
+    const auto is_open = [self, from, attempt] {
+      return self->open_ && (self->open_->round > from ||
+                             (self->open_->round == from && self->open_->attempt >= attempt));
+    };
+    while (!is_open())
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->open_;
   }
@@ -294,6 +303,47 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   const auto checkpoint = written.get();  // that version is there already
   ASSERT_FALSE(checkpoint.ok()) << "version " << checkpoint->version << " was written";
   EXPECT_EQ(checkpoint.error().code(), ErrorCode::kAlreadyExists);
+}
+
+/// Who is lost with half a contribution costs the others another attempt: what they send again
+/// counts once.
+TEST(Contract, WhatIsSentAgainCountsOnce) {
+  TemporaryDirectory directory;
+  server::ServerConfig c;
+  c.run_dir = directory.path();
+  c.epochs = 2;
+  c.min_workers = 2;
+  c.drain_timeout = std::chrono::seconds(2);
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
+  Client first;
+  auto lost = std::make_unique<Client>();
+  lost->join.name = lost->greeting.name = "w1";
+  for (Client* const client : {&first, lost.get()}) {
+    ASSERT_TRUE(client->open(server.endpoint()).ok());
+    ASSERT_TRUE(client->enter().ok());
+  }
+  const auto open = first.round(), half = lost->round();
+  ASSERT_TRUE(open && half);
+  const auto counted = [&server](std::uint64_t samples) {
+    const auto workers = server.workers();
+    return !workers.empty() && workers.front().samples == samples;
+  };
+  first.contribute(*open);
+  ASSERT_TRUE(server.wait_until([&](const auto&) { return counted(4); }));
+  const auto received = [&server] { return server.workers().back().receive_seconds; };
+  ASSERT_EQ(received(), 0);
+  lost->push(*half);
+  ASSERT_TRUE(server.wait_until([&](const auto&) { return received() > 0; }));
+  lost.reset();
+  const auto again = first.round(open->round, open->attempt + 1);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->round, open->round);
+  EXPECT_TRUE(again->resend);
+  first.contribute(*again);
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.samples_total > 0; }));
+  EXPECT_EQ(server.view().samples_total, 4u);
+  EXPECT_TRUE(counted(4)) << server.workers().front().samples;
+  EXPECT_EQ(server.workers().front().rounds, 1u);
 }
 
 TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
