@@ -159,7 +159,8 @@ Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint
 
 void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   // A round that is repeated gets the contribution again.
-  const bool is_again = std::exchange(link.counted, end.round) == end.round;
+  const Round last = std::exchange(link.counted, end.round);
+  const bool is_again = last == end.round;
   if (is_again)
     link.sums = link.sums_before;
   else
@@ -185,7 +186,10 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.divergence = end.divergence;
   if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
   if (is_again && attempt_ && attempt_->resend) return;  // the same steps
-  coordinator_.contributed(link.id, {.steps = steps,
+  const auto counted = counted_.find(link.join.name);
+  const bool is_next = counted != counted_.end() && counted->second == last;
+  const double told = link.steps_told.contributed(steps, link.overlap, is_next);
+  coordinator_.contributed(link.id, {.steps = told,
                                      .compute_seconds = end.compute_seconds,
                                      .part = link.wanted > 0 ? steps / link.wanted : 1,
                                      .exchange_seconds = end.exchange_seconds,

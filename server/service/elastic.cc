@@ -112,6 +112,7 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
   link.part = {};  // it counts, or is left out of this epoch
+  if (!is_carried) link.steps_told = {};
   link.late->staged.reset();
   outgoing_.notify_all();
   if (!has_samples) return;

@@ -15,6 +15,7 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/coordinate/cadence.h"
 #include "server/coordinate/returned_shares.h"
+#include "server/coordinate/steps_told.h"
 #include "server/service/attempt.h"
 #include "transport/session.h"
 
@@ -48,16 +49,18 @@ struct Link {
   Round part_of;                  ///< the round for which it got it
   std::uint64_t local_steps = 0;  ///< of its last share
   double wanted = 0;              ///< steps it would have with data enough; 0: not known
-  double divergence = -1;         ///< at its last average
-  std::uint32_t fragment = 0;     ///< of the round it began last
-  std::uint32_t before = 0;       ///< of the one before, of whose average it tells
-  Round fragment_of;              ///< the round it began last
-  double parameter_norm = -1;     ///< of its parameters, as it told last
-  Scalars scalars;                ///< of its last contribution with any
-  double share_ratio = 0;         ///< its part of its last round's samples
-  std::uint64_t route = 0;        ///< that it knows, with several servers
-  Attempt::Key pushed;            ///< the attempt of which `squares` are
-  double squares = 0;             ///< of the numbers that came for it, added up
+  std::uint32_t overlap = 0;      ///< steps of it that it makes behind its contribution
+  StepsTold steps_told;
+  double divergence = -1;                     ///< at its last average
+  std::uint32_t fragment = 0;                 ///< of the round it began last
+  std::uint32_t before = 0;                   ///< of the one before, of whose average it tells
+  Round fragment_of;                          ///< the round it began last
+  double parameter_norm = -1;                 ///< of its parameters, as it told last
+  Scalars scalars;                            ///< of its last contribution with any
+  double share_ratio = 0;                     ///< its part of its last round's samples
+  std::uint64_t route = 0;                    ///< that it knows, with several servers
+  Attempt::Key pushed;                        ///< the attempt of which `squares` are
+  double squares = 0;                         ///< of the numbers that came for it, added up
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin

@@ -11,6 +11,7 @@
 
 #include "common/base/random.h"
 #include "server/coordinate/returned_shares.h"
+#include "server/coordinate/steps_told.h"
 
 namespace centroid::server {
 namespace {
@@ -409,6 +410,27 @@ TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
   EXPECT_EQ(middle.steps(), 6u);
   EXPECT_EQ(large.steps(), 10u);
   EXPECT_EQ(given.steps(), 7u);
+}
+
+/// Of a share of 4 steps, 2 of them behind the contribution, that tells of 2: half the pace
+/// otherwise, and half as many steps for it. From then on each tells of as many as a share has.
+TEST(StepsTold, StepsBehindAContributionAreOfTheNext) {
+  StepsTold steps;
+  EXPECT_EQ(steps.contributed(4, 2, false), 2);
+  EXPECT_EQ(steps.contributed(10, 2, true), 10);
+  EXPECT_EQ(steps.contributed(7, 2, false), 5);  // the round before came to nothing
+  EXPECT_EQ(steps.contributed(1, 2, true), 3);   // nothing is behind a single step
+  EXPECT_EQ(steps.contributed(0, 2, true), 0);   // an empty share
+  EXPECT_EQ(steps.contributed(6, 0, true), 6);
+  EXPECT_DOUBLE_EQ(steps.contributed(2.5, 1, false), 2.5 * 2 / 3);  // three pieces of the same size
+  EXPECT_DOUBLE_EQ(steps.contributed(4, 0, true),
+                   4 + 2.5 / 3);  // the last round has nothing behind it
+
+  Coordinator coordinator(tuned(10));
+  StepsTold probe;
+  coordinator.contributed(MemberId(1),
+                          {.steps = probe.contributed(4, 2, false), .compute_seconds = 2 * 0.5});
+  EXPECT_DOUBLE_EQ(coordinator.cadence().seconds_per_step(MemberId(1)), 0.5);
 }
 
 // In a world in which the divergence grows by lambda a step, the steps that are planned never take
