@@ -127,7 +127,7 @@ def dashboard_json(dashboard):
         "schemaVersion": 39,
         "editable": False,
         "graphTooltip": 1,
-        "refresh": "10s",
+        "refresh": "5s",
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "browser",
         "annotations": {"list": [annotation]},

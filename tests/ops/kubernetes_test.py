@@ -117,6 +117,26 @@ def action_of(spec, container, status):
     return None
 
 
+def passes(all_objects, source, target, port):
+    """Whether the NetworkPolicies let pods of the component `source` reach the named port of pods of `target`. What no policy selects may do all."""
+    templates = {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for object_ in all_objects for one in pod_templates(object_)}
+    (container,) = templates[target]["spec"]["containers"]
+    number = next(one["containerPort"] for one in container["ports"] if one["name"] == port)
+
+    def selects(selector, component):
+        labels = templates[component]["metadata"]["labels"]
+        wanted = selector.get("matchLabels", {}).items() <= labels.items()
+        return wanted and all(one["operator"] == "In" and labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+
+    def allows(kind, mine, other, peers):
+        policies = [one["spec"] for one in all_objects if one["kind"] == "NetworkPolicy" and selects(one["spec"]["podSelector"], mine)]
+        policies = [one for one in policies if kind in one["policyTypes"]]
+        rules = [rule for one in policies for rule in one.get(kind.lower(), []) if {port, number} & {place["port"] for place in rule["ports"]}]
+        return not policies or any("podSelector" in peer and selects(peer["podSelector"], other) for rule in rules for peer in rule[peers])
+
+    return allows("Egress", source, target, "to") and allows("Ingress", target, source, "from")
+
+
 FREE = ("labels", "annotations", "matchLabels", "data", "stringData", "limits", "requests", "nodeSelector")  # whose keys are anybody's
 
 
@@ -188,6 +208,35 @@ class Rendered(unittest.TestCase):
         selected = service["spec"]["selector"].items()
         found = [template for one in all_objects for template in pod_templates(one) if selected <= template["metadata"]["labels"].items()]
         self.assertEqual([template["spec"]["containers"][0]["name"] for template in found], ["server"])
+
+    def test_policies_let_through_what_programs_and_centroidctl_need_and_no_more(self):
+        needed = {("worker", "server", "data"), ("worker", "worker", "peers"), ("worker", "shard", "data"), ("shard", "server", "data")}
+        needed |= {("server", "shard", "data"), ("server", "worker", "metrics")}  # doctor, bench and trace in the server's container
+        others = {("worker", "server", "api"), ("shard", "worker", "metrics"), ("worker", "worker", "metrics"), ("shard", "server", "api")}
+        seen = set()
+        for chosen, all_objects in self.objects.items():
+            if "networkpolicy" not in chosen[1] and chosen[0] not in ("prod", "ha"):
+                continue
+            components = {one["metadata"]["labels"]["app.kubernetes.io/component"] for object_ in all_objects for one in pod_templates(object_)}
+            for way in needed | others:
+                if {way[0], way[1]} <= components:
+                    seen.add(way)
+                    self.assertEqual(passes(all_objects, *way), way in needed, f"{chosen}: {way}")
+        self.assertEqual(seen, needed | others)
+
+    def test_a_workload_selects_its_own_pods(self):
+        """The API server refuses one that does not."""
+        for chosen, all_objects in self.objects.items():
+            for one in all_objects:
+                if one["kind"] in ("StatefulSet", "Deployment"):
+                    labels = one["spec"]["template"]["metadata"]["labels"]
+                    self.assertLessEqual(one["spec"]["selector"]["matchLabels"].items(), labels.items(), f"{chosen}: {one['metadata']['name']}")
+
+    def test_every_overlay_trains_with_the_optimizer_of_the_base(self):
+        base = re.search(r"^CENTROID_OPTIMIZER_NAME=(.*)$", (KUBERNETES / "base" / "server.env").read_text(), re.MULTILINE).group(1)
+        for chosen, all_objects in self.objects.items():
+            names = [one["data"]["CENTROID_OPTIMIZER_NAME"] for one in all_objects if one["kind"] == "ConfigMap" and "CENTROID_EPOCHS" in one["data"]]
+            self.assertEqual(names, [base], chosen)
 
     def test_pods_have_time_to_end_in_order(self):
         for name, spec in self.specs():
