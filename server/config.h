@@ -15,7 +15,7 @@ namespace centroid::server {
 /// --help).
 struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
-  std::string api_listen = "127.0.0.1:7071";
+  std::string api_listen = "127.0.0.1:8080";
   std::string token, api_token, api_viewer_token;
   std::uint64_t api_max_connections = 8192, api_max_streams = 64, api_rate = 1000;
   std::uint64_t api_header_limit = 8u << 10, api_body_limit = 64u << 10;

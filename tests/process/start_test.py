@@ -3,9 +3,11 @@
 import contextlib
 import gzip
 import json
+import pathlib
 import signal
 import socket
 import struct
+import subprocess
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, free_port, main, wait_for
 from wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, Link, connect, header, hello, is_closed, read_error, read_frame, text
@@ -44,6 +46,14 @@ class Configuration(ClusterTest):
     def test_settings_that_do_not_fit_together_are_named(self):
         self.assert_refused(self.launch_server("--min-workers", "9", "--max-workers", "2"), "min_workers (9)", "max_workers (2)")
         self.assert_refused(self.worker("127.0.0.1:1", "w0", "--exchange", "local"), "--epochs", "--rounds")
+
+    def test_centroidctl_looks_where_the_server_is_by_default(self):
+        def told(program, argument):
+            command = [pathlib.Path(self.programs) / program, argument]
+            return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+        listens = json.loads(told("centroid-server", "--print-config"))["api.listen"]["default"]
+        self.assertIn(f"--server TEXT=http://{listens} ", told("centroidctl", "--help"))
 
     def test_later_sources_win(self):
         file = self.folder / "config.json"
