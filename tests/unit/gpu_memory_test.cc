@@ -17,6 +17,7 @@
 #include "tests/support/late_device.h"
 #include "tests/support/nccl_stand_in.h"
 #include "tests/support/simt.h"
+#include "worker/data/batch_loader.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -144,6 +145,46 @@ TEST_P(GpuMemory, AnEvaluationThatDoesNotFitIsRefusedBeforeTraining) {
   const auto judged = group->evaluate(many, 0, 300);  // beside batches that wait
   ASSERT_TRUE(judged.ok()) << judged.error().to_string();
   EXPECT_EQ(judged->samples, 300U);
+}
+
+/// The first step of a round may be a small one, and later ones larger than was said: batches that
+/// wait leave a tenth of the memory free, whatever their size.
+TEST_P(GpuMemory, BatchesThatWaitLeaveATenthFree) {
+  const auto model = make_model("mlp:12-40-5").value();
+  const Dataset many = random_data(100'000, 3);
+  const auto large = first(3000);
+  const std::vector<std::span<const std::uint64_t>> steps(400, large);
+  for (const std::uint64_t batch : {2, 3000}) {
+    SCOPED_TRACE("batch " + std::to_string(batch));
+    Device* device = nullptr;
+    GroupOptions options = options_of("cuda:0", batch, 400);
+    options.open = [&](const std::string& spec, Matmul matmul) {
+      auto compute = simt::open_late(spec, matmul);
+      if (compute.ok()) device = compute->device.get();
+      return compute;
+    };
+    const auto group = make_replica_group(*model, options).value();
+    model->initialize(7, group->params());
+    const std::uint64_t before = device->room().value().free;
+    const auto left = [&] { return device->room().value().free; };
+    ASSERT_GT(steps.size() * batch_bytes(many, large.size()), before);
+    const auto few = first(2);
+    ASSERT_TRUE(group->step(many, few, {}).ok());  // measured
+    group->expect(many, steps);
+    EXPECT_GE(left(), before / 10);
+    EXPECT_LE(left(), before / 2);  // and use the rest
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto made = group->step(many, steps[i], {});
+      ASSERT_TRUE(made.ok()) << made.error().to_string();
+    }
+    EXPECT_GT(group->staged(), 0U);
+    EXPECT_GE(left(), before / 10);
+    const auto largest = first(9000);  // takes more, and leaves less to those that wait
+    group->expect(many, {largest, largest});
+    const auto made = group->step(many, largest, {});
+    ASSERT_TRUE(made.ok()) << made.error().to_string();
+    EXPECT_GE(left(), before / 10);
+  }
 }
 
 /// What was logged by `body`.

@@ -28,7 +28,7 @@ std::uint64_t batch_bytes(const Dataset& data, std::uint64_t samples) {
 }
 
 std::uint64_t load_depth(const LoaderRoom& room) {
-  const std::uint64_t usable = room.free_bytes / 10 * 9;
+  const std::uint64_t usable = LoaderRoom::usable(room.free_bytes);
   if (usable <= room.peak_bytes) return 0;
   const std::uint64_t fit =
       (usable - room.peak_bytes) / std::max<std::uint64_t>(room.batch_bytes, 1);

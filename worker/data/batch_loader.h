@@ -42,6 +42,8 @@ struct LoaderRoom {
   std::uint64_t batch_bytes = 0;       ///< of one loaded batch
   std::uint64_t most = kMaxLoadDepth;  ///< 0: nothing is loaded ahead
   static constexpr std::uint64_t kMaxLoadDepth = 512;
+  /// Of what is free: the rest is for others.
+  static constexpr std::uint64_t usable(std::uint64_t free_bytes) { return free_bytes / 10 * 9; }
 };
 
 /// Batches to load ahead: what 90 % of the free memory without a step's peak holds, at most `most`

@@ -54,10 +54,21 @@ BatchStaging::BatchStaging(Device& device)
       places_(std::make_shared<Places>()),
       host_(device, std::numeric_limits<std::size_t>::max()) {}
 
-Status BatchStaging::make_room(std::size_t places, const Model& model, std::uint64_t samples) {
-  if (places == 0) return {};
+Status BatchStaging::make_room(std::size_t places, const Model& model, std::uint64_t samples,
+                               std::uint64_t most_bytes) {
   const std::size_t bytes = bytes_of(model, samples);
   const std::lock_guard lock(mutex_);
+  {
+    const std::lock_guard also(places_->mutex);
+    Places& all = *places_;
+    all.bytes = std::max(all.bytes, bytes);
+    all.made -=
+        std::erase_if(all.free, [&](const auto& memory) { return memory->size() < all.bytes; });
+    const std::size_t most = most_bytes / std::max<std::size_t>(all.bytes, 1);
+    for (; all.made > most && !all.free.empty(); --all.made) all.free.pop_back();
+    places = std::min(places, most);
+  }
+  if (places == 0) return {};
   if (!stream_) {
     CENTROID_ASSIGN(stream_, device_.make_stream());
   }
@@ -71,9 +82,6 @@ Status BatchStaging::make_room(std::size_t places, const Model& model, std::uint
   }
   const std::lock_guard also(places_->mutex);
   Places& all = *places_;
-  all.bytes = std::max(all.bytes, bytes);
-  all.made -=
-      std::erase_if(all.free, [&](const auto& memory) { return memory->size() < all.bytes; });
   all.free.reserve(std::max(all.made, places));
   for (; all.made < places; ++all.made) {
     CENTROID_ASSIGN(auto memory, device_.allocate(all.bytes));

@@ -27,10 +27,12 @@ struct StagedBatch {
 class BatchStaging {
  public:
   explicit BatchStaging(Device& device);
-  /// Have so many places, those that are in use among them, for so many samples of a model each.
-  /// While nothing runs on the device but copies of `put`.
+  /// Have so many places, those that are in use among them, for so many samples of a model each,
+  /// but no more than fit into `most_bytes`: what is free of more goes. While nothing runs on the
+  /// device but copies of `put`.
   /// fails  as the device: there are as many as it had memory for
-  Status make_room(std::size_t places, const Model& model, std::uint64_t samples);
+  Status make_room(std::size_t places, const Model& model, std::uint64_t samples,
+                   std::uint64_t most_bytes);
   /// Done when it returns. False: there is no place for it.
   Result<bool> put(const Batch& batch, StagedBatch& into);
 

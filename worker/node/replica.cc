@@ -42,7 +42,7 @@ class HostReplica final : public Replica {
     return model_->evaluate(batch, params_);
   }
   Result<bool> stage(const Batch&, StagedBatch&) override { return false; }
-  Status make_places(std::size_t, std::uint64_t) override { return {}; }
+  Status make_places(std::size_t, std::uint64_t, std::uint64_t) override { return {}; }
   Result<StepMemory> memory_of(std::uint64_t) override { return StepMemory(); }
   Status make_room(std::uint64_t) override { return {}; }
   std::optional<DeviceRoom> room() const override { return std::nullopt; }
@@ -213,8 +213,8 @@ class DeviceReplica final : public Replica, public Residence {
   Result<bool> stage(const Batch& batch, StagedBatch& into) override {
     return staging_.put(batch, into);
   }
-  Status make_places(std::size_t places, std::uint64_t samples) override {
-    return staging_.make_room(places, *model_, samples);
+  Status make_places(std::size_t places, std::uint64_t samples, std::uint64_t most_bytes) override {
+    return staging_.make_room(places, *model_, samples, most_bytes);
   }
   Result<StepMemory> memory_of(std::uint64_t samples) override {
     StepMemory memory;

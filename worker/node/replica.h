@@ -91,7 +91,8 @@ class Replica {
   /// replica's. False: it stays on the host, where there is no place (make_places) for it.
   virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;
   /// As BatchStaging::make_room. thread: while no step is under way
-  virtual Status make_places(std::size_t places, std::uint64_t samples) = 0;
+  virtual Status make_places(std::size_t places, std::uint64_t samples,
+                             std::uint64_t most_bytes) = 0;
   /// Memory of the device besides parameters and gradients, in bytes; 0 of the CPU.
   struct StepMemory {
     std::uint64_t step = 0;             ///< of a training step

@@ -146,6 +146,10 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     expected_ = steps.size();
     longest_ = 0;
     for (const auto& samples : steps) longest_ = std::max<std::uint64_t>(longest_, samples.size());
+    if (most_staged_ > 0 && longest_ > room_for_) {
+      loader_.expect(data, {});   // gives its places back
+      (void)make_room(longest_);  // what fails does so again at the step
+    }
     make_places();
     loader_.expect(data, steps);
   }
@@ -212,17 +216,30 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
  private:
   /// So that no device takes memory while another one's addition waits for it.
   Status make_room(std::uint64_t samples) {
+    // Steps that take more than those before leave less for batches, and come first.
+    const bool grows = most_staged_ > 0 && samples > room_for_;
+    room_for_ = std::max(room_for_, samples);
+    for (std::size_t d = 0; grows && d < seats_.size(); ++d)
+      CENTROID_TRY(seats_[d].replica->make_places(0, 0, 0));
+    const auto before = grows ? least_room(seats_) : std::nullopt;
     for (std::size_t d = 0; d < seats_.size(); ++d)
       CENTROID_TRY(seats_[d].replica->make_room(part_of(samples, seats_.size(), d).size()));
+    if (!before) return {};
+    const std::uint64_t after = least_room(seats_).value_or(*before);
+    step_bytes_ += *before - std::min(*before, after);
+    make_places();
     return {};
   }
 
   /// The same for the batches that are expected and those that are being trained on.
   void make_places() {
     const std::uint64_t waiting = std::min(expected_, most_staged_);
+    const std::uint64_t usable = LoaderRoom::usable(free_bytes_),
+                        most_bytes = usable - std::min(usable, step_bytes_);
     for (std::size_t d = 0; waiting > 0 && d < seats_.size(); ++d) {
       const std::uint64_t samples = part_of(longest_, seats_.size(), d).size();
-      const Status made = seats_[d].replica->make_places(waiting + kQueuedSteps, samples);
+      const Status made =
+          seats_[d].replica->make_places(waiting + kQueuedSteps, samples, most_bytes);
       if (!made.ok() && !std::exchange(is_told_, true))
         log::warn("batch.not_staged", {{"why", made.error()}});
     }
@@ -252,7 +269,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     CENTROID_TRY(make_room(most));
     auto done = run_on_all(job);
     if (done.ok() && room_before_ && most > 0)
-      calibrate(batch_bytes(data, part_of(most, seats_.size(), 0).size()));
+      calibrate(batch_bytes(data, part_of(std::max(most, batch_), seats_.size(), 0).size()));
     return done;
   }
 
@@ -267,6 +284,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
                                           .batch_bytes = batch_bytes,
                                           .most = loader_.depth() + kQueuedSteps - 1});
     const std::uint64_t depth = fit - std::min<std::uint64_t>(fit, kQueuedSteps - 1);
+    free_bytes_ = before;
+    step_bytes_ = peak;
     most_staged_ = depth;
     make_places();
     loader_.stage_at_most(depth);  // those that are being trained on have memory there, too
@@ -428,7 +447,10 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   std::optional<std::uint64_t> room_before_;  // of GPUs, until the first step was measured
   std::uint64_t expected_ = 0, longest_ = 0;  // steps, and samples of the longest of them
   std::uint64_t most_staged_ = 0;
-  bool is_told_ = false;  // that there is no memory for so many
+  std::uint64_t free_bytes_ = 0,
+                step_bytes_ = 0;     // of a device: before a step took of it, and that
+  std::uint64_t room_for_ = batch_;  // samples of a step
+  bool is_told_ = false;             // that there is no memory for so many
   ReplicaStage stage_;
   BatchLoader loader_;                 // its thread is joined before what it uses goes
   std::vector<std::jthread> threads_;  // last: joined before the rest goes
