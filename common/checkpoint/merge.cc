@@ -1,14 +1,10 @@
 #include "common/checkpoint/merge.h"
 
 #include <algorithm>
-#include <cmath>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "common/checkpoint/adapter_terms.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/fingerprint.h"
@@ -22,46 +18,9 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "base_model.model.", kA = ".lora_A.weight",
                            kB = ".lora_B.weight";
-constexpr std::uintmax_t kMaxConfigBytes = 1u << 20;
 
 Error bad(const fs::path& file, const std::string& what) {
   return {ErrorCode::kInvalidArgument, file.string() + ": " + what};
-}
-
-struct Terms {
-  double scale = 0;  ///< of the products
-  std::uint64_t rank = 0;
-};
-
-Result<Terms> read_terms(const fs::path& file) {
-  std::error_code error;
-  const auto bytes = fs::file_size(file, error);
-  if (error)
-    return Error(ErrorCode::kNotFound, file.string() + " cannot be read: " + error.message());
-  if (bytes > kMaxConfigBytes)
-    return bad(file, "is larger than " + std::to_string(kMaxConfigBytes) + " bytes");
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
-  if (!json.is_object())
-    return Error(ErrorCode::kDataLoss, file.string() + " is not a JSON object");
-  const auto number = [&](const char* name) {
-    const auto found = json.find(name);
-    return found != json.end() && found->is_number() ? found->get<double>() : 0.0;
-  };
-  const auto is_set = [&](const char* name) {
-    const auto found = json.find(name);
-    return found != json.end() && (found->is_boolean() ? found->get<bool>() : !found->empty());
-  };
-  const double rank = number("r"), alpha = number("lora_alpha");
-  if (!(rank >= 1 && rank <= 1e6) || !(alpha > 0) || !std::isfinite(alpha))
-    return bad(file, "r and lora_alpha must be numbers above 0");
-  if (json.value("peft_type", nlohmann::json()) != "LORA")
-    return bad(file, "peft_type is not LORA: other adapters cannot be merged");
-  for (const char* unknown : {"fan_in_fan_out", "use_dora", "rank_pattern", "alpha_pattern"})
-    if (is_set(unknown)) return bad(file, std::string(unknown) + " is set, which cannot be merged");
-  return Terms{is_set("use_rslora") ? alpha / std::sqrt(rank) : alpha / rank,
-               static_cast<std::uint64_t>(rank)};
 }
 
 /// The adapters' tensors, by the names of the base.
@@ -199,7 +158,7 @@ Status merge_adapters(const fs::path& base, const fs::path& adapters, const fs::
     return Error(ErrorCode::kInvalidArgument,
                  "merge into " + target.string() + ": the name must end in .safetensors");
   const fs::path file = adapters / "adapter_model.safetensors";
-  CENTROID_ASSIGN(const Terms terms, read_terms(adapters / "adapter_config.json"));
+  CENTROID_ASSIGN(const AdapterTerms terms, read_adapter_terms(adapters / "adapter_config.json"));
   CENTROID_ASSIGN(const SafetensorsReader from, SafetensorsReader::open(base));
   CENTROID_ASSIGN(const SafetensorsReader added, SafetensorsReader::open(file));
   CENTROID_ASSIGN(const Adapters sorted, sort(added, file, terms.rank));

@@ -151,6 +151,37 @@ TEST(Adapters, OfAnotherModelAreRefused) {
   EXPECT_THAT(refusal(",lora=3,lora_targets=q_proj", 77), HasSubstr("r is 2, the model's is 3"));
   EXPECT_THAT(refusal(lora + ",lora_alpha=5", 77), HasSubstr("lora_alpha is 2.0"));
   EXPECT_THAT(refusal(",lora=2,lora_targets=v_proj", 77), HasSubstr("target_modules"));
+  // What other programs say in it, and means other numbers.
+  const std::string json = text_of(folder.file("adapter_config.json"));
+  const auto with = [&](const std::string& what, const std::string& instead) {
+    std::string text = json;
+    CENTROID_CHECK(text.find(what) != std::string::npos);
+    folder.write("adapter_config.json", text.replace(text.find(what), what.size(), instead));
+  };
+  with("\"bias\"", "\"use_rslora\": true, \"bias\"");
+  EXPECT_THAT(refusal(lora, 77), AllOf(HasSubstr("lora_alpha is 2.0 (use_rslora"),
+                                       HasSubstr("the model's is 2.0"), HasSubstr("2.828")));
+  EXPECT_EQ(refusal(lora + ",lora_alpha=2.8284271247461903", 77), "ok");
+  for (const std::string set :
+       {"\"use_dora\": true", "\"lora_bias\": true", "\"rank_pattern\": {\"q_proj\": 4}",
+        "\"alpha_pattern\": {\"q_proj\": 4}"}) {
+    with("\"bias\"", set + ", \"bias\"");
+    EXPECT_THAT(refusal(lora, 77), HasSubstr(set.substr(1, set.find('"', 1) - 1) + " is set"));
+  }
+  with("\"fan_in_fan_out\": false", "\"fan_in_fan_out\": true");
+  EXPECT_THAT(refusal(lora, 77), HasSubstr("fan_in_fan_out is set"));
+  with("\"LORA\"", "\"IA3\"");
+  EXPECT_THAT(refusal(lora, 77), HasSubstr("peft_type is not LORA"));
+  with("\"r\": 2", "\"r\": 2.5");
+  EXPECT_THAT(refusal(lora, 77), HasSubstr("whole number"));
+  with("\"bias\"", "\"use_dora\": false, \"rank_pattern\": {}, \"bias\"");
+  EXPECT_EQ(refusal(lora, 77), "ok");
+  Manifest more = config.trained();
+  for (auto& tensor : more) tensor.name.insert(0, "base_model.model.");
+  more.push_back({.name = "base_model.model.norm.bias", .dtype = DType::kF32, .shape = {1}});
+  params.push_back(1);
+  write(folder.file("adapter_model.safetensors"), more, std::as_bytes(std::span(params)));
+  EXPECT_THAT(refusal(lora, 77), HasSubstr("norm.bias is none of the model's adapters"));
   folder.write("adapter_config.json", "{");
   EXPECT_THAT(refusal(lora, 77), HasSubstr("not a JSON object"));
   std::filesystem::remove(folder.file("adapter_config.json"));

@@ -3,18 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "common/base/random.h"
+#include "common/checkpoint/adapter_terms.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/tensor/text.h"
 
 namespace centroid::worker {
 
@@ -25,9 +23,8 @@ using Json = nlohmann::json;
 
 constexpr const char* kTensors = "adapter_model.safetensors";
 constexpr const char* kConfig = "adapter_config.json";
-constexpr const char* kPrefix = "base_model.model.";
+const std::string kPrefix = "base_model.model.";
 constexpr const char* kBase = "base_fingerprint";
-constexpr std::uintmax_t kMaxConfigBytes = 1u << 20;
 
 Error bad(const fs::path& file, const std::string& what) {
   return {ErrorCode::kInvalidArgument, file.string() + ": " + what};
@@ -65,35 +62,19 @@ Json config_of(const TransformerConfig& config) {
 }
 
 Status check_config(const fs::path& file, const TransformerConfig& config) {
-  std::error_code error;
-  const auto bytes = fs::file_size(file, error);
-  if (error)
-    return Error(ErrorCode::kNotFound, file.string() + " cannot be read: " + error.message());
-  if (bytes > kMaxConfigBytes)
-    return bad(file, "is larger than " + std::to_string(kMaxConfigBytes) + " bytes");
-  std::ifstream in(file);
-  std::ostringstream text;
-  text << in.rdbuf();
-  const Json json = Json::parse(text.str(), nullptr, false);
+  CENTROID_ASSIGN(const AdapterTerms terms, read_adapter_terms(file));
   const Json mine = config_of(config);
-  if (!json.is_object())
-    return Error(ErrorCode::kDataLoss, file.string() + " is not a JSON object");
-  for (const char* name : {"r", "lora_alpha"}) {
-    const auto found = json.find(name);
-    if (found == json.end() || !found->is_number() ||
-        found->get<double>() != mine[name].get<double>())
-      return bad(file, std::string(name) + " is " +
-                           (found == json.end() ? "missing" : found->dump()) + ", the model's is " +
-                           mine[name].dump());
-  }
-  std::vector<std::string> targets;
-  if (const auto found = json.find("target_modules"); found != json.end() && found->is_array())
-    for (const Json& target : *found)
-      if (target.is_string()) targets.push_back(target.get<std::string>());
-  std::ranges::sort(targets);
+  if (terms.rank != config.lora.rank)
+    return bad(file, "r is " + std::to_string(terms.rank) + ", the model's is " + mine["r"].dump());
+  if (std::abs(terms.scale - config.lora.scale()) > 1e-9 * terms.scale)
+    return bad(file, "lora_alpha is " + Json(terms.alpha).dump() +
+                         (terms.is_by_root ? " (use_rslora: by the root of r)" : "") +
+                         ", the model's is " + mine["lora_alpha"].dump() +
+                         ": the same adapters have lora_alpha=" +
+                         Json(terms.scale * static_cast<double>(terms.rank)).dump() + " here");
   auto expected = config.lora.targets;
   std::ranges::sort(expected);
-  if (targets != expected)
+  if (terms.targets != expected)
     return bad(file, "target_modules are not the model's " + mine["target_modules"].dump());
   return {};
 }
@@ -165,8 +146,16 @@ Status load_adapters(const fs::path& folder, const TransformerConfig& config, st
   if (said != reader.metadata().end() && said->second != std::to_string(base))
     return bad(file, "was trained beside base weights with fingerprint " + said->second +
                          ", these have " + std::to_string(base));
+  const Manifest trained = config.trained();
+  for (const TensorInfo& tensor : reader.manifest()) {
+    const bool is_ours = tensor.name.starts_with(kPrefix) &&
+                         find(trained, tensor.name.substr(kPrefix.size())) != nullptr;
+    if (!is_ours)
+      return bad(file,
+                 "tensor " + printable(tensor.name, 200) + " is none of the model's adapters");
+  }
   std::size_t at = 0;
-  for (const TensorInfo& tensor : config.trained()) {
+  for (const TensorInfo& tensor : trained) {
     CENTROID_TRY(read_tensor(reader, file, kPrefix + tensor.name, tensor,
                              params.subspan(at, tensor.elements())));
     at += tensor.elements();
