@@ -426,12 +426,40 @@ class Pull(ClientTest):
     def test_each_pull_beside_rounds_has_the_values_of_one_version(self):
         self.pull_beside_rounds(self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0))
 
+    def shard(self, server, name):
+        places = ["--join", server.data, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        return self._start(Process, "centroid-server", name, places, None)
+
     def test_on_three_servers_too(self):
         server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0, "--servers", 3)
         for name in "bc":
-            places = ["--join", server.data, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
-            self._start(Process, "centroid-server", name, places, None)
+            self.shard(server, name)
         self.pull_beside_rounds(server)
+
+    def test_beside_servers_that_come_and_go(self):
+        server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0)
+        self.train(server)
+        server.wait_more_rounds(3)
+
+        def has_chunks(name):
+            return any(one["name"] == name and one["chunks"] > 0 for one in server.get("/v1/servers")["servers"])
+
+        def change():
+            for name in ("b", "c", "d"):
+                shard = self.shard(server, name)
+                wait_for(lambda: has_chunks(name), f"chunks on {name}")
+                self.assertEqual(server.post(f"/v1/servers/{name}:drain")[0], 202)
+                self.assertEqual(shard.exit_status(), DONE)
+
+        pulled = 0
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            changes = pool.submit(change)
+            while not changes.done():
+                self.assert_one_version(centroid.pull(server.data, timeout=30), sorted(self.SHAPES))
+                pulled += 1
+            changes.result()
+        self.assertEqual(self.failure, [])
+        self.assertGreater(pulled, 10)
 
     def test_pulls_beside_restores_have_the_values_of_one_version(self):
         server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0)
