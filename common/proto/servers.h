@@ -27,7 +27,7 @@ enum class ServersKind : std::uint16_t {
   kStatistics =
       129,         ///< leader -> shard, request; answered by a payload: what is told of each chunk
   kRefused = 130,  ///< shard -> leader: nothing more comes here of a worker
-  kTokens = 131,   ///< leader -> shard: named tokens that open its door to workers and clients
+  kTokens = 131,   ///< leader -> shard, request: named tokens that open its door
 };
 
 struct ServerJoin {

@@ -182,6 +182,8 @@ class ControlPlane {
   virtual Task<std::vector<ServerView>> servers() = 0;  ///< the leader first
   /// not_found, failed_precondition (the leader)
   virtual Task<Status> drain_server(const std::string& name) = 0;
+  /// Named tokens have changed: returns when the other servers know, or after two seconds.
+  virtual Task<void> share_tokens() = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
   virtual Task<std::vector<TableView>> tables() = 0;
   virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns

@@ -92,6 +92,7 @@ class Cluster final : public ControlPlane {
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<ServerView>> servers() override;
   Task<Status> drain_server(const std::string& name) override;
+  Task<void> share_tokens() override;
   Task<std::vector<CheckpointView>> checkpoints() override;
   Task<std::vector<TableView>> tables() override;
   Task<Result<CheckpointView>> make_checkpoint() override;
@@ -391,6 +392,7 @@ class Cluster final : public ControlPlane {
   void tell_tokens(ShardGroup::Link& server);
   void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
   void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
+  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
   Task<Status> step_elsewhere(float factor);
   Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);

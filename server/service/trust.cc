@@ -6,6 +6,11 @@
 /// What workers claim against what came, and who may come to other servers.
 namespace centroid::server {
 
+namespace {
+/// Who makes or revokes a token waits so long for a shard server to know.
+constexpr std::chrono::seconds kTokensTold{2};
+}  // namespace
+
 /// What PushEnd says of the norm is what came, here and elsewhere. Who says nothing is believed.
 Status Cluster::check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const {
   if (end.norm < 0 || end.weight == 0 || is_short(end)) return {};
@@ -28,14 +33,31 @@ Status Cluster::check_norm(const Link& link, const proto::PushEnd& end, double s
 /// Which named tokens let workers and clients in there. When they have changed since it was told.
 void Cluster::tell_tokens(ShardGroup::Link& server) {
   if (!joining_tokens_ || server.is_gone()) return;
+  if (proto::encode(joining_tokens_()) == server.tokens) return;
+  if (auto link = shards_.find(server.name)) server.tasks->spawn(send_tokens(std::move(link)));
+}
+
+/// Until it has them, or is slow: then it is told again with its next report.
+Task<void> Cluster::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
   auto head = proto::encode(joining_tokens_());
-  if (head == server.tokens) return;
-  server.tokens = head;
-  auto send = [](transport::Session* session, std::vector<std::byte> what) -> Task<void> {
-    const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kTokens);
-    (void)co_await session->send(kind, what, Bytes(), TimePoint::max());
+  server->tokens = head;
+  const TimePoint limit = clock_.now() + kTokensTold;
+  const auto told =
+      co_await shards_.ask(server, proto::ServersKind::kTokens, std::move(head), Bytes(), limit);
+  if (told.ok() || server->is_gone()) co_return;
+  server->tokens.clear();
+  log::warn("tokens.not_told", {{"server", server->name}, {"why", told.error()}});
+}
+
+Task<void> Cluster::share_tokens() {
+  auto all = [](Cluster* self) -> Task<void> {
+    if (!self->joining_tokens_) co_return;
+    TaskGroup group(self->executor_);
+    for (const auto& [name, server] : self->shards_.present())
+      group.spawn(self->send_tokens(server));
+    co_await group.join();
   };
-  server.tasks->spawn(send(server.session, std::move(head)));
+  co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
 }
 
 }  // namespace centroid::server

@@ -141,7 +141,7 @@ class Shard::LeaderSink final : public transport::FrameSink {
         for (proto::Token& one : told.tokens)
           shard_.tokens_.push_back({std::move(one.id), std::move(one.salt), std::move(one.hash),
                                     one.expires_unix_seconds});
-        co_return Status();
+        co_return co_await done(session, frame.header, Status());
       }
       case ServersKind::kForget: {
         CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
