@@ -7,10 +7,12 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <set>
 #include <sstream>
 
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_future.hpp>
@@ -228,12 +230,10 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const ElectionProbe election_probe(registry);
   cluster.set_files(operators.executor());
   cluster.set_schema(&schema);
-  if (config.has_election()) {
+  if (config.has_election())
     cluster.stand_by(fence);
-  } else {
+  else
     CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
-    CENTROID_TRY(service.wait(cluster.prepare()));
-  }
   ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
   static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
@@ -246,21 +246,36 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   if (config.has_election())
     api_options.state_name = config.name.empty() ? config.listen : config.name;
   api_options.blocking = files.executor();
-  CENTROID_ASSIGN(const auto api,
-                  ApiServer::start(control.executor(), api_options, cluster, registry));
-  cluster.on_config_change(
-      [&api, &config, connections] { api->set_limits(api_limits(config, connections)); });
-  cluster.set_tokens([&api](std::string_view secret) { return api->may_join(secret); },
-                     [&api] {
-                       proto::Tokens told;
-                       for (TokenDigest& token : api->joining_tokens())
-                         told.tokens.push_back({std::move(token.id), std::move(token.salt),
-                                                std::move(token.hash), token.expires_unix_seconds});
-                       return told;
-                     });
-  cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
+  // REST answers while a large checkpoint and its journal are read. Before its first request comes
+  // to that thread, what operators said before is read.
+  std::future<Status> prepared;
+  if (!config.has_election())
+    prepared =
+        boost::asio::co_spawn(service.executor(), cluster.prepare(), boost::asio::use_future);
+  auto started = ApiServer::start(control.executor(), api_options, cluster, registry);
+  if (!started.ok() && prepared.valid()) CENTROID_TRY(prepared.get());
+  CENTROID_ASSIGN(const auto api, std::move(started));
+  auto introduce = [&] {
+    const auto limit = [&api, &config, connections] {
+      api->set_limits(api_limits(config, connections));
+    };
+    limit();  // operators may have set others before
+    cluster.on_config_change(limit);
+    cluster.set_tokens(
+        [&api](std::string_view secret) { return api->may_join(secret); },
+        [&api] {
+          proto::Tokens told;
+          for (TokenDigest& token : api->joining_tokens())
+            told.tokens.push_back({std::move(token.id), std::move(token.salt),
+                                   std::move(token.hash), token.expires_unix_seconds});
+          return told;
+        });
+    cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
+  };
+  service.wait(run_on(service.executor(), std::move(introduce)));
   Status result;
-  if (!config.endpoints_file.empty())
+  if (prepared.valid()) result = prepared.get();
+  if (result.ok() && !config.endpoints_file.empty())
     result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
                              api->endpoint().to_string());
   if (result.ok()) {

@@ -113,6 +113,7 @@ transport::Greeting Cluster::greeting() const {
 }
 
 Task<Status> Cluster::run(transport::Listener& listener) {
+  is_running_ = true;
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
   tasks_.spawn(watch_waits());

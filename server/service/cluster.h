@@ -423,13 +423,14 @@ class Cluster final : public ControlPlane {
   struct Recalls;
   Status begin_replay();
   Task<Result<bool>> replay_on();
-  Result<bool> replay_chunk(const journal::Head& head);
+  Status read_round();
+  Result<bool> read_chunk(const journal::Head& head);
   Task<Result<bool>> replay_end();
   Task<Result<bool>> recall_all(std::vector<Chunk> chunks);
   Task<void> recall_some(Recalls* all);
   Task<Status> recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link, Chunk chunk);
   void cut_replay(const std::string& server);
-  Status finish_replay();
+  Task<Status> finish_replay();
   Status check_replay(const journal::Base& base) const;
   Task<Status> replay_round(journal::Form form, journal::Commit commit);
   Status replay_replies(Generation generation);

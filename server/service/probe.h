@@ -26,7 +26,7 @@ enum class WaitCause : std::uint8_t {
   kAddition,      ///< its addition with its peers
   kPace,          ///< a slower worker, whom the policy lets others leave so far behind only
   kCredit,        ///< a worker that does not read what is sent to it, or its next request
-  kJournal,       ///< a write to the disk
+  kJournal,       ///< a write to the disk, or rounds that are read from there
   kState,         ///< a worker that sends the parameters
   kWorkers,       ///< the first workers
   kOperator,      ///< the end of a pause

@@ -18,6 +18,12 @@ namespace {
 
 /// Chunks that are asked for at once.
 constexpr std::size_t kRecallsAtOnce = 8;
+constexpr std::size_t kChunksPerTurn = 4;
+
+/// Let sockets and timers have a turn in the middle of long work.
+Task<void> yield(Executor executor) {
+  co_await boost::asio::post(executor, boost::asio::use_awaitable);
+}
 
 Error mismatch(const std::string& folder, const std::string& why) {
   return {ErrorCode::kFailedPrecondition, "journal " + folder + ": " + why};
@@ -55,47 +61,65 @@ Status Cluster::begin_replay() {
     return mismatch(config_.journal_dir,
                     "there is no checkpoint to which its rounds could be added");
   replay->begin = clock_.now();
+  replay->why = "its segments in " + config_.journal_dir + " are read";
   replay->first = round_;
   replay->has.resize(store_->plan().chunks().size());
   replay_ = std::move(replay);
   return {};
 }
 
-/// As far as it goes. True: to the end; false: a server must come first, `waits_for`.
+/// As far as it goes. True: to the end; false: a server must come first, `waits_for`. Files are
+/// read by the blocking thread: this one answers meanwhile, and takes nobody in (`replay_`).
 Task<Result<bool>> Cluster::replay_on() {
   Replay& replay = *replay_;
   replay.waits_for.clear();
+  const auto what = [this] { return "round " + to_string(round_) + " of the journal"; };
+  const auto waits = waits_.begin(WaitCause::kJournal, "replay", "blocking thread", what);
   while (!replay.is_at_gap && !replay.is_cut) {
-    if (replay.end) {
-      CENTROID_CO_ASSIGN(const bool is_over, co_await replay_end());
-      if (!is_over) co_return false;
-      continue;
+    if (!replay.end) {
+      auto read = [this] { return std::make_shared<Status>(read_round()); };
+      const auto found = co_await run_on(blocking_, std::move(read));
+      CENTROID_CO_TRY(*found);
+      if (!replay.end) break;
     }
-    CENTROID_CO_ASSIGN(const auto record, replay.reader.next());
+    CENTROID_CO_ASSIGN(const bool is_over, co_await replay_end());
+    if (!is_over) co_return false;
+  }
+  CENTROID_CO_TRY(co_await finish_replay());
+  co_return true;
+}
+
+/// Up to the end of a round that is not in the checkpoint, its own chunks into the spare plane;
+/// without one: to where nothing can be replayed. On the blocking thread, which has the reader, the
+/// spare plane and what `replay_` has read while this runs.
+Status Cluster::read_round() {
+  Replay& replay = *replay_;
+  fault::point("journal.reading");
+  while (!replay.end && !replay.is_at_gap) {
+    CENTROID_ASSIGN(const auto record, replay.reader.next());
     if (!record) break;
     if (const auto* base = std::get_if<journal::Base>(&*record)) {
       replay.is_at_gap = base->follows_gap && base->round.value >= round_.value;
       replay.route = {};  // it stands behind the base anew
-      if (!replay.is_at_gap) CENTROID_CO_TRY(check_replay(*base));
+      if (!replay.is_at_gap) CENTROID_TRY(check_replay(*base));
     } else if (const auto* route = std::get_if<journal::Route>(&*record)) {
       if (route->owners.size() != replay.has.size())
-        co_return mismatch(config_.journal_dir,
-                           "a route of " + std::to_string(route->owners.size()) +
-                               " chunks, the model has " + std::to_string(replay.has.size()));
+        return mismatch(config_.journal_dir, "a route of " + std::to_string(route->owners.size()) +
+                                                 " chunks, the model has " +
+                                                 std::to_string(replay.has.size()));
       replay.route = *route;
     } else if (const auto* chunk = std::get_if<journal::Reader::Chunk>(&*record)) {
-      CENTROID_CO_ASSIGN(const bool is_sound, replay_chunk(chunk->head));
+      CENTROID_ASSIGN(const bool is_sound, read_chunk(chunk->head));
       if (!is_sound) break;
     } else if (const auto* end = std::get_if<journal::Reader::End>(&*record)) {
       if (end->head.round >= round_) replay.end = *end;
     }
   }
-  CENTROID_CO_TRY(finish_replay());
-  co_return true;
+  return {};
 }
 
 /// Numbers of one of this server's own chunks. False: it is the torn tail.
-Result<bool> Cluster::replay_chunk(const journal::Head& head) {
+Result<bool> Cluster::read_chunk(const journal::Head& head) {
   Replay& replay = *replay_;
   if (head.round < round_) {
     replay.reader.skip();
@@ -257,8 +281,8 @@ void Cluster::cut_replay(const std::string& server) {
               {"why", "an operator goes on without its part of the rounds behind"}});
 }
 
-Status Cluster::finish_replay() {
-  const auto replay = std::exchange(replay_, nullptr);
+Task<Status> Cluster::finish_replay() {
+  Replay* const replay = replay_.get();
   journal::Reader& reader = replay->reader;
   // Which of them the replayed rounds have trained is not known.
   if (round_ != replay->first) returned_.clear();
@@ -267,12 +291,17 @@ Status Cluster::finish_replay() {
                                {"why",
                                 "the journal could not be written then (journal.full), and "
                                 "no checkpoint came behind it: later rounds are lost"}});
-    for (const LogSegment& segment : reader.segments())
-      if (segment.number >= round_.value) std::filesystem::remove(segment.path);
+    auto remove = [&reader, end = round_.value] {
+      for (const LogSegment& segment : reader.segments())
+        if (segment.number >= end) std::filesystem::remove(segment.path);
+    };
+    co_await run_on(blocking_, std::move(remove));
   } else if (!replay->is_cut) {
     if (!reader.torn().empty())
       log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});
-    CENTROID_TRY(reader.cut_tail());
+    auto cut = [&reader] { return std::make_shared<Status>(reader.cut_tail()); };
+    const auto is_cut = co_await run_on(blocking_, std::move(cut));
+    CENTROID_CO_TRY(*is_cut);
   }
   fault::point("journal.replayed");
   const double elapsed = std::chrono::duration<double>(clock_.now() - replay->begin).count();
@@ -283,17 +312,22 @@ Status Cluster::finish_replay() {
              {"version", store_->version().value},
              {"servers", std::max<std::size_t>(replay->route.servers.size(), 1)},
              {"seconds", elapsed}});
-  return {};
+  replay_.reset();
+  co_return Status();
 }
 
 /// The round's numbers are in the spare plane.
 Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
   const std::vector<Chunk>& chunks = fragment().chunks;
+  std::size_t turn = 0;
   if (replies_) {
-    CENTROID_CO_TRY(replay_replies(commit.generation));
+    CENTROID_CO_TRY(co_await replay_replies(commit.generation));
   } else if (form == Form::kMean) {
     co_await clip(0);
-    for (const Chunk& chunk : chunks) store_->shadow_apply(chunk);
+    for (const Chunk& chunk : chunks) {
+      store_->shadow_apply(chunk);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+    }
     store_->commit_in_place(chunks);
   } else {
     if (form == Form::kSum) co_await clip(commit.weight);
@@ -301,6 +335,7 @@ Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
       if (form != Form::kSum) break;
       if (config_.optimizer.clip_norm == 0) store_->scale(chunk, commit.weight);
       store_->apply(chunk);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
     store_->commit_swap(chunks);
   }
@@ -312,7 +347,7 @@ Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
 }
 
 /// Means through the codec of the results, as in the round itself.
-Status Cluster::replay_replies(Generation generation) {
+Task<Status> Cluster::replay_replies(Generation generation) {
   if (replies_->resets_residual() && replies_generation_ != generation) {
     store_->clear_residual();
     replies_->set_rounds(0);
@@ -330,21 +365,29 @@ Status Cluster::replay_replies(Generation generation) {
   for (const Chunk& chunk : part) (void)store_->spare(chunk);
   memory.means = store_->all_spare();
   if (store_->keeps_residual()) memory.residual = store_->residual();
-  for (const Chunk& chunk : part) CENTROID_TRY(replies_->complete(chunk.id, memory, emit));
+  std::size_t turn = 0;
+  for (const Chunk& chunk : part) {
+    const Status encoded = replies_->complete(chunk.id, memory, emit);
+    CENTROID_CO_TRY(encoded);
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+  }
   std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
   if (config_.optimizer.clip_norm > 0) {
     squares_.resize(store_->plan().chunks().size());
     for (const Attempt::Piece& piece : pieces) {
       const Chunk& chunk = store_->plan().chunk(piece.chunk);
-      CENTROID_ASSIGN(squares_[piece.chunk.value], reply_reader_->squares(chunk, piece.values));
+      CENTROID_CO_ASSIGN(squares_[piece.chunk.value], reply_reader_->squares(chunk, piece.values));
     }
     clip_measured();
   }
-  for (const Attempt::Piece& piece : pieces) CENTROID_TRY(apply_reply(piece));
+  for (const Attempt::Piece& piece : pieces) {
+    CENTROID_CO_TRY(apply_reply(piece));
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+  }
   store_->commit_in_place(part);
   replies_->commit();
   replies_committed_ = replies_generation_;
-  return {};
+  co_return Status();
 }
 
 }  // namespace centroid::server

@@ -265,9 +265,8 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return Error(ErrorCode::kUnavailable,
                  "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
   if (replay_ && !epilogue_)
-    return Error(ErrorCode::kUnavailable, "the journal is being replayed, server '" +
-                                              replay_->waits_for +
-                                              "' is waited for: GET /v1/waits");
+    return Error(ErrorCode::kUnavailable,
+                 "the journal is being replayed: " + replay_->why + " (GET /v1/waits)");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   if (config_.weight_by == "tokens") {

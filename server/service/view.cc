@@ -533,6 +533,7 @@ Task<std::vector<TableView>> Cluster::tables() {
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {
   auto write = [](Cluster* self) -> Task<CheckpointOutcome> {
     if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (!self->is_running_) co_return Error(ErrorCode::kUnavailable, "the server is starting");
     const auto outcome = std::make_shared<CheckpointOutcome>();
     self->tasks_.spawn(self->checkpoint_for(outcome));
     while (!*outcome) {
@@ -571,6 +572,9 @@ Task<Status> Cluster::is_ready() {
     if (const auto why = held()) return refuse("not ready: " + why->message());
     if (!checkpoints_.has_value() || stop_requested_)
       return refuse("not ready: the server is not initialised or takes no members now");
+    // Who waits for other servers must be found by them.
+    if (is_loading_ || (replay_ && replay_->waits_for.empty()))
+      return refuse("not ready: a checkpoint and the journal behind it are being read");
     return {};
   };
   co_return co_await run_on(executor_, std::move(read));

@@ -1,5 +1,6 @@
 """The journal and checkpoints under kill -9, at every point where they are written. durability_test.py BIN_DIR"""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import threading
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, free_port, main, wait_for
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = 24
@@ -90,7 +91,7 @@ class Kill(DurabilityTest):
         expected = self.whole("whole", *arguments, environment=environment)
         names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
         # What a first run does not reach, a second does.
-        self.assertEqual(self.points() - set(names), {"journal.replayed", "checkpoint.reading"})
+        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):
@@ -237,6 +238,38 @@ class Restore(ClusterTest):
         server.wait_round(made["round"] + 20)
         self.assertTrue(all(worker.is_running() for worker in workers))
 
+
+    def test_who_asks_while_the_journal_is_read_is_answered(self):
+        goal = [*JOURNAL, "--min-workers", 1, "--rounds", 0]
+        server = self.launch_server(*goal, name="server").wait_ready()
+        worker = self.worker(server, "w0")
+        server.wait_round(20)
+        server.kill()
+        hold = self.folder / "hold"
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        environment = {"CENTROID_TEST_HOLD": f"journal.reading:{hold}"}
+        api = f"127.0.0.1:{free_port()}"
+        again = self.launch_server(*goal, "--resume", name="again", listen=server.data, api=api, environment=environment)
+        again.wait_event("checkpoint.loaded")
+        again.api = api  # the file with its endpoints comes when it is ready
+
+        def reads():
+            with contextlib.suppress(OSError):
+                return [one for one in again.get("/v1/waits")["waits"] if one["who"] == "replay"]
+
+        wait = wait_for(reads, "the replay among the waits")[0]
+        self.assertRegex(wait["what"], r"^round \d+ of the journal$")
+        self.assertIn("state", again.cluster())
+        self.assertEqual(again.call("GET", "/livez")[0], 200)
+        self.assertEqual(again.call("GET", "/readyz")[0], 503)
+        self.assertEqual(again.events("journal.replayed"), [])
+        hold.unlink()
+        again.wait_ready()
+        self.assertGreaterEqual(again.events("journal.replayed")[0]["round"], 20)
+        again.wait_more_rounds()
+        self.assertEqual(again.call("GET", "/readyz")[0], 200)
+        self.assertTrue(worker.is_running())
 
     def test_the_list_does_not_wait_for_one_that_is_written(self):
         hold = self.folder / "hold"
