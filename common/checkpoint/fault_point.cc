@@ -38,27 +38,40 @@ struct Settings {
   int count = 1;
 };
 
-}  // namespace
-
-void point(std::string_view name) {
+const Settings& settings_of_tests() {
   static const Settings settings;
-  constexpr int kMostLooks = 12'000;  // a minute
-  for (int i = 0; name == settings.held && i < kMostLooks; ++i) {
-    if (::access(settings.hold_path.c_str(), F_OK) != 0) break;
-    ::usleep(5000);
-  }
-  if (settings.name.empty() && settings.log_path.empty()) return;
+  return settings;
+}
+
+/// For which time the name is reached; the first is told to the log.
+int reached(const Settings& settings, std::string_view name) {
   static std::mutex mutex;
-  static std::map<std::string, int, std::less<>> reached;
+  static std::map<std::string, int, std::less<>> counts;
   const std::lock_guard lock(mutex);
-  const int count = ++reached[std::string(name)];
+  const int count = ++counts[std::string(name)];
   if (count == 1 && !settings.log_path.empty()) {
     const int fd = ::open(settings.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     const std::string line = std::string(name) + "\n";
     if (fd >= 0 && ::write(fd, line.data(), line.size()) < 0) std::abort();
     if (fd >= 0) ::close(fd);
   }
-  if (name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
+  return count;
+}
+
+}  // namespace
+
+bool is_held(std::string_view name) {
+  const Settings& settings = settings_of_tests();
+  return name == settings.held && ::access(settings.hold_path.c_str(), F_OK) == 0;
+}
+
+void point(std::string_view name) {
+  const Settings& settings = settings_of_tests();
+  const bool counts = !settings.name.empty() || !settings.log_path.empty();
+  const int count = counts ? reached(settings, name) : 0;
+  constexpr int kMostLooks = 12'000;  // a minute
+  for (int i = 0; i < kMostLooks && is_held(name); ++i) ::usleep(5000);
+  if (counts && name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
 }
 
 }  // namespace centroid::fault

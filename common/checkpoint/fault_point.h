@@ -6,13 +6,16 @@
 ///
 /// CENTROID_TEST_FAULT=NAME:COUNT kills (SIGKILL) when NAME is reached for the COUNTth time.
 /// CENTROID_TEST_HOLD=NAME:FILE holds up whoever reaches NAME while FILE exists, a minute at most.
-/// CENTROID_TEST_FAULT_LOG=FILE appends each name to FILE when it is reached first.
+/// CENTROID_TEST_FAULT_LOG=FILE appends each name to FILE when it is reached first, before that.
 namespace centroid::fault {
 
 #ifdef CENTROID_FAULT_POINTS
 void point(std::string_view name);
+/// For those that must not block: whether CENTROID_TEST_HOLD holds up NAME now.
+bool is_held(std::string_view name);
 #else
 inline void point(std::string_view) {}
+inline bool is_held(std::string_view) { return false; }
 #endif
 
 }  // namespace centroid::fault

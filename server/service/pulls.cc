@@ -9,6 +9,7 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "server/service/chunk_fetcher.h"
 
 namespace centroid::server {
@@ -215,6 +216,9 @@ Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& ta
     std::ranges::copy(cluster.store_->params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
     co_await boost::asio::post(cluster.executor_, boost::asio::use_awaitable);
+    bool goes_on = true;
+    while (goes_on && fault::is_held("pulls.copying"))
+      goes_on = co_await sleep_until(cluster.clock_.now() + kLook);
     CENTROID_CO_TRY(state());
   }
   co_return Status();

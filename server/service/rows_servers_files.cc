@@ -4,6 +4,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/rows_journal.h"
 #include "server/service/rows_servers.h"
 #include "server/shard/placement.h"
@@ -176,6 +177,7 @@ Status RowsServers::put_rows(std::size_t server, std::size_t table, const RowTab
     return **boost::asio::co_spawn(executor_, call(put), boost::asio::use_future).get();
   }
   const Link link = holders_[server].link;
+  fault::point("servers.rows_put");
   const std::size_t most = rows_of_payload(rows_.spec(table), holders_[server].max_payload);
   for (std::size_t first = 0; first < block.keys.size(); first += most) {
     const std::size_t rows = std::min(most, block.keys.size() - first);

@@ -482,6 +482,31 @@ class Pull(ClientTest):
         for thread in threads:
             thread.start()
         for _ in range(8):
+    def test_a_restore_while_tensors_are_copied_is_seen(self):
+        hold = self.folder / "hold"
+        server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0, environment={"CENTROID_TEST_HOLD": f"pulls.copying:{hold}"})
+        thread = self.train(server)
+        server.wait_round(3)
+        version = server.post("/v1/checkpoints")[1]["version"]
+        server.wait_more_rounds(3)
+        self.is_over.set()  # a round that is open would wait for the copy, and the restore for that
+        thread.join(30)
+        self.assertEqual(self.failure, [])
+        hold.write_text("")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            try:
+                pull = pool.submit(centroid.pull, server.data, timeout=60)
+                wait_for(lambda: any(one["who"].startswith("reader") for one in server.get("/v1/waits")["waits"]), "the reader")
+                status, answer = server.post(f"/v1/checkpoints/{version}:restore")
+                self.assertEqual(status, 200, answer)
+                self.assertGreater(answer["from_version"], version)
+                self.assertFalse(pull.done())
+            finally:
+                hold.unlink()
+            tensors = pull.result(60)
+        self.assertEqual(tensors.version, version)
+        self.assert_one_version(tensors, sorted(self.SHAPES))
+
             status, answer = server.post(f"/v1/checkpoints/{version}:restore")
             self.assertEqual(status, 200, answer)
             server.wait_more_rounds(5)

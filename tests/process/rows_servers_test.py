@@ -197,6 +197,33 @@ class RowsServersTest(ClusterTest):
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, *shards.values())
 
+    def test_a_server_that_is_lost_while_its_rows_are_read_from_the_checkpoint_gets_them_once_it_is_back(self):
+        hold, reached = self.folder / "hold", self.folder / "reached"
+        environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
+        leader = self.leader(2, environment=environment)
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        client.push(range(50))
+        client.close()
+        self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        shard.kill()
+        shard = self.shard(leader.data, "b", 1)
+        wait_for(lambda: "servers.rows_put" in reached.read_text(), "the blocking thread at the first rows")
+        before = len(leader.events("server.lost"))
+        shard.kill()
+        wait_for(lambda: len(leader.events("server.lost")) > before, "the leader to know")
+        hold.unlink()
+        shard = self.shard(leader.data, "b", 2)
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 2, bool)
+        self.assertEqual(set(client.pull(range(50)).values()), {1.0})
+        client.close()
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, shard)
+
     def test_a_checkpoint_of_several_servers_is_exported_and_goes_on_with_one(self):
         leader = self.leader(2)
         shard = self.shard(leader.data, "b")
