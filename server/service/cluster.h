@@ -177,6 +177,8 @@ class Cluster final : public ControlPlane {
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
   Status check_join(const transport::Session& session, const proto::Join& join);
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
+  Task<Result<Buffer>> read_numbers(transport::Session& session, std::string where,
+                                    std::uint64_t elements, std::uint64_t bytes);
   Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                proto::InitChunk head, std::uint64_t bytes);
   Status init_done(Link& link);
@@ -390,9 +392,9 @@ class Cluster final : public ControlPlane {
   Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
   double weight_elsewhere(const proto::ContributionKey& key) const;
   void tell_tokens(ShardGroup::Link& server);
+  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
   void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
   void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
-  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
   Task<Status> step_elsewhere(float factor);
   Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);
@@ -433,7 +435,7 @@ class Cluster final : public ControlPlane {
   Task<Status> finish_replay();
   Status check_replay(const journal::Base& base) const;
   Task<Status> replay_round(journal::Form form, journal::Commit commit);
-  Status replay_replies(Generation generation);
+  Task<Status> replay_replies(Generation generation);
 
   std::shared_ptr<Link> find(MemberId member) const;
   bool waits_for_operator() const;
@@ -587,7 +589,7 @@ class Cluster final : public ControlPlane {
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   std::shared_ptr<DutyCycle> checkpoint_duty_;  ///< of the one that is written beside rounds
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_running_ = false;
   std::optional<CheckpointView> last_written_;
   std::optional<std::vector<CheckpointView>> listed_;  ///< when the last one was begun
   std::map<MemberId, WorkerView> gone_;                // last view of absent members

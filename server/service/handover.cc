@@ -86,17 +86,11 @@ Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_
                     where + ": expected piece " + std::to_string(upload_->received) + " of " +
                         std::to_string(upload_->pieces()) + ", plane by plane");
   const Chunk& chunk = store_->plan().chunk(head.chunk);
-  if (bytes != chunk.elements * sizeof(float))
-    co_return Error(ErrorCode::kInvalidArgument,
-                    where + ": " + std::to_string(bytes) + " bytes, expected " +
-                        std::to_string(chunk.elements * sizeof(float)));
-  Buffer buffer(bytes);
-  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
-  session.release_credit(bytes);
-  probe_.payload_received(bytes);
+  CENTROID_CO_ASSIGN(const Buffer buffer,
+                     co_await read_numbers(session, where, chunk.elements, bytes));
   if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
   if (piece == 0) store_->begin_replacing();
-  const auto values = std::as_const(buffer).as<float>().first(chunk.elements);
+  const auto values = buffer.as<float>().first(chunk.elements);
   CENTROID_CO_TRY(store_->load(head.plane, chunk.position, values));
   ++upload_->received;
   upload_->moved = clock_.now();

@@ -48,6 +48,20 @@ bool Cluster::is_initial_from(const Link& link) const {
          store_->version().value == 0;
 }
 
+/// All numbers of a chunk, as they are. fails invalid_argument: another length
+Task<Result<Buffer>> Cluster::read_numbers(transport::Session& session, std::string where,
+                                           std::uint64_t elements, std::uint64_t bytes) {
+  if (bytes != elements * sizeof(float))
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                     " bytes, expected " +
+                                                     std::to_string(elements * sizeof(float)));
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  session.release_credit(bytes);
+  probe_.payload_received(bytes);
+  co_return std::move(buffer);
+}
+
 Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                       proto::InitChunk head, std::uint64_t bytes) {
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
@@ -60,14 +74,8 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
   const Chunk chunk = store_->plan().chunk(head.chunk);
   if (initial_->is_here[head.chunk.value])
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
-  if (bytes != chunk.elements * sizeof(float))
-    co_return Error(ErrorCode::kInvalidArgument,
-                    where + ": " + std::to_string(bytes) + " bytes, expected " +
-                        std::to_string(chunk.elements * sizeof(float)));
-  Buffer buffer(bytes);
-  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
-  session.release_credit(bytes);
-  probe_.payload_received(bytes);
+  CENTROID_CO_ASSIGN(const Buffer buffer,
+                     co_await read_numbers(session, where, chunk.elements, bytes));
   if (!is_initial_from(*link))  // the store may be another one, or in use
     co_return Error(ErrorCode::kAborted, where + ": it is not wanted any more");
   const std::span<const float> values = buffer.as<float>().first(chunk.elements);

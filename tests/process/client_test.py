@@ -48,6 +48,12 @@ class ClientTest(ClusterTest):
         self.trainers.append(made)
         return made
 
+    def at_once(self, run, count=2):
+        """run(0), run(1), ... each in its thread; what one of them raises is raised here."""
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            for done in [pool.submit(run, i) for i in range(count)]:
+                done.result()
+
     def example(self, server, name, *arguments):
         log = self.folder / f"{name}.log"
         program = [EXAMPLE, server.data, self.data_dir() / "digits.csv.gz", "--name", name, *arguments]
@@ -86,11 +92,7 @@ class Arrays(ClientTest):
                     self.assertEqual(done.outcome, centroid.Outcome.COMMITTED)
                 self.assertEqual(trainer.end, centroid.End.FINISHED)
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.at_once(run)
         # Means of 0.5, 1 and 0; 1 for the scale; four steps of 0.5.
         for one in tensors:
             self.assertEqual(list(one["w"]), [0, 0, 3])
@@ -112,11 +114,7 @@ class Arrays(ClientTest):
                 for _ in trainer:  # 4 samples: 30 tokens here, 10 there
                     trainer.finish({"w": array.array("f", [1 + 3 * i, 2])}, samples=30 - 20 * i)
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.at_once(run)
         for one in tensors:
             self.assertEqual(list(one["w"]), [-(30 * 1 + 10 * 4) / 40, -2])
         self.assertEqual(server.exit_status(), DONE)
@@ -168,11 +166,7 @@ class Arrays(ClientTest):
                     trainer.finish(samples=len(share))
                     found[i].append(tensors[i]["w"][0])
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.at_once(run)
         self.assertEqual(found, [[2, 4, 6], [2, 4, 6]])
 
     def test_an_optimizer_of_the_program_is_kept_with_the_checkpoint(self):
@@ -279,11 +273,7 @@ class Arrays(ClientTest):
     def test_stop_ends_the_wait_for_a_round(self):
         server = self.server("--min-workers", 2)
         slow, quick = (self.trainer(server, name, {"w": array.array("f", [0])}) for name in ("slow", "quick"))
-        shares = [threading.Thread(target=next, args=(one,)) for one in (slow, quick)]
-        for thread in shares:
-            thread.start()
-        for thread in shares:
-            thread.join()
+        self.at_once(lambda i: next((slow, quick)[i]))
         stopper = threading.Timer(0.3, quick.stop)
         stopper.start()
         done = quick.finish({"w": array.array("f", [1])})  # the other one never gives its own
@@ -482,6 +472,16 @@ class Pull(ClientTest):
         for thread in threads:
             thread.start()
         for _ in range(8):
+            status, answer = server.post(f"/v1/checkpoints/{version}:restore")
+            self.assertEqual(status, 200, answer)
+            server.wait_more_rounds(5)
+        is_over.set()
+        for thread in threads:
+            thread.join(40)
+        self.assertEqual(failures, [])
+        self.assertGreater(len(pulled), 20)
+        self.assertGreaterEqual(min(pulled), 1)
+
     def test_a_restore_while_tensors_are_copied_is_seen(self):
         hold = self.folder / "hold"
         server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0, environment={"CENTROID_TEST_HOLD": f"pulls.copying:{hold}"})
@@ -506,16 +506,6 @@ class Pull(ClientTest):
             tensors = pull.result(60)
         self.assertEqual(tensors.version, version)
         self.assert_one_version(tensors, sorted(self.SHAPES))
-
-            status, answer = server.post(f"/v1/checkpoints/{version}:restore")
-            self.assertEqual(status, 200, answer)
-            server.wait_more_rounds(5)
-        is_over.set()
-        for thread in threads:
-            thread.join(40)
-        self.assertEqual(failures, [])
-        self.assertGreater(len(pulled), 20)
-        self.assertGreaterEqual(min(pulled), 1)
 
     def test_what_cannot_be_pulled_is_said(self):
         server = self.server("--rounds", 0, "--token", "secret")
