@@ -145,6 +145,13 @@ TEST_P(GpuMemory, AnEvaluationThatDoesNotFitIsRefusedBeforeTraining) {
   const auto judged = group->evaluate(many, 0, 300);  // beside batches that wait
   ASSERT_TRUE(judged.ok()) << judged.error().to_string();
   EXPECT_EQ(judged->samples, 300U);
+  // Slots that do not fit beside what has been taken: the numbers of the step stay its own.
+  const Status slots = group->resident()->reserve(100);
+  ASSERT_FALSE(slots.ok());
+  EXPECT_THAT(slots.error().message(),
+              AllOf(HasSubstr("device cuda:0: a step of 2 samples takes "),
+                    HasSubstr("it and an evaluation of 256 samples "),
+                    HasSubstr(" and 100 slots of the optimizer "), HasSubstr("inner.on_gpu no")));
 }
 
 /// The first step of a round may be a small one, and later ones larger than was said: batches that

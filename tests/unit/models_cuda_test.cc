@@ -180,7 +180,10 @@ TEST_P(CudaModel, TakesTheMemoryOfStepsBeforeThem) {
   const std::uint64_t free = replica->room()->free;
   ASSERT_TRUE(replica->make_room(most).ok());
   EXPECT_EQ(free - replica->room()->free, memory.with_evaluation - memory.taken);
-  EXPECT_EQ(replica->memory_of(most)->taken, memory.with_evaluation);
+  const auto again = replica->memory_of(most).value();
+  EXPECT_EQ(again.taken, memory.with_evaluation);
+  EXPECT_EQ(again.with_evaluation, memory.with_evaluation);
+  EXPECT_EQ(again.step, memory.step);  // though there is more now
   const auto before = simt::traffic().allocations;
   ASSERT_TRUE(replica->use(params).ok());
   for (const std::size_t samples : {most, std::size_t{1}, most - 1}) {

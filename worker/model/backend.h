@@ -122,8 +122,9 @@ class Backend {
   virtual double norm(const float* numbers, std::size_t elements) = 0;
   /// What steps take of the device's memory, in bytes.
   struct Memory {
-    std::uint64_t needed = 0;  ///< in all
+    std::uint64_t needed = 0;  ///< in all, with what steps before have taken
     std::uint64_t taken = 0;   ///< of that already
+    std::uint64_t alone = 0;   ///< of these steps, whatever has been taken
   };
   /// `steps` calls this backend as it will, and nothing is computed: only what memory it takes is
   /// noted. Addresses that it is given lead nowhere. The CPU takes memory as it goes: nothing.

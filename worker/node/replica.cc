@@ -220,7 +220,7 @@ class DeviceReplica final : public Replica, public Residence {
     StepMemory memory;
     CENTROID_ASSIGN(const auto of_step, rehearse(samples, false));
     CENTROID_ASSIGN(const auto of_both, rehearse(samples, true));
-    memory.step = of_step.needed;
+    memory.step = of_step.alone;
     memory.with_evaluation = of_both.needed;
     memory.taken = of_both.taken;
     return memory;

@@ -329,7 +329,7 @@ class CudaBackend final : public Backend {
   }
   Result<Memory> rehearse(const std::function<void()>& steps) override {
     if (failed_) return *failed_;
-    for (Space* const space : spaces()) space->wanted = space->size();
+    for (Space* const space : spaces()) space->wanted = 0;
     {
       const Rehearsal end{is_rehearsal_ = true};
       steps();
@@ -338,11 +338,15 @@ class CudaBackend final : public Backend {
     Memory memory;
     if (layers_) memory.taken = layers_->reserved();
     for (const Kept& kept : kept_) memory.taken += kept.memory->size();
-    memory.needed = memory.taken + to_keep_.size_bytes();
-    if (const std::uint64_t row = widest_layer_ * sizeof(float); layers_)
-      memory.needed += row - std::min(row, layers_->reserved());
+    memory.needed = memory.alone = memory.taken + to_keep_.size_bytes();
+    if (const std::uint64_t row = widest_layer_ * sizeof(float); layers_) {
+      const std::uint64_t more = row - std::min(row, layers_->reserved());
+      memory.needed += more;
+      memory.alone += more;
+    }
     for (const Space* const space : spaces()) {
-      memory.needed += space->wanted;
+      memory.needed += std::max(space->wanted, space->size());
+      memory.alone += space->wanted;
       memory.taken += space->size();
     }
     return memory;
