@@ -161,7 +161,7 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "cadence speed: given speeds by rank, such as 3,2,1, instead of measured ones"});
   s.field("cadence.overshoot", &c.cadence_overshoot,
           {.text = "cadence with local_steps: steps of a worker by which a round may run into the "
-                   "next epoch, so that the last round of one is not too short; 0: 2 to 10, by "
+                   "next epoch, so that no round is short because an epoch ends; 0: 2 to 10, by "
                    "the size of an epoch, more while rounds are stable",
            .unit = "steps",
            .max = 1'000'000});

@@ -42,8 +42,9 @@ struct ServerConfig {
   std::uint64_t local_steps = 1, fragments = 1, overlap = 0;
   std::string outer = "nesterov", weight_by = "samples";
   std::string cadence_mode = "off", cadence_ratios, cadence_guard = "halve";
-  double cadence_overhead = 0.10, cadence_dead_zone = 0.10, cadence_divergence = 0.05;
-  std::uint64_t cadence_max_steps = 200, cadence_max_lead = 1'000'000, cadence_overshoot = 0;
+  double cadence_overhead = 0.05, cadence_dead_zone = 0.05, cadence_divergence = 0.05;
+  std::uint64_t cadence_max_steps = 200, cadence_max_lead = 1'000'000,
+                cadence_overshoot = 1'000'000;
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";

@@ -61,7 +61,7 @@ void Cadence::exchanged(double seconds) {
     const double wanted = std::ceil(static_cast<double>(anchor_) * now / target - 1e-9);
     anchor_ = static_cast<std::uint64_t>(
         std::clamp(wanted, static_cast<double>(anchor_),
-                   std::max(static_cast<double>(std::min(options_.most, limit_)),
+                   std::max(static_cast<double>(std::min({options_.most, limit_, room_})),
                             static_cast<double>(anchor_))));
   } else if (now < target / 2 && anchor_ > least_) {
     --anchor_;
@@ -84,7 +84,8 @@ void Cadence::limit(std::uint64_t most) {
   for (auto& [member, pace] : paces_) pace.steps = 0;  // no limit on this change
 }
 
-std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members) {
+std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members,
+                                         std::span<const std::uint64_t> most) {
   double slow = 0;
   for (const MemberId member : members) paces_.try_emplace(member);
   for (auto& [member, pace] : paces_) {  // also of those that begin at another time
@@ -93,6 +94,12 @@ std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members) {
       pace.used = seconds;
     slow = std::max(slow, pace.used);
   }
+  room_ = kNoLimit;
+  for (std::size_t i = 0; i < most.size() && slow > 0; ++i) {
+    const double room = std::floor(static_cast<double>(most[i]) * paces_[members[i]].used / slow);
+    if (room > 0) room_ = std::min(room_, static_cast<std::uint64_t>(std::min(room, 1e6)));
+  }
+  if (options_.tunes) anchor_ = std::min(anchor_, room_);
   std::vector<std::uint64_t> steps;
   std::uint64_t least = anchor_;
   for (const MemberId member : members) {

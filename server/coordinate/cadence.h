@@ -38,8 +38,8 @@ class Cadence {
   static constexpr std::uint64_t kNoLimit = 1'000'000;
   struct Options {
     std::uint64_t initial = 10, most = 200;
-    double overhead = 0.10;  ///< target; from 0.01 to 0.5
-    double dead_zone = 0.10;
+    double overhead = 0.05;  ///< target; from 0.01 to 0.5
+    double dead_zone = 0.05;
     /// A member makes at most so many steps more than the slowest one, and (when above 0) its
     /// number changes by at most so many from round to round.
     std::uint64_t max_lead = kNoLimit;
@@ -55,7 +55,10 @@ class Cadence {
   /// An exchange took so long beyond the work of the slowest: tune the anchor.
   void exchanged(double seconds);
   /// Steps of each of `members` until the next average.
-  std::vector<std::uint64_t> plan(std::span<const MemberId> members);
+  /// most  steps that there is data for, of each; the anchor grows no further than all can follow;
+  ///       none: there is no end of it
+  std::vector<std::uint64_t> plan(std::span<const MemberId> members,
+                                  std::span<const std::uint64_t> most = {});
 
   /// No growth of the anchor while it is held.
   void hold_growth(bool is_held) { is_held_ = is_held; }
@@ -82,7 +85,7 @@ class Cadence {
   double slowest() const;
 
   Options options_;
-  std::uint64_t anchor_, least_, limit_ = kNoLimit;
+  std::uint64_t anchor_, least_, limit_ = kNoLimit, room_ = kNoLimit;
   bool is_held_ = false;
   SmoothedTime exchange_;
   std::map<MemberId, Pace> paces_;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Two workers, one of them slower, on digits: what they train together, against what each trains alone.
 
-Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--overshoot 0] [--model SPEC] ...
+Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--overshoot N] [--model SPEC] ...
 Ideal is the sum of the samples a second that each makes alone, as a whole program without a cluster (exchange local): forward,
 backward, its optimizer's step, held-out data at each epoch's end, by its clock on the wall. The cluster is measured in the middle of
 its training, from the number of samples that the server has counted. Of computing alone is the same against forward and backward
@@ -50,8 +50,10 @@ def together(options, folder):
     endpoints = folder / "endpoints.json"
     server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
     server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence", options.cadence, "--log-level", "warn"]
-    server += ["--local-steps", str(options.local_steps), "--outer", "average", "--cadence.overshoot", str(options.overshoot)]
-    server += ["--cadence.dead_zone", str(options.dead_zone), "--cadence.overhead", str(options.overhead)]
+    server += ["--local-steps", str(options.local_steps), "--outer", "average"]
+    for name in ("overshoot", "dead_zone", "overhead"):
+        if (value := getattr(options, name)) is not None:
+            server += [f"--cadence.{name}", str(value)]
     children = [subprocess.Popen(server)]
     try:
         while not endpoints.exists():
@@ -90,9 +92,9 @@ def main():
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--model", default="mlp:64-512-512-10")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--overshoot", type=int, default=0)
-    parser.add_argument("--dead-zone", type=float, default=0.10)
-    parser.add_argument("--overhead", type=float, default=0.10)
+    parser.add_argument("--overshoot", type=int, help="these three: the server's default")
+    parser.add_argument("--dead-zone", type=float)
+    parser.add_argument("--overhead", type=float)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--solo-rounds", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=10_000)

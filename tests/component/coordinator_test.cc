@@ -166,6 +166,36 @@ TEST_F(CoordinatorTest, GivenSpeedsAreKept) {
   }
 }
 
+/// Rounds of 960 samples of epochs of 900: without a bound of the overshoot none is cut by an
+/// epoch's end but that of the last one. With 0 a round has at most three steps of each of the next
+/// epoch.
+TEST_F(CoordinatorTest, NoRoundIsShortBecauseAnEpochEnds) {
+  const auto data = make_blobs(900, 8, 4, 1);
+  for (const bool is_bounded : {false, true}) {
+    SCOPED_TRACE(is_bounded);
+    ServerConfig c = config(3);
+    c.epochs = 6;
+    c.local_steps = 20;
+    c.cadence_mode = "speed";
+    c.cadence_ratios = "3,2,1";
+    if (is_bounded) c.cadence_overshoot = 0;
+    TestServer server(c, transports());
+    Trained trained;
+    train({spec("a"), spec("b"), spec("c")}, data, server, trained);
+    ASSERT_TRUE(server.join().ok());
+    expect_each_once(trained, 6);
+    const auto& shares = trained.shares["a"];
+    std::size_t whole = 0;
+    while (whole < shares.size() && shares[whole] == 480) ++whole;
+    if (is_bounded) {
+      EXPECT_EQ(whole, 0u);
+      continue;
+    }
+    EXPECT_EQ(whole, 5u);  // 4800 samples of 5400, then what is left
+    EXPECT_EQ(shares.size(), 6u);
+  }
+}
+
 /// Where a round's steps are more than an epoch has, all get less, so that they still come at once.
 TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
   const auto data = make_blobs(900, 8, 4, 1);

@@ -21,6 +21,7 @@ Cadence::Options of(std::uint64_t initial, std::uint64_t most = 200) {
   Cadence::Options options;
   options.initial = initial;
   options.most = most;
+  options.overhead = options.dead_zone = 0.10;  // those of the field, which the numbers are for
   return options;
 }
 
@@ -140,6 +141,34 @@ TEST(Cadence, HeldGrowthStaysHeld) {
   cadence.hold_growth(false);
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 50u);
+}
+
+/// Two members at 1:2 that have 60 steps of data a round: 30 of the slower one, though the cost of
+/// the exchange asks for 50; half of them at once when they are to be fewer.
+TEST(Cadence, GrowsNoFurtherThanThereIsData) {
+  const std::vector<std::uint64_t> sixty{60, 60}, ten{10, 10};
+  Cadence cadence(of(10));
+  cadence.worked(kTwo[0], 10, 0.5);
+  cadence.worked(kTwo[1], 10, 1.0);
+  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(20, 10));
+  cadence.exchanged(0.5);
+  EXPECT_EQ(cadence.anchor(), 30u);
+  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(60, 30));
+  cadence.nudge_down(0.5);
+  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(30, 15));
+  EXPECT_THAT(cadence.plan(kTwo, ten), ElementsAre(10, 5));
+  cadence.exchanged(0.5);
+  EXPECT_EQ(cadence.anchor(), 5u);
+  cadence.plan(kTwo);  // there is no end of it any more
+  cadence.exchanged(0.5);
+  EXPECT_EQ(cadence.anchor(), 50u);
+
+  Cadence::Options options = of(10);
+  options.tunes = false;
+  Cadence given(options);
+  given.worked(kTwo[0], 10, 0.5);
+  given.worked(kTwo[1], 10, 1.0);
+  EXPECT_THAT(given.plan(kTwo, ten), ElementsAre(20, 10));  // divided in proportion elsewhere
 }
 
 TEST(Cadence, ALeadBoundsHowFarOneIsAheadAndHowFastThatChanges) {

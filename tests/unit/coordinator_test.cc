@@ -54,6 +54,7 @@ Coordinator::Options tuned(std::uint64_t initial) {
   Coordinator::Options options;
   options.mode = Coordinator::Mode::kTuned;
   options.cadence.initial = initial;
+  options.cadence.overhead = options.cadence.dead_zone = 0.10;  // those of the field
   return options;
 }
 
