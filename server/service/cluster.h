@@ -247,6 +247,7 @@ class Cluster final : public ControlPlane {
   void take_part(proto::RoundOpen& open, std::uint64_t samples);
   void hand_out(Link& link, const proto::RoundOpen& open) const;
   void part_lost(Link& link);
+  void return_part(const DataPart& part, Round of);
   void coordinate();
   void skip_empty_epoch_end();
 

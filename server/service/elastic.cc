@@ -74,7 +74,11 @@ void Cluster::leave_out(const RoundDecision& decision) {
       events_.publish("member.left_out",
                       {{"worker", link->join.name}, {"member", id.value}, {"round", round_.value}});
     link->is_away = true;
-    if (link->opened != attempt_->key()) continue;  // it did not come to begin
+    if (link->opened != attempt_->key()) {  // it did not come to begin
+      return_part(link->part, round_);
+      link->part = {};
+      continue;
+    }
     link->late.emplace();
     link->late->key = attempt_->key();
     if (machine_.may_come_late(round_))

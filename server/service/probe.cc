@@ -118,7 +118,8 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   nudges_ = r.counter("centroid_server_cadence_nudges_total",
                       "Times that divergence halved the local steps (cadence tuned).");
   returned_ = r.counter("centroid_server_samples_returned_total",
-                        "Samples of shares whose workers were lost, given to others.");
+                        "Samples of shares whose workers were lost, or left out before they began, "
+                        "given to others.");
   cadence_steps_ = r.gauge("centroid_server_cadence_steps",
                            "Local steps of the slowest worker between two averages.");
   exchange_seconds_ = r.gauge("centroid_server_exchange_seconds",

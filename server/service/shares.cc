@@ -142,15 +142,21 @@ void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
   link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
 }
 
+/// What a member of round `of` has not trained is for others.
+void Cluster::return_part(const DataPart& part, Round of) {
+  if (part.samples() == 0) return;
+  probe_.share_returned(part.samples());
+  if (of == round_)
+    returned_.lost(part);
+  else
+    returned_.give_back(part);
+}
+
 /// A member is gone: what it had not contributed is for others.
 void Cluster::part_lost(Link& link) {
   coordinator_.gone(link.id);
   if (link.part.samples() == 0) return;
-  probe_.share_returned(link.part.samples());
-  if (link.part_of == round_)
-    returned_.lost(link.part);
-  else
-    returned_.give_back(link.part);
+  return_part(link.part, link.part_of);
   log::info("share.returned", {{"worker", link.join.name},
                                {"epoch", link.part.epoch},
                                {"begin", link.part.begin},

@@ -158,8 +158,7 @@ TEST_P(GpuCluster, TrainsAsTheCpusDo) {
         EXPECT_EQ(outcome.summary.late, 0U);
       }
     }
-    // Without local steps more than one share of asp is unseen here: docs/roadmap.md.
-    if (way.is_joint() || way.local_steps > 1) expect_each_once(trained, 4, !way.is_joint());
+    expect_each_once(trained, 4, !way.is_joint());
     const auto view = server.view();
     if (way.is_repeatable()) {
       // One average a batch, or so many local steps: the initial parameters are version 1.
