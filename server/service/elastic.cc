@@ -3,6 +3,7 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/log.h"
+#include "server/aggregate/round_timeout.h"
 #include "server/service/cluster.h"
 
 /// Rounds that close without some of their members (policies backup, quorum, asp, ssp).
@@ -225,6 +226,23 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
     return;
   }
   link.behind.reset();
+  if (!policy_.is_elastic() && config_.round_timeout.count() > 0) {
+    link.came_late = clock_.now() - link.opened_at;
+    const auto ms = [](Duration d) {
+      return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
+    };
+    const auto allowed = allowed_silence(config_.round_timeout, link.came_late);
+    const bool is_allowed = allowed > config_.round_timeout;
+    log::warn("member.too_slow",
+              {{"worker", link.join.name},
+               {"took_ms", ms(*link.came_late)},
+               {"round_timeout_ms", config_.round_timeout.count()},
+               {"allowed_ms", ms(allowed)},
+               {"action", is_allowed ? "it may take longer from now on; if it always does, set "
+                                       "round_timeout above what it took"
+                                     : "it is left out whenever it takes so long; to wait for it "
+                                       "set round_timeout above what it took"}});
+  }
   machine_.caught_up(link.id, clock_.now());
   outgoing_.notify_all();
 }

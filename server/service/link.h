@@ -65,6 +65,7 @@ struct Link {
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
   TimePoint opened_at;                 ///< when, or when its last chunk came, with policy bsp
+  std::optional<Duration> came_late;   ///< how long it said nothing when it was left out last (bsp)
   bool is_away = false;                ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "server/aggregate/round_timeout.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
@@ -316,18 +317,21 @@ void Cluster::leave_silent_out() {
     const bool awaits_others =
         aggregate_.is_mean() && was_told && aggregator_->is_waiting(*attempt_->rank_of(member));
     if (!was_told || link->pending_end || awaits_others) continue;
-    if (now - link->opened_at >= config_.round_timeout)
+    const TimePoint until =
+        link->opened_at + allowed_silence(config_.round_timeout, link->came_late);
+    if (now >= until)
       silent.push_back(member);
     else
-      looked_at_ = std::min(looked_at_, link->opened_at);
+      looked_at_ = std::min(looked_at_, until - config_.round_timeout);
   }
   RoundDecision decision = machine_.timed_out(silent);
   if (decision.action == RoundAction::kWait) return;
   std::string names;
   for (const MemberId member : silent)
     names.append(names.empty() ? "" : ", ").append(name_of(member));
-  decision.text = names + ": no contribution in round_timeout, " +
-                  std::to_string(config_.round_timeout.count()) + " ms";
+  decision.text = names + ": no contribution within round_timeout, " +
+                  std::to_string(config_.round_timeout.count()) + " ms (at most " +
+                  std::to_string(kMostRoundTimeouts) + " times that of who came late)";
   for (const MemberId member : silent) set_silent(*find(member));
   decide(std::move(decision));
 }

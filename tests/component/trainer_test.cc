@@ -1,5 +1,6 @@
 #include "client/trainer.h"
 
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -229,6 +230,46 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
     EXPECT_EQ(reports[1].outcome, RoundReport::Outcome::kCommitted);
     EXPECT_EQ(server.view().aborted_attempts, 1u);
   }
+}
+
+/// Who takes twice as long as round_timeout for each of its parts is left out, and waited for when
+/// it comes again.
+TEST_F(TrainerTest, WhoIsALittleTooSlowIsWaitedForWhenItComesAgain) {
+  ServerConfig c = config(2);
+  c.rounds = 0;
+  c.round_timeout = std::chrono::milliseconds(400);
+  TestServer server(c, tcp());
+  std::vector<RoundReport::Outcome> outcomes;
+  std::atomic<bool> is_over = false;
+  std::thread slow([&] {
+    const auto trainer = open(options(server, "slow"));
+    while (outcomes.size() < 8 &&
+           (outcomes.empty() || outcomes.back() != RoundReport::Outcome::kCommitted)) {
+      const auto share = next(*trainer);
+      if (!share) break;
+      std::this_thread::sleep_for(2 * c.round_timeout);  // lint-ok: sleeping is computing here
+      give(*trainer, 0.0f);
+      const auto report = trainer->finish({.samples = share->samples()});
+      ASSERT_TRUE(report.ok()) << report.error().message();
+      outcomes.push_back(report->outcome);
+    }
+    is_over = true;
+    trainer->leave("done");
+  });
+  const auto trainer = open(options(server, "fast"));
+  while (const auto share = next(*trainer)) {
+    give(*trainer, 0.0f);
+    ASSERT_TRUE(trainer->finish({.samples = share->samples()}).ok());
+    if (is_over) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: computing
+  }
+  trainer->leave("done");
+  slow.join();
+  server.stop();
+  EXPECT_TRUE(server.join().ok());
+  ASSERT_GE(outcomes.size(), 2u);
+  EXPECT_EQ(outcomes.front(), RoundReport::Outcome::kLate);
+  EXPECT_EQ(outcomes.back(), RoundReport::Outcome::kCommitted);
 }
 
 /// Numbers of a program's own: means over all that it recorded for a contribution, and over all.

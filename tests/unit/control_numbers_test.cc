@@ -9,6 +9,7 @@
 #include "common/optim/schedule.h"
 #include "server/aggregate/aggregator.h"
 #include "server/aggregate/round_machine.h"
+#include "server/aggregate/round_timeout.h"
 #include "server/coordinate/coordinator.h"
 #include "server/coordinate/partition.h"
 #include "server/coordinate/returned_shares.h"
@@ -250,6 +251,79 @@ TEST(Control, ARoundThatTakesTooLongIsRepeatedWithoutTheSilent) {
   rounds.open(Round(1), 1, {kA, kC});
   EXPECT_EQ(contribute(rounds, kA), RoundAction::kWait);
   EXPECT_EQ(contribute(rounds, kC), RoundAction::kMerge);
+}
+
+/// A hundred rounds of three members of which two take 0.3 s and the third so long; the limit is a
+/// second. How often the third was left out, and was in, and the seconds of all rounds.
+struct Waited {
+  int left_out = 0, in = 0;
+  double seconds = 0;
+};
+
+Waited wait_for(double third) {
+  const auto after = [](double s) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
+  };
+  const Duration limit = after(1), others = after(0.3), own = after(third);
+  const TimePoint start{std::chrono::hours(1)};
+  TimePoint now = start, done_at{};
+  std::optional<Duration> took;
+  bool is_away = false;
+  Waited out;
+  RoundMachine rounds = machine("bsp");
+  for (std::uint64_t round = 1; round <= 100; ++round) {
+    if (is_away && now >= done_at) {
+      is_away = false;
+      took = own;
+    }
+    const bool takes_part = !is_away;
+    rounds.open(Round(round), 0, takes_part ? std::vector{kA, kB, kC} : std::vector{kA, kB});
+    const TimePoint opened = now;
+    now += others;
+    contribute(rounds, kA);
+    auto action = contribute(rounds, kB);
+    const Duration allowed = allowed_silence(limit, took);
+    if (takes_part && own < allowed) {
+      now = std::max(now, opened + own);
+      action = contribute(rounds, kC);
+      ++out.in;
+    } else if (takes_part) {
+      now = opened + allowed;
+      EXPECT_EQ(rounds.timed_out({kC}).action, RoundAction::kRetry);
+      ++out.left_out;
+      is_away = true;
+      done_at = opened + own;
+      rounds.open(Round(round), 1, {kA, kB});  // they have their gradients
+      contribute(rounds, kA);
+      action = contribute(rounds, kB);
+    }
+    EXPECT_EQ(action, RoundAction::kMerge);
+  }
+  out.seconds = std::chrono::duration<double>(now - start).count();
+  return out;
+}
+
+/// Who is a little too slow is left out once and taken along from then on; who is far too slow
+/// costs one limit whenever it comes, and not four.
+TEST(Control, WhoIsALittleTooSlowIsLeftOutOnce) {
+  EXPECT_EQ(wait_for(0.9).left_out, 0);
+  for (const double third : {1.1, 2.0, 3.9}) {
+    SCOPED_TRACE(third);
+    const Waited waited = wait_for(third);
+    EXPECT_EQ(waited.left_out, 1);
+    EXPECT_GE(waited.in, 100 - 1 - std::ceil(third / 0.3));
+  }
+  const Waited far = wait_for(10);
+  EXPECT_EQ(far.in, 0);
+  EXPECT_GT(far.left_out, 1);
+  EXPECT_LT(far.seconds, 100 * 0.3 + far.left_out);
+
+  using std::chrono::seconds;
+  EXPECT_EQ(allowed_silence(seconds(4), std::nullopt), seconds(4));
+  EXPECT_EQ(allowed_silence(seconds(4), seconds(8)), seconds(10));
+  EXPECT_EQ(allowed_silence(seconds(4), seconds(15)), seconds(16));  // at most
+  EXPECT_EQ(allowed_silence(seconds(4), seconds(17)), seconds(4));
+  EXPECT_EQ(allowed_silence(seconds(12), seconds(8)), seconds(12));  // the limit was raised
 }
 
 /// The same with numbers: 999 of the attempt that was aborted are in no sum of the next one.
