@@ -154,6 +154,7 @@ void ErrorFeedback::write_device() {
 }
 
 void ErrorFeedback::reset() {
+  end_begun();
   if (owns_residual_) {
     sums_ = of(residual_, plan_.total_elements());
     std::ranges::fill(sums_, 0.0f);
@@ -237,7 +238,11 @@ Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64
 
 Status ErrorFeedback::encode_on_device(const Unit& unit) {
   CENTROID_TRY(device_status_);
-  CENTROID_TRY(device_->begin(unit.begin, unit.elements, unit.name, ratio()));
+  if (begun_ != &unit) {
+    end_begun();
+    CENTROID_TRY(device_->begin(unit.begin, unit.elements, unit.name, ratio()));
+  }
+  begun_ = nullptr;
   for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
     const Chunk& chunk = plan_.chunks()[c];
     CENTROID_ASSIGN(const auto sent,
@@ -246,6 +251,30 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
     keep_payload(chunk, sent.bytes, sent.elements);
   }
   return {};
+}
+
+bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
+  if (!device_ || !device_status_.ok()) return true;
+  if (is_open_ && round != round_) commit();
+  round_ = round;
+  if (payloads_[chunk.value].is_there) return true;
+  const Unit& unit = units_[units_of_[chunk.value]];
+  if (begun_ != &unit) {
+    end_begun();
+    device_status_ = device_->begin(unit.begin, unit.elements, unit.name, ratio());
+    if (!device_status_.ok()) return true;
+    begun_ = &unit;
+    is_open_ = true;
+  }
+  const auto is_done = device_->done();
+  return !is_done.ok() || *is_done;
+}
+
+/// The gradient of a unit that was begun is in the residual: it gets its payloads, so that it can
+/// be taken back like any other, and nothing reads the gradient any more.
+void ErrorFeedback::end_begun() {
+  if (begun_ != nullptr) (void)encode_on_device(*begun_);
+  begun_ = nullptr;
 }
 
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
@@ -351,6 +380,7 @@ void ErrorFeedback::keep_payload(const Chunk& chunk, std::size_t bytes, std::uin
 
 void ErrorFeedback::commit() {
   if (!is_open_) return;
+  end_begun();
   for (Payload& payload : payloads_) payload.is_there = false;
   is_open_ = false;
   ++rounds_;
@@ -364,6 +394,7 @@ void ErrorFeedback::forget() {
 
 void ErrorFeedback::take_back() {
   CENTROID_CHECK(owns_residual_);
+  end_begun();
   const auto is_there = [](const Payload& payload) { return payload.is_there; };
   const bool has_sent = std::ranges::any_of(payloads_, is_there);
   if (has_sent) read_device();

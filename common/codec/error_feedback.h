@@ -35,6 +35,8 @@ class DeviceResidual {
   /// and select at `ratio`.
   virtual Status begin(std::uint64_t position, std::uint64_t elements, const std::string& name,
                        KeepRatio ratio) = 0;
+  /// Whether `encode` will find ready what was begun. Never blocks.
+  virtual Result<bool> done() = 0;
   /// The payload of `elements` numbers from `first` on of those that were begun; once per number.
   virtual Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) = 0;
   /// All of it, to and from the host. `momentum` is empty without momentum correction.
@@ -76,6 +78,10 @@ class ErrorFeedback {
   /// given. Between rounds, before the first; not with clip or pass_nonfinite. An error of the
   /// device is told by the next `encode`.
   void use_device(std::unique_ptr<DeviceResidual> device);
+  /// Have a device begin with the chunk's unit; true, as always without a device: `encode` of it
+  /// will not wait. Never blocks while one unit after the other is asked for until it is ready.
+  /// The gradient is as for `encode`, and may change when the chunk is encoded or the round over.
+  bool prepare(ChunkId chunk, std::uint64_t round);
   /// The payload of a chunk, valid until the round is over. `gradients`: all tensors end to end;
   /// those of the chunk's unit are read when the unit's first chunk is asked for.
   /// fails invalid_argument: numbers that are not finite or, with f16, too large
@@ -157,6 +163,7 @@ class ErrorFeedback {
   std::span<const float> correct(const Unit& unit, std::span<const float> gradient);
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
   Status encode_on_device(const Unit& unit);
+  void end_begun();
   void read_device() const;
   void write_device();
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
@@ -175,6 +182,7 @@ class ErrorFeedback {
   Buffer residual_, momentum_;
   std::unique_ptr<DeviceResidual> device_;  // then residual_ and momentum_ are copies for the host
   Status device_status_;
+  const Unit* begun_ = nullptr;    // on the device, and not encoded
   std::span<float> sums_;          // where residual and gradient are added: mostly residual_
   std::vector<Payload> payloads_;  // of the round
   std::uint64_t round_ = 0, rounds_ = 0;

@@ -121,6 +121,48 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnDevice,
                            return "Codec" + std::to_string(of.index);
                          });
 
+/// Who looks whether it is ready never waits, and gets the same bytes. A unit that was begun when
+/// its round ends is taken back as if it had been sent, and its gradient is not read afterwards.
+TEST(DeviceResidual, IsLookedAtWithoutWaiting) {
+  const auto model = make_model("mlp:30-60-5,relu").value();
+  const Dataset data = random_data();
+  const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
+  for (const char* const codec : {"topk:0.05", "topk:0.05,momentum=0.9", "int8:feedback=on"}) {
+    SCOPED_TRACE(codec);
+    Sender waits(*model, codec, true, plan), looks(*model, codec, true, plan);
+    std::uint64_t not_yet = 0;
+    for (std::uint64_t round = 1; round <= 5; ++round) {
+      SCOPED_TRACE("round " + std::to_string(round));
+      for (Sender* const one : {&waits, &looks}) {
+        const std::vector<std::uint64_t> samples{1, 2, round};
+        ASSERT_TRUE(one->group->step(data, samples, {}).ok());
+      }
+      for (const Chunk& chunk : plan.chunks()) {
+        const auto right = waits.feedback->encode(chunk.id, waits.group->gradients(), round);
+        if (round == 3 && chunk.tensor.value == 1) {  // the round ends before it is encoded
+          EXPECT_FALSE(looks.feedback->prepare(chunk.id, round));
+          waits.feedback->take_back();
+          looks.feedback->take_back();
+          break;
+        }
+        const std::uint64_t before = simt::traffic().waits;
+        while (!looks.feedback->prepare(chunk.id, round)) ++not_yet;
+        const auto got = looks.feedback->encode(chunk.id, looks.group->gradients(), round);
+        EXPECT_EQ(simt::traffic().waits, before);
+        ASSERT_TRUE(right.ok() && got.ok());
+        EXPECT_TRUE(std::ranges::equal(*right, *got)) << to_string(chunk.id);
+      }
+      if (round != 3) {
+        waits.feedback->commit();
+        looks.feedback->commit();
+      }
+      EXPECT_EQ(copy_of(looks.feedback->state().residual),
+                copy_of(waits.feedback->state().residual));
+    }
+    EXPECT_GT(not_yet, 0U);
+  }
+}
+
 TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
   const auto model = make_model("mlp:30-60-5,relu").value();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();

@@ -350,6 +350,9 @@ Task<void> ServerLink::sender(Session& session) {
   }
 }
 
+/// How often it is looked whether a GPU has selected; heartbeats and results go on meanwhile.
+constexpr std::chrono::microseconds kLook{100};
+
 /// Send tensors as they become ready, then the end; returns early when the attempt changes.
 Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen open) {
   const bool has_share = open.end > open.begin;
@@ -400,6 +403,11 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   Bytes payload = std::as_bytes(values);
   if (!is_plain) {
     const TimePoint begin = now();
+    while (feedback_ && !feedback_->prepare(chunk.id, open.round.value)) {  // a GPU is at it
+      const TimePoint soon = now() + kLook;
+      const bool goes_on = co_await sleep_until(soon);
+      if (!goes_on) co_return Status();
+    }
     auto encoded = encode(chunk, open);
     if (!encoded.ok()) {  // e.g. what was left out so far and this gradient are infinite together
       log::warn("codec.refused", {{"round", open.round.value}, {"why", encoded.error()}});
@@ -418,6 +426,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
     const double seconds = encode_stage_.ended(lane_, begin, now(), open.round.value);
     const std::lock_guard lock(traffic_mutex_);
     codecs_.encode_seconds += seconds;
+    if (!is_current(open) || session.is_closed()) co_return Status();  // meanwhile
   }
   proto::Push push;
   push.generation = open.generation;

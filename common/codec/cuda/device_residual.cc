@@ -33,6 +33,7 @@ class CodecResidual final : public DeviceResidual {
     unit.name = name;
     return codec_->begin(unit, ratio);
   }
+  Result<bool> done() override { return codec_->done(); }
   Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) override {
     CENTROID_ASSIGN(const std::size_t bytes, codec_->encode(first, elements, out));
     return Sent{bytes, codec_->sent(), codec_->was_dense()};
