@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -28,11 +29,16 @@ std::string percent(double share) {
   return text;
 }
 
+bool is_gone(const Json& worker) {
+  const std::string state = text_of(worker, "state");
+  return state == "left" || state == "dead" || state == "fenced";
+}
+
 std::string workers_table(const Json& workers, bool with_gone) {
   Rows rows;
   for (const Json& worker : workers) {
+    if (!with_gone && is_gone(worker)) continue;
     const std::string state = text_of(worker, "state");
-    if (!with_gone && (state == "left" || state == "dead" || state == "fenced")) continue;
     const double rank = number_of(worker, "rank");
     rows.push_back({text_of(worker, "member"), text_of(worker, "name"), state,
                     rank < 0 ? "-" : text_of(worker, "rank"), text_of(worker, "rounds"),
@@ -45,6 +51,27 @@ std::string workers_table(const Json& workers, bool with_gone) {
   return table({"member", "name", "state", "rank", "rounds", "samples", "last step", "waited", "in",
                 "out", "address", "reason"},
                rows);
+}
+
+/// Where the time of a round goes, on average over all rounds of each worker.
+std::string stages_table(const Json& workers, bool with_gone) {
+  static constexpr std::array kStages = {"compute",  "wait",   "encode", "send",
+                                         "exchange", "decode", "apply",  "receive"};
+  std::vector<std::string> titles = {"member", "name", "state", "rounds"};
+  titles.insert(titles.end(), kStages.begin(), kStages.end());
+  Rows rows;
+  for (const Json& worker : workers) {
+    if (!with_gone && is_gone(worker)) continue;
+    const double rounds = number_of(worker, "rounds");
+    std::vector<std::string> row = {text_of(worker, "member"), text_of(worker, "name"),
+                                    text_of(worker, "state"), text_of(worker, "rounds")};
+    for (const std::string stage : kStages) {
+      const double spent = number_of(worker, (stage + "_seconds").c_str());
+      row.push_back(rounds > 0 && spent > 0 ? duration_text(spent / rounds) : "-");
+    }
+    rows.push_back(std::move(row));
+  }
+  return table(titles, rows);
 }
 
 std::string servers_table(const Json& servers) {
@@ -214,10 +241,17 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const workers = app.add_subcommand("workers", "Every worker with what it has done.");
   const auto with_gone = std::make_shared<bool>(false);
   workers->add_flag("--all", *with_gone, "those that left or died too");
+  const auto with_stages = std::make_shared<bool>(false);
+  workers->add_flag("--stages", *with_stages,
+                    "where the time of a round goes, on average over all rounds of each; stages "
+                    "overlap: encode, send, exchange and receive (the server reads) run beside "
+                    "compute and wait, decode is part of apply or exchange");
   workers->callback([=, &status] {
     if (!workers->get_subcommands().empty()) return;
-    status = show_list(*session, "/v1/workers", "workers",
-                       [&](const Json& a) { return workers_table(a["workers"], *with_gone); });
+    status = show_list(*session, "/v1/workers", "workers", [&](const Json& a) {
+      return *with_stages ? stages_table(a["workers"], *with_gone)
+                          : workers_table(a["workers"], *with_gone);
+    });
   });
 
   CLI::App* const servers =

@@ -230,6 +230,10 @@ struct PushEnd {
   double norm = -1;             ///< of the contribution as the server decodes it; -1: not said
   /// Of its parameters, Euclidean, when it was last looked at; -1: not since the last PushEnd.
   double parameter_norm = -1;
+  // stages of the gradient path that are not told above, since the last PushEnd
+  double send_seconds = 0;      ///< chunks to the servers, with waiting for credit
+  double addition_seconds = 0;  ///< additions with other workers: stage `exchange`
+  double apply_seconds = 0;     ///< the results of the round before becoming the parameters
   std::vector<Scalar> scalars;  ///< of this contribution, ascending by name, at most kMaxNames
   template <class F>
   void fields(F& f) {
@@ -237,7 +241,8 @@ struct PushEnd {
         f(compute_seconds), f(wait_seconds);
     f(nonfinite), f(nonfinite_tensor, kMaxNameBytes), f(encode_seconds), f(decode_seconds),
         f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks),
-        f(exchange_seconds), f(divergence), f(norm), f(parameter_norm), f(scalars);
+        f(exchange_seconds), f(divergence), f(norm), f(parameter_norm), f(send_seconds),
+        f(addition_seconds), f(apply_seconds), f(scalars);
   }
   Status check() const;
 };

@@ -234,6 +234,9 @@ Status PushEnd::check() const {
   CENTROID_TRY(check_positive("PushEnd.decode_seconds", decode_seconds));
   CENTROID_TRY(check_positive("PushEnd.residual_norm", residual_norm));
   CENTROID_TRY(check_positive("PushEnd.exchange_seconds", exchange_seconds));
+  CENTROID_TRY(check_positive("PushEnd.send_seconds", send_seconds));
+  CENTROID_TRY(check_positive("PushEnd.addition_seconds", addition_seconds));
+  CENTROID_TRY(check_positive("PushEnd.apply_seconds", apply_seconds));
   if (divergence != -1) CENTROID_TRY(check_positive("PushEnd.divergence", divergence));
   if (norm != -1) CENTROID_TRY(check_positive("PushEnd.norm", norm));
   if (parameter_norm != -1) CENTROID_TRY(check_positive("PushEnd.parameter_norm", parameter_norm));

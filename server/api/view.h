@@ -23,7 +23,8 @@ struct WorkerView {
   std::int64_t rank = -1;  ///< -1 when not in the present generation
   std::uint64_t devices = 0, samples = 0, rounds = 0, bytes_in = 0, bytes_out = 0;
   double joined_unix_seconds = 0, silent_seconds = 0, step_seconds = 0, compute_seconds = 0,
-         wait_seconds = 0, encode_seconds = 0, decode_seconds = 0, receive_seconds = 0;
+         wait_seconds = 0, encode_seconds = 0, decode_seconds = 0, send_seconds = 0,
+         exchange_seconds = 0, apply_seconds = 0, receive_seconds = 0;
   double last_loss = 0;
   std::uint64_t local_steps = 0;  ///< of its last share
   double pace_seconds = 0;        ///< of a step, smoothed; 0: not known

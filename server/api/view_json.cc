@@ -87,9 +87,9 @@ nlohmann::ordered_json to_json_list(const Scalars& scalars) {
 nlohmann::ordered_json to_json_object(const WorkerView& view) {
   const auto& [member, name, address, state, rank, devices, samples, rounds, bytes_in, bytes_out,
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
-               encode_seconds, decode_seconds, receive_seconds, last_loss, local_steps,
-               pace_seconds, share_ratio, divergence, parameter_norm, scalars, reason, version,
-               clock_ahead_seconds] = view;
+               encode_seconds, decode_seconds, send_seconds, exchange_seconds, apply_seconds,
+               receive_seconds, last_loss, local_steps, pace_seconds, share_ratio, divergence,
+               parameter_norm, scalars, reason, version, clock_ahead_seconds] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -108,6 +108,9 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["wait_seconds"] = wait_seconds;
   out["encode_seconds"] = encode_seconds;
   out["decode_seconds"] = decode_seconds;
+  out["send_seconds"] = send_seconds;
+  out["exchange_seconds"] = exchange_seconds;
+  out["apply_seconds"] = apply_seconds;
   out["receive_seconds"] = receive_seconds;
   out["last_loss"] = last_loss;
   out["local_steps"] = local_steps;

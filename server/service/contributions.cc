@@ -171,6 +171,9 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.sums.wait_seconds += end.wait_seconds;
   link.sums.encode_seconds += end.encode_seconds;
   link.sums.decode_seconds += end.decode_seconds;
+  link.send_seconds += end.send_seconds;
+  link.addition_seconds += end.addition_seconds;
+  link.apply_seconds += end.apply_seconds;
   link.step_seconds = end.compute_seconds;
   if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());

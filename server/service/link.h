@@ -86,7 +86,8 @@ struct Link {
   Sums sums, sums_before;  ///< with and without the last
   Round counted;           ///< the round of the last
   double step_seconds = 0, last_loss = 0;
-  double receive_seconds = 0;  ///< reading its chunks here
+  double send_seconds = 0, addition_seconds = 0, apply_seconds = 0;  ///< as it told
+  double receive_seconds = 0;                                        ///< reading its chunks here
   transport::TrafficCounters traffic;
   ClockWatch clock;                ///< of its machine
   std::string program;             ///< its version; empty: it has not said

@@ -38,6 +38,9 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.wait_seconds = link->sums.wait_seconds;
   view.encode_seconds = link->sums.encode_seconds;
   view.decode_seconds = link->sums.decode_seconds;
+  view.send_seconds = link->send_seconds;
+  view.exchange_seconds = link->addition_seconds;
+  view.apply_seconds = link->apply_seconds;
   view.receive_seconds = link->receive_seconds;
   view.last_loss = link->last_loss;
   view.local_steps = link->local_steps;

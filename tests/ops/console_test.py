@@ -74,7 +74,7 @@ class Console(ClusterTest):
         wait_for(lambda: any(event["worker"] == name for event in server.events("member.left")), f"{name} is drained")
         self.assert_shown(seen["paused"])
         self.assertEqual(len(seen["stages"]), 4)
-        self.assertTrue(all(re.search(r"compute .* %, wait .* %, encode .* %, receive .* %", one) for one in seen["stages"][1:]), seen["stages"])
+        self.assertTrue(all(re.search(r"compute .* %, wait .* %, encode .* %, send .* %, apply .* %, receive .* %", one) for one in seen["stages"][1:]), seen["stages"])
         self.assert_walk(**seen["walk"])
         self.assertEqual(seen["token"], {"hints": [False, True], "isAsked": False})
         evicted = seen["evicted"]

@@ -77,6 +77,29 @@ class WorkerMetrics(ClusterTest):
         wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_silence_seconds"] > 2, "its silence")
         worker.send(18)
 
+    def test_rest_has_the_times_of_the_stages_that_workers_measure(self):
+        """The same sums, a round or so behind."""
+        for exchange, none in (("star", "exchange"), ("ring", "send")):
+            with self.subTest(exchange):
+                common = ["--exchange", exchange]
+                server = self.server("--epochs", "1000000", "--min-workers", "2", *common, name=exchange, run=exchange)
+                names = [f"{exchange}{i}" for i in range(2)]
+                workers = [self.worker(server, name, *common, "--metrics-listen", "127.0.0.1:0") for name in names]
+                endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+                server.wait_round(30)
+                first = server.workers(names[0])[0]
+                theirs = series(self.get(endpoint)[2])
+                server.wait_more_rounds(5)
+                last = server.workers(names[0])[0]
+                for stage in {"wait", "send", "exchange", "apply"} - {none}:
+                    said = theirs[f'centroid_worker_stage_seconds_sum{{stage="{stage}"}}']
+                    self.assertGreater(first[f"{stage}_seconds"], 0, stage)
+                    self.assertLessEqual(first[f"{stage}_seconds"], said + 1e-6, stage)
+                    self.assertGreaterEqual(last[f"{stage}_seconds"], said - 1e-6, stage)
+                self.assertEqual(last[f"{none}_seconds"], 0)
+                server.post("/v1/job:stop")
+                self.assert_exit(DONE, *workers, server)
+
     def test_nothing_is_said_of_a_version_that_is_not_known(self):
         """Before the first round, and when the server goes away in a round."""
         alone = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "127.0.0.1:0")

@@ -200,7 +200,7 @@ class Teller(Client):
         if self.bad_every and self.made % self.bad_every == 0:  # as a worker does that finds NaN before its first chunk
             self.place = head[:20]
             told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, True) + text("counts")
-            self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIddddI", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0))
+            self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdddddddI", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, 0))
             return
         super().contribute(head, gradient, bad_rounds)
 

@@ -71,7 +71,7 @@ class Peer(Client):
     def end(self, weight=None, correct=0, loss=0.0, residual=0.0, divergence=-1.0, nonfinite=False, norm=-1.0):
         weight = self.weight if weight is None else weight
         told = struct.pack("<dQQdddB", weight, self.weight, correct, loss, 0, 0, nonfinite) + struct.pack("<I", 0)
-        self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIddddI", 0, 0, residual, 0, 0, 0, 0, 0, divergence, norm, -1, 0))
+        self.send(self.PUSH_END, self.place + told + struct.pack("<dddQQIIdddddddI", 0, 0, residual, 0, 0, 0, 0, 0, divergence, norm, -1, 0, 0, 0, 0))
 
     def whole(self, **end):
         for chunk, count in enumerate((8, 6, 1)):

@@ -190,7 +190,7 @@ class Client:
         for chunk in range(len(self.tensors) if end > begin else 0):
             self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
         told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
-        self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIddddI", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0))
+        self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIdddddddI", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, 0))
 
 
 class Gate:

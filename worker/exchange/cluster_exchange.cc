@@ -88,8 +88,9 @@ class ClusterExchange final : public Exchange {
 
   void complete(const StepStats& stats) override {
     if (std::exchange(is_complete_, true)) return;
-    post(
-        [this, serial = serial_, stats, waited = waited_] { link_.finish(serial, stats, waited); });
+    post([this, serial = serial_, stats, before = std::exchange(before_, {})] {
+      link_.finish(serial, stats, before);
+    });
   }
 
   Result<RoundReport> finish(const StepStats& stats) override {
@@ -101,7 +102,7 @@ class ClusterExchange final : public Exchange {
         if (auto* error = std::get_if<Error>(&event->what)) return *error;
       }
       RoundReport report;
-      waited_ = report.wait_seconds =
+      before_.wait = report.wait_seconds =
           wait_.ended(lane_, begin, std::chrono::steady_clock::now(), round_);
       if (!event) {
         report.outcome = RoundReport::Outcome::kLost;
@@ -123,7 +124,7 @@ class ClusterExchange final : public Exchange {
         if (closed->outcome == proto::Outcome::kCommitted) {
           const TimePoint came = std::chrono::steady_clock::now();
           CENTROID_TRY(load());
-          apply_.ended(lane_, came, std::chrono::steady_clock::now(), round_);
+          before_.apply = apply_.ended(lane_, came, std::chrono::steady_clock::now(), round_);
         }
         return report;
       }
@@ -333,7 +334,7 @@ class ClusterExchange final : public Exchange {
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   std::uint32_t fragment_ = 0;  // of the round
   bool is_complete_ = false;    // the round's contribution
-  double waited_ = 0;
+  LoopSeconds before_;          // of the round that ended last
   bool left_ = false;
   trace::StageProbe wait_, apply_;
   const trace::Lane lane_{"loop"};

@@ -89,7 +89,8 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     }
     co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off
   }
-  exchange_.ended(peers_lane_, begin, std::chrono::steady_clock::now(), open.round.value);
+  addition_seconds_ +=
+      exchange_.ended(peers_lane_, begin, std::chrono::steady_clock::now(), open.round.value);
   count(outcome->stats, open.round);
   while (outcome->status.ok() && is_current(open) && !stats_ && !session.is_closed())
     co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off

@@ -34,6 +34,12 @@ struct LinkEvent {
       what;  ///< Error: final
 };
 
+/// What the loop's thread did beside computing, in one round.
+struct LoopSeconds {
+  double wait = 0;   ///< from the end of backward to the round's end
+  double apply = 0;  ///< results becoming the parameters
+};
+
 /// Events from the I/O thread to the loop's thread.
 class Mailbox {
  public:
@@ -73,7 +79,7 @@ class ServerLink final : public transport::FrameSink {
   void loop_waits(std::uint64_t serial);
   void begin(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
-  void finish(std::uint64_t serial, StepStats stats, double wait_seconds);
+  void finish(std::uint64_t serial, StepStats stats, LoopSeconds before);
   void report(Evaluation evaluation);
 
   // Fixed after the first join; read by the loop when it has got its first RoundOpen.
@@ -205,7 +211,8 @@ class ServerLink final : public transport::FrameSink {
   std::uint64_t serial_ = 0;     // counts rounds handed to the loop
   std::vector<TensorId> order_;  // tensors in the order they became ready
   std::optional<StepStats> stats_;
-  double wait_seconds_ = 0;
+  LoopSeconds before_;                              // of the round before
+  double send_seconds_ = 0, addition_seconds_ = 0;  // since the last PushEnd
   bool sent_end_ = false, is_sending_ = false;
   bool has_begun_adding_ = false;  // with the peers
   std::string nonfinite_tensor_;

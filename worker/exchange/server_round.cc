@@ -438,7 +438,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   const auto kind = static_cast<std::uint16_t>(Kind::kPush);
   const TimePoint begin = now();
   const Status sent = co_await session.send(kind, head, payload, TimePoint::max(), crc);
-  send_.ended(lane_, begin, now(), open.round.value);
+  send_seconds_ += send_.ended(lane_, begin, now(), open.round.value);
   bytes_out_.add(static_cast<double>(payload.size()));
   {
     const std::lock_guard lock(traffic_mutex_);
@@ -532,7 +532,10 @@ Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open
   end.correct = stats_->correct;
   end.loss_sum = proto::wire_loss(stats_->loss_sum);
   end.compute_seconds = stats_->compute_seconds;
-  end.wait_seconds = wait_seconds_;
+  end.wait_seconds = before_.wait;
+  end.apply_seconds = std::exchange(before_.apply, 0);
+  end.send_seconds = std::exchange(send_seconds_, 0);
+  end.addition_seconds = std::exchange(addition_seconds_, 0);
   end.exchange_seconds = stats_->exchange_seconds;
   end.divergence = stats_->divergence;
   // Parameters that blew up have no norm that could be told.
@@ -566,10 +569,10 @@ void ServerLink::ready(std::uint64_t serial, TensorId tensor) {
   wake_.notify_all();
 }
 
-void ServerLink::finish(std::uint64_t serial, StepStats stats, double wait_seconds) {
+void ServerLink::finish(std::uint64_t serial, StepStats stats, LoopSeconds before) {
   if (serial != serial_) return;
   stats_ = std::move(stats);
-  wait_seconds_ = wait_seconds;
+  before_ = before;
   wake_.notify_all();
 }
 

@@ -120,8 +120,8 @@ function shares(worker) {
 
 // ---- where the time goes ----
 
-const STAGES = ['compute', 'wait', 'encode', 'decode', 'receive', 'aggregate', 'apply', 'journal', 'send']
-const OF_WORKERS = ['compute', 'wait', 'encode', 'decode', 'receive'] // what REST has of each
+const STAGES = ['compute', 'wait', 'encode', 'send', 'exchange', 'decode', 'receive', 'aggregate', 'apply', 'journal']
+const OF_WORKERS = ['compute', 'wait', 'encode', 'send', 'exchange', 'decode', 'apply', 'receive'] // what REST has of each
 
 // Sums of the server's stages, out of what Prometheus gets.
 async function serverStages() {
