@@ -274,6 +274,9 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   const std::string theirs = text_of(*version, "version");
   check_programs(report, *workers, "worker", theirs);
   check_programs(report, (*servers)["servers"], "server", theirs);
+  check_certificates(report, *workers, "worker");
+  check_certificates(report, (*servers)["servers"], "server");
+  check_disks(report, (*servers)["servers"]);
   check_host(report, session, *checkpoints);
   if (!leaves_members) {
     check_members(report, session, *workers);

@@ -169,6 +169,50 @@ void check_programs(Report& report, const Json& members, const std::string& kind
                    duration_text(furthest) + " of the server's");
 }
 
+void check_certificates(Report& report, const Json& members, const std::string& kind) {
+  const auto now = static_cast<double>(std::time(nullptr));
+  std::size_t known = 0;
+  double first = 0;
+  bool is_good = true;
+  for (const Json& member : members) {
+    const double end = number_of(member, "certificate_expires_unix_seconds");
+    if (std::isnan(end)) continue;
+    first = known == 0 ? end : std::min(first, end);
+    ++known;
+    if (end - now >= kCertificateSeconds) continue;
+    is_good = false;
+    report.add(end < now ? Verdict::kBad : Verdict::kWarning, "certificate",
+               kind + " " + text_of(member, "name") +
+                   (end < now ? ": the one it joined with has expired; it cannot join again"
+                              : ": the one it joined with holds until " + time_text(end, "-")),
+               "put a new one on its machine: it is shown with the next connection (docs/tls.md)");
+  }
+  if (known > 0 && is_good)
+    report.add(Verdict::kGood, "certificate",
+               std::to_string(known) + " " + kind + (known == 1 ? "" : "s") +
+                   " with one, the first ends " + time_text(first, "-"));
+}
+
+void check_disks(Report& report, const Json& servers) {
+  for (const Json& server : servers) {
+    const double free = number_of(server, "disk_free_bytes"),
+                 total = number_of(server, "disk_total_bytes"), round = number_of(server, "bytes"),
+                 journal = number_of(server, "journal_bytes");
+    if (std::isnan(free)) continue;
+    const char* const advice =
+        "make room on that machine, or checkpoint more often "
+        "(`centroidctl config set checkpoint.every_rounds=...`): its journal begins anew then";
+    const Verdict verdict = free < round                                  ? Verdict::kBad
+                            : free < journal || free < kLeastFree * total ? Verdict::kWarning
+                                                                          : Verdict::kGood;
+    report.add(verdict, "disk",
+               "server " + text_of(server, "name") + ": " + size_text(free) + " of " +
+                   size_text(total) + " free for its journal, which has " + size_text(journal) +
+                   "; a round takes " + size_text(round),
+               verdict == Verdict::kGood ? "" : advice);
+  }
+}
+
 void check_host(Report& report, const Session& session, const Json& checkpoints) {
   const auto host = get_json(session, "/v1/host");
   if (!host.ok())

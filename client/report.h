@@ -61,6 +61,10 @@ void check_ways(Report& report, const Session& session, const Json& cluster, con
 /// Clocks and versions of workers and shard servers, as they tell the server.
 void check_programs(Report& report, const Json& members, const std::string& kind,
                     const std::string& version);
+/// How long the certificates hold that workers and shard servers have shown.
+void check_certificates(Report& report, const Json& members, const std::string& kind);
+/// Room on the disks of shard servers, for their journals.
+void check_disks(Report& report, const Json& servers);
 /// Room on the server's disk, and how long its certificates hold.
 void check_host(Report& report, const Session& session, const Json& checkpoints);
 

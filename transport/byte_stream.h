@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -44,6 +45,8 @@ class ByteStream {
   /// Ends what is pending (not inline); the peer reads what was sent, then the end.
   virtual void close() noexcept = 0;
   virtual std::string peer() const = 0;
+  /// As of Connection.
+  virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
   virtual Executor executor() const = 0;
 };
 

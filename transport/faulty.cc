@@ -73,6 +73,9 @@ class FaultyConnection final : public Connection {
   std::string peer() const override { return inner_->peer(); }
   TimePoint last_received() const override { return inner_->last_received(); }
   TrafficCounters traffic() const override { return inner_->traffic(); }
+  std::optional<double> peer_certificate_end() const override {
+    return inner_->peer_certificate_end();
+  }
   Executor executor() const override { return inner_->executor(); }
 
  private:

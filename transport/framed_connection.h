@@ -44,6 +44,9 @@ class FramedConnection final : public Connection {
   std::string peer() const override { return peer_; }
   TimePoint last_received() const override { return last_received_; }
   TrafficCounters traffic() const override { return traffic_; }
+  std::optional<double> peer_certificate_end() const override {
+    return stream_->peer_certificate_end();
+  }
   Executor executor() const override { return stream_->executor(); }
 
  private:

@@ -89,6 +89,9 @@ class Connection {
   virtual TimePoint last_received()
       const = 0;  ///< when bytes last came in: renews leases in mid-frame too
   virtual TrafficCounters traffic() const = 0;
+  /// When the first of the certificates ends that the peer showed, as Unix time; none: it showed
+  /// none.
+  virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
   virtual Executor executor() const = 0;
 };
 

@@ -209,4 +209,12 @@ Status rename(const fs::path& from, const fs::path& to) {
 ScopedFaultHook::ScopedFaultHook(FaultHook hook) : hook_(std::move(hook)) { active_hook = &hook_; }
 ScopedFaultHook::~ScopedFaultHook() { active_hook = nullptr; }
 
+Result<Space> space_around(const fs::path& path) {
+  struct statvfs disk{};
+  const auto look = [&] { return ::statvfs(path.c_str(), &disk); };
+  CENTROID_TRY(attempt("space", path, look));
+  return Space{.free_bytes = std::uint64_t{disk.f_bavail} * disk.f_frsize,
+               .total_bytes = std::uint64_t{disk.f_blocks} * disk.f_frsize};
+}
+
 }  // namespace centroid::file

@@ -55,9 +55,15 @@ Status sync_directory(const fs::path& path);
 Status create_directory(const fs::path& path);
 Status rename(const fs::path& from, const fs::path& to);
 
+struct Space {
+  std::uint64_t free_bytes = 0;  ///< for who is not root
+  std::uint64_t total_bytes = 0;
+};
+Result<Space> space_around(const fs::path& path);  ///< of the disk that it lies on
+
 /// Asked before each operation ("create", "open", "lock", "write", "read", "sync", "close",
-/// "truncate", "sync_directory", "create_directory", "rename"): an errno makes it fail so, 0 lets
-/// it happen.
+/// "truncate", "sync_directory", "create_directory", "rename", "space"): an errno makes it fail so,
+/// 0 lets it happen.
 using FaultHook = std::function<int(std::string_view operation, const fs::path& path)>;
 
 /// For tests: the hook holds for this thread while the object lives.

@@ -174,10 +174,13 @@ struct ServerReport {
   std::string trouble;                        ///< of its journal
   std::string busy;            ///< what it does or waits for before it can answer; empty: nothing
   std::uint64_t progress = 0;  ///< grows while it gets on, or waits for what is not in its hands
+  /// Of the disk with its journals; 0: it keeps none, or that cannot be told.
+  std::uint64_t disk_free_bytes = 0, disk_total_bytes = 0;
   template <class F>
   void fields(F& f) {
     f(memory_bytes), f(staged_bytes), f(journal_bytes), f(bytes_in), f(bytes_out), f(rounds);
     f(merge_seconds), f(workers), f(trouble, kMaxTextBytes), f(busy, kMaxTextBytes), f(progress);
+    f(disk_free_bytes), f(disk_total_bytes);
   }
 };
 

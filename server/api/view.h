@@ -36,6 +36,8 @@ struct WorkerView {
   std::string version;            ///< of its program; empty: it has not said
   /// Of the server's clock; NaN: not known.
   double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
+  /// Of the certificate that it showed; NaN: none, or it is gone.
+  double certificate_expires_unix_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
 struct ClusterView {
@@ -166,6 +168,10 @@ struct ServerView {
   std::string version;       ///< of its program; empty: it has not said
   /// Of the leader's clock; NaN: not known.
   double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
+  /// Of the certificate that it showed; NaN: none, or the leader.
+  double certificate_expires_unix_seconds = std::numeric_limits<double>::quiet_NaN();
+  /// Of the disk with its journals; 0: it keeps none, or the leader, whose disk REST shows apart.
+  std::uint64_t disk_free_bytes = 0, disk_total_bytes = 0;
 };
 
 /// What an operator asked for is under way.

@@ -89,7 +89,8 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
                joined_unix_seconds, silent_seconds, step_seconds, compute_seconds, wait_seconds,
                encode_seconds, decode_seconds, send_seconds, exchange_seconds, apply_seconds,
                receive_seconds, last_loss, local_steps, pace_seconds, share_ratio, divergence,
-               parameter_norm, scalars, reason, version, clock_ahead_seconds] = view;
+               parameter_norm, scalars, reason, version, clock_ahead_seconds,
+               certificate_expires_unix_seconds] = view;
   nlohmann::ordered_json out;
   out["member"] = member;
   out["name"] = name;
@@ -122,6 +123,7 @@ nlohmann::ordered_json to_json_object(const WorkerView& view) {
   out["reason"] = reason;
   out["version"] = version;
   out["clock_ahead_seconds"] = clock_ahead_seconds;
+  out["certificate_expires_unix_seconds"] = certificate_expires_unix_seconds;
   return out;
 }
 
@@ -159,7 +161,8 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 nlohmann::ordered_json to_json_object(const ServerView& view) {
   const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
                joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
-               workers, merge_seconds, trouble, version, clock_ahead_seconds] = view;
+               workers, merge_seconds, trouble, version, clock_ahead_seconds,
+               certificate_expires_unix_seconds, disk_free_bytes, disk_total_bytes] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -181,6 +184,10 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["trouble"] = trouble;
   out["version"] = version;
   out["clock_ahead_seconds"] = clock_ahead_seconds;
+  out["certificate_expires_unix_seconds"] = certificate_expires_unix_seconds;
+  const bool has_disk = disk_total_bytes > 0;
+  out["disk_free_bytes"] = has_disk ? nlohmann::ordered_json(disk_free_bytes) : nullptr;
+  out["disk_total_bytes"] = has_disk ? nlohmann::ordered_json(disk_total_bytes) : nullptr;
   return out;
 }
 

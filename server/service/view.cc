@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "common/base/log.h"
 #include "common/base/version.h"
@@ -10,6 +11,12 @@ namespace centroid::server {
 namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// NaN: none was shown.
+double certificate_end(transport::Session& session) {
+  const auto end = session.connection().peer_certificate_end();
+  return end.value_or(std::numeric_limits<double>::quiet_NaN());
+}
 
 }  // namespace
 
@@ -51,6 +58,8 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
   view.scalars = link->scalars;
   view.version = link->program;
   view.clock_ahead_seconds = link->clock.ahead();
+  if (!link->is_gone && link->session != nullptr)
+    view.certificate_expires_unix_seconds = certificate_end(*link->session);
   return view;
 }
 
@@ -458,6 +467,10 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.trouble = told.trouble;
         view.version = link->version;
         view.clock_ahead_seconds = link->clock.ahead();
+        view.disk_free_bytes = told.disk_free_bytes;
+        view.disk_total_bytes = told.disk_total_bytes;
+        if (!link->is_gone())
+          view.certificate_expires_unix_seconds = certificate_end(*link->session);
       }
       views.push_back(std::move(view));
     };

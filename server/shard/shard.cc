@@ -200,6 +200,7 @@ Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions op
       changed_(executor),
       leaders_(options_.leaders),
       journal_(executor),
+      disk_(options_.journal_dir),
       rows_(executor, {options_.name, options_.journal_dir, options_.memory_limit}, clock),
       tasks_(executor) {}
 

@@ -19,6 +19,7 @@
 #include "server/aggregate/reply_encoder.h"
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_rows.h"
+#include "server/store/disk_watch.h"
 #include "server/store/journal.h"
 #include "server/store/parameter_store.h"
 #include "server/store/statistics.h"
@@ -217,6 +218,7 @@ class Shard {
   using Payload = std::shared_ptr<const std::vector<std::byte>>;
   std::map<ChunkId, Payload> encoded_;  ///< of the round that is merged
   Journal journal_;
+  DiskWatch disk_;
   std::optional<journal::Parts> recalled_;  ///< what the journal had when the leader asked first
   std::optional<Error> fatal_;              ///< why this server cannot serve that leader
   ShardRows rows_;

@@ -153,6 +153,9 @@ proto::ServerReport Shard::report() const {
   const auto journal = journal_.state();
   report.journal_bytes = journal.bytes;
   report.trouble = journal.trouble;
+  const file::Space disk = disk_.space();
+  report.disk_free_bytes = disk.free_bytes;
+  report.disk_total_bytes = disk.total_bytes;
   report.busy = busy_;
   report.progress = progress_;
   if (!store_) return report;

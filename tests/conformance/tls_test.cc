@@ -1,3 +1,5 @@
+#include <ctime>
+
 #include <gmock/gmock.h>
 
 #include "tests/conformance/transport_fixture.h"
@@ -45,7 +47,7 @@ struct TlsTest : ::testing::Test {
     (*session)->close(stop());
     co_return "";
   }
-  static Task<std::string> serve(Listener& listener, Deadline deadline) {
+  Task<std::string> serve(Listener& listener, Deadline deadline) {
     auto connection = co_await listener.accept();
     if (!connection.ok()) co_return connection.error().to_string();
     Greeting greeting;
@@ -53,6 +55,7 @@ struct TlsTest : ::testing::Test {
     greeting.run_id = "run";
     auto session = co_await Session::accept(std::move(*connection), greeting, deadline);
     if (!session.ok()) co_return session.error().to_string();
+    shown = (*session)->connection().peer_certificate_end();
     (*session)->close(stop());
     co_return "";
   }
@@ -87,6 +90,7 @@ struct TlsTest : ::testing::Test {
 
   TemporaryDirectory folder;
   test::Authority authority{folder.path()};
+  std::optional<double> shown;  ///< end of the certificate that the server saw last
   IoThread thread{"tls"};
 };
 
@@ -141,6 +145,24 @@ TEST_F(TlsTest, ServerWithAnAuthorityWantsTheClientsCertificate) {
   stranger.authority = authority.file();
   answer = meet(server, stranger);
   EXPECT_THAT(answer.server, HasSubstr("the certificate is not accepted"));
+}
+
+TEST_F(TlsTest, EndOfTheCertificateThatTheOtherSideShowsIsKnown) {
+  EXPECT_EQ(meet(server_files(), client_files()).server, "");
+  EXPECT_EQ(shown, std::nullopt);  // it is not asked for one
+  TlsOptions server = server_files();
+  server.authority = authority.file();
+  for (const int days : {3, 700}) {
+    const TlsOptions client = authority.issue("client", "DNS:localhost", days);
+    EXPECT_EQ(meet(server, client).server, "");
+    const auto end = certificate_end(client.certificate);
+    ASSERT_TRUE(end.ok());
+    EXPECT_EQ(shown, *end);
+    const double left = *end - static_cast<double>(std::time(nullptr));
+    EXPECT_NEAR(left / 86400, days, 0.1);
+  }
+  EXPECT_EQ(meet(std::nullopt, std::nullopt).server, "");
+  EXPECT_EQ(shown, std::nullopt);
 }
 
 TEST_F(TlsTest, OneSideWithoutTls) {

@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, ClusterTest, Process, free_port, main, wait_for
+from cluster import DONE, FAILED, ClusterTest, Process, free_port, main, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
@@ -340,6 +340,32 @@ class Ctl(ClusterTest):
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--no-members", "--output", "json"))}
         self.assertIn("not measured", found["server b network"]["found"])
         other.send(18)
+
+    def test_doctor_looks_at_the_disks_of_shard_servers(self):
+        server = self.server("--servers", "2", "--chunk-bytes", "1024", "--journal", "on")
+        self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0", "--journal-dir", str(self.folder / "b")], None)
+        self.worker(server, "w0")
+
+        def told():
+            return {one["name"]: one["disk_total_bytes"] for one in server.get("/v1/servers")["servers"]}
+
+        size = os.statvfs(self.folder)
+        wait_for(lambda: told().get("b"), "what the shard server tells of its disk")
+        self.assertEqual(told(), {"leader": None, "b": size.f_blocks * size.f_frsize})
+        altered = Altered(server)
+        self.addCleanup(altered.close)
+        altered.path = "/v1/servers"
+
+        def disk(free):
+            altered.words = {} if free is None else {'"disk_free_bytes":': f'"disk_free_bytes":{free},"was":', '"journal_bytes":': '"journal_bytes":900000,"had":'}
+            status = FAILED if free == 1 else DONE
+            found = json.loads(self.ctl(altered, "doctor", "--no-members", "--output", "json", status=status))
+            return next(one for one in found if one["check"] == "disk" and "server b: " in one["found"])
+
+        self.assertEqual(disk(None)["verdict"], "ok")
+        self.assertEqual(disk(1)["verdict"], "bad")  # not one round more
+        self.assertEqual(disk(800000)["verdict"], "warning")
+        self.assertIn("checkpoint more often", disk(1)["do"])
 
     def test_checkpoints_are_listed_and_verified_by_the_server_and_in_a_folder(self):
         server, _ = self.training()

@@ -246,6 +246,33 @@ class Clients(TlsTest):
             other.terminate()
             self.assertEqual(other.wait(10), DONE)
 
+    def test_doctor_knows_when_the_certificates_of_members_end(self):
+        server = self.server(*self.issue("server"), *self.trust)
+        for name, days in (("long", 400), ("short", 3)):
+            self.worker(server, name, *self.trust, *self.issue(name, days=days))
+            server.wait_worker(name, "active")
+            told = server.workers(name)[0]["certificate_expires_unix_seconds"]
+            self.assertEqual(told, self.end_of(f"{name}.crt"))
+
+        def certificates():
+            found = json.loads(self.ctl("--server", server.api, "--output", "json", "doctor", "--no-members"))
+            return [(one["verdict"], one["found"]) for one in found if one["check"] == "certificate" and "worker" in one["found"]]
+
+        (verdict, found), *others = certificates()
+        self.assertEqual((verdict, others), ("warning", []))
+        self.assertIn("worker short: the one it joined with holds until ", found)
+        server.post(f"/v1/workers/{server.workers('short')[0]['member']}:drain")
+        server.wait_worker("short", "left")
+        self.assertEqual(server.workers("short")[0]["certificate_expires_unix_seconds"], None)
+        (verdict, found), *others = certificates()
+        self.assertEqual((verdict, others), ("ok", []))
+        self.assertIn("1 worker with one, the first ends ", found)
+
+    def end_of(self, file):
+        """Unix time, as the openssl program tells it."""
+        text = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", file], cwd=self.certificates, check=True, capture_output=True, text=True)
+        return ssl.cert_time_to_seconds(text.stdout.strip().removeprefix("notAfter="))
+
     def test_metrics_of_a_worker_by_https(self):
         server = self.server("--min-workers", "1")
         worker = self.worker(server, "w0", *self.issue("worker"), "--metrics-listen", "127.0.0.1:0", "--metrics-tls")

@@ -146,6 +146,12 @@ SslPointer TlsFiles::accepting_end() {
   return ssl;
 }
 
+std::optional<double> certificate_end(const X509* certificate) {
+  std::tm end{};
+  if (::ASN1_TIME_to_tm(::X509_get0_notAfter(certificate), &end) != 1) return std::nullopt;
+  return static_cast<double>(::timegm(&end));
+}
+
 Result<double> certificate_end(const std::string& path) {
   CENTROID_TRY(check_readable("certificate", path));
   const std::unique_ptr<BIO, decltype(&::BIO_free_all)> file(::BIO_new_file(path.c_str(), "r"),
@@ -155,10 +161,7 @@ Result<double> certificate_end(const std::string& path) {
     const std::unique_ptr<X509, decltype(&::X509_free)> one(
         ::PEM_read_bio_X509(file.get(), nullptr, no_password, nullptr), &::X509_free);
     if (!one) break;
-    std::tm end{};
-    if (::ASN1_TIME_to_tm(::X509_get0_notAfter(one.get()), &end) != 1) continue;
-    const auto seconds = static_cast<double>(::timegm(&end));
-    first = first ? std::min(*first, seconds) : seconds;
+    if (const auto end = certificate_end(one.get())) first = std::min(first.value_or(*end), *end);
   }
   const std::string why = last_error();
   if (first) return *first;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct SslDeleter {
   void operator()(SSL* ssl) const { ::SSL_free(ssl); }
 };
 using SslPointer = std::unique_ptr<SSL, SslDeleter>;
+
+/// When it ends, as Unix time; none: it does not say.
+std::optional<double> certificate_end(const X509* certificate);
 
 /// Certificates and keys as OpenSSL has them, read again when the files change. One thread at a
 /// time.

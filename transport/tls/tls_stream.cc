@@ -284,6 +284,18 @@ Task<Moved> TlsStream::write_some(std::span<const Bytes> parts) {
   }
 }
 
+std::optional<double> TlsStream::peer_certificate_end() const {
+  if (!is_ready_) return std::nullopt;
+  const X509* const own = ::SSL_get0_peer_certificate(ssl_.get());
+  if (own == nullptr) return std::nullopt;
+  auto first = certificate_end(own);
+  const STACK_OF(X509)* const chain = ::SSL_get_peer_cert_chain(ssl_.get());
+  for (int i = 0; i < sk_X509_num(chain); ++i)  // of none: -1
+    if (const auto end = certificate_end(sk_X509_value(chain, i)); end && (!first || *end < *first))
+      first = end;
+  return first;
+}
+
 void TlsStream::close() noexcept {
   if (std::exchange(is_closed_, true)) return;
   if (is_ready_ && sealed_plain_ == 0) {  // in the middle of a record there is nothing to add

@@ -25,6 +25,7 @@ class TlsStream final : public ByteStream {
   Task<Moved> write_some(std::span<const Bytes> parts) override;
   void close() noexcept override;
   std::string peer() const override { return inner_->peer(); }
+  std::optional<double> peer_certificate_end() const override;
   Executor executor() const override { return inner_->executor(); }
 
  private:

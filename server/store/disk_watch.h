@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "common/checkpoint/file.h"
+
+namespace centroid::server {
+
+/// The room on the disk that a folder lies on, looked at now and then by a thread of its own: a
+/// disk that does not answer holds up nobody but the destructor.
+class DiskWatch {
+ public:
+  explicit DiskWatch(std::filesystem::path folder,
+                     std::chrono::milliseconds every = std::chrono::seconds(5));
+  ~DiskWatch();
+  DiskWatch(const DiskWatch&) = delete;
+  DiskWatch& operator=(const DiskWatch&) = delete;
+
+  /// As it was at the last look; zeros: the folder is not there, or it cannot be told. Any thread.
+  file::Space space() const;
+
+ private:
+  void run();
+
+  const std::filesystem::path folder_;
+  const std::chrono::milliseconds every_;
+  mutable std::mutex mutex_;  // guards the next
+  file::Space space_;
+  bool stops_ = false;
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+}  // namespace centroid::server
