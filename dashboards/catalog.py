@@ -330,8 +330,9 @@ CLUSTER = Dashboard(
             (
                 Panel("Contributions lost", "Of workers that went before their end; the round was closed with the rest or repeated.", "ops",
                       ((rate("centroid_server_contributions_lost_total"), "lost"),)),
-                Panel("Refused and stale", "Handshakes refused: wrong token or garbage. Stale chunks: of closed attempts.", "ops",
+                Panel("Refused and stale", "Handshakes refused: wrong token, or another version or garbage. Stale chunks: of closed attempts.", "ops",
                       ((rate("centroid_server_handshakes_refused_total"), "handshakes refused"),
+                       (rate("centroid_server_tokens_refused_total"), "for their token"),
                        (rate("centroid_server_frames_stale_total"), "stale chunks"))),
                 Panel("State lost", "Times the job went back because every worker of a ring was gone at once.", "short",
                       (("sum(centroid_server_state_lost_total{SELECT})", "state lost"),)),
@@ -397,6 +398,23 @@ DASHBOARDS = (TRAINING, CLUSTER, GPU)
 
 TRAINING_NOW = '(max by (job, run, instance) (centroid_server_job_state{state="training"}) == 1)'
 
+SERVER_UP, WORKER_UP = ('up{job=~".*centroid-%s.*"}' % kind for kind in ("server", "worker"))
+
+# Of a worker, seconds a round.
+COMPUTING = ('rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m])'
+             ' / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0)')  # fmt: skip
+
+
+def increase(metric, window):
+    """Of an alert: by server."""
+    return f"sum by (job, run, instance) (increase({metric}[{window}]))"
+
+
+def rate5(metric):
+    """Of an alert: a second, by server, over five minutes."""
+    return f"sum by (job, run, instance) (rate({metric}[5m]))"
+
+
 # Of the last six hours. Nothing before the first round has ended: one that takes over ten minutes meets the alert once.
 USUAL_ROUND = ("(sum by (job, run, instance) (rate(centroid_server_round_seconds_sum[6h]))"
                " / (sum by (job, run, instance) (rate(centroid_server_round_seconds_count[6h])) > 0))")  # fmt: skip
@@ -405,8 +423,11 @@ OPEN_ROUND = "max by (job, run, instance) (centroid_server_round_open_seconds)"
 # Its age stays where it is between rounds, and when the thread of training hangs.
 OPEN_ROUND_GROWS = "max by (job, run, instance) (changes(centroid_server_round_open_seconds[5m])) > 0"
 
+# Of REST, where who may less than it asks for is known, and of the training port.
+REFUSED_LOGINS = '{__name__=~"centroid_api_refused_total|centroid_server_tokens_refused_total",reason!="role"}'
+
 ALERTS = (
-    Alert("CentroidNoProgress", f"{TRAINING_NOW} * on (job, run, instance) sum by (job, run, instance) (rate(centroid_server_rounds_total[5m]))",
+    Alert("CentroidNoProgress", f"{TRAINING_NOW} * on (job, run, instance) {rate5('centroid_server_rounds_total')}",
           f"== 0 unless on (job, run, instance) ({OPEN_ROUND} < 5 * {USUAL_ROUND} and {OPEN_ROUND_GROWS})", "5m",
           "critical", "The job on {{ $labels.instance }} is training, but no round has ended for ten minutes, and none is open that grows and has taken less than five times as long as usual.",
           "GET /v1/waits (centroidctl waits) says for whom the round waits; without an answer the server itself hangs: GET /livez, and its log. A worker that hangs beyond its lease is dropped by itself; "
@@ -415,28 +436,28 @@ ALERTS = (
           "critical", "The job on {{ $labels.instance }} has halted itself.",
           "GET /v1/cluster, state_reason: mostly a gradient that is not finite, with worker, tensor and round. Lower the learning rate "
           "or look at that worker's data, then centroidctl job resume and start the server and its workers again."),
-    Alert("CentroidServerDown", "max by (job, run, instance) (up{job=~\".*centroid-server.*\"})", "== 0", "1m",
+    Alert("CentroidServerDown", f"max by (job, run, instance) ({SERVER_UP})", "== 0", "1m",
           "critical", "Prometheus does not reach the server {{ $labels.instance }}.",
           "Workers keep their state and try again until --join-timeout. Start the server with --resume and the same run_dir and listen."),
     Alert("CentroidServerGone",
-          "(count by (job, run) (up{job=~\".*centroid-server.*\"}) or count by (job, run) (count_over_time(up{job=~\".*centroid-server.*\"}[6h])) * 0)",
+          f"(count by (job, run) ({SERVER_UP}) or count by (job, run) (count_over_time({SERVER_UP}[6h])) * 0)",
           "== 0", "2m",
           "critical", "Prometheus knows no server of {{ $labels.job }} any more; in the last six hours there was one.",
           "Is its pod or container there (kubectl get pods, docker ps -a)? Pending: no node or volume fits; scaled to 0, or removed: for good, this alert "
           "ends six hours later. Start the server with --resume and the same run_dir and listen."),
-    Alert("CentroidWorkerUnseen", "max by (job, run, instance) (up{job=~\".*centroid-worker.*\"})", "== 0", "5m",
+    Alert("CentroidWorkerUnseen", f"max by (job, run, instance) ({WORKER_UP})", "== 0", "5m",
           "warning", "Prometheus does not reach the worker {{ $labels.instance }}.",
           "centroidctl workers says whether it trains: then only its port of metrics is closed or busy. If not, look at its log and its machine."),
     Alert("CentroidTooFewWorkers", 'max by (job, run, instance) (centroid_server_job_state{state="waiting"})', "== 1", "10m",
           "warning", "The job on {{ $labels.instance }} has waited for workers for ten minutes.",
           "GET /v1/cluster, state_reason says how many are missing. Start them, or lower min_workers."),
-    Alert("CentroidWorkersFlapping", 'sum by (job, run, instance) (increase(centroid_server_members_ended_total{cause="dead"}[15m]))', "> 3", "0m",
+    Alert("CentroidWorkersFlapping", increase('centroid_server_members_ended_total{cause="dead"}', "15m"), "> 3", "0m",
           "warning", "More than three workers of {{ $labels.instance }} were lost within 15 minutes.",
           "GET /v1/workers, reason tells why each ended. Look at memory limits, preemption and the network of those machines."),
-    Alert("CentroidNonFiniteGradients", "sum by (job, run, instance) (increase(centroid_server_contributions_nonfinite_total[10m]))", "> 0", "0m",
+    Alert("CentroidNonFiniteGradients", increase("centroid_server_contributions_nonfinite_total", "10m"), "> 0", "0m",
           "warning", "Gradients with NaN or infinity reached {{ $labels.instance }}.",
           "The server's log names worker, tensor and round. Lower the learning rate, or set optimizer.clip_norm; look at that worker's data."),
-    Alert("CentroidCheckpointFails", "sum by (job, run, instance) (increase(centroid_server_checkpoint_failures_total[15m]))", "> 0", "0m",
+    Alert("CentroidCheckpointFails", increase("centroid_server_checkpoint_failures_total", "15m"), "> 0", "0m",
           "critical", "A checkpoint of {{ $labels.instance }} could not be written.",
           "The log line checkpoint.failed says why; mostly the disk is full. Training goes on, older checkpoints are untouched."),
     Alert("CentroidCheckpointOld",
@@ -459,28 +480,32 @@ ALERTS = (
           "warning", "The journal of shard server {{ $labels.server }} has only grown for two hours.",
           "Only a checkpoint makes it short again: centroidctl checkpoints make, and look in the leader's log why none was written "
           "(checkpoint.failed). Then set checkpoint.every_rounds to a smaller number."),
-    Alert("CentroidStateLost", "sum by (job, run, instance) (increase(centroid_server_state_lost_total[10m]))", "> 0", "0m",
+    Alert("CentroidStateLost", increase("centroid_server_state_lost_total", "10m"), "> 0", "0m",
           "critical", "The job on {{ $labels.instance }} went back to an older state.",
           "Every worker of a ring was gone at once. Find what they share (a power supply, a switch, a node pool); checkpoint more often."),
     Alert("CentroidNoLeader", "max by (job, run) (centroid_server_is_leader)", "== 0", "30s",
           "critical", "No server of {{ $labels.job }} leads.",
           "GET /v1/waits of each server says for what it waits: mostly etcd does not answer. Rounds go on when it does."),
-    Alert("CentroidEtcdFails", "sum by (job, run, instance) (rate(centroid_server_etcd_failures_total[5m]))", "> 0.1", "2m",
+    Alert("CentroidEtcdFails", rate5("centroid_server_etcd_failures_total"), "> 0.1", "2m",
           "warning", "Requests of {{ $labels.instance }} to etcd fail.",
           "etcd.failed in the server's log has the reason of each endpoint. The leader trains on until its lease would have run out, then it waits."),
     Alert("CentroidPaused", 'max by (job, run, instance) (centroid_server_job_state{state="paused"})', "== 1", "6h",
           "warning", "The job on {{ $labels.instance }} has been paused for six hours.",
           "Somebody may have forgotten it: centroidctl audit says who paused it, centroidctl job resume goes on."),
-    Alert("CentroidAuditFails", "sum by (job, run, instance) (increase(centroid_api_audit_failures_total[15m]))", "> 0", "0m",
+    Alert("CentroidAuditFails", increase("centroid_api_audit_failures_total", "15m"), "> 0", "0m",
           "warning", "Changes that were asked for on {{ $labels.instance }} are not in its audit log.",
           "audit.failed in its log says why; mostly the disk of run_dir is full. The changes were made; those in memory are in centroidctl audit."),
-    Alert("CentroidStranger", "sum by (job, run, instance) (rate(centroid_server_handshakes_refused_total[5m]))", "> 0.1", "5m",
-          "warning", "Connections to {{ $labels.instance }} fail the handshake again and again.",
-          "connection.refused in the log names the address: a worker with a wrong token or version, or a scanner."),
+    Alert("CentroidStranger",
+          rate5("centroid_server_handshakes_refused_total") + " - " + rate5("centroid_server_tokens_refused_total"),
+          "> 0.1", "5m",
+          "warning", "Connections to {{ $labels.instance }} fail the handshake again and again, and not for their token.",
+          "connection.refused in the log names the address: a worker of another version or without TLS, or a scanner."),
+    Alert("CentroidLoginsRefused", increase(REFUSED_LOGINS, "10m"), "> 20", "0m",
+          "warning", "{{ $labels.instance }} has refused more than 20 logins within ten minutes: no token, or one that it does not know.",
+          "api.refused (REST) and connection.refused (training port) in the log name the address. A program of yours: its token has expired or was revoked "
+          "(centroidctl tokens list), give it a new one. Nobody of yours: keep that address away by the network (docs/security.md)."),
     Alert("CentroidStraggler",
-          'max by (job, run) (rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m]) / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0))'
-          ' / (quantile by (job, run) (0.5, rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m])'
-          ' / (rate(centroid_worker_stage_seconds_count{stage="compute"}[5m]) > 0)) > 0)',
+          f"max by (job, run) ({COMPUTING}) / (quantile by (job, run) (0.5, {COMPUTING}) > 0)",
           "> 2", "10m",
           "warning", "A worker of {{ $labels.job }} computes more than twice as long as the median worker.",
           "The dashboard Training, row 'Who waits for whom', names it. Give it a smaller batch, move it to another machine, or train with "

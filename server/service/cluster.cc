@@ -105,7 +105,11 @@ transport::Greeting Cluster::greeting() const {
   greeting.name = "server";
   greeting.run_id = run_id_;
   greeting.token = config_.token;
-  greeting.also_accepts = accepts_token_;
+  greeting.also_accepts = [this](std::string_view secret) {  // it is not `token`
+    const bool is_known = accepts_token_ && accepts_token_(secret);
+    if (!is_known) probe_.token_refused();
+    return is_known;
+  };
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = max_payload_bytes(config_.chunk_bytes);
   greeting.credit_bytes = config_.credit_bytes;

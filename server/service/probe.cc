@@ -136,6 +136,8 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
                      "Chunks of closed attempts or old generations, dropped.");
   refused_ = r.counter("centroid_server_handshakes_refused_total",
                        "Connections that failed the handshake.");
+  tokens_refused_ = r.counter("centroid_server_tokens_refused_total",
+                              "Connections that failed the handshake for their token.");
   bytes_in_ =
       r.counter("centroid_server_payload_received_bytes_total", "Contribution bytes received.");
   bytes_out_ =

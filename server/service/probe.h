@@ -85,6 +85,7 @@ class Probe {
   void member_left() const { left_.add(); }
   void stale_frame() const { stale_.add(); }
   void handshake_refused() const { refused_.add(); }
+  void token_refused() const { tokens_refused_.add(); }
   void payload_received(std::uint64_t bytes) const { bytes_in_.add(static_cast<double>(bytes)); }
   void payload_sent(std::uint64_t bytes) const { bytes_out_.add(static_cast<double>(bytes)); }
   // Stages of the gradient path; their results are seconds.
@@ -125,8 +126,9 @@ class Probe {
  private:
   metrics::Registry& registry_;
   metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
-      refused_, bytes_in_, bytes_out_, samples_, checkpoints_, checkpoint_failures_, state_lost_,
-      clipped_, carried_, dropped_, restarted_, nudges_, returned_, silent_;
+      refused_, tokens_refused_, bytes_in_, bytes_out_, samples_, checkpoints_,
+      checkpoint_failures_, state_lost_, clipped_, carried_, dropped_, restarted_, nudges_,
+      returned_, silent_;
   metrics::Gauge shards_, shards_missing_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,

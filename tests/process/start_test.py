@@ -172,6 +172,7 @@ class Admission(ClusterTest):
         server = self.server("--token", "right")
         self.assert_not_let_in(server, self.worker(server, "w0", "--token", "wrong"), "token refused")
         server.wait_event("connection.refused", why="token refused")
+        self.assertEqual(server.metric("centroid_server_tokens_refused_total"), 1)
 
     def test_missing_token(self):
         server = self.server("--token", "right")
@@ -192,6 +193,7 @@ class Admission(ClusterTest):
             self.assertIn("7..9", message)
             self.assertTrue(is_closed(peer))
         server.wait_event("connection.refused", why="7..9")
+        self.assertEqual(server.metric("centroid_server_tokens_refused_total"), 0)
 
     def test_newer_frames_are_told_from_broken_ones(self):
         server = self.server()
