@@ -26,23 +26,9 @@ using server::IdempotencyTable;
 using server::Role;
 using server::TokenStore;
 
-constexpr const char* kJson = "Content-Type: application/json\r\n";
-
-class ApiTokens : public ApiTest {
+class ApiTokens : public ApiTokenTest {
  protected:
-  ApiTokens() {
-    options.token = "operator";
-    options.state_dir = folder.path().string();
-  }
-  static std::string bearer(const std::string& secret) {
-    return "Authorization: Bearer " + secret + "\r\n";
-  }
-  std::string make(const std::string& name, const std::string& role) {
-    const std::string body = Json{{"name", name}, {"role", role}}.dump();
-    const HttpReply reply = request("POST", "/v1/tokens", bearer("operator") + kJson, body);
-    EXPECT_EQ(reply.status, 201) << reply.body;
-    return Json::parse(reply.body).value("secret", "");
-  }
+  ApiTokens() { options.state_dir = folder.path().string(); }
   int status_of(const char* method, const char* path, const std::string& secret) {
     return request(method, path, bearer(secret)).status;
   }

@@ -14,21 +14,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kJson = "Content-Type: application/json\r\n";
 constexpr const char* kStream = "Accept: text/event-stream\r\n";
 
-class ApiCallers : public ApiTest {
+class ApiCallers : public ApiTokenTest {
  protected:
-  ApiCallers() { options.token = "operator"; }
-  static std::string bearer(const std::string& secret) {
-    return "Authorization: Bearer " + secret + "\r\n";
-  }
-  std::string make(const std::string& name, const std::string& role) {
-    const std::string body = Json{{"name", name}, {"role", role}}.dump();
-    const HttpReply reply = request("POST", "/v1/tokens", bearer("operator") + kJson, body);
-    EXPECT_EQ(reply.status, 201) << reply.body;
-    return Json::parse(reply.body).value("secret", "");
-  }
   void happen() {
     control.happened.publish("epoch.ended",
                              {{"epoch", std::uint64_t{1}}, {"loss", 0.5}, {"accuracy", 0.25}});

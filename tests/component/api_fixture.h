@@ -275,6 +275,24 @@ class ApiTest : public ::testing::Test {
   std::unique_ptr<ApiServer> api;
 };
 
+inline constexpr const char* kJson = "Content-Type: application/json\r\n";
+
+/// A server that asks for tokens: of the operator, and named ones.
+class ApiTokenTest : public ApiTest {
+ protected:
+  ApiTokenTest() { options.token = "operator"; }
+  static std::string bearer(const std::string& secret) {
+    return "Authorization: Bearer " + secret + "\r\n";
+  }
+  /// The secret of a new token.
+  std::string make(const std::string& name, const std::string& role) {
+    const std::string body = nlohmann::json{{"name", name}, {"role", role}}.dump();
+    const HttpReply reply = request("POST", "/v1/tokens", bearer("operator") + kJson, body);
+    EXPECT_EQ(reply.status, 201) << reply.body;
+    return nlohmann::json::parse(reply.body).value("secret", "");
+  }
+};
+
 inline void expect_problem(const HttpReply& reply, int status, const std::string& code,
                            const std::string& mentions = {}) {
   EXPECT_EQ(reply.status, status) << reply.body;

@@ -17,8 +17,6 @@ namespace {
 using server::IdempotencyLog;
 using server::RateTable;
 
-constexpr const char* kJson = "Content-Type: application/json\r\n";
-
 class ApiRestart : public ApiTest {
  protected:
   ApiRestart() { options.state_dir = folder.path().string(); }
