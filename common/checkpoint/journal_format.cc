@@ -8,7 +8,8 @@ namespace centroid::journal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x314c4a43;  // "CJL1"
-constexpr std::size_t kMaxText = 4096, kMaxContributors = 65536, kMaxServers = 65535;
+constexpr std::size_t kMaxText = 4096, kMaxReturned = 16u << 20, kMaxContributors = 65536,
+                      kMaxServers = 65535;
 
 Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
 
@@ -98,7 +99,15 @@ std::vector<std::byte> encode(const Commit& commit) {
   out.put(commit.unix_seconds);
   out.put(static_cast<std::uint32_t>(commit.contributors.size()));
   for (const std::string& name : commit.contributors) out.put_string(name);
-  out.put_bytes(std::as_bytes(std::span(&commit.steps, 1)));  // `put`: as in the head
+  // `put`: as in the head
+  const auto put = [&out](const auto& value) {
+    out.put_bytes(std::as_bytes(std::span(&value, 1)));
+  };
+  put(commit.steps);
+  put(static_cast<std::uint32_t>(commit.rounds.size()));
+  for (const Round round : commit.rounds) put(round.value);
+  put(static_cast<std::uint32_t>(commit.returned.size()));
+  out.put_bytes(as_bytes(commit.returned));
   return out.take();
 }
 
@@ -119,6 +128,14 @@ Result<Commit> decode_commit(Bytes payload) {
   for (std::uint32_t i = 0; i < names && in.ok(); ++i)
     commit.contributors.push_back(in.get_string(kMaxText));
   if (in.left() > 0) commit.steps = in.get<std::uint64_t>();  // older journals have none
+  if (in.left() > 0) {                                        // nor these
+    const auto rounds = in.get<std::uint32_t>();
+    if (rounds != 0 && rounds != names)
+      return refused("a commit record with rounds of other contributors");
+    for (std::uint32_t i = 0; i < rounds && in.ok(); ++i)
+      commit.rounds.push_back(Round(in.get<std::uint64_t>()));
+    commit.returned = in.get_string(kMaxReturned);
+  }
   if (!in.done()) return refused("a commit record has other fields than expected");
   return commit;
 }

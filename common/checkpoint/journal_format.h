@@ -65,6 +65,10 @@ struct Commit {
   double unix_seconds = 0;
   std::vector<std::string> contributors;  ///< names, in the order of the sum
   std::uint64_t steps = 0;                ///< of all workers in all committed rounds; 0: not known
+  /// By contributor the round for which it was made: an earlier one when it came late. Empty in
+  /// older journals.
+  std::vector<Round> rounds;
+  std::string returned;  ///< shares behind the position that are yet to be trained
 };
 
 /// A model on several servers: whose journal has the numbers of which chunk, from here on. A

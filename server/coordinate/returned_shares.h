@@ -40,8 +40,8 @@ class ReturnedShares {
   std::uint64_t taken() const;                          ///< in this round
   std::uint64_t returned() const { return returned_; }  ///< samples, since the beginning
   void clear() { *this = ReturnedShares(); }
-  /// What waits, "epoch:begin-end,...", and the other way round: what is not such a text is left
-  /// out.
+  /// What waits (not what is taken: `give_up` first), "epoch:begin-end,...", and the other way
+  /// round: what is not such a text is left out.
   std::string to_text() const;
   void restore(const std::string& text);
 

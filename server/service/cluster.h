@@ -248,6 +248,7 @@ class Cluster final : public ControlPlane {
   void hand_out(Link& link, const proto::RoundOpen& open) const;
   void part_lost(Link& link);
   void return_part(const DataPart& part, Round of);
+  std::string untrained(bool is_over) const;
   void coordinate();
   void skip_empty_epoch_end();
 

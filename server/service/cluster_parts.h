@@ -14,6 +14,7 @@
 #include "common/proto/servers.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/api/view.h"
+#include "server/coordinate/returned_shares.h"
 #include "server/coordinate/tally.h"
 
 namespace centroid::server {
@@ -53,6 +54,7 @@ struct KeptPart {
   std::unique_ptr<StagedContribution> staged;
   proto::WeighedContribution counts;  ///< which one, and with what weight
   Tally tally;                        ///< of a late one: it is of the round that counts it
+  DataPart share;  ///< of a late one, until it is committed: what is lost with it
 };
 
 /// Names of the numbers that training programs record: as many as one worker may have, the first

@@ -135,11 +135,16 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   commit.unix_seconds = clock_.unix_seconds();
   commit.steps = steps_before_ + (counts ? round_tally_.steps : 0);
   if (counts) {
-    for (const MemberId member : decision.contributors)
+    for (const MemberId member : decision.contributors) {
       commit.contributors.push_back(name_of(member));
-    for (const LateContribution& late : decision.late)
+      commit.rounds.push_back(round_);
+    }
+    for (const LateContribution& late : decision.late) {
       commit.contributors.push_back(name_of(late.member));
+      commit.rounds.push_back(late.round);
+    }
   }
+  commit.returned = untrained(true);
   return journal_.end_round(kind, std::move(commit));
 }
 

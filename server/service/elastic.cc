@@ -104,12 +104,14 @@ void Cluster::leave_out(const RoundDecision& decision) {
 /// A round is committed: its late contributions count, whatever becomes of this server.
 void Cluster::late_counted(const RoundDecision& decision) {
   for (const LateContribution& late : decision.late) {
-    counted_[name_of(late.member)] = late.round;
+    Round& last = counted_[name_of(late.member)];  // it may have contributed to this one, too
+    last = std::max(last, late.round);
     probe_.staleness(round_.value - late.round.value);
     const auto link = find(late.member);
     if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
       settle_late(*link, proto::Outcome::kCarried);
   }
+  for (Part& part : parts_) part.share = {};
 }
 
 /// It is known what becomes of a late contribution.
@@ -154,6 +156,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
   }
   CENTROID_TRY(check_norm(link, end, staged->squares()));
   link.pending_end.reset();
+  const DataPart share = link.part;
   count_end(link, end);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
@@ -172,6 +175,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     part.staged = std::move(link.late->staged);
     part.counts.key = {link.id, key.generation, key.round, key.number};
     part.tally = tally_of(link, end);  // before the link gets another share
+    part.share = share;
     late_staged_.push_back(std::move(part));
   }
   // With asp and ssp it gets a round at once, and is told when that is committed. Else the round

@@ -176,14 +176,18 @@ Task<Result<bool>> Cluster::replay_end() {
   }
   const Form form = wanted > 0 ? replay.present.form : journal_form();
   if (counts) CENTROID_CO_TRY(co_await replay_round(form, commit));
-  if (counts)
-    for (const std::string& name : commit.contributors) counted_[name] = round_;
+  for (std::size_t i = 0; counts && i < commit.contributors.size(); ++i) {
+    Round& last =
+        counted_[commit.contributors[i]];  // it may stand there twice, once for a late one
+    last = std::max(last, i < commit.rounds.size() ? commit.rounds[i] : round_);
+  }
   replay.count = 0;
   replay.end.reset();
   round_ = round_.next();
   epoch_ = commit.epoch;
   offset_ = commit.offset;
   if (commit.steps > 0) steps_before_ = commit.steps;
+  returned_.restore(commit.returned);
   roster_.restore(std::max(roster_.generation(), commit.generation));
   co_return true;
 }
@@ -284,8 +288,6 @@ void Cluster::cut_replay(const std::string& server) {
 Task<Status> Cluster::finish_replay() {
   Replay* const replay = replay_.get();
   journal::Reader& reader = replay->reader;
-  // Which of them the replayed rounds have trained is not known.
-  if (round_ != replay->first) returned_.clear();
   if (replay->is_at_gap) {
     log::error("journal.gap", {{"round", round_.value - 1},
                                {"why",

@@ -165,6 +165,23 @@ void Cluster::part_lost(Link& link) {
   link.part = {};
 }
 
+/// Shares behind the position of the state that nobody may be training when a server takes it up:
+/// those of lost workers, and those whose contributions have not counted yet. `is_over`: of the
+/// state with the open round, else of the one before.
+std::string Cluster::untrained(bool is_over) const {
+  ReturnedShares shares = returned_;
+  if (is_over)
+    shares.commit();
+  else
+    shares.give_up();
+  for (const auto& [id, link] : links_)
+    if (is_over || link->part_of != round_) shares.give_back(link->part);
+  for (const Part& late : late_staged_) shares.give_back(late.share);
+  if (!is_over)
+    for (const Part& late : parts_) shares.give_back(late.share);
+  return shares.to_text();
+}
+
 /// The round is over: what its members said decides on the next ones.
 void Cluster::coordinate() {
   const std::uint64_t before = coordinator_.cadence().anchor(), nudges = coordinator_.nudges();

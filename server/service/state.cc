@@ -327,7 +327,8 @@ CheckpointInfo Cluster::checkpoint_info() const {
   }
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   if (steps_before_ > 0) info.extra["local_steps"] = std::to_string(steps_before_);
-  if (!returned_.is_empty()) info.extra["returned"] = returned_.to_text();
+  if (const std::string returned = untrained(false); !returned.empty())
+    info.extra["returned"] = returned;
   info.extra["generation"] = to_string(roster_.generation());
   for (const auto& [name, round] : counted_)  // who may still ask: its round is one of the last
     if (round.value + kCountedRounds >= round_.value)

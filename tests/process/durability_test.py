@@ -160,6 +160,54 @@ class Kill(DurabilityTest):
                     log = next(process for process in self.processes if process.name == name)
                     self.assertEqual(log.events("contribution.settled")[0]["counted"], True)
 
+    def test_a_late_contribution_is_told_to_have_counted_for_the_round_it_was_made_for(self):
+        """With two equal workers nearly every contribution of asp is late: it counts in a later round than the one for which it was made."""
+        for policy in ("asp", "ssp:1"):
+            with self.subTest(policy):
+                arguments = [*JOURNAL, "--policy", policy, "--optimizer", "sgd"]
+                late = 0
+                for count in range(9, 19):
+                    run = f"{policy[:3]}-{count}"
+                    fault = {"CENTROID_TEST_FAULT": f"journal.end_written:{count}"}
+                    server = self.start(run, *arguments, name=f"before-{run}", environment=fault, rounds=40)
+                    workers = self.workers(server, run, "--codec", "topk:0.1")
+                    self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
+                    again = self.launch(run, "--resume", *arguments, name=f"after-{run}", listen=server.data, rounds=40)
+                    self.assert_status(again, DONE)
+                    self.assert_exit(DONE, *workers)
+                    last = again.events("journal.replayed")[0]["round"]
+                    # The one contribution of that round is the only one that was neither told of nor lost.
+                    settled = [event for worker in workers for event in worker.events("contribution.settled")[:1]]
+                    counted = [event["round"] for event in settled if event["counted"]]
+                    self.assertEqual(len(counted), 1, f"round {last} is in the journal, its worker is told otherwise: {settled}")
+                    late += counted[0] < last
+                    if late == 2:
+                        break
+                self.assertEqual(late, 2, "the kills met no late contribution")
+
+    def test_the_share_of_a_lost_worker_is_trained_as_if_the_server_had_not_died(self):
+        arguments = [*JOURNAL, "--min-workers", 3]
+
+        def begin(run, **more):
+            server = self.start(run, *arguments, **more)
+            workers = self.workers(server, run)
+            slow = self.worker(server, f"w2-{run}", "--slowdown", 1_000_000)
+            server.wait_missing(slow.name)  # its share is all that round 1 waits for
+            slow.kill()
+            return server, workers
+
+        server, workers = begin("whole")
+        self.assert_exit(DONE, *workers, server)
+        expected = state_bytes(self.checkpoints("whole")[-1])
+        server, workers = begin("killed", name="before", environment={"CENTROID_TEST_FAULT": "round.committed:1"})
+        self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
+        self.assertEqual(server.events("share.returned")[0]["begin"], 32)  # behind those of the others
+        again = self.launch("killed", "--resume", *JOURNAL, name="after", listen=server.data)
+        self.assert_status(again, DONE)
+        self.assert_exit(DONE, *workers)
+        self.assertEqual(again.events("journal.replayed")[0]["round"], 1)
+        self.assertEqual(state_bytes(self.checkpoints("killed")[-1]), expected, "other shares than without the kill")
+
     def test_group_commit_survives_a_kill_too(self):
         arguments = ["--journal", "on", "--journal-sync", "10m"]
         expected = self.whole("whole", *arguments)

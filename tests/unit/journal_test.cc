@@ -103,16 +103,32 @@ class JournalTest : public ::testing::Test {
   TemporaryDirectory folder_;
 };
 
-TEST(JournalFormat, CommitsOfOlderJournalsHaveNoSteps) {
+TEST(JournalFormat, CommitsOfOlderJournalsHaveNeitherStepsNorWhatCameLater) {
   journal::Commit commit;
   commit.version = Version(9);
   commit.contributors = {"a", "b"};
   commit.steps = 1234;
   auto bytes = encode(commit);
+  const std::size_t without = bytes.size();
+  commit.rounds = {Round(8), Round(5)};
+  commit.returned = "0:64-128,1:0-8";
+  bytes = encode(commit);
   const auto back = journal::decode_commit(bytes);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->steps, 1234u);
   EXPECT_EQ(back->contributors, commit.contributors);
+  EXPECT_EQ(back->rounds, commit.rounds);
+  EXPECT_EQ(back->returned, commit.returned);
+  bytes.resize(bytes.size() - 1);
+  EXPECT_FALSE(journal::decode_commit(bytes).ok()) << "cut within the shares";
+  commit.rounds.pop_back();
+  EXPECT_FALSE(journal::decode_commit(encode(commit)).ok()) << "a round for one of two";
+  bytes.resize(without - 2 * sizeof(std::uint32_t));
+  const auto with_steps = journal::decode_commit(bytes);
+  ASSERT_TRUE(with_steps.ok());
+  EXPECT_EQ(with_steps->steps, 1234u);
+  EXPECT_TRUE(with_steps->rounds.empty());
+  EXPECT_EQ(with_steps->returned, "");
   bytes.resize(bytes.size() - 3);
   EXPECT_FALSE(journal::decode_commit(bytes).ok()) << "cut within the number";
   bytes.resize(bytes.size() - 5);
