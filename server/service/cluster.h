@@ -307,6 +307,7 @@ class Cluster final : public ControlPlane {
 
   // state.cc
   Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots);
+  Status check_another(const std::string& name);
   Status make_store(const Manifest& manifest);
   Task<bool> initialize();
   bool is_initial_from(const Link& link) const;

@@ -21,7 +21,7 @@ Status Cluster::check_tables_room() {
   const MemoryNeed need = memory_need(memory_question());
   const MemoryLimit limit = memory_limit(config_.memory_limit);
   CENTROID_TRY(check_memory(need, limit));
-  rows_.set_room(limit.bytes - need.base, limit.source);
+  rows_.set_room(rows_.reserved_bytes() + limit.bytes - need.total(), limit.source);
   return {};
 }
 

@@ -361,6 +361,8 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
     CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
   } else if (!store_) {
     CENTROID_TRY(make_store(join.manifest));
+  } else if (!epilogue_) {
+    CENTROID_TRY(check_another(join.name));
   }
   join.manifest = {};  // the store has it
   if (!agreed_ && !epilogue_) agreed_ = join;

@@ -84,10 +84,11 @@ MemoryQuestion Cluster::memory_question() const {
   return question;
 }
 
-/// That may bring contributions at once.
+/// That may bring contributions at once: those that are here and one more, in any case so many as
+/// a job often has.
 std::uint64_t Cluster::expected_workers() const {
-  return std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8),
-                                 config_.max_workers);
+  constexpr std::uint64_t kOften = 8;
+  return std::min(std::max({config_.min_workers, kOften, links_.size() + 1}), config_.max_workers);
 }
 
 /// Before anything is taken for a model.
@@ -110,18 +111,36 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   const MemoryNeed need = memory_need(question);
   const MemoryLimit limit = memory_limit(config_.memory_limit);
   CENTROID_TRY(check_memory(need, limit));
-  // A round that would need more has to wait for the disk, so: as much as is free, within reason.
-  const std::uint64_t free = (limit.bytes - need.total()) / 4;
-  snapshot_budget_ = std::max<std::uint64_t>(kSnapshotBudgetBytes, std::min(need.planes, free));
-  pulls_->set_room(free);
+  // What is free is shared out, so that all of it may be taken at once. A quarter for the copies of
+  // a checkpoint: a round that would need more has to wait for the disk.
+  const std::uint64_t free = limit.bytes - need.total(), quarter = free / 4;
+  snapshot_budget_ = std::max<std::uint64_t>(kSnapshotBudgetBytes, std::min(need.planes, quarter));
+  pulls_->set_room(quarter);
+  std::uint64_t taken = quarter + (snapshot_budget_ - kSnapshotBudgetBytes);
   // Copies of the state for who was left out: of one plane each has its receiver's own room.
-  if (need.image > 0) image_limit_ = MemoryQuestion::kImages + free / need.image;
-  if (!config_.applies_on_worker() || slots == 0)
-    image_limit_ = std::max<std::size_t>(image_limit_, config_.max_workers);
-  rows_.set_room(
-      limit.bytes - (need.total() - need.tables) - (snapshot_budget_ - kSnapshotBudgetBytes),
-      limit.source + " beside the model");
+  if (need.image > 0 && (!config_.applies_on_worker() || slots == 0)) {
+    image_limit_ = std::max<std::size_t>(MemoryQuestion::kImages, config_.max_workers);
+  } else if (need.image > 0) {
+    image_limit_ = MemoryQuestion::kImages + quarter / need.image;
+    taken += quarter / need.image * need.image;
+  }
+  rows_.set_room(rows_.reserved_bytes() + free - taken, limit.source + " beside the model");
   return {};
+}
+
+/// One more worker than memory was reckoned with may bring more than there is room for. Who comes
+/// back has its room.
+Status Cluster::check_another(const std::string& name) {
+  const auto is_it = [&](const auto& entry) { return entry.second->join.name == name; };
+  const std::uint64_t count = expected_workers();
+  if (count > links_.size() + 1 || std::ranges::any_of(links_, is_it)) return {};
+  const ChunkPlan& plan = store_->plan();
+  const Status fits = check_room(plan.manifest(), plan.total_elements() * sizeof(float),
+                                 store_->optimizer().slots());
+  if (fits.ok()) return {};
+  return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
+               "worker '" + name + "' is refused: there is no memory for contributions of " +
+                   std::to_string(count) + " workers: " + fits.error().message());
 }
 
 Status Cluster::make_store(const Manifest& manifest) {
@@ -157,7 +176,7 @@ Status Cluster::make_store(const Manifest& manifest) {
   const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
-      std::min<std::uint64_t>(std::max<std::uint64_t>(config_.min_workers, 8), config_.max_workers);
+      expected_workers();
   pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };

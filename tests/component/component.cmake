@@ -10,8 +10,8 @@ centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_t
   DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
 centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_waits_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
-centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_journal_test.cc component/rows_tls_test.cc
-  DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client)
+centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
+  DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull)
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   centroid_test(gpu_local_steps_test LABEL component TIMEOUT 300
     SOURCES component/gpu_local_steps_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
