@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <new>
 
 #include <boost/asio/post.hpp>
 
@@ -55,11 +56,10 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
   }
   auto image = std::make_shared<StateImage>();
   images_.push_back(image);
-  is_imaging_ = true;
-  const Status filled = co_await fill_image(*image);
-  is_imaging_ = false;
-  changed_.notify_all();
-  if (!filled.ok()) co_return filled.error();
+  {
+    const Raised imaging(is_imaging_, changed_);
+    CENTROID_CO_TRY(co_await fill_image(*image));
+  }
   image_ = image;
   co_return std::shared_ptr<const StateImage>(image);
 }
@@ -68,7 +68,15 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
 /// commit.
 Task<Status> Cluster::fill_image(StateImage& image) {
   const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
-  image.planes.assign(planes, std::vector<float>(store_->plan().total_elements()));
+  const std::size_t elements = store_->plan().total_elements();
+  try {
+    image.planes.assign(planes, std::vector<float>());
+    for (std::vector<float>& plane : image.planes) plane.resize(elements);
+  } catch (const std::bad_alloc&) {
+    co_return Error(ErrorCode::kResourceExhausted,
+                    "no memory for a copy of the state, " +
+                        std::to_string(planes * elements * sizeof(float)) + " bytes");
+  }
   for (;;) {
     image.version = store_->version();
     const Status copied = co_await copy_image(image);

@@ -168,10 +168,11 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) 
                         "another copy of the state was being made for all of stall_timeout: try "
                         "again, GET /v1/waits says what it waits for");
     }
-    cluster_.is_imaging_ = true;
-    const Status copied = co_await fill_once(copy, tasks);
-    cluster_.is_imaging_ = false;
-    cluster_.changed_.notify_all();
+    Status copied;
+    {
+      const Raised imaging(cluster_.is_imaging_, cluster_.changed_);
+      copied = co_await fill_once(copy, tasks);
+    }
     const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
     if (!may_mend || cluster_.clock_.now() >= limit) co_return copied;
     const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
