@@ -77,6 +77,7 @@ struct Part {
 struct RowsClient::Impl final : transport::FrameSink {
   RowsClientOptions options;
   std::string table;
+  std::string run_id;                 ///< of the first server: no rows of another run are trained
   std::uint64_t answered_before = 0;  ///< of lanes that are gone
   std::uint64_t lost = 0;             ///< of those that were answered: not in the rows
   std::optional<Error> notice;        ///< of a loss, for the call that found it or the next

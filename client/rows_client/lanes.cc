@@ -101,6 +101,7 @@ Task<Status> RowsClient::Impl::connect(Impl* self, Lane* lane, TimePoint deadlin
   greeting.role = "client";
   greeting.name = self->options.name;
   greeting.token = self->options.token;
+  greeting.run_id = self->run_id;
   const TimePoint limit = self->leaders.is_several() ? std::min(deadline, in(kCall)) : deadline;
   auto made =
       co_await transport::connect_session(*self->transport, lane->endpoint, greeting, limit);
@@ -113,6 +114,7 @@ Task<Status> RowsClient::Impl::connect(Impl* self, Lane* lane, TimePoint deadlin
   const Status opened = co_await open_table(self, lane, deadline);
   // Else it would count as connected.
   if (!opened.ok()) CENTROID_CO_TRY(co_await drop(lane));
+  if (opened.ok() && self->run_id.empty()) self->run_id = lane->session->peer().run_id;
   co_return opened;
 }
 

@@ -208,6 +208,13 @@ std::uint64_t RowTable::bytes_for_push(std::size_t keys) const {
   return rows_.bytes_for(keys) + (spec_.admit_after > 1 ? candidates_.bytes_for(keys) : 0);
 }
 
+std::size_t RowTable::without_row(std::span<const std::uint64_t> keys) const {
+  std::size_t count = 0;
+  in_blocks(rows_, keys,
+            [&](std::size_t i) { count += rows_.find(keys[i]) == RecordMap::kNone ? 1 : 0; });
+  return count;
+}
+
 bool RowTable::may_evict(std::size_t keys) const {
   if (spec_.max_bytes == 0) return false;
   const auto may = [&](const RecordMap& map, std::uint64_t limit) {

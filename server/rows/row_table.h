@@ -61,6 +61,8 @@ class RowTable {
   /// Memory of rows and candidates that are enough for a push of so many keys; 0: no more than
   /// now.
   std::uint64_t bytes_for_push(std::size_t keys) const;
+  /// How many of these keys have no row, those that come twice twice.
+  std::size_t without_row(std::span<const std::uint64_t> keys) const;
   /// A push of so many keys may evict.
   bool may_evict(std::size_t keys) const;
 

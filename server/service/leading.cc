@@ -14,6 +14,7 @@ constexpr std::chrono::seconds kGoodbye{2};
 
 void Cluster::stand_by(Fence& fence) {
   fence_ = &fence;
+  rows_.lead_by([&fence] { return fence.holds(); });
   fence_thread_ = std::make_unique<IoThread>("fence");
   set_phase(Phase::kStandby, leadership_.to_string());
 }

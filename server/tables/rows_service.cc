@@ -219,15 +219,17 @@ void RowsService::set_room(std::uint64_t bytes, std::string source) {
   room_source_ = std::move(source);
 }
 
-Status RowsService::check_room(const RowTable& table, std::size_t keys) const {
-  const std::uint64_t wanted = table.bytes_for_push(keys);
-  if (table.spec().max_bytes != 0 || wanted <= table.bytes()) return {};
+Status RowsService::check_room(const RowTable& table, std::span<const std::uint64_t> keys) const {
+  if (table.spec().max_bytes != 0 || table.bytes_for_push(keys.size()) <= table.bytes()) return {};
+  const std::size_t fresh = table.without_row(keys);  // rows that are there need no room
+  const std::uint64_t wanted = table.bytes_for_push(fresh);
+  if (wanted <= table.bytes()) return {};
   const std::uint64_t after = reserved_bytes() - table.bytes() + wanted;
   if (after <= room_) return {};
   return Error(ErrorCode::kResourceExhausted,
                "table '" + table.spec().name + "' holds " + std::to_string(table.rows()) +
                    " rows in " + std::to_string(table.bytes()) + " bytes; with " +
-                   std::to_string(keys) + " more the tables may need " + std::to_string(after) +
+                   std::to_string(fresh) + " more the tables may need " + std::to_string(after) +
                    " bytes, " + room_source_ + " leaves them " + std::to_string(room_) +
                    ". Give the table max_bytes or max_age, so that rows are evicted, or the server "
                    "more memory (memory_limit)");
@@ -405,13 +407,20 @@ Result<std::uint32_t> RowsService::table_of(const Client& client, std::uint32_t 
   return number;
 }
 
+/// Whether requests are served now. A leader that was stopped does not know yet that another one
+/// leads: by its own clock its lease is out.
+Status RowsService::check_open() const {
+  if (!held_.empty()) return Error(ErrorCode::kUnavailable, held_);
+  if (const Status leads = leads_ ? leads_() : Status(); !leads.ok())
+    return Error(ErrorCode::kUnavailable, leads.error().message());
+  return {};
+}
+
 Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Client& client) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
     co_return co_await session.send(frame.header.kind, Bytes(), Bytes(), TimePoint::max());
-  if (!held_.empty()) {
-    const Error held(ErrorCode::kUnavailable, held_);
-    co_return co_await session.respond_error(frame.header, held);
-  }
+  const Status is_open = check_open();
+  if (!is_open.ok()) co_return co_await session.respond_error(frame.header, is_open.error());
   if (frame.header.payload_bytes > max_payload_of(session)) {
     refused_.add();
     const Error large(ErrorCode::kInvalidArgument,
@@ -467,7 +476,7 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await room(head.table, 0, head.rows, client));
   Status is_here = check_keys(tables_->tables[head.table], keys_in(client.in, head.rows));
-  if (is_here.ok() && !held_.empty()) is_here = Error(ErrorCode::kUnavailable, held_);
+  if (is_here.ok()) is_here = check_open();
   if (!is_here.ok()) {
     refused_.add();
     co_return co_await session.respond_error(frame.header, is_here.error());
@@ -525,8 +534,8 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, con
   RowTable& table = tables_->tables[head.table];
   // Only now: one that was applied before its rows went elsewhere was applied.
   CENTROID_TRY(check_keys(table, keys));
-  if (!held_.empty()) return Error(ErrorCode::kUnavailable, held_);
-  CENTROID_TRY(check_room(table, keys.size()));
+  CENTROID_TRY(check_open());
+  CENTROID_TRY(check_room(table, keys));
   const std::uint64_t copied = table.frozen_bytes();
   const Status pushed =
       table.push(keys, std::span(gradients, keys.size() * table.spec().dim), now());

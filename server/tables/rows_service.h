@@ -123,6 +123,8 @@ class RowsService {
   const proto::Route& route() const { return route_; }
   /// Refuse all requests for now, for this reason; empty: serve them.
   void hold(std::string why) { held_ = std::move(why); }
+  /// Of one server of several that may lead: whether it does, asked before each request.
+  void lead_by(std::function<Status()> leads) { leads_ = std::move(leads); }
   /// End all sessions of clients.
   void close_clients(const Error& why);
   /// What `restore` does, piece by piece: `begin_load` for each table, rows, `end_load`. Another
@@ -231,6 +233,7 @@ class RowsService {
                                     Client& client) const;
   Result<std::uint32_t> table_of(const Client& client, std::uint32_t number, std::uint32_t rows,
                                  std::uint64_t payload_bytes, bool has_gradients) const;
+  Status check_open() const;
   Status check_keys(const RowTable& table, std::span<const std::uint64_t> keys) const;
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
@@ -238,7 +241,7 @@ class RowsService {
   Task<Status> room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
                     Client& client);
   bool is_held_up(std::uint32_t table, std::size_t pushed_keys) const;
-  Status check_room(const RowTable& table, std::size_t keys) const;
+  Status check_room(const RowTable& table, std::span<const std::uint64_t> keys) const;
   bool journals_pulls(const RowTable& table) const;
   void journal_push(const proto::RowsPush& head, const Client& client);
   void journal_pull(const proto::RowsPull& head, const Client& client);
@@ -272,6 +275,7 @@ class RowsService {
   std::uint16_t self_ = 0;
   std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
   std::string held_;
+  std::function<Status()> leads_;
   Moves moves_;
   std::vector<std::uint64_t> claims_;  ///< by bucket
   std::uint64_t left_out_ = 0;         ///< rows that had no room when they were loaded

@@ -9,6 +9,7 @@
 
 #include "client/rows_client.h"
 #include "common/base/random.h"
+#include "server/election/fence.h"
 #include "server/rows/row_rules.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rows_peers.h"
@@ -298,8 +299,65 @@ TEST_F(RowsRestartTest, ATableWithoutABoundGrowsAsFarAsTheMemoryLimitLets) {
   EXPECT_EQ(pushed.error().code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(pushed.error().message(), HasSubstr("table 'emb' holds"));
   EXPECT_THAT(pushed.error().message(), HasSubstr("memory_limit"));
-  // Rows that are there can still be updated.
-  EXPECT_TRUE((*client)->push(Keys{1, 2, 3, 4}, Floats(16, 1.0f)).ok());
+  // Rows that are there can still be updated, all of them.
+  std::iota(keys.begin(), keys.end(), 1);
+  const Status again = (*client)->push(keys, gradients);
+  EXPECT_TRUE(again.ok()) << again.error().to_string();
+}
+
+TEST_F(RowsRestartTest, AClientDoesNotTrainTheRowsOfAnotherRun) {
+  auto server = start(false);
+  const auto relay = std::make_unique<SwitchingRelay>(server->endpoint());
+  RowsClientOptions options;
+  options.servers = relay->endpoint().to_string();
+  const auto client = RowsClient::open(options, "emb");
+  ASSERT_TRUE(client.ok()) << client.error().to_string();
+  const Keys keys{1, 2};
+  ASSERT_TRUE((*client)->push(keys, Floats(8, 1.0f)).ok());
+  relay->cut();
+  server.reset();
+  server::ServerConfig c = config(directory.path() / "other");
+  c.run_id = "other-run";
+  TestServer other(c, [](Executor executor) { return transport::make_tcp(executor); });
+  relay->to(other.endpoint());
+  RowsClientOptions its;
+  its.servers = other.endpoint().to_string();
+  const auto its_client = RowsClient::open(its, "emb");
+  ASSERT_TRUE(its_client.ok());
+  const Floats before = pulled(**its_client, keys);
+  for (int call = 0; call < 2; ++call) {
+    const Status refused = (*client)->push(keys, Floats(8, 1.0f));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(refused.error().message(), HasSubstr("serves \"other-run\""));
+  }
+  EXPECT_EQ(pulled(**its_client, keys), before);
+}
+
+/// A leader that was stopped and wakes up hears later that another one leads; its lease is out
+/// before.
+TEST_F(RowsRestartTest, ALeaderWhoseLeaseIsOutServesNoRows) {
+  const auto later = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  server::Fence fence(directory.path() / "checkpoints", "a");
+  fence.open(1, later);
+  server::ServerConfig c = config(directory.path());
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); }, &fence);
+  RowsClientOptions options;
+  options.servers = server.endpoint().to_string();
+  options.timeout = std::chrono::milliseconds(500);
+  const auto client = RowsClient::open(options, "emb");
+  ASSERT_TRUE(client.ok()) << client.error().to_string();
+  const Keys keys{1, 2};
+  ASSERT_TRUE((*client)->push(keys, Floats(8, 1.0f)).ok());
+  const Floats before = pulled(**client, keys);
+  fence.open(1, TimePoint::min());
+  const Status pushed = (*client)->push(keys, Floats(8, 1.0f));
+  ASSERT_FALSE(pushed.ok());
+  EXPECT_THAT(pushed.error().message(), HasSubstr("another server may lead by now"));
+  Floats out(8);
+  EXPECT_THAT((*client)->pull(keys, out).error().message(), HasSubstr("lease"));
+  fence.open(1, later);
+  EXPECT_EQ(pulled(**client, keys), before);
 }
 
 TEST_F(RowsRestartTest, AClientThatIsSilentForALeaseIsClosedAndOneThatStaysIsNot) {

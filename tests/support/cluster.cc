@@ -39,15 +39,24 @@ worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std:
   return split;
 }
 
-TestServer::TestServer(server::ServerConfig config, const TransportFactory& make_transport)
+TestServer::TestServer(server::ServerConfig config, const TransportFactory& make_transport,
+                       server::Fence* fence)
     : config_(std::move(config)) {
   CENTROID_CHECK(server::finish(config_).ok());
   transport_ = make_transport(service_.executor());
   cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_,
                                                clock_, registry_);
-  const Status prepared =
-      asio::co_spawn(service_.context(), cluster_->prepare(), asio::use_future).get();
-  CENTROID_CHECK(prepared.ok());
+  if (fence != nullptr) {  // `run` prepares
+    cluster_->stand_by(*fence);
+    server::Leadership leads;
+    leads.role = server::Election::Role::kLeader;
+    leads.term = fence->term();
+    cluster_->set_leadership(leads);
+  } else {
+    const Status prepared =
+        asio::co_spawn(service_.context(), cluster_->prepare(), asio::use_future).get();
+    CENTROID_CHECK(prepared.ok());
+  }
   auto listener = transport_->listen(transport::Endpoint{});
   CENTROID_CHECK(listener.ok());
   listener_ = std::move(listener).value();

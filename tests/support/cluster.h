@@ -28,7 +28,9 @@ worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std:
 class TestServer {
  public:
   using TransportFactory = std::function<std::unique_ptr<transport::Transport>(Executor)>;
-  TestServer(server::ServerConfig config, const TransportFactory& make_transport);
+  /// With a fence, which outlives this, it is one of several that may lead, and leads.
+  TestServer(server::ServerConfig config, const TransportFactory& make_transport,
+             server::Fence* fence = nullptr);
   ~TestServer();
   transport::Endpoint endpoint() const { return listener_->endpoint(); }
   server::Cluster& cluster() { return *cluster_; }
