@@ -7,7 +7,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <future>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -102,11 +101,18 @@ Task<void> watch_signals(boost::asio::signal_set& signals,
 
 /// Everything that lives on the service's thread.
 Task<Status> serve(Cluster& cluster, transport::Listener& listener,
-                   boost::asio::signal_set& signals, bool leave_workers, bool& is_signalled) {
+                   boost::asio::signal_set& signals, const ServerConfig& config,
+                   bool& is_signalled) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
   const std::function<void(const std::string&)> stop = [&](const std::string& why) {
     is_signalled = true;
-    cluster.request_stop(why, leave_workers);
+    cluster.request_stop(why, config.leave_workers);
+    // It has nothing that is not on the disk, and may read for long: a standby's lead is given
+    // back.
+    if (!cluster.is_beginning() || config.has_election()) return;
+    log::info("server.stopped", {{"why", why + " while it began"}});
+    trace::finish();
+    ::_exit(static_cast<int>(config.stop_status));
   };
   group.spawn(watch_signals(signals, stop));
   Status result = co_await cluster.run(listener);
@@ -246,20 +252,12 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   if (config.has_election())
     api_options.state_name = config.name.empty() ? config.listen : config.name;
   api_options.blocking = files.executor();
-  // REST answers while a large checkpoint and its journal are read. Before its first request comes
-  // to that thread, what operators said before is read.
-  std::future<Status> prepared;
-  if (!config.has_election())
-    prepared =
-        boost::asio::co_spawn(service.executor(), cluster.prepare(), boost::asio::use_future);
-  auto started = ApiServer::start(control.executor(), api_options, cluster, registry);
-  if (!started.ok() && prepared.valid()) CENTROID_TRY(prepared.get());
-  CENTROID_ASSIGN(const auto api, std::move(started));
+  CENTROID_ASSIGN(const auto api,
+                  ApiServer::start(control.executor(), api_options, cluster, registry));
   auto introduce = [&] {
     const auto limit = [&api, &config, connections] {
       api->set_limits(api_limits(config, connections));
     };
-    limit();  // operators may have set others before
     cluster.on_config_change(limit);
     cluster.set_tokens(
         [&api](std::string_view secret) { return api->may_join(secret); },
@@ -274,8 +272,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   };
   service.wait(run_on(service.executor(), std::move(introduce)));
   Status result;
-  if (prepared.valid()) result = prepared.get();
-  if (result.ok() && !config.endpoints_file.empty())
+  if (!config.endpoints_file.empty())
     result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
                              api->endpoint().to_string());
   if (result.ok()) {
@@ -300,7 +297,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     }
     bool is_signalled = false;
     if (result.ok())
-      result = service.wait(serve(cluster, *listener, signals, config.leave_workers, is_signalled));
+      result = service.wait(serve(cluster, *listener, signals, config, is_signalled));
     ending.is_halted = cluster.is_halted();
     ending.is_deposed = !is_signalled && cluster.is_deposed();
     ending.goes_on = is_signalled && cluster.goes_on();

@@ -7,6 +7,7 @@ namespace centroid::proto {
 namespace {
 constexpr std::string_view kBegin = "standby, leader is ";
 constexpr std::string_view kAt = " at ";
+constexpr std::string_view kNotYet = "not yet: ";
 }  // namespace
 
 Error standby_error(const std::string& leader, const std::string& endpoint) {
@@ -25,6 +26,15 @@ std::optional<std::string> leader_named_by(const Error& refusal) {
   const auto from = at + kAt.size();
   const auto end = text.find_first_of(" ;,)\n", from);
   return text.substr(from, end == std::string::npos ? end : end - from);
+}
+
+Error not_yet_error(const std::string& why) {
+  return Error(ErrorCode::kUnavailable, std::string(kNotYet) + why);
+}
+
+bool is_not_yet(const Error& refusal) {
+  return refusal.code() == ErrorCode::kUnavailable &&
+         refusal.message().find(kNotYet) != std::string::npos;
 }
 
 }  // namespace centroid::proto

@@ -46,6 +46,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       rows_(config.tables, config.lease, clock, registry),
       run_id_(config.run_id),
       started_(clock.now()),
+      phase_since_(started_),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
       aggregate_(AggregateRule::parse(config.aggregate).value()),
@@ -94,6 +95,7 @@ void Cluster::set_phase(Phase phase, std::string reason) {
     events_.publish("job.phase_changed", {{"from", kJobStates[static_cast<std::size_t>(phase_)]},
                                           {"to", kJobStates[static_cast<std::size_t>(phase)]},
                                           {"why", reason}});
+  if (phase != phase_) phase_since_ = clock_.now();
   phase_ = phase;
   probe_.job(static_cast<std::size_t>(phase));
   phase_reason_ = std::move(reason);
@@ -117,16 +119,21 @@ transport::Greeting Cluster::greeting() const {
 }
 
 Task<Status> Cluster::run(transport::Listener& listener) {
-  is_running_ = true;
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
   tasks_.spawn(watch_waits());
   Status result = co_await take_the_lead();
-  const bool never_led = !result.ok();
-  const bool leads = !never_led && phase_ != Phase::kStandby;
+  if (!result.ok()) {  // nobody is here yet, nothing has begun
+    closing_ = true;
+    listener.close();
+    tasks_.cancel();
+    co_await tasks_.join();
+    co_return result;
+  }
+  const bool leads = phase_ != Phase::kStandby;
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run());
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run_moves());
-  if (stop_ && !never_led) co_await stay_stopped();
+  if (stop_) co_await stay_stopped();
   if (leads && !stop_) result = co_await run_rounds();
   if (rows_failure_ && result.ok()) result = *rows_failure_;
   if (stop_ && result.ok() && goal_reached()) co_await heed_stop();  // a larger goal may be set
@@ -134,10 +141,9 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   state_fetched_.notify_all();
 
   // Another server has the job, or may: nothing is written, nobody is told that it is over.
-  const bool is_over_here =
-      never_led || is_deposed() ||
-      (fence_ != nullptr && !result.ok() && result.error().code() == ErrorCode::kAborted);
-  if (is_over_here && !never_led)
+  const bool is_over_here = is_deposed() || (fence_ != nullptr && !result.ok() &&
+                                             result.error().code() == ErrorCode::kAborted);
+  if (is_over_here)
     log::error("leader.deposed",
                {{"term", fence_->term()},
                 {"error", result.ok() ? fence_->holds().error() : result.error()},

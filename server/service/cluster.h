@@ -65,10 +65,12 @@ class Cluster final : public ControlPlane {
           metrics::Registry& registry);
   ~Cluster() override;
 
-  /// Prepare: open the checkpoint folder, load what `resume` or `init` ask for.
+  /// Open the checkpoint folder, load what `resume` or `init` ask for; `run` does it first if need
+  /// be.
   Task<Status> prepare();
-  /// With several servers, before `run`: this one is a standby until it is told otherwise. `run`
-  /// then prepares by itself. The fence outlives this.
+  bool is_beginning() const;  ///< This server has the job, and is not prepared yet.
+  /// With several servers, before `run`: this one is a standby until it is told otherwise. The
+  /// fence outlives this.
   void stand_by(Fence& fence);
   /// From the executor: who leads now.
   void set_leadership(Leadership present);
@@ -467,7 +469,7 @@ class Cluster final : public ControlPlane {
   std::function<bool(std::string_view)> accepts_token_;
   std::function<proto::Tokens()> joining_tokens_;
   const std::string node_ = transport::this_node();
-  TimePoint started_;
+  TimePoint started_, phase_since_;
 
   Roster roster_;
   std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
@@ -592,7 +594,7 @@ class Cluster final : public ControlPlane {
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   std::shared_ptr<DutyCycle> checkpoint_duty_;  ///< of the one that is written beside rounds
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_running_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
   std::optional<CheckpointView> last_written_;
   std::optional<std::vector<CheckpointView>> listed_;  ///< when the last one was begun
   std::map<MemberId, WorkerView> gone_;                // last view of absent members

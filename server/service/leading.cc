@@ -36,14 +36,20 @@ void Cluster::set_leadership(Leadership present) {
                 {"action", "no round is committed until it can"}});
   if (leadership_.role == Election::Role::kLeader && old == Election::Role::kHeld)
     log::info("leader.goes_on", {{"term", leadership_.term}});
-  if (phase_ == Phase::kStandby) phase_reason_ = leadership_.to_string();
+  if (phase_ == Phase::kStandby && !is_beginning()) phase_reason_ = leadership_.to_string();
   changed_.notify_all();
 }
 
-/// Wait for the lead, then take up the state of the leader before. Returns at once without an
-/// election; without the lead when a stop was requested.
+/// Wait for the lead, if there is an election, then take up the state of before: the ports are open
+/// meanwhile, and who comes is told what is waited for. Returns without the lead when a stop was
+/// requested.
 Task<Status> Cluster::take_the_lead() {
-  if (!fence_) co_return Status();
+  if (!fence_) {
+    if (!is_prepared_) CENTROID_CO_TRY(co_await prepare());
+    const double age = std::chrono::duration<double>(clock_.now() - started_).count();
+    log::info("server.ready", {{"round", round_.value}, {"seconds", age}});
+    co_return Status();
+  }
   while (leadership_.role == Election::Role::kStandby && !stop_requested_)
     if (!co_await changed_.wait(TimePoint::max())) co_return Status();
   if (stop_requested_) co_return Status();
@@ -91,7 +97,12 @@ Task<void> Cluster::send_workers_away() {
   while (!links_.empty() && clock_.now() < limit) co_await changed_.wait(limit);
 }
 
+bool Cluster::is_beginning() const {
+  return !is_prepared_ && (fence_ == nullptr || leadership_.role == Election::Role::kLeader);
+}
+
 Status Cluster::check_lead() const {
+  if (is_beginning()) return proto::not_yet_error("the server begins: " + phase_reason_);
   if (phase_ != Phase::kStandby) return {};
   return proto::standby_error(leadership_.leader, leadership_.data);
 }

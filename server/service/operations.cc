@@ -184,7 +184,7 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
     done.settings = schema_->effective_json();
     done.keep = config_.checkpoint_keep;
     done.keep_every = config_.checkpoint_keep_every;
-    if (phase_ != Phase::kStandby) done.kept = keep();
+    if (phase_ != Phase::kStandby && is_prepared_) done.kept = keep();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(change));
@@ -213,6 +213,7 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
 
 Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
   auto may = [this, version]() -> Status {
+    CENTROID_TRY(check_lead());
     if (!restore_ || restore_->outcome) return {};
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + std::to_string(version) +
                                                      ": the job is going back to checkpoint " +

@@ -2,6 +2,7 @@
 
 #include "common/base/log.h"
 #include "common/proto/about.h"
+#include "common/proto/standby.h"
 #include "server/service/cluster.h"
 #include "server/service/scale.h"
 #include "transport/echo.h"
@@ -34,8 +35,7 @@ Status Cluster::check_evicted(const std::string& name) {
                  who + ") until it is allowed: DELETE /v1/evictions/" + name);
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
-  return Error(ErrorCode::kUnavailable,
-               who + ") for another " + std::to_string(left.count() + 1) + " s");
+  return proto::not_yet_error(who + ") for another " + std::to_string(left.count() + 1) + " s");
 }
 
 /// Pause and settings hold for the job that they were said to: not for another one in the same

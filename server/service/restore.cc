@@ -17,7 +17,7 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
       co_return refuse(
           "the journal holds the rounds behind the checkpoint: stop the server, move the journal "
           "and the newer checkpoints away, and start it with `resume`");
-    if (!self->is_running_) co_return Error(ErrorCode::kUnavailable, "the server is starting");
+    if (self->is_beginning()) co_return self->check_lead().error();
     if (self->phase_ == Phase::kStandby)
       co_return refuse("this server is a " + self->leadership_.to_string() + ": ask the leader");
     if (self->rounds_ended_ || self->stop_requested_ || self->stop_)

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/proto/about.h"
+#include "common/proto/standby.h"
 #include "server/service/cluster.h"
 #include "server/service/pulls.h"
 #include "server/shard/read_manifest.h"
@@ -49,7 +50,9 @@ class Cluster::MemberSink final : public transport::FrameSink {
       co_return co_await transport::answer_echo(session, frame);
     const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                                frame.header.payload_bytes);
-    if (!link_) CENTROID_CO_TRY(cluster_.check_lead());
+    // Who is to come again when the server is ready is answered; others are sent away.
+    const bool is_join = kind == Kind::kJoin || frame.header.kind == kServerJoin;
+    if (!link_ && !(is_join && cluster_.is_beginning())) CENTROID_CO_TRY(cluster_.check_lead());
     if (shard_ || (!link_ && frame.header.kind == kServerJoin)) {
       CENTROID_CO_TRY(is_legal);
       co_return co_await serve_shard(session, std::move(frame));
@@ -256,17 +259,19 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
   if (join.name.empty()) return refuse("it has no name (--name)");
+  if (const std::string& run = session.peer().run_id; !run.empty() && run != run_id_)
+    return refuse("it asks for run '" + run + "', the server's is '" + run_id_ + "'");
   if (!epilogue_ && (stop_requested_ || rounds_ended_))
     return Error(ErrorCode::kUnavailable,
                  "the server is stopping: " + (stop_requested_ ? stop_reason_ : phase_reason_));
   CENTROID_TRY(check_evicted(join.name));
-  if (is_loading_) return Error(ErrorCode::kUnavailable, "a checkpoint is being loaded: try again");
+  if (is_loading_) return proto::not_yet_error("a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
-    return Error(ErrorCode::kUnavailable,
-                 "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
+    return proto::not_yet_error("server '" + spread_.lost +
+                                "' is gone with its chunks: " + phase_reason_);
   if (replay_ && !epilogue_)
-    return Error(ErrorCode::kUnavailable,
-                 "the journal is being replayed: " + replay_->why + " (GET /v1/waits)");
+    return proto::not_yet_error("the journal is being replayed: " + replay_->why +
+                                " (GET /v1/waits)");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   if (config_.weight_by == "tokens") {
@@ -347,6 +352,7 @@ Round Cluster::counted_of(const std::string& name) const {
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
+  CENTROID_TRY(check_lead());
   if (links_.empty() && store_ && store_->version().value == 0 && !is_loading_) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_.reset();

@@ -28,6 +28,7 @@ const std::vector<Chunk>& Cluster::part() const {
 Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, TaskGroup& tasks,
                                                  const proto::ServerJoin& join,
                                                  std::shared_ptr<ShardGroup::Link>& link) {
+  CENTROID_TRY(check_lead());
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);

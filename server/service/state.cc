@@ -47,6 +47,9 @@ Task<Status> Cluster::prepare() {
     if (!rows_servers_) CENTROID_CO_TRY(load_rows());
     CENTROID_CO_TRY(begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
+      if (is_beginning()) set_phase(phase_, "the journal is replayed");
+      const auto what = [this] { return present_round() + " is replayed from it"; };
+      const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", what);
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->why}});
     }
@@ -71,6 +74,9 @@ Task<Status> Cluster::prepare() {
   if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
   if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
   if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
+  if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
+  phase_since_ = clock_.now();
+  is_prepared_ = true;
   co_return Status();
 }
 
@@ -202,6 +208,8 @@ Status Cluster::make_store(const Manifest& manifest) {
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
 Task<Status> Cluster::load_checkpoint() {
   const Raised loading(is_loading_, changed_);
+  const std::string& folder = config_.checkpoint_dir;
+  if (is_beginning()) set_phase(phase_, "the checkpoints in " + folder + " are looked through");
   auto look = [this]() -> Result<std::shared_ptr<const CheckpointEntry>> {
     const auto refused = [](const CheckpointEntry& entry) {
       log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
@@ -216,7 +224,12 @@ Task<Status> Cluster::load_checkpoint() {
     return std::shared_ptr<const CheckpointEntry>();
   };
   auto where = [look] { return std::make_optional(look()); };
-  const auto newest = co_await run_on(blocking_, std::move(where));
+  std::optional<Result<std::shared_ptr<const CheckpointEntry>>> newest;
+  {
+    const std::string what = "the newest in " + folder + " that is whole is looked for";
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
+    newest = co_await run_on(blocking_, std::move(where));
+  }
   if (!newest->ok()) co_return newest->error();
   if (!**newest)
     log::warn("checkpoint.none",
@@ -261,6 +274,10 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
                         " fragments, the configuration says " + std::to_string(config_.fragments) +
                         ": whose turn it is follows from them (fragments)");
   const Raised loading(is_loading_, changed_);
+  const std::string what =
+      entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
+  if (is_beginning()) set_phase(phase_, "checkpoint " + what);
+  const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
   const bool takes_residual = store_->keeps_residual();
   auto read = [&directory = *checkpoints_, store = store_.get(), entry, planes = slots.size(),
                takes_residual] {

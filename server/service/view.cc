@@ -283,26 +283,28 @@ bool Cluster::waits_for_operator() const {
 
 std::vector<WaitView> Cluster::present_waits() const {
   std::vector<WaitView> views;
-  if (phase_ == Phase::kStandby)
+  const bool begins = is_beginning();  // then Guards say what is waited for
+  if (phase_ == Phase::kStandby && !begins)
     views.push_back(
         {.who = "this server",
          .for_whom = leadership_.leader.empty() ? "etcd" : "leader " + leadership_.leader,
          .what = phase_reason_,
-         .seconds = seconds(clock_.now() - started_)});
+         .seconds = seconds(clock_.now() - phase_since_)});
   else if (const auto why = held())
     views.push_back(
         {.who = "job",
          .for_whom = "etcd",
          .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
          .seconds = seconds(clock_.now() - round_opened_)});
-  else if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator())
+  else if (!begins &&
+           (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()))
     views.push_back({.who = "job",
                      .for_whom = waits_for_operator()  ? "operator"
                                  : is_loop_writing_    ? "checkpoint"
                                  : waits_for_servers() ? "servers"
                                                        : "workers",
                      .what = phase_reason_,
-                     .seconds = seconds(clock_.now() - started_)});
+                     .seconds = seconds(clock_.now() - phase_since_)});
   if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
   pace_waits(views);
   waits_.list(views);
@@ -334,7 +336,8 @@ std::vector<WaitView> Cluster::present_waits() const {
 std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
   std::array<std::size_t, kWaitCauses.size()> counts{};
   const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
-  if (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing) count(WaitCause::kWorkers);
+  if (!is_beginning() && (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing))
+    count(WaitCause::kWorkers);
   if (waits_for_operator()) count(WaitCause::kOperator);
   if (attempt_ && !attempt_->closed && machine_.is_open())
     for (const MemberId member : machine_.missing()) {
@@ -549,7 +552,7 @@ Task<std::vector<TableView>> Cluster::tables() {
 Task<Result<CheckpointView>> Cluster::make_checkpoint() {
   auto write = [](Cluster* self) -> Task<CheckpointOutcome> {
     if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    if (!self->is_running_) co_return Error(ErrorCode::kUnavailable, "the server is starting");
+    if (const Status lead = self->check_lead(); !lead.ok()) co_return lead.error();
     const auto outcome = std::make_shared<CheckpointOutcome>();
     self->tasks_.spawn(self->checkpoint_for(outcome));
     while (!*outcome) {
@@ -584,13 +587,10 @@ Task<Status> Cluster::drain(std::uint64_t member) {
 Task<Status> Cluster::is_ready() {
   auto read = [this]() -> Status {
     const auto refuse = [](const std::string& why) { return Error(ErrorCode::kUnavailable, why); };
+    if (is_beginning()) return refuse("not ready: " + phase_reason_);
     if (phase_ == Phase::kStandby) return refuse("not ready: " + leadership_.to_string());
     if (const auto why = held()) return refuse("not ready: " + why->message());
-    if (!checkpoints_.has_value() || stop_requested_)
-      return refuse("not ready: the server is not initialised or takes no members now");
-    // Who waits for other servers must be found by them.
-    if (is_loading_ || (replay_ && replay_->waits_for.empty()))
-      return refuse("not ready: a checkpoint and the journal behind it are being read");
+    if (stop_requested_) return refuse("not ready: the server takes no members now");
     return {};
   };
   co_return co_await run_on(executor_, std::move(read));

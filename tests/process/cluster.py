@@ -138,8 +138,11 @@ class Server(Process):
         super().__init__(program, arguments, log, environment)
         self.endpoints_file = endpoints_file
         self.data = self.api = None
+        self.leads_alone = not {"--etcd", "--join"} & set(map(str, arguments))
 
-    def wait_ready(self):
+    def wait_open(self):
+        """Until its ports are open: it may still read what it goes on from."""
+
         def read():
             if not self.is_running():
                 raise AssertionError(f"the server ended with {self.child.returncode}:\n{self.text()}")
@@ -147,6 +150,12 @@ class Server(Process):
 
         endpoints = wait_for(read, "the server's endpoints")
         self.data, self.api = endpoints["data"], endpoints["api"]
+        return self
+
+    def wait_ready(self):
+        self.wait_open()
+        if self.leads_alone:
+            self.wait_event("server.ready")
         return self
 
     def call(self, method, path):
