@@ -238,6 +238,7 @@ Task<Status> Shard::run(transport::Listener& listener) {
     } else {
       failure = session.error();
     }
+    if (proto::is_not_yet(failure)) alone_since = clock_.now();  // it lives, and says why
     forget_everything(failure);
     if (stopping_) break;
     if (fatal_) {

@@ -136,6 +136,8 @@ Task<void> ServerLink::run() {
     } else {
       failure = session.error();
     }
+    const bool is_put_off = proto::is_not_yet(failure);  // the server lives, and says why
+    if (is_put_off) outside_since = now();
     if (is_final(failure)) {
       mailbox_.push({failure});
       co_return;
@@ -162,7 +164,7 @@ Task<void> ServerLink::run() {
     reconnects_.add();
     const TimePoint again = now() + pause;
     while (!ending_ && now() < again) co_await loop_ready_.wait(again);
-    const std::chrono::milliseconds longest(5000);
+    const std::chrono::milliseconds longest(is_put_off ? 1000 : 5000);
     backoff = std::min(backoff * 2, servers_.is_several() ? kLongestPause : longest);
   }
 }
