@@ -13,6 +13,7 @@ import argparse
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -99,6 +100,7 @@ def main():
     parser.add_argument("--solo-rounds", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=10_000)
     parser.add_argument("--data-cache-dir", default=".cache/data")
+    parser.add_argument("--bar", type=float, default=0, help="exit status 1 when less percent of ideal is reached; 0: none")
     options = parser.parse_args()
     runs = []
     for _ in range(options.repeats):
@@ -120,6 +122,10 @@ def main():
         f"  rounds {cluster['round'] - 1}, anchor {cluster['cadence_steps']}, exchange {1e3 * cluster['exchange_seconds']:.2f} ms, "
         f"overhead {cluster['exchange_overhead']:.3f}, test accuracy {cluster['test_accuracy']:.3f}"
     )
+    if options.bar > 0:
+        is_held = 100 * part >= options.bar
+        print(f"bar: of ideal at least {options.bar:.2f} %: {100 * part:.2f}, {'held' if is_held else 'MISSED'}")
+        sys.exit(0 if is_held else 1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
 //                                                 comes to the host, and a local step with SGD,
 //                                                 which stays on the GPUs
 //   centroid-bench-devices cuda:0 f32 --json      local steps as {"steps": {model: milliseconds}}
+//
+// --bar 1.4, last: exit status 1 when two devices take longer than so many times one.
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "common/base/random.h"
+#include "tests/bench/verdict.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -86,11 +89,29 @@ double time_of(const Model& model, const std::string& devices, std::uint64_t per
   return best;
 }
 
+/// Taken off the end of the arguments; 0: none is given.
+double take_bar(int& argc, char** argv) {
+  if (argc < 3 || std::string(argv[argc - 2]) != "--bar") return 0;
+  const double bar = std::strtod(argv[argc - 1], nullptr);
+  if (!(bar > 0)) {
+    std::fprintf(stderr, "--bar takes a number above 0, not %s\n", argv[argc - 1]);
+    std::exit(2);
+  }
+  argc -= 2;
+  return bar;
+}
+
 }  // namespace
 }  // namespace centroid::worker
 
 int main(int argc, char** argv) {
   using namespace centroid::worker;
+  using centroid::bench::Bar;
+  const double bar = take_bar(argc, argv);
+  int missed = 0;
+  const auto judge = [&](double times) {
+    missed |= centroid::bench::verdict("times one device", times, Bar::kAtMost, bar, "times");
+  };
   constexpr const char* kSpecs[] = {"mlp:784-1024-1024-10",
                                     "transformer:layers=4,width=128,context=128"};
   if (argc > 1) {
@@ -119,10 +140,10 @@ int main(int argc, char** argv) {
                     1e3 * time_of(*model, first, kPerGpu, *matmul, true));
       if (first == all) continue;
       const double many = time_of(*model, all, kPerGpu, *matmul);
-      std::printf("%-44s %s %8.2f ms, %.2f of one (bar: 1.40)\n", spec, all.c_str(), 1e3 * many,
-                  many / one);
+      std::printf("%-44s %s %8.2f ms, %.2f of one\n", spec, all.c_str(), 1e3 * many, many / one);
+      judge(many / one);
     }
-    return 0;
+    return missed;
   }
   const std::size_t cores = std::thread::hardware_concurrency();
   std::printf("%zu cores; %llu samples per device; best of %d times %d steps\n", cores,
@@ -133,8 +154,10 @@ int main(int argc, char** argv) {
     std::printf("%-44s 1 device %8.2f ms\n", spec, 1e3 * one);
     for (std::size_t devices = 2; devices <= std::min<std::size_t>(cores, 8); devices *= 2) {
       const double many = time_of(*model, cpus(devices), kPerDevice);
-      std::printf("%-44s %zu devices %7.2f ms, %.2f of one (bar: 1.40)\n", spec, devices,
-                  1e3 * many, many / one);
+      std::printf("%-44s %zu devices %7.2f ms, %.2f of one\n", spec, devices, 1e3 * many,
+                  many / one);
+      if (devices == 2) judge(many / one);
     }
   }
+  return missed;
 }

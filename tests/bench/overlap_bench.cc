@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "common/base/config.h"
+#include "tests/bench/verdict.h"
 #include "tests/support/sleeping.h"
 
 namespace centroid::bench {
@@ -13,7 +14,7 @@ namespace {
 
 struct Options {
   std::uint64_t workers = 2, parameters = 25'000'000, tensors = 25, rounds = 6;
-  double compute = 1.25;
+  double compute = 1.25, bar = 0;
 };
 
 using Ready = test::SleepingGroup::Ready;
@@ -42,9 +43,9 @@ int run(Options options) {
   std::printf("computing alone                 %8.1f\n", 1e3 * compute);
   std::printf("computing, then the exchange    %8.1f\n", 1e3 * after);
   std::printf("tensors leave as they are done  %8.1f\n", 1e3 * overlapped);
-  std::printf("hidden                          %8.1f %%\n",
-              100 * (after - overlapped) / (after - compute));
-  return 0;
+  const double hidden = 100 * (after - overlapped) / (after - compute);
+  std::printf("hidden                          %8.1f %%\n", hidden);
+  return verdict("hidden", hidden, Bar::kAtLeast, options.bar, "%");
 }
 
 }  // namespace
@@ -62,6 +63,11 @@ int main(int argc, char** argv) {
                {.text = "measured, after two that warm up", .min = 1, .max = 100'000});
   schema.field("compute", &options.compute,
                {.text = "time of computing, as a multiple of the exchange's", .min = 0.0});
+  schema.field("bar", &options.bar,
+               {.text = "exit status 1 when less is hidden; 0: none",
+                .unit = "percent",
+                .min = 0.0,
+                .max = 100.0});
   const auto outcome = schema.load(argc, argv);
   if (!outcome.ok()) {
     std::fprintf(stderr, "%s\n", outcome.error().message().c_str());

@@ -11,6 +11,7 @@
 #include "tests/bench/bench_run.h"
 #include "tests/bench/raw_star.h"
 #include "tests/bench/star_cluster.h"
+#include "tests/bench/verdict.h"
 
 namespace centroid::bench {
 namespace {
@@ -22,6 +23,7 @@ constexpr double kSpareBytes = 256 * kMiB;
 struct Options {
   std::uint64_t workers = 4, parameters = 25'000'000, rounds = 15, credit_bytes = 0;
   std::string apply, optimizer, codec = "f32", codec_down = "f32", host = "127.0.0.1", namespaces;
+  double bar = 0;
   bool json = false, memory = true;
 };
 
@@ -178,7 +180,11 @@ int run(const Options& options) {
     result["memory"].push_back(watch_memory(cluster, small, kSmallRounds, 0, options));
   }
   if (options.json) std::printf("%s\n", result.dump(2).c_str());
-  return 0;
+  double slowest = 0;
+  for (std::size_t c = raws; c < contenders.size(); ++c)
+    slowest = std::max(slowest, result["rounds"][c]["median_seconds"].get<double>());
+  return verdict("median of the slowest cluster", 1e3 * slowest, Bar::kAtMost, options.bar, "ms",
+                 options.json ? stderr : stdout);
 }
 
 void add_fields(config::Schema& schema, Options& options) {
@@ -207,6 +213,10 @@ void add_fields(config::Schema& schema, Options& options) {
   schema.field("credit_bytes", &options.credit_bytes,
                {.text = "the server's setting of that name; 0: its default", .unit = "bytes"},
                "credit-bytes");
+  schema.field("bar", &options.bar,
+               {.text = "exit status 1 when the median of a cluster's rounds is above; 0: none",
+                .unit = "ms",
+                .min = 0.0});
   schema.field("memory", &options.memory,
                {.text = "then watch the server's memory over more rounds"});
   schema.field("json", &options.json, {.text = "print one JSON document instead of tables"});
