@@ -242,6 +242,31 @@ TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
   EXPECT_EQ(rounds[0].samples, (2u + 2 + 7 + 4) * 8);
 }
 
+/// With asp a contribution is of ten steps, not of nine: whoever comes closes a round with that.
+TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
+  const auto data = make_blobs(8000, 8, 4, 1);
+  ServerConfig c = config(2);
+  c.rounds = 20;
+  c.local_steps = 10;
+  c.outer = "average";
+  c.policy = "asp";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b", 3)}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  for (const char* const name : {"a", "b"})
+    EXPECT_THAT(trained.shares[name], ::testing::Each(10u * 8));
+  std::uint64_t rounds = 0;
+  for (const auto& round : server.rounds()) {
+    if (round.outcome != "committed") continue;
+    ++rounds;
+    const std::uint64_t contributions = round.contributors.size() + round.late.size();
+    EXPECT_GE(contributions, 1u);
+    EXPECT_EQ(round.samples, contributions * 10 * 8);
+  }
+  EXPECT_EQ(rounds, 20u);
+}
+
 struct Way {
   const char *name, *exchange, *policy;
   std::uint64_t overlap;

@@ -119,6 +119,23 @@ TEST(Cadence, NothingMeasuredChangesNothing) {
   EXPECT_NEAR(fixed.overhead(), 5, 1e-12);
 }
 
+/// From a hundredth to a half: 0.005 is as 0.01, 0.9 as 0.5.
+TEST(Cadence, AnOverheadBeyondItsBoundsIsTheBound) {
+  const auto anchor_at = [](double target, double exchange) {
+    Cadence::Options options = of(10);
+    options.overhead = target;
+    Cadence cadence(options);
+    cadence.worked(kTwo[0], 10, 1.0);
+    cadence.exchanged(exchange);
+    return cadence.anchor();
+  };
+  EXPECT_EQ(anchor_at(0.005, 0.02), 20u);
+  EXPECT_EQ(anchor_at(0.01, 0.02), 20u);
+  EXPECT_EQ(anchor_at(0.02, 0.04), 20u);
+  EXPECT_EQ(anchor_at(0.9, 0.9), 18u);
+  EXPECT_EQ(anchor_at(0.5, 0.9), 18u);
+}
+
 TEST(Cadence, ANudgeReachesTheNextPlanAndNeverGoesUp) {
   Cadence cadence(of(20));
   cadence.worked(kTwo[0], 20, 1.0);

@@ -411,7 +411,8 @@ TEST(Metrics, WeighBySamples) {
 }
 
 /// The learning rate 0.05 of two workers is 0.10 (CoordinatorTest.SettingsThatContradictAreRefused
-/// has the setting); with a slope of 0.01 it goes by steps. That it goes by nothing else:
+/// has the setting); with a slope of 0.01 it goes by steps. There is no step at 0, where nothing
+/// would be learned: the first is at 0.01 (docs/optimizers.md). That it goes by nothing else:
 /// LocalStepsTest.RatesAreOneSequenceInEveryMode.
 TEST(LearningRate, FollowsSteps) {
   const auto schedule = LearningRateSchedule::parse("constant:warmup=100").value();
@@ -457,6 +458,12 @@ TEST(Control, MembershipWithinItsBounds) {
   EXPECT_THAT(roster.tick(after(101)), ElementsAre(a, b));
   EXPECT_EQ(roster.present(), 0u);
   EXPECT_TRUE(roster.join("a", "x", after(102), 0).ok());  // the same name comes back
+
+  Roster none({.lease = std::chrono::milliseconds(0), .max_members = 2});
+  const MemberId first = none.join("a", "x", start, 0).value().member;
+  const MemberId second = none.join("b", "x", start, 0).value().member;
+  EXPECT_THAT(none.tick(after(1)), ElementsAre(first, second));
+  EXPECT_EQ(none.present(), 0u);
 }
 
 }  // namespace

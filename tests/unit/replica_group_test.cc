@@ -19,6 +19,7 @@
 #include "common/base/random.h"
 #include "common/tensor/chunk_plan.h"
 #include "tests/support/examples.h"
+#include "worker/model/transformer.h"
 
 namespace centroid::worker {
 namespace {
@@ -336,12 +337,25 @@ TEST(ReplicaGroup, TheGradientIsAsLongAsWhatIsTrained) {
   models.push_back(small_transformer(""));
   models.push_back(small_transformer(",tied=yes"));
   for (const auto& model : models)
-    for (const std::size_t devices : {1, 3}) {
+    for (const std::size_t devices : {1, 2, 3, 4}) {
       const auto group = group_of(*model, devices);
+      EXPECT_EQ(group->devices(), devices);
       std::size_t trained = 0;
       for (const auto& tensor : model->manifest()) trained += tensor.elements();
       EXPECT_EQ(group->gradients().size(), trained);
       EXPECT_EQ(group->params().size(), trained);
+      const Dataset data = model->vocabulary() > 0 ? random_text(8, 1) : random_data(8, 1);
+      const auto step = group->step(data, first(8), {});
+      ASSERT_TRUE(step.ok()) << step.error().to_string();
+      EXPECT_TRUE(std::isfinite(step->loss_sum));
+      // Every token that follows another: the last sequence has three.
+      EXPECT_EQ(step->samples, model->vocabulary() > 0 ? 7u * 6 + 2 : 8u);
+      std::size_t moved = 0;
+      for (const float g : group->gradients()) {
+        ASSERT_TRUE(std::isfinite(g));
+        moved += g != 0 ? 1 : 0;
+      }
+      EXPECT_GT(moved, trained / 2);
     }
 }
 
@@ -408,6 +422,25 @@ TEST(CheckFits, NamesWhatModelAndDataTakeAndHave) {
                     HasSubstr("12 features and 5 classes")));
   EXPECT_THAT(said(*small_transformer(",classes=20"), text), HasSubstr("and 20 classes"));
   EXPECT_NE(said(*small_model(), text), "ok");
+}
+
+/// Of a language model of 33 million numbers, with adapters of rank 16 on all its matrices.
+TEST(Memory, AdaptersAreASmallPartAndTheEstimateIsFarFromALargeOne) {
+  const auto config =
+      TransformerConfig::parse(
+          "transformer:layers=8,width=512,heads=8,context=256,vocabulary=16000,tied=yes,lora=16")
+          .value();
+  std::size_t numbers = 0, trained = 0;
+  for (const auto& tensor : config.whole()) numbers += tensor.elements();
+  const Transformer model(config, std::make_shared<const BaseWeights>(std::vector<float>(numbers)));
+  for (const auto& tensor : model.manifest()) trained += tensor.elements();
+  EXPECT_GT(numbers, 30'000'000u);
+  EXPECT_LT(trained, numbers / 10);
+  EXPECT_EQ(model.frozen_bytes(), numbers * sizeof(float));
+  const GroupMemory need = memory_of(model, 2, 16, {});
+  EXPECT_EQ(need.shared, (numbers + 2 * trained) * sizeof(float));
+  EXPECT_GE(need.per_device, model.work_bytes(8, true));
+  EXPECT_LT(need.total(), 8'000'000'000u);
 }
 
 TEST(Memory, IsCountedBeforeItIsTakenAndRefusedWithTheNumbers) {
