@@ -138,9 +138,16 @@ class DeviceReplica final : public Replica, public Residence {
   Result<StepResult> train(const Batch& batch, std::uint64_t total,
                            const std::function<void(TensorId)>& deliver) override {
     CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+    computed_at_.reset();
     queue_step(batch, total, !is_left_, [&] { note(hand_out(deliver)); });
     while (!failed_ && delivered_ < shipped_) {
+      // The last one leaves when all is computed.
+      if (delivered_ + 1 == shipped_)
+        note(wait_for(*buckets_[delivered_].ready, 0));  // behind none of the additions
+      note(look_at_computing());
+      if (failed_) break;
       note(wait_for(buckets_[delivered_]));
+      note(look_at_computing());
       note(hand_out(deliver));
     }
     // The group learns that all is over, however it was seen.
@@ -151,6 +158,8 @@ class DeviceReplica final : public Replica, public Residence {
     CENTROID_CHECK(delivered_ == buckets_.size());
     return result;
   }
+
+  std::optional<TimePoint> computed_at() const override { return computed_at_; }
 
   Result<StepResult> evaluate(const Batch& batch) override {
     const StepResult result = model_->evaluate(batch, floats(*params_));
@@ -314,6 +323,13 @@ class DeviceReplica final : public Replica, public Residence {
     return bucket.there->record(*transfer_);
   }
 
+  Status look_at_computing() {
+    if (computed_at_ || shipped_ < buckets_.size()) return {};
+    CENTROID_ASSIGN(const bool is_done, buckets_.back().ready->done());
+    if (is_done) computed_at_ = Clock::now();
+    return {};
+  }
+
   /// Deliver what is there by now.
   Status hand_out(const std::function<void(TensorId)>& deliver) {
     while (!failed_ && delivered_ < shipped_) {
@@ -362,6 +378,7 @@ class DeviceReplica final : public Replica, public Residence {
   std::optional<std::uint64_t> room_for_;  // samples of a step
   // Of the present step:
   std::size_t shipped_ = 0, delivered_ = 0;  // buckets
+  std::optional<TimePoint> computed_at_;
   std::optional<Error> failed_;
 };
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/device/device.h"
@@ -73,6 +74,9 @@ class Replica {
   /// rank 0 delivers.
   virtual Result<StepResult> train(const Batch& batch, std::uint64_t total,
                                    const std::function<void(TensorId)>& deliver) = 0;
+  /// When the last `train` had computed, as far as is seen here; additions and copies go on behind
+  /// it. Nothing: it was over when it returned.
+  virtual std::optional<TimePoint> computed_at() const { return std::nullopt; }
   virtual Result<StepResult> evaluate(const Batch& batch) = 0;
   /// Where the gradient is on a device, for who takes it from there; nothing on the CPU.
   struct OnDevice {

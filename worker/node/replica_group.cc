@@ -343,10 +343,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   Outcome perform(std::size_t d, const Job& job) {
     Outcome outcome;
     const auto begin = Clock::now();
+    auto computes = begin;  // once the parameters are there
     std::string cause;
     try {
       Status done;
       if (job.kind != Job::Kind::kAdvance) done = seats_[d].replica->use(job.params);
+      computes = Clock::now();
       if (done.ok() && job.kind == Job::Kind::kEvaluate)
         done = forward(d, job, outcome.result);
       else if (done.ok() && job.is_training())
@@ -363,13 +365,16 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     if (!cause.empty())
       outcome.error = Error(ErrorCode::kInternal, "device " + name + ": " + cause);
     if (outcome.error && nccl_) nccl_->abort(name + " failed: " + outcome.error->message());
+    auto computed = Clock::now();
+    if (job.kind == Job::Kind::kTrain && !outcome.error)
+      computed = seats_[d].replica->computed_at().value_or(computed);
     if (job.is_training() && slowdown_ > 1)
       std::this_thread::sleep_for((slowdown_ - 1) * (Clock::now() - begin));
     const auto end = Clock::now();
     outcome.result.compute_seconds = std::chrono::duration<double>(end - begin).count();
     if (job.kind == Job::Kind::kLoad) return outcome;
-    seats_[d].lane.span(job.is_training() ? trace::Stage::kCompute : trace::Stage::kEvaluate, begin,
-                        end);
+    seats_[d].lane.span(job.is_training() ? trace::Stage::kCompute : trace::Stage::kEvaluate,
+                        computes, computed);
     return outcome;
   }
 
