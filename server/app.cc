@@ -221,6 +221,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   IoThread service("service"), control("control"), blocking("blocking"), files("files"),
       operators("operators");  // what they said is not to wait for other files, nor those for it
+  IoThread looks("looks"), verifies("verifies");  // at checkpoints, while one is written
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = max_payload_bytes(config.chunk_bytes);
@@ -234,7 +235,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
   Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
   const ElectionProbe election_probe(registry);
-  cluster.set_files(operators.executor());
+  cluster.set_files(operators.executor(), looks.executor(), verifies.executor());
   cluster.set_schema(&schema);
   if (config.has_election())
     cluster.stand_by(fence);

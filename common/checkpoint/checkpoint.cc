@@ -184,6 +184,7 @@ Status check_file(const fs::path& path, const FileRecord& record, bool verify) {
                                            " bytes, manifest.json says " +
                                            std::to_string(record.bytes));
   if (!verify) return {};
+  fault::point("checkpoint.verifying");
   CENTROID_ASSIGN(const std::uint32_t crc, file_crc32c(path));
   if (crc != record.crc32c)
     return Error(ErrorCode::kDataLoss,
@@ -218,6 +219,12 @@ CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
   if (const Status status = check_entry(entry, verify); !status.ok())
     entry.problem = status.error().message();
   return entry;
+}
+
+/// It was read while somebody deleted it, which looks as if files were missing.
+bool is_deleted(const CheckpointEntry& entry) {
+  std::error_code ignored;
+  return !entry.problem.empty() && !fs::exists(entry.path, ignored);
 }
 
 /// The tensors of several files, one after another.
@@ -476,6 +483,7 @@ void CheckpointDirectory::prune() const {
     const std::uint64_t every = policy_.keep_every_rounds;
     if (is_newest && entry.version.value > 0 && every > 0 && entry.info.round.value % every == 0)
       continue;
+    if (policy_.is_in_use && policy_.is_in_use(entry)) continue;
     const Status removed = remove(entry);
     if (!removed.ok())
       log::warn("checkpoint.prune_failed",
@@ -499,8 +507,11 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
 }
 
 Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
-  for (const CheckpointEntry& entry : list(false))  // newest first
-    if (entry.version == version) return inspect(entry.path, {version, entry.number}, verify);
+  for (const CheckpointEntry& entry : list(false)) {  // newest first
+    if (entry.version != version) continue;
+    CheckpointEntry found = inspect(entry.path, {version, entry.number}, verify);
+    if (!is_deleted(found)) return found;
+  }
   return Error(ErrorCode::kNotFound,
                "there is no checkpoint of version " + to_string(version) + " in " + root_.string());
 }
@@ -525,8 +536,9 @@ std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
   for (const auto& item : fs::directory_iterator(root_, error)) {
     const auto place = place_of(item.path());
     std::error_code ignored;
-    if (place && item.is_directory(ignored))
-      entries.push_back(inspect(item.path(), *place, verify));
+    if (!place || !item.is_directory(ignored)) continue;
+    CheckpointEntry entry = inspect(item.path(), *place, verify);
+    if (!is_deleted(entry)) entries.push_back(std::move(entry));
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return a.version == b.version ? a.number > b.number : a.version > b.version;

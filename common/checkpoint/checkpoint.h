@@ -88,6 +88,8 @@ struct CheckpointPolicy {
   std::uint64_t shard_bytes = 0;
   /// Called with each that `write` deletes because of `keep`.
   std::function<void(const CheckpointEntry&)> on_pruned = {};
+  /// Those for which it says so are not deleted because of `keep`, until the next `write`.
+  std::function<bool(const CheckpointEntry&)> is_in_use = {};
   /// Asked before a checkpoint is begun and before it gets its name; an error: it does not.
   std::function<Status()> may_write = {};
   /// No other writer may be at work: `open` takes away what one has begun, so that it fails.
@@ -95,7 +97,7 @@ struct CheckpointPolicy {
 };
 
 /// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer
-/// at a time.
+/// at a time; beside it others may read, through a `view` of their own.
 class CheckpointDirectory {
  public:
   /// Creates the directory when it is missing and removes temporary leftovers of a crash (never
@@ -121,7 +123,7 @@ class CheckpointDirectory {
                                 const PlaneReader& read,
                                 const std::vector<CheckpointPart>& parts = {});
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
-  /// CRC-32C.
+  /// CRC-32C. One that is deleted meanwhile is not among them.
   std::vector<CheckpointEntry> list(bool verify) const;
   /// The newest that verifies. Refused ones are reported through `on_refused` (path, reason).
   /// not_found when there is none.
@@ -139,7 +141,8 @@ class CheckpointDirectory {
 
   /// The files that its manifest names, those of the model first.
   Result<std::vector<CheckpointFile>> files(const CheckpointEntry& entry) const;
-  /// The newest of that version; `verify` as in `list`. fails not_found
+  /// The newest of that version; `verify` as in `list`. fails not_found, also when it is deleted
+  /// meanwhile
   Result<CheckpointEntry> find(Version version, bool verify) const;
   /// Delete one: a crash leaves it whole or gone.
   Status remove(const CheckpointEntry& entry) const;

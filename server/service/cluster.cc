@@ -39,6 +39,8 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
     : executor_(executor),
       blocking_(std::move(blocking)),
       files_(blocking_),
+      looks_(blocking_),
+      verifies_(blocking_),
       config_(config),
       clock_(clock),
       probe_(registry),

@@ -118,9 +118,11 @@ class Cluster final : public ControlPlane {
   Task<std::string> config_json() override;
   Task<Result<std::string>> change_config(std::string json) override;
   EventLog& events() override { return events_; }
-  /// Where small files are written, so that they do not wait for a checkpoint: one thread;
-  /// otherwise where those are. Before `prepare`.
-  void set_files(Executor files) { files_ = std::move(files); }
+  /// Where small files are written, and checkpoints looked at and verified, so that nothing waits
+  /// for one that is written: a thread each; otherwise where that is. Before `prepare`.
+  void set_files(Executor files, Executor looks, Executor verifies) {
+    files_ = std::move(files), looks_ = std::move(looks), verifies_ = std::move(verifies);
+  }
   /// What knows the settings by name; `config` of the constructor are its targets. Before
   /// `prepare`.
   void set_schema(config::Schema* schema) { schema_ = schema; }
@@ -444,6 +446,7 @@ class Cluster final : public ControlPlane {
 
   std::shared_ptr<Link> find(MemberId member) const;
   bool waits_for_operator() const;
+  Task<std::optional<std::filesystem::path>> checkpoint_root();
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
@@ -454,7 +457,7 @@ class Cluster final : public ControlPlane {
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;
 
-  Executor executor_, blocking_, files_;
+  Executor executor_, blocking_, files_, looks_, verifies_;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
@@ -594,12 +597,12 @@ class Cluster final : public ControlPlane {
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   std::shared_ptr<DutyCycle> checkpoint_duty_;  ///< of the one that is written beside rounds
+  FetchedVersions fetched_;
   bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
   std::optional<CheckpointView> last_written_;
-  std::optional<std::vector<CheckpointView>> listed_;  ///< when the last one was begun
-  std::map<MemberId, WorkerView> gone_;                // last view of absent members
-  std::uint64_t trained_rounds_ = 0;                   // by this process, of the state that it has
-  bool was_restored_ = false;                          // while it ran
+  std::map<MemberId, WorkerView> gone_;  // last view of absent members
+  std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
+  bool was_restored_ = false;            // while it ran
   std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
 };

@@ -16,6 +16,7 @@
 #include "server/api/view.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/coordinate/tally.h"
+#include "server/service/fetched_versions.h"
 
 namespace centroid::server {
 
@@ -78,8 +79,5 @@ struct DataIdentity {
 struct DataPosition {
   std::uint64_t epoch = 0, offset = 0;
 };
-
-/// Of all checkpoints in the folder, newest first; blocks.
-std::vector<CheckpointView> views_of(const CheckpointDirectory& directory);
 
 }  // namespace centroid::server

@@ -26,6 +26,11 @@ CheckpointView checkpoint_view(const CheckpointEntry& entry) {
           .created_unix_seconds = entry.info.created_unix_seconds};
 }
 
+Result<CheckpointDirectory> look_into(const std::optional<std::filesystem::path>& root) {
+  if (!root) return Error(ErrorCode::kUnavailable, "the server is starting");
+  return CheckpointDirectory::view(*root);
+}
+
 /// `elsewhere`: by chunk, what another server told of it; empty: all are in the snapshot.
 Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
                                const std::vector<std::optional<StatisticsPart>>& elsewhere,
@@ -162,7 +167,6 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
   struct Done {
     std::string settings;
     Kept kept;
-    std::uint64_t keep = 0, keep_every = 0;  // checkpoints
   };
   auto change = [this, json = std::move(json)]() -> std::optional<Result<Done>> {
     if (schema_ == nullptr)
@@ -182,32 +186,25 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
     settings_changed();
     Done done;
     done.settings = schema_->effective_json();
-    done.keep = config_.checkpoint_keep;
-    done.keep_every = config_.checkpoint_keep_every;
     if (phase_ != Phase::kStandby && is_prepared_) done.kept = keep();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(change));
   if (!outcome->ok()) co_return outcome->error();
   const Done done = std::move(**outcome);
-  // The folder belongs to the blocking thread.
-  auto set_keep = [this, keep = done.keep, every = done.keep_every] {
-    if (checkpoints_) checkpoints_->set_keep(keep, every);
-  };
-  co_await run_on(blocking(), std::move(set_keep));
   if (done.kept.state != nullptr)
     CENTROID_CO_TRY(co_await save(done.kept.state, done.kept.revision));
   co_return done.settings;
 }
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
-  auto read = [this, version]() -> std::optional<Result<CheckpointView>> {
-    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
-    const auto found = checkpoints_->find(Version(version), true);
-    if (!found.ok()) return found.error();
-    return checkpoint_view(*found);
+  const auto root = co_await checkpoint_root();
+  auto read = [root, version]() -> std::optional<Result<CheckpointView>> {
+    CENTROID_ASSIGN(const CheckpointDirectory directory, look_into(root));
+    CENTROID_ASSIGN(const CheckpointEntry found, directory.find(Version(version), true));
+    return checkpoint_view(found);
   };
-  auto outcome = co_await run_on(blocking(), std::move(read));
+  auto outcome = co_await run_on(verifies_, std::move(read));
   co_return std::move(*outcome);
 }
 
@@ -243,24 +240,28 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
 }
 
 Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uint64_t version) {
-  auto read = [this, version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
-    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
-    const auto found = checkpoints_->find(Version(version), false);
-    if (!found.ok()) return found.error();
+  const auto root = co_await checkpoint_root();
+  auto read = [this, root, version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
+    CENTROID_ASSIGN(const CheckpointDirectory directory, look_into(root));
+    fetched_.renew(Version(version), clock_.now());  // first: else it may be pruned between
+    const auto found = directory.find(Version(version), false);
+    if (!found.ok()) {
+      fetched_.forget(Version(version));
+      return found.error();
+    }
     if (!found->problem.empty())
       return Error(ErrorCode::kDataLoss,
                    "checkpoint " + found->path.string() + " is damaged: " + found->problem);
-    const auto files = checkpoints_->files(*found);
-    if (!files.ok()) return files.error();
+    CENTROID_ASSIGN(const auto files, directory.files(*found));
     std::vector<CheckpointFileView> views;
-    for (const CheckpointFile& file : *files)
+    for (const CheckpointFile& file : files)
       views.push_back({.name = file.name,
                        .path = (found->path / file.name).string(),
                        .bytes = file.bytes,
                        .crc32c = file.crc32c});
     return views;
   };
-  auto outcome = co_await run_on(blocking(), std::move(read));
+  auto outcome = co_await run_on(looks_, std::move(read));
   co_return std::move(*outcome);
 }
 

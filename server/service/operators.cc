@@ -87,7 +87,6 @@ void Cluster::take_settings(const std::vector<OperatorState::Setting>& settings)
       if (const Status taken = take(std::span(&one, 1)); !taken.ok())
         log::error("config.change_refused", {{"setting", one.name}, {"why", taken.error()}});
   }
-  checkpoints_->set_keep(config_.checkpoint_keep, config_.checkpoint_keep_every);
   settings_changed();
 }
 

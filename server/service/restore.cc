@@ -59,8 +59,6 @@ Task<Status> Cluster::restore_wanted() {
   }
   // A checkpoint of the state that is given up would undo this.
   const Raised none(checkpointing_, checkpoint_done_);
-  auto list = [this] { return views_of(*checkpoints_); };
-  listed_ = co_await run_on(blocking(), std::move(list));
   (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});

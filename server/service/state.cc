@@ -34,6 +34,9 @@ Task<Status> Cluster::prepare() {
                                            {"version", entry.version.value},
                                            {"why", "checkpoint.keep"}});
   };
+  policy.is_in_use = [this](const CheckpointEntry& entry) {
+    return fetched_.holds(entry.version, clock_.now());
+  };
   policy.is_sole = fence_ != nullptr;
   if (fence_ != nullptr) policy.may_write = [fence = fence_] { return fence->check(); };
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
@@ -545,13 +548,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   }
   std::vector<CheckpointPart> parts;
   if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
-  // For who asks meanwhile. Not before the snapshot: that is of the state that was announced.
-  auto list = [this] { return views_of(*checkpoints_); };
-  listed_ = co_await run_on(blocking_, std::move(list));
   auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
-                rows = std::move(rows), parts = std::move(parts),
-                keeps_journal = config_.keeps_journal(),
+                rows = std::move(rows), parts = std::move(parts), keep = config_.checkpoint_keep,
+                keep_every = config_.checkpoint_keep_every, keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal_dir]() mutable {
+    directory.set_keep(keep, keep_every);  // the folder belongs to this thread
     auto written = std::make_optional(directory.write(info, manifest, reader, parts));
     reader = nullptr;
     snapshot.reset();

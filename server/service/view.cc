@@ -514,7 +514,9 @@ Task<Status> Cluster::drain_server(const std::string& name) {
   co_return co_await run_on(executor_, std::move(act));
 }
 
-/// Reads the folder, so where blocking is allowed.
+namespace {
+
+/// Of all in the folder, newest first; blocks.
 std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
   std::vector<CheckpointView> views;
   for (const CheckpointEntry& entry : directory.list(false))
@@ -528,15 +530,26 @@ std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
   return views;
 }
 
-/// While the blocking thread writes or reads one, as they were when it began.
-Task<std::vector<CheckpointView>> Cluster::checkpoints() {
-  auto read = [](Cluster* self) -> Task<std::vector<CheckpointView>> {
-    if (!self->checkpoints_) co_return std::vector<CheckpointView>();
-    if (self->checkpointing_ && self->listed_) co_return *self->listed_;
-    auto list = [self] { return views_of(*self->checkpoints_); };
-    co_return co_await run_on(self->blocking(), std::move(list));
+}  // namespace
+
+/// For threads that read: they share nothing with the one that writes. Nothing while the server
+/// starts.
+Task<std::optional<std::filesystem::path>> Cluster::checkpoint_root() {
+  auto read = [this]() -> std::optional<std::filesystem::path> {
+    if (!checkpoints_) return std::nullopt;
+    return checkpoints_->root();
   };
-  co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<CheckpointView>> Cluster::checkpoints() {
+  const auto root = co_await checkpoint_root();
+  auto list = [root] {
+    if (!root) return std::vector<CheckpointView>();
+    const auto directory = CheckpointDirectory::view(*root);
+    return directory.ok() ? views_of(*directory) : std::vector<CheckpointView>();
+  };
+  co_return co_await run_on(looks_, std::move(list));
 }
 
 Task<std::vector<TableView>> Cluster::tables() {

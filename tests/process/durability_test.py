@@ -91,7 +91,7 @@ class Kill(DurabilityTest):
         expected = self.whole("whole", *arguments, environment=environment)
         names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
         # What a first run does not reach, a second does.
-        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading"})
+        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading", "checkpoint.verifying"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):
@@ -319,28 +319,116 @@ class Restore(ClusterTest):
         self.assertEqual(again.call("GET", "/readyz")[0], 200)
         self.assertTrue(worker.is_running())
 
-    def test_the_list_does_not_wait_for_one_that_is_written(self):
+
+class Readers(ClusterTest):
+    """Who looks at checkpoints while one is written, verified or deleted."""
+
+    def held(self, point, *arguments):
+        """A server that has a checkpoint, that one's version, and the file that holds up whoever reaches `point` from now on."""
         hold = self.folder / "hold"
-        environment = {"CENTROID_TEST_HOLD": f"checkpoint.folder_made:{hold}"}
-        server = self.launch_server("--min-workers", 1, "--rounds", 0, name="server", environment=environment).wait_ready()
+        environment = {"CENTROID_TEST_HOLD": f"{point}:{hold}", "CENTROID_TEST_FAULT_LOG": str(self.folder / "points")}
+        server = self.launch_server("--min-workers", 1, "--rounds", 0, *arguments, name="server", environment=environment).wait_ready()
         self.worker(server, "w0")
         server.wait_round(5)
-        first = server.post("/v1/checkpoints")[1]
-        folder = self.folder / "run" / "checkpoints"
-        before = set(folder.iterdir())
+        version = server.post("/v1/checkpoints")[1]["version"]
         hold.write_text("")
         self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        return server, version, hold
+
+    def begin(self, server, path):
+        """The answers to a call that goes on beside the test, and its thread."""
         answers = []
-        thread = threading.Thread(target=lambda: answers.append(server.post("/v1/checkpoints")), daemon=True)
+
+        def ask():
+            with contextlib.suppress(OSError):  # the server may end first
+                answers.append(server.post(path))
+
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
+        return answers, thread
+
+    def begin_write(self, server):
+        folder = self.folder / "run" / "checkpoints"
+        before = set(folder.iterdir())
+        begun = self.begin(server, "/v1/checkpoints")
         wait_for(lambda: set(folder.iterdir()) - before, "the second one's folder")
-        for _ in range(3):
-            self.assertEqual([one["version"] for one in server.get("/v1/checkpoints")["checkpoints"]], [first["version"]])
+        return begun
+
+    def begin_verify(self, server, version):
+        begun = self.begin(server, f"/v1/checkpoints/{version}:verify")
+        wait_for(lambda: "checkpoint.verifying" in (self.folder / "points").read_text(), "one that is verified")
+        return begun
+
+    def end(self, hold, answers, thread):
+        """The only answer; it did not come before."""
         self.assertEqual(answers, [])
         hold.unlink()
         thread.join(60)
-        self.assertEqual([status for status, _ in answers], [201], answers)
+        self.assertEqual(len(answers), 1)
+        return answers[0]
+
+    def ctl(self, server, *arguments):
+        command = [str(pathlib.Path(self.programs) / "centroidctl"), "--server", server.api, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_list_does_not_wait_for_one_that_is_written(self):
+        server, version, hold = self.held("checkpoint.folder_made")
+        answers, thread = self.begin_write(server)
+        for _ in range(3):
+            self.assertEqual([one["version"] for one in server.get("/v1/checkpoints")["checkpoints"]], [version])
+        self.assertEqual(self.end(hold, answers, thread)[0], 201)
         self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 2)
+
+    def test_a_backup_does_not_wait_for_one_that_is_written(self):
+        server, version, hold = self.held("checkpoint.folder_made")
+        answers, thread = self.begin_write(server)
+        status, verified = server.post(f"/v1/checkpoints/{version}:verify")
+        self.assertEqual((status, verified["problem"]), (200, ""))
+        self.ctl(server, "checkpoints", "get", version, "--to", self.folder / "backup")
+        self.ctl(server, "checkpoints", "verify", self.folder / "backup")
+        self.assertEqual(self.end(hold, answers, thread)[0], 201)
+
+    def test_a_setting_is_kept_while_one_is_written(self):
+        server, _, hold = self.held("checkpoint.folder_made")
+        answers, thread = self.begin_write(server)
+        self.ctl(server, "config", "set", "checkpoint.keep=1")
+        self.assertIn("checkpoint.keep", (self.folder / "run" / "checkpoints" / "operator.json").read_text())
+        self.assertEqual(self.end(hold, answers, thread)[0], 201)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 1)
+
+    def test_nothing_waits_for_one_that_is_verified(self):
+        server, version, hold = self.held("checkpoint.verifying")
+        answers, thread = self.begin_verify(server, version)
+        self.ctl(server, "checkpoints", "get", version, "--to", self.folder / "backup")
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 2)
+        server.send(signal.SIGTERM)
+        wait_for(lambda: len(self.checkpoints()) == 3, "the last state")
+        self.assertEqual(answers, [])
+        hold.unlink()
+        thread.join(60)
+        self.assert_exit(DONE, server)
+
+    def test_one_that_is_deleted_while_it_is_verified_is_not_called_damaged(self):
+        server, version, hold = self.held("checkpoint.verifying")
+        answers, thread = self.begin_verify(server, version)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        self.assertEqual(server.call("DELETE", f"/v1/checkpoints/{version}")[0], 200)
+        status, problem = self.end(hold, answers, thread)
+        self.assertEqual(status, 404, problem)
+
+    def test_one_that_is_fetched_is_not_pruned(self):
+        server, version, hold = self.held("nothing", "--checkpoint-keep", 1)
+        hold.unlink()
+        server.get(f"/v1/checkpoints/{version}/files")
+        made = []
+        for _ in range(3):
+            server.wait_more_rounds(1)
+            made.append(server.post("/v1/checkpoints")[1]["version"])
+        self.assertEqual([one["version"] for one in server.get("/v1/checkpoints")["checkpoints"]], [made[-1], version])
+        self.assertEqual(server.call("GET", f"/v1/checkpoints/{version}/files/manifest.json")[0], 200)
 
 
 class Beginning(ClusterTest):

@@ -1,6 +1,7 @@
 centroid_test(scale_test LABEL unit SOURCES unit/scale_test.cc DEPS centroid::service)
 centroid_test(memory_need_test LABEL unit SOURCES unit/memory_need_test.cc DEPS centroid::service)
 centroid_test(operator_file_test LABEL unit SOURCES unit/operator_file_test.cc unit/duty_cycle_test.cc DEPS centroid::service)
+centroid_test(fetched_versions_test LABEL unit SOURCES unit/fetched_versions_test.cc DEPS centroid::service)
 centroid_test(chunk_fetcher_test LABEL unit SOURCES unit/chunk_fetcher_test.cc DEPS centroid::service)
 centroid_test(placement_test LABEL unit SOURCES unit/placement_test.cc DEPS centroid::shard)
 centroid_test(server_test LABEL unit
