@@ -170,7 +170,9 @@ void check_job(Report& report, const Json& cluster) {
     report.add(Verdict::kBad, "role", "this leader may not act: " + why,
                "look at etcd and the network to it");
   if (state == "halted")
-    report.add(Verdict::kBad, "job", found, "correct what the reason names, start with --resume");
+    report.add(
+        Verdict::kBad, "job", found,
+        "correct what the reason names, then centroidctl job resume (docs/operations.md, Signals)");
   else if (state == "paused" || state == "stopped")
     report.add(Verdict::kWarning, "job", found, "centroidctl job resume");
   else if (state == "waiting")

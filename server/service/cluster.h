@@ -340,7 +340,7 @@ class Cluster final : public ControlPlane {
 
   // operations.cc, restore.cc: what an operator may do
   static RoundPolicy policy_of(const ServerConfig& config);
-  Status check_change(const ServerConfig& before) const;
+  Status check_change(const ServerConfig& before, bool needs_rounds) const;
   Task<void> apply_changes();
   void settings_changed();
   void take_settings(const std::vector<OperatorState::Setting>& settings);

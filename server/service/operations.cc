@@ -102,16 +102,23 @@ bool is_of_process(const std::string& name) {
   return name.starts_with("api.") || name.starts_with("log.");
 }
 
+/// What is of use without rounds, too.
+bool outlives_job(const std::string& name) {
+  return is_of_process(name) || name.starts_with("checkpoint.");
+}
+
 }  // namespace
 
-/// Whether what has changed since `before` may change while a job runs.
-Status Cluster::check_change(const ServerConfig& before) const {
+/// Whether what has changed since `before` may change now. What is changed in a halted job holds
+/// when it goes on.
+Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) const {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition, why);
   };
   ServerConfig trial = config_;
   CENTROID_TRY(finish(trial));
-  if (phase_ == Phase::kFinished || phase_ == Phase::kHalted || stop_requested_)
+  const bool is_halted = phase_ == Phase::kHalted;
+  if (needs_rounds && (phase_ == Phase::kFinished || (stop_requested_ && !is_halted)))
     return refuse("the job is over: " + phase_reason_);
   if (config_.lease < before.lease && !links_.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
@@ -121,11 +128,14 @@ Status Cluster::check_change(const ServerConfig& before) const {
                   config_.policy + " while the job runs");
   const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
                              config_.optimizer.schedule != before.optimizer.schedule;
-  if (is_other_rate && config_.applies_on_worker())
+  if (is_other_rate && config_.applies_on_worker() && !is_halted)
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  if (is_other_rate && config_.keeps_journal())
+  // With all rounds in a checkpoint, and none to come before the server is started again.
+  const bool is_saved =
+      is_halted && rounds_ended_ && (!store_ || checkpointed_ == store_->version());
+  if (is_other_rate && config_.keeps_journal() && !is_saved)
     return refuse(
         "optimizer: the journal can only be replayed with the rate it was written with: stop the "
         "job, which writes a checkpoint, and resume it with the new one");
@@ -173,9 +183,12 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
       return Error(ErrorCode::kUnimplemented, "this server's settings cannot be changed");
     const ServerConfig before = config_;
     const auto check = [&](const std::vector<config::Schema::Change>& wanted) -> Status {
-      for (const auto& one : wanted)
+      bool needs_rounds = false;
+      for (const auto& one : wanted) {
         if (!is_of_process(one.name)) CENTROID_TRY(check_lead());
-      return check_change(before);
+        if (!outlives_job(one.name)) needs_rounds = true;
+      }
+      return check_change(before, needs_rounds);
     };
     auto changed = schema_->change(json, "PATCH /v1/config", check);
     if (!changed.ok()) return std::move(changed).error();

@@ -32,6 +32,19 @@ class StopTest(ClusterTest):
     def again(self, server, *arguments, name="again", **places):
         return self.server("--resume", "--min-workers", 2, *LEASE, *arguments, name=name, listen=server.data, **places)
 
+    def change(self, server, settings, status=200):
+        data = json.dumps(settings).encode()
+        request = urllib.request.Request(f"http://{server.api}/v1/config", method="PATCH", data=data, headers={"Content-Type": "application/json"})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as reply:
+                answer = reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                answer = error.code, json.loads(error.read())
+        self.assertEqual(answer[0], status, answer)
+        return answer[1]
+
     def assert_stopped(self, server):
         view = server.wait_cluster("stopped", lambda view: view["state"] == "stopped")
         self.assertIn("stopped by an operator at 20", view["state_reason"])
@@ -145,19 +158,6 @@ class Restart(StopTest):
 
 
 class Pause(StopTest):
-    def change(self, server, settings, status=200):
-        data = json.dumps(settings).encode()
-        request = urllib.request.Request(f"http://{server.api}/v1/config", method="PATCH", data=data, headers={"Content-Type": "application/json"})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=30) as reply:
-                answer = reply.status, json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                answer = error.code, json.loads(error.read())
-        self.assertEqual(answer[0], status, answer)
-        return answer[1]
-
     def test_it_holds_with_changed_settings_until_it_is_taken_back(self):
         server = self.server("--checkpoint-keep", 4)
         worker = self.worker(server, "w0")
@@ -282,9 +282,9 @@ class Halt(StopTest):
 
     DIVERGES = ("--lr", 1e30)
 
-    def halted(self, *arguments):
-        server = self.server("--min-workers", 2, *self.DIVERGES, *arguments)
-        workers = [self.worker(server, name) for name in ("w0", "w1")]
+    def halted(self, *arguments, **places):
+        server = self.server("--min-workers", 2, *self.DIVERGES, *arguments, **places)
+        workers = [self.worker(server, name) for name in (f"w0{places.get('run', '')}", f"w1{places.get('run', '')}")]
         self.assert_exit(HALTED, *workers)
         return server
 
@@ -329,6 +329,21 @@ class Halt(StopTest):
         self.assertEqual(server.post("/v1/job:resume")[0], 202)
         self.assert_exit(HALTED, server)
         self.assert_trains(self.again(server), ("v0", "v1"))
+
+    def test_a_lower_learning_rate_said_to_it_holds_when_it_goes_on(self):
+        for way, *arguments in (("server",), ("worker", "--apply", "worker"), ("journal", "--journal", "on")):
+            with self.subTest(way):
+                server = self.halted(*arguments, name=way, run=way)
+                self.assert_halted(server)
+                after = self.change(server, {"optimizer.learning_rate": 0.001, "log.level": "debug"})
+                self.assertEqual(after["optimizer.learning_rate"]["value"], 0.001)
+                self.assertEqual(server.post("/v1/job:resume")[0], 202)
+                self.assert_exit(HALTED, server)
+                again = self.again(server, *self.DIVERGES, *arguments, name=f"again-{way}", run=way)  # as a supervisor starts it
+                rate = again.get("/v1/config")["optimizer.learning_rate"]
+                self.assertEqual((rate["value"], rate["origin"]), (0.001, "rest"))
+                self.assertEqual(again.cluster()["learning_rate"], 0.001)
+                again.kill()
 
     def test_who_starts_a_server_that_left_means_to_go_on(self):
         server = self.halted("--exit-when-finished")
