@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 
 #include "server/api/event_feed.h"
@@ -26,19 +27,21 @@ bool wants_stream(const HttpRequest& request) {
          accept.find("application/json") == std::string::npos;
 }
 
-/// Where to begin: ?cursor= or ?since=, or what a browser says when it comes back.
+/// Where to begin: ?cursor= or ?since=, and what a browser says when it comes back. That one asks
+/// again as it did at first, so what is further on counts.
 Result<std::optional<std::uint64_t>> begin_of(const Call& call) {
-  for (const char* name : {"cursor", "since"}) {
-    const std::string* const text = call.parameter(name);
-    if (text == nullptr) continue;
-    CENTROID_ASSIGN(const std::uint64_t id,
-                    event_id(*text, std::string("query parameter '") + name + "'"));
-    return std::optional<std::uint64_t>(id);
-  }
+  std::optional<std::uint64_t> begin;
+  const auto take = [&begin](const std::string* text, const std::string& where) -> Status {
+    if (text == nullptr) return {};
+    CENTROID_ASSIGN(const std::uint64_t id, event_id(*text, where));
+    begin = std::max(begin.value_or(0), id);
+    return {};
+  };
+  for (const char* name : {"cursor", "since"})
+    CENTROID_TRY(take(call.parameter(name), std::string("query parameter '") + name + "'"));
   const std::string* const last = call.request.field("last-event-id");
-  if (last == nullptr || last->empty()) return std::optional<std::uint64_t>();
-  CENTROID_ASSIGN(const std::uint64_t id, event_id(*last, "field Last-Event-ID"));
-  return std::optional<std::uint64_t>(id);
+  if (last != nullptr && !last->empty()) CENTROID_TRY(take(last, "field Last-Event-ID"));
+  return begin;
 }
 
 /// Who did what is for those who may read the audit log.

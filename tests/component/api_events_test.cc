@@ -111,6 +111,10 @@ TEST_F(ApiEvents, AStreamGoesOnWhereTheClientWas) {
   EXPECT_EQ(live.next()["epoch"], 3);
   Listener again(port(), "/v1/events", "Last-Event-ID: " + second["id"].dump() + "\r\n");
   EXPECT_EQ(again.next()["epoch"], 3);
+  Listener both(port(), "/v1/events?since=0", "Last-Event-ID: " + second["id"].dump() + "\r\n");
+  EXPECT_EQ(both.next()["epoch"], 3) << "an EventSource that comes back asks as it did at first";
+  Listener further(port(), "/v1/events?since=" + second["id"].dump(), "Last-Event-ID: 1\r\n");
+  EXPECT_EQ(further.next()["epoch"], 3);
   Listener replay(port(), "/v1/events?since=0&type=epoch");
   for (int i = 1; i <= 3; ++i) EXPECT_EQ(replay.next()["epoch"], i);
 }
