@@ -41,7 +41,9 @@ namespace {
 
 Result<Json> take_apart(const Session& session, const Answer& answer) {
   if (!answer.is_good())
-    return Error(answer.status == 404 ? ErrorCode::kNotFound : ErrorCode::kFailedPrecondition,
+    return Error(answer.status == 404   ? ErrorCode::kNotFound
+                 : answer.status >= 500 ? ErrorCode::kInternal
+                                        : ErrorCode::kFailedPrecondition,
                  explain(answer));
   Json value = Json::parse(answer.body, nullptr, false);
   if (value.is_discarded())

@@ -29,7 +29,8 @@ struct Session {
   Status open();
 };
 
-/// Ask and take an answer apart. An answer that is a problem document comes back as its error.
+/// Ask and take an answer apart. An answer that is a problem document comes back as its error:
+/// not_found, internal (the server's: 5xx), else failed_precondition.
 Result<Json> get_json(const Session& session, const std::string& path);
 /// All pages of the list `name` that begin at `path`, as one array of at most `most` items.
 Result<Json> get_list(const Session& session, std::string path, const char* name,
@@ -48,8 +49,9 @@ std::string explain(const Answer& answer);
 int complain(const Error& error);
 
 /// Print what `make` says; with `every_seconds` over 0 again and again, `count` times (0: until
-/// Ctrl-C). A terminal is drawn anew, another output gets one block after the other. Ends when
-/// `make` fails.
+/// Ctrl-C). A terminal is drawn anew, another output gets one block after the other. Ends when the
+/// first `make` fails; later a server that does not answer, or has a failure of its own, is asked
+/// again.
 int show_again(const Session& session, double every_seconds, std::uint64_t count,
                const std::function<Result<std::string>()>& make);
 

@@ -65,7 +65,10 @@ class Top {
       if (state == "left" || state == "dead" || state == "fenced") continue;
       const Sums now = sums_of(worker);
       const auto before = sums_.find(member);
-      const Sums then = before == sums_.end() ? now : before->second;
+      // Another life of the server counts from 0.
+      const bool is_other =
+          before == sums_.end() || before->second.rounds > now.rounds || before->second.in > now.in;
+      const Sums then = is_other ? now : before->second;
       seen[member] = now;
       Line line{.name = text_of(worker, "name"), .state = state};
       const double rounds_done = now.rounds - then.rounds;
@@ -104,7 +107,7 @@ class Top {
       if (end == std::string::npos || value == std::string::npos) continue;
       const std::string stage = text.substr(kPrefix.size(), end - kPrefix.size());
       now[stage] = std::strtod(text.c_str() + value, nullptr);
-      if (seconds > 0 && stages_.contains(stage))
+      if (seconds > 0 && stages_.contains(stage) && now[stage] >= stages_[stage])
         rates[stage] = (now[stage] - stages_[stage]) / seconds;
     }
     stages_ = std::move(now);

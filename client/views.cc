@@ -207,17 +207,28 @@ std::string config_table(const Json& answer, const std::string& prefix) {
   return table({"setting", "value", "unit", "from", "live"}, rows);
 }
 
+/// As when the server is started again.
+bool may_pass(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kDeadlineExceeded ||
+         error.code() == ErrorCode::kInternal;
+}
+
 }  // namespace
 
 int show_again(const Session& session, double every_seconds, std::uint64_t count,
                const std::function<Result<std::string>()>& make) {
   const bool is_redrawn = session.style.has_colour && every_seconds > 0;
-  for (std::uint64_t shown = 0;; ++shown) {
+  for (std::uint64_t shown = 0;;) {
     const auto text = make();
-    if (!text.ok()) return complain(text.error());
-    std::printf("%s%s", is_redrawn ? "\033[H\033[2J" : "", text->c_str());
-    std::fflush(stdout);
-    if (every_seconds <= 0 || shown + 1 == count) return kExitDone;
+    if (text.ok()) {
+      std::printf("%s%s", is_redrawn ? "\033[H\033[2J" : "", text->c_str());
+      std::fflush(stdout);
+      if (every_seconds <= 0 || ++shown == count) return kExitDone;
+    } else if (shown == 0 || !may_pass(text.error())) {
+      return complain(text.error());
+    } else {
+      std::fprintf(stderr, "centroidctl: %s; trying again\n", text.error().message().c_str());
+    }
     std::this_thread::sleep_for(std::chrono::duration<double>(every_seconds));
   }
 }

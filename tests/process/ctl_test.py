@@ -203,6 +203,33 @@ class Ctl(ClusterTest):
 
     def test_doctor_finds_what_is_wrong(self):
         server, workers = self.training()
+    def test_what_is_shown_again_and_again_outlives_a_restart_of_the_server(self):
+        server, _ = self.training("--checkpoint-every", "5")
+        program = [pathlib.Path(self.programs) / "centroidctl", "--server", server.api]
+        with contextlib.ExitStack() as stack:
+            watching = []
+            for command in (["status", "--watch", "0.1"], ["--output", "json", "top", "--every", "0.1"]):
+                out = stack.enter_context((self.folder / f"{len(watching)}.out").open("wb+"))
+                child = stack.enter_context(subprocess.Popen([*program, *command], stdout=out, stderr=subprocess.STDOUT))
+                stack.callback(child.kill)
+                watching.append((child, pathlib.Path(out.name)))
+            for _, shown in watching:
+                wait_for(lambda shown=shown: shown.stat().st_size > 100, "the first look")
+            server.kill()
+            for _, shown in watching:
+                wait_for(lambda shown=shown: "trying again" in shown.read_text(), "what it says without a server")
+            again = self.server("--resume", "--epochs", "1000000", "--min-workers", "2", listen=server.data, api=server.api, name="again")
+            again.wait_round(1)
+            for child, shown in watching:
+                before = shown.stat().st_size
+                wait_for(lambda shown=shown, before=before: shown.stat().st_size > before + 1000, "more looks")
+                self.assertIsNone(child.poll())
+                self.assertNotIn("trying again", shown.read_text()[-300:])
+            looks = [json.loads(line) for line in watching[1][1].read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+            rates = [rate for look in looks for one in (*look["workers"], look["server_stages"]) for rate in one.values() if isinstance(rate, float)]
+            self.assertGreaterEqual(min(rates), 0, "the next life of the server counts from 0")
+        self.ctl(f"127.0.0.1:{free_port()}", "status", "--watch", status=UNREACHABLE)
+
         wait_for(lambda: server.post("/v1/checkpoints")[0] == 201, "a checkpoint")
         self.assertNotIn("BAD", self.ctl(server, "doctor"))
         manifest = self.checkpoints()[-1] / "manifest.json"
