@@ -93,6 +93,10 @@ class Flattener {
       what.erase(0, prefix + 2);
     else if (const auto tag = what.find("] "); tag != what.npos)
       what.erase(0, tag + 2);
+    if (const auto read = what.find("; last read: "); read != what.npos) {  // may be a secret
+      const auto expected = what.rfind("; expected ");
+      what.erase(read, expected == what.npos || expected < read ? what.npos : expected - read);
+    }
     problem_ = source_ + ":" + std::to_string(line_of(at)) + ":" + std::to_string(column) +
                ": not valid JSON: " + what;
     return false;

@@ -16,7 +16,8 @@ struct AuditEntry {
   std::uint64_t number = 0;  ///< grows by one, also over restarts
   double unix_seconds = 0;
   std::string who, role, address;  ///< name of the token, not the token; host:port
-  std::string method, path, body;  ///< as sent; the body cut to 1 KiB
+  /// As sent, but for values of settings that were refused; the body cut to 1 KiB.
+  std::string method, path, body;
   std::string request_id;
   unsigned status = 0;
   std::string outcome;  ///< "ok", or the problem's detail

@@ -24,6 +24,25 @@ std::string outcome_of(const HttpResponse& response) {
   return problem.is_object() ? problem.value("detail", "") : "";
 }
 
+void hide_values(nlohmann::json& value) {
+  if (value.is_structured())
+    for (auto& one : value) hide_values(one);
+  else
+    value = "***";
+}
+
+/// A setting that may be changed is no secret. What was refused may be one, also by a name that is
+/// spelt wrong.
+std::string body_of(const HttpRequest& request, const HttpResponse& response) {
+  const bool is_config =
+      request.method == "PATCH" || request.target.find("config") != std::string::npos;
+  if (!is_config || response.status < 400 || request.body.empty()) return request.body;
+  auto body = nlohmann::json::parse(request.body, nullptr, false);
+  if (!body.is_object()) return "(" + std::to_string(request.body.size()) + " bytes)";
+  hide_values(body);
+  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 AuditTrail::AuditTrail(Executor executor, TaskGroup& group, Executor blocking, AuditLog& log,
@@ -44,7 +63,7 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
   entry.address = request.address;
   entry.method = request.method;
   entry.path = request.target;
-  entry.body = request.body;
+  entry.body = body_of(request, response);
   entry.request_id = id;
   entry.status = response.status;
   entry.outcome = outcome_of(response);

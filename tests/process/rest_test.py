@@ -45,7 +45,7 @@ class Rest(ClusterTest):
             headers["Content-Type"] = "application/json"
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{server.api}{path}", data=data, method=method, headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -150,7 +150,25 @@ class Rest(ClusterTest):
         server.wait_cluster("the new rate", lambda view: view["learning_rate"] == 0.125)
         self.json(server, "PATCH", "/v1/config", {"rounds": server.cluster()["round"] + 20})
         server.wait_cluster("the new goal", lambda view: view["state"] == "finished")
-        self.assertIn("the job is over", self.json(server, "PATCH", "/v1/config", {"rounds": 0}, 409)["detail"])
+        self.assertIn("the job is over", self.json(server, "PATCH", "/v1/config", {"rounds": 0, "log.level": "debug"}, 409)["detail"])
+        after = self.json(server, "PATCH", "/v1/config", {"log.level": "debug", "api.rate": 500, "checkpoint.keep": 3})  # of use without rounds
+        self.assertEqual((after["log.level"]["value"], after["checkpoint.keep"]["value"]), ("debug", 3))
+
+    def test_a_secret_that_is_sent_as_a_setting_is_kept_nowhere(self):
+        server, _ = self.training()
+        settings = [{"api.token": "a-secret"}, {"api": {"viewer_token": "a-secret"}}, {"api.tokn": "a-secret"}, {"token": ["a-secret"]}]
+        for body in (*settings, b'{"api.token": "a-secret', b'"a-secret"', b"a-secret"):
+            status, _, text = self.ask(server, "PATCH", "/v1/config", body)
+            self.assertGreaterEqual(status, 400)
+            self.assertNotIn(b"a-secret", text)
+        self.json(server, "PATCH", "/v1/config", {"min_workers": 1})
+        entries = server.get("/v1/audit")["entries"]
+        self.assertEqual(len(entries), 8)
+        self.assertEqual(json.loads(entries[0]["body"]), {"min_workers": 1})
+        self.assertEqual(json.loads(entries[-1]["body"]), {"api.token": "***"})
+        for path in (self.folder / "run" / "audit.jsonl", server.log):
+            self.assertNotIn("a-secret", path.read_text())
+        self.assertNotIn("a-secret", json.dumps(entries))
 
     def test_an_evicted_worker_stays_away_until_it_is_allowed(self):
         server, (_, second) = self.training()
