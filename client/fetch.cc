@@ -12,6 +12,7 @@
 
 #include "client/online.h"
 #include "common/base/crc32c.h"
+#include "common/checkpoint/file.h"
 
 /// `checkpoints get`: a checkpoint of the server's as a folder here, for a backup.
 namespace centroid::client {
@@ -95,7 +96,10 @@ Status fetch(const Session& session, const std::string& url, const Wanted& file,
   }
   out.close();
   if (!out) return Error(ErrorCode::kResourceExhausted, path.string() + ": cannot be written");
-  if (crc == file.crc32c) return {};
+  if (crc == file.crc32c) {
+    CENTROID_ASSIGN(const file::Descriptor written, file::open_regular(path));
+    return file::sync(written, path);
+  }
   fs::remove(path, failed);
   return Error(ErrorCode::kDataLoss,
                path.string() +
@@ -117,10 +121,9 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   fs::create_directories(begun, failed);
   if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
   for (const Wanted& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
-  fs::rename(begun, target, failed);
-  if (failed)
-    return Error(ErrorCode::kFailedPrecondition, target.string() + ": " + failed.message());
-  return {};
+  CENTROID_TRY(file::sync_directory(begun));  // the name says that all of it is on the disk
+  CENTROID_TRY(file::rename(begun, target));
+  return file::sync_directory(folder);
 }
 
 }  // namespace
