@@ -67,8 +67,8 @@ def row(document, method, path, operation):
         use = use.rstrip(".") + ". " + " ".join(told)
     # who is nobody is refused with 401, who may not with 403: every change, and the reads that need an admin. A 403 of another name is for a part
     # of what an operation gives.
-    is_admins = operation["responses"].get("403", {}).get("$ref") == "#/components/responses/Forbidden"
-    token = "no" if operation.get("security") == [] else "admin" if is_admins else "any"
+    refused = operation["responses"].get("403", {}).get("$ref", "").rpartition("/")[2]
+    token = "no" if operation.get("security") == [] else {"Forbidden": "admin", "ForbiddenToViewers": "worker"}.get(refused, "any")
     cells = [f"{method.upper()} {path}" + (f"?{names}" if names else ""), body(document, operation), answers(document, operation), token, use]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

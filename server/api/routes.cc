@@ -94,7 +94,7 @@ const std::vector<Route>& routes() {
       post("/v1/checkpoints/{id}:verify", post_verify, {}, Span::kCheckpoint),
       post("/v1/checkpoints/{id}:restore", post_restore, "delete_newer", Span::kCheckpoint),
       get("/v1/checkpoints/{id}/files", get_checkpoint_files),
-      get("/v1/checkpoints/{id}/files/{file}", get_checkpoint_file),
+      get("/v1/checkpoints/{id}/files/{file}", get_checkpoint_file, Role::kWorker),
       list("/v1/tables", get_tables),
       get("/v1/tables/{name}", get_table),
       admin_list("/v1/tokens", get_tokens),
