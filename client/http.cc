@@ -60,6 +60,7 @@ asio::awaitable<std::optional<Error>> open(Stream& stream, const Remote& remote)
   if (!remote.is_https) co_return std::nullopt;
   transport::TlsOptions options;
   if (!remote.is_unchecked) options.authority = remote.authority;
+  options.server_name = remote.server_name;
   options.is_unchecked = remote.is_unchecked;
   auto files = transport::TlsFiles::open(std::move(options));
   if (!files.ok()) co_return std::move(files).error();
@@ -71,9 +72,9 @@ asio::awaitable<std::optional<Error>> open(Stream& stream, const Remote& remote)
     co_return Error(ErrorCode::kFailedPrecondition,
                     remote.to_string() + ": " + ec.message() + "; does it speak HTTPS?");
   if (verdict.empty()) co_return failure(remote.to_string(), ec);
-  co_return Error(
-      ErrorCode::kFailedPrecondition,
-      remote.to_string() + ": the certificate is not accepted: " + verdict + " (--authority FILE)");
+  co_return Error(ErrorCode::kFailedPrecondition,
+                  remote.to_string() + ": the certificate is not accepted: " + verdict +
+                      " (--authority FILE, --server-name NAME)");
 }
 
 http::request<http::string_body> make_request(const Remote& remote, const std::string& method,

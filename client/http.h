@@ -16,6 +16,7 @@ struct Remote {
   std::string token;
   bool is_https = false;
   std::string authority = "system";  ///< HTTPS: PEM file of who signs the server's certificate
+  std::string server_name;           ///< HTTPS: what it must be for; "": the host
   bool is_unchecked = false;         ///< HTTPS: whatever certificate it shows
   std::chrono::milliseconds timeout{15'000};  ///< of one whole request
 

@@ -23,6 +23,7 @@ Status Session::open() {
   }
   remote.token = token;
   remote.authority = authority;
+  remote.server_name = server_name;
   remote.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * timeout_seconds));
   style.is_json = output == "json";
   style.has_colour = !style.is_json && !without_colour && no_color.empty() && ::isatty(1) == 1;
@@ -204,6 +205,10 @@ std::shared_ptr<Session> add_session(CLI::App& app) {
                  "https: PEM file of who signs the server's certificate, or system")
       ->envname("CENTROIDCTL_AUTHORITY")
       ->capture_default_str();
+  app.add_option("--server-name", session->server_name,
+                 "https: what the server's certificate must be for; the host of --server when not "
+                 "given. Behind a port-forward the name is another one")
+      ->envname("CENTROIDCTL_SERVER_NAME");
   app.add_option("--output", session->output, "form of answers")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();

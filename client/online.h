@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 /// What every subcommand that talks to a server needs; filled by the program's options.
 struct Session {
   std::string address = "http://127.0.0.1:8080", token, token_file, authority = "system",
-              output = "table", no_color;
+              server_name, output = "table", no_color;
   double timeout_seconds = 15;
   bool without_colour = false;
   Remote remote;

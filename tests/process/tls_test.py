@@ -208,6 +208,9 @@ class Clients(TlsTest):
         self.assertIn("there is no file", self.ctl("--server", address, "--authority", "/nowhere", "status", status=FAILED))
         self.issue("server", "DNS:elsewhere.example")  # read again before the next connection
         self.assertIn("IP address mismatch", self.ctl("--server", address, *trust, "status", status=FAILED))
+        named = [*trust, "--server-name", "elsewhere.example"]
+        self.assertIn("waiting", self.ctl("--server", address, *named, "status"))
+        self.assertIn("hostname mismatch", self.ctl("--server", address, *trust, "--server-name", "nowhere.example", "status", status=FAILED).lower())
         self.issue("server", days=-1)
         self.assertIn("certificate has expired", self.ctl("--server", address, *trust, "status", status=FAILED))
         plain = self.server(run="plain", name="plain")
