@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <ctime>
 #include <iomanip>
+#include <map>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -194,14 +195,20 @@ void check_waits(Report& report, const Json& waits) {
   if (!is_still) report.add(Verdict::kGood, "waits", "no round waits long");
 }
 
+/// Who was lost and is back, or left in order since, is lost no more.
 void check_workers(Report& report, const Json& workers) {
+  std::map<std::string, const Json*> newest;
+  for (const Json& worker : workers) {
+    const Json*& one = newest[text_of(worker, "name")];
+    if (one == nullptr || number_of(*one, "member") < number_of(worker, "member")) one = &worker;
+  }
   std::size_t present = 0, dead = 0;
   std::string last;
-  for (const Json& worker : workers) {
-    const std::string state = text_of(worker, "state");
+  for (const auto& [name, worker] : newest) {
+    const std::string state = text_of(*worker, "state");
     if (state == "dead" || state == "fenced") {
       ++dead;
-      last = text_of(worker, "name") + ": " + text_of(worker, "reason");
+      last = name + ": " + text_of(*worker, "reason");
     } else if (state != "left") {
       ++present;
     }

@@ -95,6 +95,7 @@ async function evicted_and_stopped() {
   const one = (await rest('workers')).workers.find((worker) => worker.state === 'active')
   await fetch(new URL(`/v1/workers/${one.member}:evict`, url), { method: 'POST', headers: { ...authorization, 'Content-Type': 'application/json' },
     body: JSON.stringify({ why: 'of the test' }) })
+  await page.evaluate(() => { tick = 5; return Promise.all([refresh(), refresh()]) })  // a click while the page looks by itself
   await page.waitForSelector('#evictions button', { timeout: 15000 })
   seen.evictions = await rows(page, 'evictions')
   await page.click('#evictions button')

@@ -10,6 +10,7 @@ import pathlib
 import pty
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -24,10 +25,10 @@ STOPPED = 143
 
 
 class Altered:
-    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`."""
+    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it."""
 
     def __init__(self, server):
-        self.date, self.words, self.path = 0, {}, "/"
+        self.date, self.words, self.path, self.is_whole = 0, {}, "/", False
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,7 +40,8 @@ class Altered:
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
                 answer = connection.getresponse()
                 text = answer.read().decode()
-                for old, new in outer.words.items() if self.path.startswith(outer.path) else ():
+                is_meant = self.path == outer.path if outer.is_whole else self.path.startswith(outer.path)
+                for old, new in outer.words.items() if is_meant else ():
                     text = text.replace(old, new)
                 self.send_response_only(answer.status)
                 self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
@@ -201,8 +203,6 @@ class Ctl(ClusterTest):
         first.send(15)
         self.assert_status(first, STOPPED)
 
-    def test_doctor_finds_what_is_wrong(self):
-        server, workers = self.training()
     def test_what_is_shown_again_and_again_outlives_a_restart_of_the_server(self):
         server, _ = self.training("--checkpoint-every", "5")
         program = [pathlib.Path(self.programs) / "centroidctl", "--server", server.api]
@@ -230,6 +230,8 @@ class Ctl(ClusterTest):
             self.assertGreaterEqual(min(rates), 0, "the next life of the server counts from 0")
         self.ctl(f"127.0.0.1:{free_port()}", "status", "--watch", status=UNREACHABLE)
 
+    def test_doctor_finds_what_is_wrong(self):
+        server, workers = self.training()
         wait_for(lambda: server.post("/v1/checkpoints")[0] == 201, "a checkpoint")
         self.assertNotIn("BAD", self.ctl(server, "doctor"))
         manifest = self.checkpoints()[-1] / "manifest.json"
@@ -242,6 +244,29 @@ class Ctl(ClusterTest):
         server.wait_worker("w0", "dead")
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["workers"]["verdict"], "warning")
+
+    def test_doctor_holds_nothing_against_workers_that_left_or_came_back(self):
+        server, workers = self.training()
+
+        def checks(place):
+            return {one["check"]: one for one in json.loads(self.ctl(place, "doctor", "--output", "json"))}
+
+        third = self.worker(server, "w2", "--stop-status", STOPPED)
+        server.wait_worker("w2", "active")
+        third.send(signal.SIGTERM)
+        server.wait_worker("w2", "left")
+        way = Altered(server)  # the list is of a moment before it left
+        self.addCleanup(way.close)
+        way.words, way.path, way.is_whole = {'"state":"left"': '"state":"active"'}, "/v1/workers", True
+        members = checks(way.api)["members"]
+        self.assertEqual(members["verdict"], "ok", members)
+        self.assertIn("2 measured", members["found"])
+        workers[0].kill()
+        server.wait_worker("w0", "dead")
+        self.assertIn("1 lost; w0", checks(server)["workers"]["found"])
+        self.worker(server, "w0", "--stop-status", STOPPED)
+        server.wait_worker("w0", "active")
+        self.assertEqual(checks(server)["workers"]["found"], "2 present, 0 lost")
 
     def test_doctor_finds_a_wrong_clock_another_version_and_a_closed_port(self):
         server, _ = self.training()

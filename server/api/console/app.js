@@ -341,7 +341,7 @@ function show(workers, waits, rounds) {
   learn(rounds)
 }
 
-async function refresh() {
+async function look() {
   const limit = tick === 0 ? 1000 : 200
   const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + limit)])
   cluster = now
@@ -356,6 +356,14 @@ async function refresh() {
     await showEvictions()
   }
   tick++
+}
+
+let looking = Promise.resolve()
+
+// One look at a time: two beside each other, of the clock and of a click, would take the same events.
+function refresh() {
+  looking = looking.catch(() => {}).then(look)
+  return looking
 }
 
 let wasUnreachable = false
