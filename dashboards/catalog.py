@@ -187,6 +187,13 @@ TRAINING = Dashboard(
                        (rate("centroid_worker_payload_received_bytes_total", "instance"), "{{instance}} in")), width=12),
             ),
         ),
+        (
+            "Numbers of the programs",
+            (
+                Panel("Recorded", "Numbers that training programs record with their contributions (trainer.record, docs/clients.md): the mean of the last round with any.", "none",
+                      ((leading("centroid_server_scalar"), "{{name}}"),), width=24),
+            ),
+        ),
     ),
 )  # fmt: skip
 

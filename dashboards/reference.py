@@ -11,7 +11,7 @@ The server serves them on its REST port (`--api`, with its token), a worker at `
 """
 SERIES = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-FREE = ("version", "le", "route", "method", "gpu", "table", "server")  # labels whose values are not listed
+FREE = ("version", "le", "route", "method", "gpu", "table", "server", "name")  # labels whose values are not listed
 
 
 def families(text):

@@ -5,6 +5,8 @@ Needs prometheus and promtool: in PATH, or in the folder that OPS_PROMETHEUS nam
 tests/ops/package.json. OPS_PICTURES=DIR keeps them there.
 """
 
+import array
+import contextlib
 import json
 import math
 import os
@@ -13,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import unittest
 import urllib.error
@@ -20,8 +23,9 @@ import urllib.parse
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards")]
+sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards"), str(ROOT / "client" / "python")]
 import catalog  # noqa: E402
+import centroid  # noqa: E402
 import generate  # noqa: E402
 import reference  # noqa: E402
 from cluster import ClusterTest, Process, free_port, main, wait_for  # noqa: E402
@@ -124,7 +128,36 @@ class Scraped(ClusterTest):
             for k, codec in enumerate(("f32", "int8", "topk:0.1"))
         ]
         self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in self.workers]
-        self.prometheus = self.start_prometheus()
+        self.prometheus = self.start_prometheus(self.cluster.api, *self.more_servers())
+
+    def more_servers(self):
+        return []
+
+    def recorded(self, *arguments, **more):
+        """A server to which a program of somebody else gives a number of its own with each contribution."""
+        centroid.load(pathlib.Path(self.programs).parent / "lib" / "libcentroid.so")
+        server = self.server("--min-workers", "1", *arguments, name="recorded", run="recorded")
+        trainer = centroid.Trainer(server.data, {"w": array.array("f", [0, 0])}, name="recorder", samples=60, batch=4, timeout=30, **more)
+        is_over = threading.Event()
+
+        def train():
+            with contextlib.suppress(centroid.CentroidError):  # the server ends first
+                for _ in trainer:
+                    trainer.record("reward", 0.5)
+                    trainer.finish({"w": array.array("f", [0, 0])}, loss_sum=2.0)
+                    if is_over.wait(0.05):
+                        break
+
+        thread = threading.Thread(target=train, daemon=True)
+        thread.start()
+
+        def end():
+            is_over.set()
+            thread.join(60)
+            trainer.close()
+
+        self.addCleanup(end)
+        return server
 
     def stand_in_for_gpus(self):
         """Where there is no GPU the workers find a library that says there is one, so that its queries have data."""
@@ -228,6 +261,10 @@ class Scraped(ClusterTest):
 
 
 class Live(Scraped):
+    def more_servers(self):
+        self.notes = self.recorded()
+        return [self.notes.api]
+
     def test_every_panel_and_every_alert_has_data(self):
         self.assert_panels_and_alerts(catalog.DASHBOARDS)
         self.draw_panels()
@@ -241,7 +278,9 @@ class Live(Scraped):
             done = promtool("check", "metrics", text=text)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertLess(len(text.splitlines()), 2000)  # series are bounded
-        page, file = reference.page(server, worker), ROOT / "docs" / "metrics.md"
+        wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
+        notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
+        page, file = reference.page(server + "".join(notes), worker), ROOT / "docs" / "metrics.md"
         if IS_WRITING:
             file.write_text(page)
         self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
@@ -269,10 +308,12 @@ class Encrypted(TlsTest, Scraped):
         self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]
         authority = self.certificates / "ca.crt"
         more = ["scheme: https", f"tls_config: {{ca_file: {json.dumps(str(authority))}}}", "authorization: {credentials: look}"]
-        self.prometheus = self.start_prometheus(*(server.api for server in servers), more=more)
+        shown = self.issue("recorder")
+        notes = self.recorded(*secure, tls={"authority": str(authority), "certificate": str(shown[1]), "key": str(shown[3])})
+        self.prometheus = self.start_prometheus(*(server.api for server in servers), notes.api, more=more)
 
     def test_panels_and_alerts_have_data_with_two_servers_over_https(self):
-        self.assert_data([("both servers", 'sum(up{job="centroid-server"}) == 2'), ("one leads", "sum(centroid_server_is_leader) == 1")])
+        self.assert_data([("all servers", 'sum(up{job="centroid-server"}) == 3'), ("one leads", "sum(centroid_server_is_leader) == 2")])
         self.assert_panels_and_alerts(catalog.DASHBOARDS)
 
 
