@@ -19,22 +19,16 @@
 #include "common/tensor/buffer.h"
 #include "common/tensor/fragments.h"
 #include "server/aggregate/aggregator.h"
-#include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
 #include "server/aggregate/round_machine.h"
-#include "server/api/view.h"
 #include "server/config.h"
 #include "server/coordinate/coordinator.h"
-#include "server/coordinate/returned_shares.h"
-#include "server/coordinate/tally.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/attempt.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
-#include "server/service/duty_cycle.h"
 #include "server/service/link.h"
-#include "server/service/operator_file.h"
 #include "server/service/probe.h"
 #include "server/service/replay.h"
 #include "server/service/rows_servers.h"
@@ -161,10 +155,7 @@ class Cluster final : public ControlPlane {
   Task<void> send_workers_away();
 
   // job.cc: pause, resume, and a stop that a restart does not forget
-  struct Kept {
-    std::shared_ptr<const OperatorState> state;
-    std::uint64_t revision = 0;
-  };
+  using Kept = KeptOperatorState;
   Kept keep();
   Task<void> save_for(std::shared_ptr<const Kept> kept,
                       std::shared_ptr<std::optional<Status>> outcome);
@@ -542,11 +533,7 @@ class Cluster final : public ControlPlane {
   std::optional<Initial> initial_;
 
   // peer-to-peer exchange
-  struct Position {
-    Round round{1};
-    std::uint64_t epoch = 0, offset = 0, optimizer_step = 0, steps_before = 0;
-    ReturnedShares returned;
-  };
+  using Position = JobPosition;
   Position position() const {
     return {round_, epoch_, offset_, store_->optimizer_step(), steps_before_, returned_};
   }

@@ -16,7 +16,9 @@
 #include "server/api/view.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/coordinate/tally.h"
+#include "server/service/duty_cycle.h"
 #include "server/service/fetched_versions.h"
+#include "server/service/operator_file.h"
 
 namespace centroid::server {
 
@@ -73,6 +75,19 @@ class KnownScalars {
 /// Training data, as workers tell of it.
 struct DataIdentity {
   std::uint64_t samples = 0, fingerprint = 0;
+};
+
+/// What operators have said, to be written by another thread.
+struct KeptOperatorState {
+  std::shared_ptr<const OperatorState> state;
+  std::uint64_t revision = 0;
+};
+
+/// How far a job is.
+struct JobPosition {
+  Round round{1};
+  std::uint64_t epoch = 0, offset = 0, optimizer_step = 0, steps_before = 0;
+  ReturnedShares returned;
 };
 
 /// Where in the data a round begins.
