@@ -36,13 +36,14 @@ Status Cluster::check_replay(const journal::Base& base) const {
   if (base.run_id != run_id_)
     return mismatch(folder, "it belongs to run '" + base.run_id + "', the checkpoint to '" +
                                 run_id_ + "': move the journal away to go on without it");
-  if (base.terms != journal_terms() || base.plan_hash != store_->plan().hash())
+  const std::string& terms = replay_->terms;
+  if (base.terms != terms || base.plan_hash != store_->plan().hash())
     return mismatch(
         folder,
         "it was written with other settings, with which its rounds have other bits: resume "
         "with the old ones until there is a checkpoint (a stop writes one). They were: " +
-            base.terms + (base.terms == journal_terms() ? ", and another chunk_bytes" : "") +
-            "; now: " + journal_terms());
+            base.terms + (base.terms == terms ? ", and another chunk_bytes" : "") +
+            "; now: " + terms);
   if (base.round.value >= round_.value)
     return mismatch(folder, "its segment begins after round " + to_string(base.round) +
                                 ", the checkpoint ends at round " +
@@ -61,6 +62,7 @@ Status Cluster::begin_replay() {
     return mismatch(config_.journal_dir,
                     "there is no checkpoint to which its rounds could be added");
   replay->begin = clock_.now();
+  replay->terms = journal_terms();  // settings may be changed while files are read
   replay->why = "its segments in " + config_.journal_dir + " are read";
   replay->first = round_;
   replay->has.resize(store_->plan().chunks().size());

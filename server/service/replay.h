@@ -18,6 +18,7 @@ struct Replay {
   explicit Replay(const std::filesystem::path& folder) : reader(folder) {}
 
   journal::Reader reader;
+  std::string terms;      ///< that its rounds must have been written with, from before it began
   journal::Route route;   ///< present; without servers: all chunks are in this journal
   std::vector<bool> has;  ///< by chunk: of the present attempt
   std::size_t count = 0;  ///< of them

@@ -4,6 +4,7 @@ import array
 import concurrent.futures
 import contextlib
 import importlib.util
+import itertools
 import os
 import pathlib
 import signal
@@ -401,13 +402,15 @@ class Pull(ClientTest):
     def pull_beside_rounds(self, server):
         thread = self.train(server)
         versions = []
-        for i in range(60):
+        for i in itertools.count():  # on a machine that is busy rounds are fewer
             names = [None, ["scale", "head.w"], ["layer.0.w"]][i % 3]
             tensors = centroid.pull(server.data, names, timeout=30)
             self.assert_one_version(tensors, names or sorted(self.SHAPES))
             versions.append(tensors.version)
+            if i >= 60 and len(set(versions)) > 20:
+                break
+            self.assertLess(i, 5000, "there are no rounds any more")
         self.assertEqual(versions, sorted(versions))
-        self.assertGreater(len(set(versions)), 20)
         self.assertEqual(self.failure, [])
         self.is_over.set()
         thread.join(30)
