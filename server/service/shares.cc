@@ -175,7 +175,7 @@ std::string Cluster::untrained(bool is_over) const {
   else
     shares.give_up();
   for (const auto& [id, link] : links_)
-    if (is_over || link->part_of != round_) shares.give_back(link->part);
+    if (policy_.is_elastic() && (is_over || link->part_of != round_)) shares.give_back(link->part);
   for (const Part& late : late_staged_) shares.give_back(late.share);
   if (!is_over)
     for (const Part& late : parts_) shares.give_back(late.share);
