@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <regex>
 #include <thread>
 
@@ -52,36 +53,36 @@ TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers
   c.rounds = 0;
   TestServer server(c, tcp());
   std::vector<std::thread> threads;
-  std::vector<WorkerOutcome> outcomes(12);
-  const auto join = [&](int number) {
-    threads.emplace_back([&, number] {
-      WorkerSpec late = spec(number);
-      late.join_timeout = std::chrono::milliseconds(number < 9 ? 20'000 : 1'000);
-      outcomes[static_cast<std::size_t>(number)] = run_worker(late, data, server.endpoint(), tcp());
+  std::vector<WorkerOutcome> outcomes(13);
+  std::atomic<int> ended = 0;
+  const auto join = [&](int number, std::size_t place) {
+    threads.emplace_back([&, number, place] {
+      WorkerSpec one = spec(number);
+      one.join_timeout = std::chrono::milliseconds(place < 9 || place == 12 ? 20'000 : 1'000);
+      outcomes[place] = run_worker(one, data, server.endpoint(), tcp());
+      ++ended;
     });
   };
-  for (int number = 0; number < 9; ++number) join(number);
+  for (int number = 0; number < 9; ++number) join(number, static_cast<std::size_t>(number));
   EXPECT_TRUE(server.wait_until([&](const auto&) { return server.present() == 9; }));
-  for (int number = 9; number < 12; ++number) {
-    join(number);
-    threads.back().join();
-    threads.pop_back();
-    const Status& refused = outcomes[static_cast<std::size_t>(number)].status;
+  for (int number = 9; number < 12; ++number) join(number, static_cast<std::size_t>(number));
+  EXPECT_TRUE(server.wait_until([&](const auto&) { return ended == 3 || server.present() > 9; }));
+  EXPECT_EQ(server.present(), 9u);
+  join(8, 12);  // who comes back under its name has its room
+  EXPECT_TRUE(server.wait_until([&](const auto&) {
+    const auto workers = server.workers();
+    return std::ranges::count_if(workers, [](const auto& w) { return w.name == "w8"; }) == 2;
+  }));
+  server.stop();
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t place = 9; place < 12; ++place) {
+    const Status& refused = outcomes[place].status;
     ASSERT_FALSE(refused.ok());
     const std::string why = refused.error().to_string();
     EXPECT_THAT(why, HasSubstr("no memory for contributions of 10 workers"));
     EXPECT_THAT(why, HasSubstr("269572 parameters and needs "));
     EXPECT_THAT(why, HasSubstr("memory_limit allows " + std::to_string(c.memory_limit)));
   }
-  EXPECT_EQ(server.present(), 9u);
-  join(8);  // who comes back under its name has its room
-  EXPECT_TRUE(server.wait_until([&](const auto&) {
-    const auto workers = server.workers();
-    return std::ranges::count_if(workers, [](const auto& w) { return w.name == "w8"; }) == 2 &&
-           server.present() == 9;
-  }));
-  server.stop();
-  for (std::thread& thread : threads) thread.join();
 }
 
 /// What is left beside the model is given to tables, readers and copies once, not to each of them.
