@@ -55,6 +55,7 @@ Task<Status> Cluster::take_the_lead() {
   if (stop_requested_) co_return Status();
   const TimePoint begin = clock_.now();
   log::info("leader.elected", {{"term", leadership_.term}});
+  set_phase(phase_, "the state of the leader before is taken up");
   auto take = [fence = fence_]() { return fence->take(); };
   CENTROID_CO_TRY(co_await run_on(blocking(), std::move(take)));
   CENTROID_CO_TRY(co_await prepare());

@@ -174,7 +174,7 @@ class RowsTest(ClusterTest):
         environment = {"CENTROID_TEST_FAULT": fault}
         resume = ["--resume"] if attempt else []
         server = self.launch(run, *resume, *arguments, name=f"{attempt}-{run}", environment=environment)
-        wait_for(lambda: server.endpoints_file.exists() or not server.is_running(), "the server's start or end")
+        wait_for(lambda: server.events("server.ready") or not server.is_running(), "the server's start or end")
         client = None
         try:
             if server.is_running():
