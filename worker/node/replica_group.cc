@@ -221,7 +221,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     room_for_ = std::max(room_for_, samples);
     for (std::size_t d = 0; grows && d < seats_.size(); ++d)
       CENTROID_TRY(seats_[d].replica->make_places(0, 0, 0));
-    const auto before = grows ? least_room(seats_) : std::nullopt;
+    std::optional<std::uint64_t> before;
+    if (grows) before = least_room(seats_);
     for (std::size_t d = 0; d < seats_.size(); ++d)
       CENTROID_TRY(seats_[d].replica->make_room(part_of(samples, seats_.size(), d).size()));
     if (!before) return {};
