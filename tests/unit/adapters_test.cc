@@ -180,6 +180,7 @@ TEST(Adapters, OfAnotherModelAreRefused) {
   for (auto& tensor : more) tensor.name.insert(0, "base_model.model.");
   more.push_back({.name = "base_model.model.norm.bias", .dtype = DType::kF32, .shape = {1}});
   params.push_back(1);
+  std::filesystem::remove(folder.file("adapter_model.safetensors"));
   write(folder.file("adapter_model.safetensors"), more, std::as_bytes(std::span(params)));
   EXPECT_THAT(refusal(lora, 77), HasSubstr("norm.bias is none of the model's adapters"));
   folder.write("adapter_config.json", "{");

@@ -150,12 +150,10 @@ TEST(Coordinator, MembersAreComparedWhenAllHaveTold) {
   CounterRng rng(seed);
   Coordinator coordinator(tuned(40));
   std::vector<std::uint64_t> order{0, 1, 2, 3};
-  std::uint64_t present = 4;
   const auto turn = [&](double more, bool is_mixed = true) {
     for (std::uint64_t i = is_mixed ? 3 : 0; i > 0; --i)
       std::swap(order[i], order[rng.below(i + 1)]);
     for (const std::uint64_t i : order) {
-      if (i >= present) continue;
       tell(coordinator, MemberId(i + 1), 0.06 + 0.01 * static_cast<double>(i) + more);
       coordinator.round_over();
     }
@@ -163,18 +161,18 @@ TEST(Coordinator, MembersAreComparedWhenAllHaveTold) {
   for (int i = 0; i < 50; ++i) turn(0);
   EXPECT_EQ(coordinator.nudges(), 0u);
   EXPECT_FALSE(coordinator.holds_growth());
-  for (int i = 1; i <= 6; ++i) turn(0.001 * i, false);
+  for (int i = 1; i <= 5; ++i) turn(0.001 * i, false);
   EXPECT_EQ(coordinator.nudges(), 1u);
   EXPECT_EQ(coordinator.cadence().anchor(), 20u);
 
-  coordinator.gone(MemberId(4));
-  coordinator.gone(MemberId(3));
-  coordinator.gone(MemberId(2));
-  for (present = 1; present <= 4; ++present) {  // they come back one by one
-    turn(0.006);
-    turn(0.006);
-  }
-  EXPECT_EQ(coordinator.nudges(), 1u);
+  Coordinator joining(tuned(40));  // one after the other, each further away
+  for (std::uint64_t present = 1; present <= 6; ++present)
+    for (std::uint64_t i = 0; i < present; ++i) {
+      tell(joining, MemberId(i + 1), 0.06 + 0.01 * static_cast<double>(i));
+      joining.round_over();
+    }
+  EXPECT_EQ(joining.nudges(), 0u);
+  EXPECT_FALSE(joining.holds_growth());
 }
 
 /// Nobody is waited for without end.

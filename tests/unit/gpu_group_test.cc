@@ -13,8 +13,6 @@
 #include <gtest/gtest.h>
 
 #include "common/base/trace.h"
-#include "common/base/trace_capture.h"
-#include "common/base/trace_events.h"
 #include "common/device/host_memory.h"
 #include "common/optim/norm.h"
 #include "common/optim/optimizer.h"
@@ -195,42 +193,6 @@ TEST_P(GpuGroup, AdditionsAndCopiesAreInTheTrace) {
   for (const char* const gpu : {"cuda:0", "cuda:1", "cuda:2"})
     EXPECT_THAT(trace, HasSubstr(std::string(gpu) + " transfer"));
   EXPECT_THAT(trace, HasSubstr("\"exchange\""));
-}
-
-/// A GPU computes from when the parameters are there until the last bucket is computed: not while
-/// it only copies, adds or, to be slow, sleeps.
-TEST_P(GpuGroup, ComputingInTheTraceIsComputing) {
-  const auto model = small_model();
-  const Dataset data = random_data(20, 1);
-  GroupOptions options;
-  options.devices = kGpus;
-  options.nccl = NCCL_STAND_IN;
-  options.bucket_bytes = 1024;  // two buckets
-  options.open = simt::open_late;
-  options.slowdown = 3;
-  const auto group = make_replica_group(*model, options).value();
-  model->initialize(7, group->params());
-  ASSERT_TRUE(group->step(data, first(20), {}).ok());
-  const trace::Capture trace = trace::capture(600);
-  const auto spans_of = [&](const std::string& lane, const std::string& name) {
-    std::vector<trace::Capture::Span> out;
-    for (const auto& span : trace.spans)
-      if (trace.lanes[span.lane] == lane && span.name == name) out.push_back(span);
-    return out;
-  };
-  for (const std::string gpu : {"cuda:0", "cuda:1", "cuda:2"}) {
-    const auto computing = spans_of(gpu, "compute"),
-               moving = spans_of(gpu + " transfer", "exchange");
-    ASSERT_FALSE(computing.empty());
-    ASSERT_GE(moving.size(), 3u);
-    const auto& last = computing.back();
-    const auto& parameters = moving[moving.size() - 3];
-    constexpr double kRounding = 2;  // microseconds
-    EXPECT_GE(last.begin_us + kRounding, parameters.begin_us + parameters.duration_us) << gpu;
-    EXPECT_LE(last.begin_us + last.duration_us,
-              moving.back().begin_us + moving.back().duration_us + kRounding)
-        << gpu;
-  }
 }
 
 /// Parameters come by broadcast; then a group of calls for every bucket, the last tensors first.

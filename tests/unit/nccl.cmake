@@ -10,7 +10,7 @@ if(CENTROID_TESTS)
     set(model_kernels ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu  # as in unit/worker.cmake
                       ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu)
     centroid_test(gpu_group_test LABEL unit TIMEOUT 300
-      SOURCES unit/gpu_group_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
+      SOURCES unit/gpu_group_test.cc unit/gpu_trace_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
       DEPS centroid::node)
     target_compile_definitions(gpu_group_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
     target_link_libraries(gpu_group_test PRIVATE ${CMAKE_DL_LIBS})

@@ -221,13 +221,12 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     room_for_ = std::max(room_for_, samples);
     for (std::size_t d = 0; grows && d < seats_.size(); ++d)
       CENTROID_TRY(seats_[d].replica->make_places(0, 0, 0));
-    std::optional<std::uint64_t> before;
-    if (grows) before = least_room(seats_);
+    const std::uint64_t before = grows ? least_room(seats_).value_or(0) : 0;
     for (std::size_t d = 0; d < seats_.size(); ++d)
       CENTROID_TRY(seats_[d].replica->make_room(part_of(samples, seats_.size(), d).size()));
-    if (!before) return {};
-    const std::uint64_t after = least_room(seats_).value_or(*before);
-    step_bytes_ += *before - std::min(*before, after);
+    if (before == 0) return {};
+    const std::uint64_t after = least_room(seats_).value_or(before);
+    step_bytes_ += before - std::min(before, after);
     make_places();
     return {};
   }
