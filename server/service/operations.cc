@@ -132,10 +132,7 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  // With all rounds in a checkpoint, and none to come before the server is started again.
-  const bool is_saved =
-      is_halted && rounds_ended_ && (!store_ || checkpointed_ == store_->version());
-  if (is_other_rate && config_.keeps_journal() && !is_saved)
+  if (is_other_rate && config_.keeps_journal())
     return refuse(
         "optimizer: the journal can only be replayed with the rate it was written with: stop the "
         "job, which writes a checkpoint, and resume it with the new one");

@@ -331,7 +331,7 @@ class Halt(StopTest):
         self.assert_trains(self.again(server), ("v0", "v1"))
 
     def test_a_lower_learning_rate_said_to_it_holds_when_it_goes_on(self):
-        for way, *arguments in (("server",), ("worker", "--apply", "worker"), ("journal", "--journal", "on")):
+        for way, *arguments in (("server",), ("worker", "--apply", "worker")):
             with self.subTest(way):
                 server = self.halted(*arguments, name=way, run=way)
                 self.assert_halted(server)
