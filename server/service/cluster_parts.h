@@ -48,6 +48,7 @@ struct RestoreWanted {
   Version version;
   bool deletes_newer = false;
   bool is_half = false;                         ///< the old state is gone
+  std::string doing;                            ///< once it is begun
   bool is_begun = false, is_abandoned = false;  ///< nobody waits for the outcome any more
   std::optional<Result<RestoreView>> outcome;
 };
@@ -94,5 +95,8 @@ struct JobPosition {
 struct DataPosition {
   std::uint64_t epoch = 0, offset = 0;
 };
+
+/// For GET /v1/waits, of a worker.
+std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces);
 
 }  // namespace centroid::server

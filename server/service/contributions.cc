@@ -174,6 +174,7 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.send_seconds += end.send_seconds;
   link.addition_seconds += end.addition_seconds;
   link.apply_seconds += end.apply_seconds;
+  link.contributed_at = clock_.now();
   link.step_seconds = end.compute_seconds;
   if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());

@@ -120,6 +120,9 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
   link.late->outcome = outcome;
   link.part = {};  // it counts, or is left out of this epoch
   if (!is_carried) link.steps_told = {};
+  if (const auto& end = link.pending_end;
+      end && link.late->key == Attempt::Key{end->generation, end->round, end->attempt})
+    link.pending_end.reset();
   link.late->staged.reset();
   outgoing_.notify_all();
   if (!has_samples) return;

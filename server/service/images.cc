@@ -44,6 +44,14 @@ std::size_t Cluster::images() {
 /// attempt has closed meanwhile.
 Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
     std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
+  bool is_making = false;
+  const auto what = [this, &is_making] {
+    return is_making ? "version " + to_string(store_->version()) + " is copied"
+                     : std::to_string(images()) + " of at most " + std::to_string(image_limit_) +
+                           " copies are made, or sent to others";
+  };
+  const auto waits =
+      waits_.begin(WaitCause::kState, "worker " + link->join.name, "a copy of the state", what);
   for (;;) {
     if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
     auto present = image_.lock();
@@ -58,6 +66,7 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
   images_.push_back(image);
   {
     const Raised imaging(is_imaging_, changed_);
+    is_making = true;
     CENTROID_CO_TRY(co_await fill_image(*image));
   }
   image_ = image;
@@ -139,8 +148,14 @@ Task<Result<bool>> Cluster::send_image(std::shared_ptr<Link> link, transport::Se
                                        std::shared_ptr<const StateImage> image,
                                        std::optional<Attempt::Key> key) {
   link->version = Version();  // it holds neither until all is there
+  std::size_t piece = 0;
+  const std::size_t pieces = image->planes.size() * store_->plan().chunks().size();
+  const auto what = [&] { return state_on_its_way(image->version, piece, pieces); };
+  const auto waits =
+      waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
     for (const Chunk& chunk : store_->plan().chunks()) {
+      ++piece;
       const auto values =
           std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);
       proto::StateChunk message;

@@ -88,6 +88,7 @@ struct Link {
   double step_seconds = 0, last_loss = 0;
   double send_seconds = 0, addition_seconds = 0, apply_seconds = 0;  ///< as it told
   double receive_seconds = 0;                                        ///< reading its chunks here
+  std::optional<TimePoint> contributed_at;                           ///< its last one
   transport::TrafficCounters traffic;
   ClockWatch clock;                ///< of its machine
   std::string program;             ///< its version; empty: it has not said

@@ -154,7 +154,11 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const bool clips = config_.optimizer.clip_norm > 0;
   TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
   Status prepared;
-  while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+  if (is_imaging_) {
+    const auto waits = waits_.begin(WaitCause::kState, present_round(), "a copy of the state",
+                                    "it is made for a reader or a worker, of one version");
+    while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+  }
   if (is_spread) {
     squares_.resize(store_->plan().chunks().size());
     elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));

@@ -19,6 +19,11 @@ Task<Status> send(Session& session, Kind kind, M message) {
 
 }  // namespace
 
+std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces) {
+  return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
+         " of " + std::to_string(pieces) + " is on its way";
+}
+
 Task<void> Cluster::outbox(std::shared_ptr<Link> link, Session& session) {
   const Status ended = co_await outbox_loop(link, session);
   results_taken();
@@ -162,10 +167,7 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
   const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
   const std::size_t pieces = planes * store_->plan().chunks().size();
   std::size_t piece = 0;
-  const auto what = [&] {
-    return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
-           " of " + std::to_string(pieces) + " is on its way";
-  };
+  const auto what = [&] { return state_on_its_way(version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   const auto elsewhere = fetch_elsewhere(*link->tasks, version, planes);

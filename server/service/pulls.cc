@@ -141,23 +141,28 @@ Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
   const auto copy = std::move(made).value();
   const Seat seat(*this, copy->elements * sizeof(float));
   const std::string who = "reader " + session.peer().name;
-  const auto waits =
-      cluster_.waits_.begin(WaitCause::kState, who, "its connection",
-                            "tensors of one version are copied, or on their way to it");
-  const Status filled = co_await fill(copy, tasks);
+  const Status filled = co_await fill(copy, tasks, who);
   if (!filled.ok()) co_return co_await session.respond_error(request->header, filled.error());
   proto::PullReply reply;
   reply.version = copy->version;
   reply.elements = copy->elements;
   const auto head = proto::encode(reply);
   const auto manifest = proto::encode_manifest(copy->manifest);
+  const auto waits = cluster_.waits_.begin(WaitCause::kState, who, "its connection",
+                                           "tensors of one version are on their way to it");
   CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
   co_return co_await send(session, copy);
 }
 
 /// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
 /// commit.
-Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
+Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
+  bool is_making = false;
+  const auto what = [&is_making] {
+    return is_making ? "its tensors are copied" : "another one is made";
+  };
+  const auto waits =
+      cluster_.waits_.begin(WaitCause::kState, std::move(who), "a copy of the state", what);
   const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
   for (;;) {
     while (cluster_.is_imaging_) {
@@ -171,6 +176,7 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks) 
     Status copied;
     {
       const Raised imaging(cluster_.is_imaging_, cluster_.changed_);
+      is_making = true;
       copied = co_await fill_once(copy, tasks);
     }
     const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;

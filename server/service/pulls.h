@@ -40,7 +40,7 @@ class Cluster::Pulls {
   Result<std::shared_ptr<Copy>> make(const std::vector<proto::TensorName>& names);
   Task<Status> answer(transport::Session& session, TaskGroup& tasks,
                       std::shared_ptr<const Request> request);
-  Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks);
+  Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who);
   Task<Status> fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks);
   Task<Status> send(transport::Session& session, std::shared_ptr<const Copy> copy);
 

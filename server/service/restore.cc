@@ -28,7 +28,9 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
     mine->deletes_newer = deletes;
     self->restore_ = mine;
     self->changed_.notify_all();
-    const auto what = [self] { return "the end of " + self->present_round(); };
+    const auto what = [self, mine] {
+      return mine->is_begun ? mine->doing : "the end of " + self->present_round();
+    };
     const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
     while (!mine->outcome && !self->rounds_ended_) {
       const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
@@ -53,12 +55,14 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
 Task<Status> Cluster::restore_wanted() {
   const auto wanted = restore_;
   wanted->is_begun = true;
+  wanted->doing = "the checkpoint that is being written comes first";
   while (checkpointing_) {  // one that is yet to begin waits for this loop, with several servers
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   // A checkpoint of the state that is given up would undo this.
   const Raised none(checkpointing_, checkpoint_done_);
+  wanted->doing = "the files of checkpoint " + to_string(wanted->version) + " are looked at";
   (void)co_await finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
@@ -114,6 +118,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   view.round = entry.info.round.value;
   view.from_version = store_ ? store_->version().value : 0;
   const Generation generation = roster_.generation();
+  restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
   for (const CheckpointEntry& other : newer) {
     auto remove = [this, other] { return std::make_optional(checkpoints_->remove(other)); };
@@ -135,6 +140,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   aggregator_.reset();  // before the buffers that it holds
   restore_->is_half = true;
   replay_.reset();
+  restore_->doing = "the files of checkpoint " + to_string(version) + " are read";
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
   CENTROID_CO_TRY(co_await load_checkpoint(chosen));
   forget_servers();  // the chunks are here, and are placed anew

@@ -464,10 +464,14 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->why + "; repeat");
   for (;;) {
-    for (; checkpointing_; has_waited = true) {
-      (void)blocking();
-      if (!co_await checkpoint_done_.wait(TimePoint::max()))
-        co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (checkpointing_) {
+      const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
+                                      "the one before, which is being written or read");
+      for (; checkpointing_; has_waited = true) {
+        (void)blocking();
+        if (!co_await checkpoint_done_.wait(TimePoint::max()))
+          co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      }
     }
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
@@ -480,6 +484,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     if (announces) announcement_wanted_ = true;
     ++state_waiters_;  // the round loop does both before the next round
     changed_.notify_all();
+    const auto waits =
+        waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this, announces] {
+          return "the end of " + present_round() +
+                 (announces ? ": the workers are told of it" : ", and the state of a worker");
+        });
     const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
     --state_waiters_;
     has_waited = true;  // another one may have written this state meanwhile

@@ -211,6 +211,10 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
   };
   for (const MemberId member : machine_.missing()) {
     const auto link = find(member);
+    if (link && link->version != attempt_->version) {
+      add(member, "contribution, for which it has not got the state yet");
+      continue;
+    }
     if (link && link->pending_end) {
       add(member, "its chunks on server" + names_of_missing_holders(*link));
       continue;
@@ -245,13 +249,14 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
     const Member* const member = roster_.find(slowest);
     if (member == nullptr) continue;
     const double silent = seconds(clock_.now() - member->heard);
-    views.push_back({.who = "worker " + link->join.name,
-                     .for_whom = name_of(slowest),
-                     .what = "it is " + std::to_string(machine_.steps_ahead(id)) +
-                             " steps ahead of the slowest worker, and policy " + config_.policy +
-                             " allows " + std::to_string(policy_.count) + "; that one was heard " +
-                             std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
-                     .seconds = seconds(clock_.now() - round_opened_)});
+    views.push_back(
+        {.who = "worker " + link->join.name,
+         .for_whom = name_of(slowest),
+         .what = "it is " + std::to_string(machine_.steps_ahead(id)) +
+                 " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
+                 std::to_string(policy_.count) + "; that one was heard " +
+                 std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
+         .seconds = seconds(clock_.now() - link->contributed_at.value_or(phase_since_))});
   }
 }
 
@@ -381,7 +386,8 @@ void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
     proto::Wait wait;
     for (const WaitView& one : lasting) {
       const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
-                             one.who == "server" || one.who == "state";
+                             one.who == "server" || one.who == "state" ||
+                             one.who == "chunks that move";
       if (!is_of_all && one.who != "worker " + link->join.name) continue;
       if (one.for_whom == link->join.name) continue;
       wait.ms = std::max(wait.ms, static_cast<std::uint32_t>(1000 * std::min(one.seconds, 4e6)));

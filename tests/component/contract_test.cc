@@ -80,7 +80,10 @@ class Client final : public transport::FrameSink {
     head.round = open.round;
     head.attempt = open.attempt;
     head.weight = static_cast<double>(open.end - open.begin);
-    EXPECT_TRUE(send(Kind::kPush, head, 16).ok());
+    for (std::uint32_t i = 0; i < join.manifest.size(); ++i) {
+      head.chunk = ChunkId(i);
+      EXPECT_TRUE(send(Kind::kPush, head, join.manifest[i].bytes()).ok());
+    }
   }
   /// A whole and right contribution to `open`.
   void contribute(const proto::RoundOpen& open) {
@@ -199,7 +202,11 @@ class Client final : public transport::FrameSink {
   }
   static Task<void> initialize(Client* self) {
     proto::InitChunk chunk;
-    (void)co_await send_head(self, Kind::kInitChunk, proto::encode(chunk), 16);
+    for (std::uint32_t i = 0; i < self->join.manifest.size(); ++i) {
+      chunk.chunk = ChunkId(i);
+      const std::size_t bytes = self->join.manifest[i].bytes();
+      (void)co_await send_head(self, Kind::kInitChunk, proto::encode(chunk), bytes);
+    }
     const proto::Empty done;
     (void)co_await send_head(self, Kind::kInitDone, proto::encode(done), 0);
   }
@@ -297,6 +304,8 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
   auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
   (void)written.wait_for(std::chrono::milliseconds(300));
+  EXPECT_TRUE(server.wait_for_wait("round loop", "the workers leave"));
+  EXPECT_TRUE(server.wait_for_wait("checkpoint", "the one before"));
   held.reset();
   const auto outcome = restored.get();
   ASSERT_TRUE(outcome.ok()) << outcome.error().to_string();
@@ -364,6 +373,55 @@ TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
   EXPECT_GE(told->ms, 2000u);
   EXPECT_THAT(told->what, HasSubstr("round 2 waits for w1: contribution"));
   EXPECT_FALSE(late.was_told()) << "it waits for nobody";
+}
+
+/// A pause that begins late has not lasted for as long as the server.
+TEST_F(ContractTest, APhaseIsWaitedForSinceItBegan) {
+  enter();
+  const auto open = client.round();
+  ASSERT_TRUE(open);
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.uptime_seconds > 1; }));
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_TRUE(server.pause().ok());
+  client.contribute(*open);
+  ASSERT_TRUE(server.wait_for_wait("operator", "paused by an operator"));
+  for (const server::WaitView& wait : server.waits()) {
+    const std::chrono::duration<double> since = std::chrono::steady_clock::now() - begin;
+    EXPECT_LE(wait.seconds, since.count()) << wait.what;
+  }
+}
+
+/// Whose credit does not hold the whole state, and who does not read.
+TEST(Contract, WhoHasNotGotTheStateIsNotTakenToCompute) {
+  for (const std::string policy : {"bsp", "quorum:1"}) {
+    SCOPED_TRACE(policy);
+    const TemporaryDirectory directory;
+    server::ServerConfig config;
+    config.run_dir = directory.path();
+    config.policy = policy;
+    config.chunk_bytes = 64;
+    config.exit_when_finished = true;
+    config.drain_timeout = std::chrono::seconds(2);
+    TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
+    Client first, late;
+    for (Client* client : {&first, &late})
+      client->join.manifest = {{.name = "v", .dtype = DType::kF32, .shape = {16}},
+                               {.name = "w", .dtype = DType::kF32, .shape = {16}}};
+    late.join.name = late.greeting.name = "w1";
+    late.greeting.credit_bytes = 64;
+    ASSERT_TRUE(first.open(server.endpoint()).ok());
+    ASSERT_TRUE(first.enter().ok());
+    const auto alone = first.round();
+    ASSERT_TRUE(alone);
+    ASSERT_TRUE(late.open(server.endpoint()).ok());
+    ASSERT_TRUE(late.enter().ok());
+    auto held = late.hold();
+    first.contribute(*alone);
+    EXPECT_TRUE(server.wait_for_wait("its connection", "chunk 2 of 2"));
+    EXPECT_TRUE(server.wait_for_wait("w1", "contribution, for which it has not got the state"));
+    held.reset();
+    EXPECT_TRUE(late.round(Round(2)));
+  }
 }
 
 TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {

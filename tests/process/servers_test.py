@@ -1,19 +1,22 @@
 """A model on several servers: same bits, checkpoints, servers that are lost, come and go. servers_test.py BIN_DIR"""
 
 import array
+import contextlib
 import hashlib
 import json
 import math
 import signal
+import struct
 import time
 import urllib.error
 import urllib.request
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
-from wire import ERROR, connect, hello, read_frame
+from wire import ERROR, REQUEST, connect, header, hello, read_frame
 
 MODEL = "mlp:64-48-32-10"
 CHUNKS = ["--chunk-bytes", 1024]  # enough of them to place evenly
+PULL = 80
 
 
 class ServersTest(ClusterTest):
@@ -409,6 +412,32 @@ class Statistics(ServersTest):
         self.assertGreater(len(leader.get("/v1/parameters")["parameters"]), 0)
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, *workers, leader, b)
+
+    def test_readers_wait_for_a_copy_and_not_for_their_connection(self):
+        leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s")
+        b = self.shard(leader, "b")
+        self.workers(leader)
+        leader.wait_more_rounds(5)
+        b.send(signal.SIGSTOP)
+
+        def pull(name):
+            peer = self.stack.enter_context(connect(leader.data))
+            peer.sendall(hello(name=name))
+            read_frame(peer)
+            peer.sendall(header(PULL, REQUEST, head := struct.pack("<I", 0), identity=1) + head)
+
+        def wait_of(name, what):
+            def find():
+                waits = leader.get("/v1/waits")["waits"]
+                return [w for w in waits if w["who"] == f"reader {name}" and w["for_whom"] == "a copy of the state" and what in w["what"]]
+
+            wait_for(find, f"{name}: {what}")
+
+        with contextlib.ExitStack() as self.stack:
+            pull("first")
+            wait_of("first", "its tensors are copied")
+            pull("second")
+            wait_of("second", "another one is made")
 
     def ask(self, leader, path):
         request = urllib.request.Request(f"http://{leader.api}{path}")
