@@ -49,10 +49,11 @@ namespace centroid::server {
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// cluster_rows.cc (tables), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop),
 /// merge.cc (its end), shares.cc, replies.cc (results through a codec), elastic.cc (rounds that
-/// close without some members), initial.cc (initial values), state.cc (checkpoints), durability.cc,
-/// replay.cc (the journal), handover.cc (state that the workers hold), spread.cc, spread_moves.cc,
-/// spread_checkpoint.cc (a model on several servers), pulls.cc (readers), operations.cc,
-/// operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc (what REST sees).
+/// close without some members), initial.cc (initial values), state.cc, checkpoints.cc,
+/// durability.cc, replay.cc (the journal), handover.cc (state that the workers hold), spread.cc,
+/// spread_moves.cc, spread_checkpoint.cc (a model on several servers), pulls.cc (readers),
+/// operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc,
+/// view_waits.cc (what REST sees).
 class Cluster final : public ControlPlane {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,

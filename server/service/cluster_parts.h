@@ -73,6 +73,9 @@ class KnownScalars {
   bool is_told_ = false;
 };
 
+/// A worker may ask whether its contribution to one of so many last rounds counted.
+inline constexpr std::uint64_t kCountedRounds = 16;
+
 /// Training data, as workers tell of it.
 struct DataIdentity {
   std::uint64_t samples = 0, fingerprint = 0;

@@ -1,0 +1,249 @@
+#include <thread>
+
+#include "common/base/log.h"
+#include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/rows_journal.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+namespace {
+/// Between two checkpoints that the tables' journal calls for.
+constexpr std::chrono::seconds kAgain{10};
+}  // namespace
+
+/// The thread of files, for what somebody waits for: a checkpoint that it writes beside rounds is
+/// written without rests from here on.
+const Executor& Cluster::blocking() {
+  if (checkpoint_duty_) checkpoint_duty_->hurry();
+  return blocking_;
+}
+
+/// The state is in no checkpoint.
+bool Cluster::needs_checkpoint() const {
+  if (replay_) return false;  // the journal has more than the state
+  if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) return true;
+  if (rows_servers_) return rows_servers_->needs_checkpoint();
+  return rows_.changes() != rows_checkpointed_;
+}
+
+bool Cluster::is_checkpoint_due() const {
+  const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
+  const bool is_long =
+      rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
+      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
+  if (is_long && !checkpointing_ && since >= kAgain) return true;
+  if (epoch_checkpoint_due_ && !checkpointing_ && needs_checkpoint()) return true;
+  return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
+         since >= config_.checkpoint_interval;
+}
+
+/// What checkpoint.every_rounds and every_epochs call for. The end of an epoch comes seldom: where
+/// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
+void Cluster::checkpoint_behind_round() {
+  const std::uint64_t every = config_.checkpoint_every_rounds;
+  if (epoch_checkpoint_due_) (void)blocking();
+  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (round_.value - 1) % every == 0);
+  if (is_due && needs_checkpoint() && !checkpointing_ && !goal_reached())
+    tasks_.spawn(checkpoint_in_background());
+}
+
+Task<void> Cluster::checkpoint_in_background() {
+  // While the journal is broken nothing else keeps what is trained.
+  const auto written = co_await write_checkpoint(true, !journal_.wants_checkpoint());
+  if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
+    tell(events_, log::Level::kError, "checkpoint.failed",
+         {{"why", written.error()}, {"when", "training goes on"}});
+}
+
+/// A task of the server's own: whoever asked for the checkpoint may go, it is written and its end
+/// is heard of.
+Task<void> Cluster::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
+  outcome->emplace(co_await write_checkpoint(true));
+  checkpoint_done_.notify_all();
+}
+
+bool Cluster::announces_checkpoint() const {
+  if (rounds_ended_ || store_->version().value == 0 || announced_ == store_->version())
+    return false;
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& entry) { return entry.second->keeps_state; });
+}
+
+/// Between rounds: what error feedback has left belongs to this state now, and to no other one
+/// later.
+void Cluster::announce_checkpoint() {
+  announcement_wanted_ = false;
+  announced_ = store_->version();
+  for (const auto& [id, link] : links_)
+    if (link->keeps_state) link->keep = Round(round_.value - 1);
+  outgoing_.notify_all();
+  if (!spread_.has_others()) return state_fetched_.notify_all();
+  ++spread_.freezes;  // the same round's state, before the next one: that notifies
+}
+
+/// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
+/// Of tasks that only the end of the server cancels: it must hear how the writing ended.
+/// `is_beside_rounds`: nobody waits for it, until somebody does (blocking()).
+Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool is_beside_rounds) {
+  bool has_waited = false;
+  std::shared_ptr<Snapshot> snapshot;
+  while (is_loading_) {  // the store has no values: it would look like one of rows only
+    const bool goes_on = co_await changed_.wait(TimePoint::max());
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+  if (replay_)
+    co_return Error(ErrorCode::kUnavailable,
+                    "the journal is being replayed: " + replay_->why + "; repeat");
+  for (;;) {
+    if (checkpointing_) {
+      const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
+                                      "the one before, which is being written or read");
+      for (; checkpointing_; has_waited = true) {
+        (void)blocking();
+        if (!co_await checkpoint_done_.wait(TimePoint::max()))
+          co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      }
+    }
+    if (!store_) break;
+    // Another one asked for the same state: it is the one that was wanted here too.
+    if (has_waited && last_written_ && last_written_->version == store_->version().value &&
+        (rows_servers_ ? !rows_servers_->needs_checkpoint()
+                       : rows_.changes() == rows_checkpointed_))
+      co_return *last_written_;
+    const bool announces = may_announce && announces_checkpoint();
+    if (store_->is_current() && !announces) break;
+    if (announces) announcement_wanted_ = true;
+    ++state_waiters_;  // the round loop does both before the next round
+    changed_.notify_all();
+    const auto waits =
+        waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this, announces] {
+          return "the end of " + present_round() +
+                 (announces ? ": the workers are told of it" : ", and the state of a worker");
+        });
+    const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
+    --state_waiters_;
+    has_waited = true;  // another one may have written this state meanwhile
+    if (!goes_on || closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (announces && !checkpointing_) snapshot = std::exchange(spread_.frozen, nullptr);
+    if (snapshot) break;  // kept when it was announced; rounds go on
+  }
+  const bool has_model = store_ && store_->version().value > 0;
+  if (!has_model && !rows_.has_tables())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are no parameters yet: no worker has sent the initial ones");
+  // Nothing has changed: it would be the same once more.
+  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) {
+    if (snapshot) co_await thaw_servers(Round());
+    co_return *last_written_;
+  }
+  const Raised writing(checkpointing_, checkpoint_done_);
+  epoch_checkpoint_due_ = false;
+  checkpoint_begun_ = clock_.now();
+  std::shared_ptr<RowsSnapshot> rows;
+  if (rows_servers_) {
+    auto kept = co_await rows_servers_->freeze();
+    if (!kept.ok()) {
+      co_await rows_servers_->thaw(false);
+      if (snapshot) co_await thaw_servers(Round());
+      probe_.checkpoint_failed();
+      co_return kept.error();
+    }
+    rows = std::move(kept).value();
+  }
+  // Between the first chunk of a round's update and its commit there is no consistent state to
+  // freeze.
+  while (has_model && !snapshot) {
+    if (!spread_.has_others()) snapshot = store_->begin_snapshot(snapshot_budget_);
+    if (spread_.has_others()) snapshot = co_await frozen_servers();
+    if (snapshot || spread_.lost_since || has_lost_server()) break;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
+  }
+  if (has_model && !snapshot) {
+    rows.reset();
+    if (rows_servers_) co_await rows_servers_->thaw(false);
+    co_return Error(ErrorCode::kCancelled, has_lost_server() ? "a server is gone with its chunks"
+                                                             : "the server is stopping");
+  }
+  const TimePoint begin = clock_.now();
+  const CheckpointInfo info = spread_.has_others() ? spread_.frozen_info : checkpoint_info();
+  // Rows, what was pushed, and the model, at one moment.
+  const std::uint64_t rows_changes = rows_.changes();
+  if (!rows_servers_) rows = rows_.begin_snapshot();
+  const std::uint64_t rows_journal = rows ? rows->journal() : 0;
+  journal_.checkpoint_begins(info.round);
+  Manifest manifest;
+  if (has_model) manifest = store_->plan().manifest();
+  const bool is_spread = spread_.has_others();
+  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
+  if (has_model) reader = snapshot_reader(snapshot);
+  if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
+    checkpoint_duty_ = std::make_shared<DutyCycle>(config_.checkpoint_processor_share *
+                                                   std::thread::hardware_concurrency());
+    // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
+    reader = [read = std::move(reader), duty = checkpoint_duty_, snapshot](
+                 std::size_t plane, std::uint64_t offset, std::span<float> into) {
+      if (!snapshot->is_full()) duty->rest();
+      return read(plane, offset, into);
+    };
+  }
+  std::vector<CheckpointPart> parts;
+  if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
+  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
+                rows = std::move(rows), parts = std::move(parts), keep = config_.checkpoint_keep,
+                keep_every = config_.checkpoint_keep_every, keeps_journal = config_.keeps_journal(),
+                journal_dir = config_.journal_dir]() mutable {
+    directory.set_keep(keep, keep_every);  // the folder belongs to this thread
+    auto written = std::make_optional(directory.write(info, manifest, reader, parts));
+    reader = nullptr;
+    snapshot.reset();
+    parts.clear();
+    rows.reset();
+    std::error_code ignored;
+    if (written->ok() && !keeps_journal)  // of a time when there was one
+      for (const LogSegment& old : journal::segments_of(journal_dir))
+        std::filesystem::remove(old.path, ignored);
+    if (written->ok() && !keeps_journal)
+      for (const LogSegment& old : rows_journal::segments_of(journal_dir))
+        std::filesystem::remove(old.path, ignored);
+    return written;
+  };
+  // The blocking thread works on the snapshot to its end, whatever happens to this task.
+  auto outcome = co_await run_on(blocking_, std::move(write));
+  checkpoint_duty_.reset();
+  Result<CheckpointEntry>& written = *outcome;
+  if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
+  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
+  if (!written.ok()) {
+    probe_.checkpoint_failed();
+    co_return std::move(written).error();
+  }
+  checkpointed_ = info.version;
+  std::erase_if(counted_, [this](const auto& one) {  // who may still ask has one of the last rounds
+    return one.second.value + kCountedRounds < round_.value;
+  });
+  rows_checkpointed_ = rows_changes;
+  if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
+  journal_.checkpoint_written(info.round);
+  rows_.checkpoint_written(rows_journal);
+  const TimePoint end = clock_.now();
+  const double elapsed = std::chrono::duration<double>(end - begin).count();
+  trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, begin, end, info.round.value);
+  probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
+  tell(events_, log::Level::kInfo, "checkpoint.written",
+       {{"path", written->path.string()},
+        {"version", info.version.value},
+        {"bytes", written->bytes},
+        {"seconds", elapsed}});
+  CheckpointView view;
+  view.path = written->path.string();
+  view.version = info.version.value;
+  view.number = written->number;
+  view.round = info.round.value;
+  view.bytes = written->bytes;
+  view.created_unix_seconds = info.created_unix_seconds;
+  last_written_ = view;
+  co_return view;
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,251 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+namespace centroid::server {
+
+namespace {
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+/// For whom the open round waits, and why each of them has not contributed.
+void Cluster::round_waits(std::vector<WaitView>& views) const {
+  constexpr double kLong = 2;  // seconds from which on the whole cause is told
+  const std::string round = present_round();
+  const double open = seconds(clock_.now() - round_opened_);
+  const std::size_t done = machine_.contributed().size(), needed = machine_.needed();
+  const auto add = [&](MemberId member, std::string what) {
+    const Duration silent = clock_.now() - roster_.find(member)->heard;
+    const auto milliseconds = std::to_string(static_cast<int>(1000 * seconds(silent)));
+    if (open > kLong)
+      what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
+              " contributions that it needs, of " + std::to_string(attempt_->members.size()) +
+              " workers";
+    if (silent > config_.lease / 2)  // it should have sent two heartbeats
+      what += ", silent for " + milliseconds + " ms";
+    else if (open > kLong)
+      what += ", last heard " + milliseconds + " ms ago";
+    views.push_back(
+        {.who = round, .for_whom = name_of(member), .what = std::move(what), .seconds = open});
+  };
+  for (const MemberId member : machine_.missing()) {
+    const auto link = find(member);
+    if (link && link->version != attempt_->version) {
+      add(member, "contribution, for which it has not got the state yet");
+      continue;
+    }
+    if (link && link->pending_end) {
+      add(member, "its chunks on server" + names_of_missing_holders(*link));
+      continue;
+    }
+    const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+    add(member, adds ? "addition with its peers" : "contribution");
+  }
+  if (!policy_.is_elastic()) return;
+  if (done < needed)
+    for (const MemberId member : unseated()) {
+      const auto link = find(member);
+      const auto late = link->late     ? link->late->key.round
+                        : link->behind ? link->behind->round
+                                       : link->opened.round;
+      add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
+    }
+  if (const auto deadline = machine_.deadline())
+    views.push_back({.who = round,
+                     .for_whom = "workers that are expected soon",
+                     .what = "the quorum is there; the round closes in " +
+                             std::to_string(static_cast<int>(
+                                 1000 * std::max(0.0, seconds(*deadline - clock_.now())))) +
+                             " ms at the latest",
+                     .seconds = open});
+}
+
+/// Who is held back for slower members, whether or not a round is open.
+void Cluster::pace_waits(std::vector<WaitView>& views) const {
+  for (const auto& [id, link] : links_) {
+    if (link->is_away || machine_.may_begin(id)) continue;
+    const MemberId slowest = machine_.slowest();
+    const Member* const member = roster_.find(slowest);
+    if (member == nullptr) continue;
+    const double silent = seconds(clock_.now() - member->heard);
+    views.push_back(
+        {.who = "worker " + link->join.name,
+         .for_whom = name_of(slowest),
+         .what = "it is " + std::to_string(machine_.steps_ahead(id)) +
+                 " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
+                 std::to_string(policy_.count) + "; that one was heard " +
+                 std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
+         .seconds = seconds(clock_.now() - link->contributed_at.value_or(phase_since_))});
+  }
+}
+
+/// For which servers the round, or chunks that go to them, wait.
+void Cluster::shard_waits(std::vector<WaitView>& views) const {
+  for (const auto& [name, link] : shards_.present()) {
+    if (link->work.empty()) continue;
+    const bool is_move = link->work.front().kind == proto::ServersKind::kLoad;
+    const std::string what = is_move ? "the values of chunks" : "its part of the commit";
+    views.push_back({.who = is_move ? "chunks that move" : present_round(),
+                     .for_whom = "server '" + name + "'",
+                     .what = link->report.busy.empty() ? what : what + ": " + link->report.busy,
+                     .seconds = seconds(clock_.now() - link->work.front().since)});
+  }
+}
+
+/// With the fragment whose turn it is, where there are several.
+std::string Cluster::present_round() const {
+  std::string text = "round " + to_string(round_);
+  if (store_ && fragments_.count() > 1)
+    text += ", fragment " + std::to_string(fragments_.turn(store_->optimizer_step()) + 1) + " of " +
+            std::to_string(fragments_.count());
+  return text;
+}
+
+bool Cluster::waits_for_operator() const {
+  return phase_ == Phase::kPaused || phase_ == Phase::kStopped;
+}
+
+std::vector<WaitView> Cluster::present_waits() const {
+  std::vector<WaitView> views;
+  const bool begins = is_beginning();  // then Guards say what is waited for
+  if (phase_ == Phase::kStandby && !begins)
+    views.push_back(
+        {.who = "this server",
+         .for_whom = leadership_.leader.empty() ? "etcd" : "leader " + leadership_.leader,
+         .what = phase_reason_,
+         .seconds = seconds(clock_.now() - phase_since_)});
+  else if (const auto why = held())
+    views.push_back(
+        {.who = "job",
+         .for_whom = "etcd",
+         .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
+         .seconds = seconds(clock_.now() - round_opened_)});
+  else if (!begins &&
+           (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()))
+    views.push_back({.who = "job",
+                     .for_whom = waits_for_operator()  ? "operator"
+                                 : is_loop_writing_    ? "checkpoint"
+                                 : waits_for_servers() ? "servers"
+                                                       : "workers",
+                     .what = phase_reason_,
+                     .seconds = seconds(clock_.now() - phase_since_)});
+  if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
+  pace_waits(views);
+  waits_.list(views);
+  if (const auto journal = journal_.state();
+      !journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
+    views.push_back({.who = present_round(),
+                     .for_whom = "journal",
+                     .what = journal.trouble,
+                     .seconds = seconds(clock_.now() - round_opened_)});
+  shard_waits(views);
+  if (upload_)
+    views.push_back({.who = "server",
+                     .for_whom = name_of(upload_->from),
+                     .what = "the state, piece " + std::to_string(upload_->received) + " of " +
+                             std::to_string(upload_->pieces()),
+                     .seconds = seconds(clock_.now() - upload_->begun)});
+  rows_.waits(views);
+  if (rows_servers_) rows_servers_->waits(views);
+  for (const auto& [id, link] : links_)
+    for (const std::string& what : link->session->waits(clock_.now()))
+      views.push_back({.who = "session of " + link->join.name,
+                       .for_whom = link->join.name,
+                       .what = what,
+                       .seconds = 0});
+  return views;
+}
+
+/// The waits of `waits`, counted by cause.
+std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
+  std::array<std::size_t, kWaitCauses.size()> counts{};
+  const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
+  if (!is_beginning() && (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing))
+    count(WaitCause::kWorkers);
+  if (waits_for_operator()) count(WaitCause::kOperator);
+  if (attempt_ && !attempt_->closed && machine_.is_open())
+    for (const MemberId member : machine_.missing()) {
+      const auto link = find(member);
+      const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+      count(adds ? WaitCause::kAddition : WaitCause::kContribution);
+    }
+  const auto journal = journal_.state();
+  if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
+    count(WaitCause::kJournal);
+  waits_.count(count);
+  for (const auto& [name, link] : shards_.present())
+    if (!link->work.empty()) count(WaitCause::kServers);
+  if (upload_) count(WaitCause::kState);
+  for (const auto& [id, link] : links_) {
+    if (!link->is_away && !machine_.may_begin(id)) count(WaitCause::kPace);
+    if (!link->session->waits(clock_.now()).empty()) count(WaitCause::kCredit);
+  }
+  return counts;
+}
+
+Task<std::vector<WaitView>> Cluster::waits() {
+  auto read = [this] { return present_waits(); };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+/// It has done its part, or has none at the moment.
+bool Cluster::awaits_others(const Link& link) const {
+  if (link.finish) return false;
+  if (!attempt_ || attempt_->closed || !machine_.is_open()) return true;
+  const auto missing = machine_.missing();
+  return link.pending_end || std::ranges::find(missing, link.id) == missing.end();
+}
+
+/// Tell every worker that waits for others why, as long as it does.
+void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
+  constexpr std::chrono::seconds kEvery{2};
+  bool has_news = false;
+  for (const auto& [id, link] : links_) {
+    if (clock_.now() - link->wait_told < kEvery || !awaits_others(*link)) continue;
+    proto::Wait wait;
+    for (const WaitView& one : lasting) {
+      const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
+                             one.who == "server" || one.who == "state" ||
+                             one.who == "chunks that move";
+      if (!is_of_all && one.who != "worker " + link->join.name) continue;
+      if (one.for_whom == link->join.name) continue;
+      wait.ms = std::max(wait.ms, static_cast<std::uint32_t>(1000 * std::min(one.seconds, 4e6)));
+      wait.what += (wait.what.empty() ? "" : "; ") + one.who + " waits for " + one.for_whom + ": " +
+                   one.what;
+    }
+    if (wait.what.empty()) continue;
+    if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
+    link->wait = std::move(wait);
+    link->wait_told = clock_.now();
+    has_news = true;
+  }
+  if (has_news) outgoing_.notify_all();
+}
+
+/// An event for each wait that lasts: once, when it has.
+Task<void> Cluster::watch_waits() {
+  constexpr double kLasting = 2;
+  std::set<std::pair<std::string, std::string>> told;
+  while (!closing_) {
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(500))) co_return;
+    std::set<std::pair<std::string, std::string>> lasting;
+    std::vector<WaitView> waits = present_waits();
+    std::erase_if(waits, [](const WaitView& wait) { return wait.seconds < kLasting; });
+    tell_waits(waits);
+    for (const WaitView& wait : waits) {
+      auto key = std::make_pair(wait.who, wait.for_whom);
+      if (!told.contains(key) && !lasting.contains(key))
+        events_.publish("wait.lasted", {{"who", wait.who},
+                                        {"for_whom", wait.for_whom},
+                                        {"what", wait.what},
+                                        {"seconds", wait.seconds}});
+      lasting.insert(std::move(key));
+    }
+    told = std::move(lasting);
+  }
+}
+
+}  // namespace centroid::server
