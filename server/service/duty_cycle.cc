@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace centroid::server {
 namespace {
@@ -16,8 +17,11 @@ double processor_seconds() {
 
 }  // namespace
 
-double DutyCycle::rest_seconds(double share, double busy, double passed) {
-  return share >= 1 ? 0 : std::max(0.0, busy / share - passed);
+double DutyCycle::rest_seconds(double share, double busy, double passed, double& credit) {
+  if (share >= 1) return 0;
+  credit = std::min(credit + passed * share - busy, kBurst * share);
+  if (credit >= 0) return 0;
+  return -std::exchange(credit, 0.0) / share;
 }
 
 void DutyCycle::rest() {
@@ -27,7 +31,7 @@ void DutyCycle::rest() {
     const double passed = std::chrono::duration<double>(clock.now() - ended_).count();
     const auto until =
         clock.now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(
-                          rest_seconds(share_, busy - busy_, passed)));
+                          rest_seconds(share_, busy - busy_, passed, credit_)));
     std::unique_lock lock(mutex_);
     hurried_.wait_until(lock, until, [this] { return is_hurried_; });
   }

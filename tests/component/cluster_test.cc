@@ -181,7 +181,7 @@ TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
     const auto outcomes = run_workers(specs, data, server.endpoint(), transports());
     for (const auto& outcome : outcomes) EXPECT_TRUE(outcome.status.ok());
     ASSERT_TRUE(server.join().ok());
-    std::uint64_t late = 0, rounds = 0;
+    std::uint64_t late = 0, rounds = 0, whole_with_late = 0;
     for (const auto& round : server.rounds()) {
       if (round.outcome != "committed") continue;
       ++rounds;
@@ -189,9 +189,12 @@ TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
       std::uint64_t samples = 0;
       for (const auto& names : {round.contributors, round.late})
         for (const std::string& name : names) samples += batches[name];
-      EXPECT_EQ(round.samples, samples)
+      // What others gave back may be less than a batch.
+      EXPECT_LE(round.samples, samples)
           << "round " << round.round << ", " << round.late.size() << " late";
+      whole_with_late += !round.late.empty() && round.samples == samples ? 1 : 0;
     }
+    EXPECT_GT(whole_with_late, 0u);
     EXPECT_EQ(rounds, c.rounds);
     EXPECT_GT(late, 0u) << "nobody was late, so nothing was shown";
   }

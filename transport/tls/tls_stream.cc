@@ -2,6 +2,7 @@
 
 #include <openssl/err.h>
 #include <openssl/x509_vfy.h>
+#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <array>
@@ -290,9 +291,12 @@ std::optional<double> TlsStream::peer_certificate_end() const {
   if (own == nullptr) return std::nullopt;
   auto first = certificate_end(own);
   const STACK_OF(X509)* const chain = ::SSL_get_peer_cert_chain(ssl_.get());
-  for (int i = 0; i < sk_X509_num(chain); ++i)  // of none: -1
-    if (const auto end = certificate_end(sk_X509_value(chain, i)); end && (!first || *end < *first))
-      first = end;
+  for (int i = 0; i < sk_X509_num(chain); ++i) {  // of none: -1
+    X509* const one = sk_X509_value(chain, i);
+    // An authority that signed itself counts as we have it, not as the other side shows it.
+    if ((::X509_get_extension_flags(one) & EXFLAG_SS) != 0) continue;
+    if (const auto end = certificate_end(one); end && (!first || *end < *first)) first = end;
+  }
   return first;
 }
 
