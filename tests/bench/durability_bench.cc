@@ -9,10 +9,8 @@
 namespace centroid::bench {
 namespace {
 
-constexpr std::uint32_t kRoundsPerBlock = 3;
-
 struct Options {
-  std::uint64_t workers = 2, parameters = 25'000'000, rounds = 24;
+  std::uint64_t workers = 2, parameters = 25'000'000, rounds = 24, block = 3;
   std::string optimizer = "momentum";
 };
 
@@ -39,12 +37,12 @@ int run(const Options& options) {
     settings.server_flags = ways[i].flags;
     contenders.push_back(make_star_cluster(settings));
   }
-  for (std::uint64_t done = 0; done < options.rounds; done += kRoundsPerBlock)
+  for (std::uint64_t done = 0; done < options.rounds; done += options.block)
     for (std::size_t i = 0; i < ways.size(); ++i) {
-      const BlockTimes times = contenders[i].run(kRoundsPerBlock);
+      const BlockTimes times = contenders[i].run(static_cast<std::uint32_t>(options.block));
       if (done == 0) continue;
       ways[i].rounds.insert(ways[i].rounds.end(), times.rounds.begin(), times.rounds.end());
-      ways[i].cpu.push_back(times.server_cpu / kRoundsPerBlock);
+      ways[i].cpu.push_back(times.server_cpu / static_cast<double>(options.block));
     }
   std::printf("%llu workers, %llu parameters, %s applied by the server; folder %s\n",
               static_cast<unsigned long long>(options.workers),
@@ -66,9 +64,14 @@ void add_fields(config::Schema& schema, Options& options) {
   schema.field("parameters", &options.parameters,
                {.text = "float32 parameters of the model", .min = 10});
   schema.field("rounds", &options.rounds,
-               {.text = "rounds of each, in blocks of 3; the first block is dropped",
+               {.text = "rounds of each, in blocks; the first block is dropped",
                 .unit = "rounds",
                 .min = 4});
+  schema.field("block", &options.block,
+               {.text = "rounds before another one has its turn; a checkpoint takes longer than 3",
+                .unit = "rounds",
+                .min = 1,
+                .max = 1000});
   schema.field("optimizer", &options.optimizer, {.text = "update rule"});
 }
 
