@@ -238,7 +238,8 @@ Task<Status> Shard::run(transport::Listener& listener) {
     } else {
       failure = session.error();
     }
-    if (proto::is_not_yet(failure)) alone_since = clock_.now();  // it lives, and says why
+    const bool is_put_off = proto::is_not_yet(failure);  // the leader lives, and says why
+    if (is_put_off) alone_since = clock_.now();
     forget_everything(failure);
     if (stopping_) break;
     if (fatal_) {
@@ -261,7 +262,7 @@ Task<Status> Shard::run(transport::Listener& listener) {
                                 {"next", leaders_.present().to_string()}});
       continue;
     }
-    if (clock_.now() + backoff >= alone_since + options_.join_timeout) {
+    if (!is_put_off && clock_.now() + backoff >= alone_since + options_.join_timeout) {
       result = Error(ErrorCode::kUnavailable, "no leader at " + called.to_string() + " for " +
                                                   std::to_string(options_.join_timeout.count()) +
                                                   " ms (join_timeout): " + failure.message());

@@ -172,7 +172,7 @@ class Words(ClusterTest):
         self.assertGreater(len(errors), 20)
         self.assertEqual({name for name in errors if f"`{name}`" not in table}, set(), "errors of the log without a row")
         runbooks = "\n".join(re.findall(r"^\s+runbook: (.*)$", alerts, re.MULTILINE))
-        for name in re.findall(r"\b[a-z]+\.[a-z_]+\b(?!/|\.md)", runbooks.replace("policies.md", "")):
+        for name in re.findall(r"\b[a-z]+\.[a-z_]+\b(?!/|\.md)", re.sub(r"\w+\.md", "", runbooks)):
             self.assertTrue(f'"{name}"' in sources, f"{name} is neither an event nor a setting")
 
     def settings(self, program):
@@ -187,7 +187,7 @@ class Words(ClusterTest):
 RUN = {
     "status [--watch [SECONDS]]": ["status"],
     "top [--every SECONDS]": ["top --every 1 --count 2"],
-    "workers [--all]": ["workers", "workers --all"],
+    "workers [--all] [--stages]": ["workers", "workers --all", "workers --stages"],
     "events [--follow] [--type T,...] [--since ID] [-n N]": ["events", "events --type member --since 0 -n 5"],
     "scale": ["scale"],
     "scale set WORKERS [--why TEXT]": ["scale set 4 --why because"],

@@ -149,7 +149,7 @@ Task<void> ServerLink::run() {
                                 {"next", servers_.present().to_string()}});
       continue;
     }
-    if (now() + backoff >= outside_since + options_.join_timeout) {
+    if (!is_put_off && now() + backoff >= outside_since + options_.join_timeout) {
       Error gave_up(ErrorCode::kUnavailable, "gave up joining " + called.to_string() + " after " +
                                                  std::to_string(options_.join_timeout.count()) +
                                                  " ms (--join-timeout): " + failure.message());
