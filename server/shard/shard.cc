@@ -275,6 +275,7 @@ Task<Status> Shard::run(transport::Listener& listener) {
               {{"leader", called.to_string()}, {"why", failure}, {"retry_ms", pause.count()}});
     const TimePoint again = clock_.now() + pause;
     while (!stopping_ && clock_.now() < again) co_await changed_.wait(again);
+    if (is_put_off) alone_since = clock_.now();
     const std::chrono::milliseconds longest(2000);
     backoff = std::min(backoff * 2, leaders_.is_several() ? kLongestPause : longest);
   }

@@ -164,6 +164,7 @@ Task<void> ServerLink::run() {
     reconnects_.add();
     const TimePoint again = now() + pause;
     while (!ending_ && now() < again) co_await loop_ready_.wait(again);
+    if (is_put_off) outside_since = now();
     const std::chrono::milliseconds longest(is_put_off ? 1000 : 5000);
     backoff = std::min(backoff * 2, servers_.is_several() ? kLongestPause : longest);
   }
