@@ -58,7 +58,7 @@ TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers
   const auto join = [&](int number, std::size_t place) {
     threads.emplace_back([&, number, place] {
       WorkerSpec one = spec(number);
-      one.join_timeout = std::chrono::milliseconds(place < 9 || place == 12 ? 20'000 : 1'000);
+      one.join_timeout = std::chrono::milliseconds(place < 9 || place == 12 ? 20'000 : 5'000);
       outcomes[place] = run_worker(one, data, server.endpoint(), tcp());
       ++ended;
     });
