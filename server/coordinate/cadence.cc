@@ -96,10 +96,12 @@ std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members,
   }
   room_ = kNoLimit;
   for (std::size_t i = 0; i < most.size() && slow > 0; ++i) {
-    const double room = std::floor(static_cast<double>(most[i]) * paces_[members[i]].used / slow);
-    if (room > 0) room_ = std::min(room_, static_cast<std::uint64_t>(std::min(room, 1e6)));
+    const double used = paces_[members[i]].used;
+    if (used == 0) continue;  // it is tried first
+    const double room = std::floor(static_cast<double>(most[i]) * used / slow);
+    room_ = std::min(room_, static_cast<std::uint64_t>(std::clamp(room, 1.0, 1e6)));
   }
-  if (options_.tunes) anchor_ = std::min(anchor_, room_);
+  if (options_.tunes) anchor_ = std::min(anchor_, std::max(room_, least_));
   std::vector<std::uint64_t> steps;
   std::uint64_t least = anchor_;
   for (const MemberId member : members) {

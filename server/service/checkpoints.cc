@@ -1,5 +1,3 @@
-#include <thread>
-
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/rows_journal.h"
@@ -15,7 +13,7 @@ constexpr std::chrono::seconds kAgain{10};
 /// The thread of files, for what somebody waits for: a checkpoint that it writes beside rounds is
 /// written without rests from here on.
 const Executor& Cluster::blocking() {
-  if (checkpoint_duty_) checkpoint_duty_->hurry();
+  duty_->hurry();
   return blocking_;
 }
 
@@ -32,6 +30,7 @@ bool Cluster::is_checkpoint_due() const {
   const bool is_long =
       rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
       (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
+  if (is_long && checkpointing_) duty_->hurry();
   if (is_long && !checkpointing_ && since >= kAgain) return true;
   if (epoch_checkpoint_due_ && !checkpointing_ && needs_checkpoint()) return true;
   return config_.checkpoint_interval.count() > 0 && !checkpointing_ && needs_checkpoint() &&
@@ -48,9 +47,9 @@ void Cluster::checkpoint_behind_round() {
     tasks_.spawn(checkpoint_in_background());
 }
 
-Task<void> Cluster::checkpoint_in_background() {
+Task<void> Cluster::checkpoint_in_background(bool may_rest) {
   // While the journal is broken nothing else keeps what is trained.
-  const auto written = co_await write_checkpoint(true, !journal_.wants_checkpoint());
+  const auto written = co_await write_checkpoint(true, may_rest && !journal_.state().is_broken);
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
     tell(events_, log::Level::kError, "checkpoint.failed",
          {{"why", written.error()}, {"when", "training goes on"}});
@@ -105,6 +104,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
           co_return Error(ErrorCode::kCancelled, "the server is stopping");
       }
     }
+    if (is_loading_ || replay_)  // since it waited
+      co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && last_written_ && last_written_->version == store_->version().value &&
@@ -138,6 +139,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     co_return *last_written_;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
+  duty_->begin();  // who waits from here on is heeded
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
   std::shared_ptr<RowsSnapshot> rows;
@@ -178,10 +180,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
   if (has_model) reader = snapshot_reader(snapshot);
   if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
-    checkpoint_duty_ = std::make_shared<DutyCycle>(config_.checkpoint_processor_share *
-                                                   std::thread::hardware_concurrency());
     // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
-    reader = [read = std::move(reader), duty = checkpoint_duty_, snapshot](
+    reader = [read = std::move(reader), duty = duty_, snapshot](
                  std::size_t plane, std::uint64_t offset, std::span<float> into) {
       if (!snapshot->is_full()) duty->rest();
       return read(plane, offset, into);
@@ -210,7 +210,6 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   };
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
   auto outcome = co_await run_on(blocking_, std::move(write));
-  checkpoint_duty_.reset();
   Result<CheckpointEntry>& written = *outcome;
   if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
   if (rows_servers_) co_await rows_servers_->thaw(written.ok());

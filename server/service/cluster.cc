@@ -1,6 +1,7 @@
 #include "server/service/cluster.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <boost/asio/this_coro.hpp>
 
@@ -75,6 +76,8 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       waits_(clock),
       pulls_(std::make_unique<Pulls>(*this)),
       journal_(executor),
+      duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share *
+                                        std::thread::hardware_concurrency())),
       tasks_(executor) {
   rows_.bound_payload(2 * config.chunk_bytes);
 }
@@ -235,6 +238,7 @@ void Cluster::request_stop(const std::string& why, bool leave_workers) {
   stop_reason_ = why;
   journal_.give_up();
   rows_.give_up();
+  (void)blocking();
   changed_.notify_all();
 }
 
@@ -284,7 +288,8 @@ Task<void> Cluster::watch_leases() {
     if (const auto rows = rows_.journal(); journal_.is_on() || rows)
       probe_.journal(journal_.state(rows));
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
-    if (journal_.wants_checkpoint() && !checkpointing_) tasks_.spawn(checkpoint_in_background());
+    if (!checkpointing_ && journal_.wants_checkpoint()) tasks_.spawn(checkpoint_in_background());
+    if (checkpointing_ && journal_.state().is_broken) (void)blocking();
     if (pool_ && aggregator_)
       probe_.buffers(pool_->in_use(), pool_->capacity(), aggregator_->waiting());
     Duration silence{};

@@ -324,7 +324,7 @@ class Cluster final : public ControlPlane {
   const Executor& blocking();
   bool announces_checkpoint() const;
   void announce_checkpoint();
-  Task<void> checkpoint_in_background();
+  Task<void> checkpoint_in_background(bool may_rest = true);
   using CheckpointOutcome = std::optional<Result<CheckpointView>>;
   Task<void> checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome);
   CheckpointInfo checkpoint_info() const;
@@ -584,9 +584,10 @@ class Cluster final : public ControlPlane {
   double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
-  std::shared_ptr<DutyCycle> checkpoint_duty_;  ///< of the one that is written beside rounds
+  const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false,
+       has_led_ = false;
   std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has

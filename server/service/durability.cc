@@ -63,6 +63,7 @@ Task<Status> Cluster::start_journal() {
   while (
       checkpointing_ &&
       spread_.has_others()) {  // one that is yet to begin waits for this loop, with several servers
+    (void)blocking();
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }

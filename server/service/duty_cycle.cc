@@ -24,6 +24,13 @@ double DutyCycle::rest_seconds(double share, double busy, double passed, double&
   return -std::exchange(credit, 0.0) / share;
 }
 
+void DutyCycle::begin() {
+  const std::lock_guard lock(mutex_);
+  is_hurried_ = false;
+  has_begun_ = false;
+  credit_ = kBurst * share_;
+}
+
 void DutyCycle::rest() {
   const SystemClock clock;
   const double busy = processor_seconds();

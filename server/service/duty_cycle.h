@@ -14,6 +14,9 @@ class DutyCycle {
   /// `share` of one processor; 1 and more: no rests.
   explicit DutyCycle(double share) : share_(share) {}
 
+  /// A new work begins, for which nobody waits yet; the one before is over.
+  void begin();
+
   /// The thread at work, between pieces: sleeps until the processor time that it has taken is at
   /// most its share of the time that has passed, but for what kBurst allows. Not once hurried.
   void rest();

@@ -36,9 +36,11 @@ Task<Status> Cluster::fetch_state() {
       const auto waits =
           waits_.begin(WaitCause::kCheckpoint, "state", "checkpoint",
                        "its files: they are read from what the newest state replaces");
-      while (checkpointing_)
+      while (checkpointing_) {
+        (void)blocking();
         if (!co_await checkpoint_done_.wait(TimePoint::max()))
           co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      }
     }
     std::shared_ptr<Link> holder;
     for (const auto& [id, link] : links_) {

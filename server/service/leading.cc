@@ -53,6 +53,7 @@ Task<Status> Cluster::take_the_lead() {
   while (leadership_.role == Election::Role::kStandby && !stop_requested_)
     if (!co_await changed_.wait(TimePoint::max())) co_return Status();
   if (stop_requested_) co_return Status();
+  has_led_ = true;
   const TimePoint begin = clock_.now();
   log::info("leader.elected", {{"term", leadership_.term}});
   set_phase(phase_, "the state of the leader before is taken up");
@@ -98,9 +99,7 @@ Task<void> Cluster::send_workers_away() {
   while (!links_.empty() && clock_.now() < limit) co_await changed_.wait(limit);
 }
 
-bool Cluster::is_beginning() const {
-  return !is_prepared_ && (fence_ == nullptr || leadership_.role == Election::Role::kLeader);
-}
+bool Cluster::is_beginning() const { return !is_prepared_ && (fence_ == nullptr || has_led_); }
 
 Status Cluster::check_lead() const {
   if (is_beginning()) return proto::not_yet_error("the server begins: " + phase_reason_);

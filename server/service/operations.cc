@@ -326,6 +326,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
+  (void)blocking();
   // With several servers one version is kept aside for a checkpoint, on all of them.
   while (measuring_ || (checkpointing_ && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;
@@ -342,6 +343,8 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
   while (!snapshot) {
+    if (is_beginning() || is_loading_ || replay_)  // its values are being read
+      co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!store_ || store_->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
                       "there are no parameters yet: no worker has sent the initial ones");

@@ -57,6 +57,7 @@ Task<Status> Cluster::restore_wanted() {
   wanted->is_begun = true;
   wanted->doing = "the checkpoint that is being written comes first";
   while (checkpointing_) {  // one that is yet to begin waits for this loop, with several servers
+    (void)blocking();
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }

@@ -72,7 +72,8 @@ std::uint64_t Cluster::overshoot_samples(std::span<const MemberId> members) {
     const std::uint64_t batch = find(id)->join.batch, steps = overshoot_->steps();
     sum += std::min(batch > samples / steps ? samples : batch * steps, samples - sum);
   }
-  return sum;
+  // Not all of it: a round that ended with the next epoch would step over that one's end.
+  return std::min(sum, samples - 1);
 }
 
 /// The next part of the data: what lost workers had first, then what nobody has had.

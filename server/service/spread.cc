@@ -120,7 +120,7 @@ Task<Result<bool>> Cluster::settle_servers() {
       shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
     // Rounds behind the newest checkpoint are in its journal, which goes with it.
     if (journal_.is_on() && !checkpointing_ && needs_checkpoint())
-      tasks_.spawn(checkpoint_in_background());
+      tasks_.spawn(checkpoint_in_background(false));
     co_return false;
   }
   co_return true;

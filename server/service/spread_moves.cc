@@ -27,6 +27,7 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 Task<bool> Cluster::may_move() {
   bool may = !machine_.has_late();
   while (may && (checkpointing_ || spread_.frozen)) {
+    (void)blocking();
     if (spread_.freezes > 0) (void)co_await freeze_for_checkpoint();
     may = is_first_placement();  // else rounds go on, and so does this when it is over
     if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));

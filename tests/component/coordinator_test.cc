@@ -219,6 +219,21 @@ TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
   }
 }
 
+/// However much the members could do, a round passes one end of an epoch, and each is seen.
+TEST_F(CoordinatorTest, NoEpochIsSteppedOver) {
+  const auto data = make_blobs(900, 8, 4, 1);
+  ServerConfig c = config(3);
+  c.rounds = 4;
+  c.local_steps = 100;
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "3,2,1";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b"), spec("c")}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  EXPECT_EQ(server.view().epoch, 5u);
+}
+
 /// What is trained behind a contribution is told with the next: of 7 and 4 steps 5 and 2 are in the
 /// first, 2 and 2 and all of the second round's in the second.
 TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {

@@ -406,7 +406,8 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
     while (feedback_ && !feedback_->prepare(chunk.id, open.round.value)) {  // a GPU is at it
       const TimePoint soon = now() + kLook;
       const bool goes_on = co_await sleep_until(soon);
-      if (!goes_on) co_return Status();
+      // What was begun may have been taken back meanwhile.
+      if (!goes_on || session.is_closed() || !is_current(open)) co_return Status();
     }
     auto encoded = encode(chunk, open);
     if (!encoded.ok()) {  // e.g. what was left out so far and this gradient are infinite together

@@ -301,19 +301,21 @@ class Trainer:
         out = _Share()
         text = self._wait("trainer_next", self._open(), ctypes.byref(out))
         self._version = out.version
-        if self._on_keep_errors:
-            raise self._on_keep_errors.pop(0)
         if out.end:
             self.end, self.end_reason, self.final_evaluation = End(out.end), text, bool(out.evaluate)
             if self.end != End.STOPPED:  # where the state may have been arriving
                 self._take()
             if self.end == End.HALTED:
                 raise CentroidError("failed_precondition", text)
+            if self._on_keep_errors:
+                raise self._on_keep_errors.pop(0)
             raise StopIteration
         self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), weakref.ref(self))
         self._is_contributed = False
         self._take()
         self._began = time.monotonic()
+        if self._on_keep_errors:  # the share stays open: finish comes next
+            raise self._on_keep_errors.pop(0)
         return self._share
 
     def contribute(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
