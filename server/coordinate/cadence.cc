@@ -101,7 +101,7 @@ std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members,
     const double room = std::floor(static_cast<double>(most[i]) * used / slow);
     room_ = std::min(room_, static_cast<std::uint64_t>(std::clamp(room, 1.0, 1e6)));
   }
-  if (options_.tunes) anchor_ = std::min(anchor_, std::max(room_, least_));
+  if (options_.tunes) anchor_ = std::min(anchor_, room_);
   std::vector<std::uint64_t> steps;
   std::uint64_t least = anchor_;
   for (const MemberId member : members) {
