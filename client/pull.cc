@@ -35,6 +35,11 @@ class Receiver final : public transport::FrameSink {
   explicit Receiver(Executor executor) : changed(executor) {}
 
   Task<Status> on_frame(Session& session, transport::InFrame frame) override {
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kWait)) {
+      CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
+      log::info("pull.waits", {{"ms", wait.ms}, {"why", wait.what}});
+      co_return Status();
+    }
     if (frame.header.kind != static_cast<std::uint16_t>(PullKind::kValues))
       co_return Error(ErrorCode::kInvalidArgument,
                       "the server sent kind " + std::to_string(frame.header.kind) + " to a reader");

@@ -141,7 +141,10 @@ Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
   const auto copy = std::move(made).value();
   const Seat seat(*this, copy->elements * sizeof(float));
   const std::string who = "reader " + session.peer().name;
+  const auto is_over = std::make_shared<bool>(false);
+  tasks.spawn(tell(session, is_over, who));
   const Status filled = co_await fill(copy, tasks, who);
+  *is_over = true;
   if (!filled.ok()) co_return co_await session.respond_error(request->header, filled.error());
   proto::PullReply reply;
   reply.version = copy->version;
@@ -152,6 +155,28 @@ Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
                                            "tensors of one version are on their way to it");
   CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
   co_return co_await send(session, copy);
+}
+
+/// Why a reader has no answer yet, every two seconds.
+Task<void> Cluster::Pulls::tell(Session& session, std::shared_ptr<const bool> is_over,
+                                std::string who) {
+  constexpr std::chrono::seconds kEvery{2};
+  for (;;) {
+    const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kEvery);
+    if (!goes_on || *is_over || session.is_closed()) co_return;
+    std::vector<WaitView> waits;
+    cluster_.waits_.list(waits);
+    const auto mine = std::ranges::find(waits, who, &WaitView::who);
+    if (mine == waits.end()) continue;
+    proto::Wait wait;
+    wait.ms = static_cast<std::uint32_t>(1000 * std::min(mine->seconds, 4e6));
+    wait.what = who + " waits for " + mine->for_whom + ": " + mine->what;
+    const auto head = proto::encode(wait);
+    const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
+    const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+    const Status sent = co_await session.send(kind, head, Bytes(), limit);
+    if (!sent.ok()) co_return;
+  }
 }
 
 /// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may

@@ -40,6 +40,8 @@ class Cluster::Pulls {
   Result<std::shared_ptr<Copy>> make(const std::vector<proto::TensorName>& names);
   Task<Status> answer(transport::Session& session, TaskGroup& tasks,
                       std::shared_ptr<const Request> request);
+  Task<void> tell(transport::Session& session, std::shared_ptr<const bool> is_over,
+                  std::string who);
   Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who);
   Task<Status> fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks);
   Task<Status> send(transport::Session& session, std::shared_ptr<const Copy> copy);

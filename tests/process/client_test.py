@@ -510,6 +510,23 @@ class Pull(ClientTest):
         self.assertEqual(tensors.version, version)
         self.assert_one_version(tensors, sorted(self.SHAPES))
 
+    def test_a_reader_is_told_why_it_waits(self):
+        hold = self.folder / "hold"
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0, environment={"CENTROID_TEST_HOLD": f"pulls.copying:{hold}"})
+        self.train(server)
+        server.wait_round(3)
+        program = f"import centroid; centroid.log_level('info'); print(centroid.pull('{server.data}', timeout=60).version)"
+        environment = {**os.environ, **self.environment, "PYTHONPATH": str(pathlib.Path(centroid.__file__).parents[1])}
+        log = self.folder / "reader.log"
+        reader = Process(sys.executable, ["-c", program], log, environment)
+        self.processes.append(reader)
+        wait_for(lambda: "pull.waits" in reader.text(), "the reader's line")
+        self.assertIn("waits for a copy of the state: its tensors are copied", reader.text())
+        hold.unlink()
+        self.assertEqual(reader.exit_status(), 0, reader.text())
+
     def test_what_cannot_be_pulled_is_said(self):
         server = self.server("--rounds", 0, "--token", "secret")
         self.assert_fails("unavailable", "no worker has brought them", centroid.pull, server.data, token="secret", timeout=0.3)
