@@ -333,6 +333,29 @@ TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
   EXPECT_EQ(rounds, (std::vector<std::uint64_t>{20, 16, 8}));
 }
 
+/// A worker that stands behind its fifth round until it is let go on.
+class HeldWorker {
+ public:
+  HeldWorker(WorkerSpec spec, const worker::DataSplit& data, TestServer& server,
+             TestServer::TransportFactory transports)
+      : training_(std::async(std::launch::async, [this, &data, &server, spec = std::move(spec),
+                                                  transports = std::move(transports)] {
+          const auto observe = [this](const auto&...) {
+            if (++rounds_ == 5) gate_.get_future().wait();
+          };
+          return run_worker(spec, data, server.endpoint(), transports, observe);
+        })) {
+    EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round == 6; }));
+  }
+  void go_on() { gate_.set_value(); }
+  WorkerOutcome end() { return training_.get(); }
+
+ private:
+  std::promise<void> gate_;
+  std::uint64_t rounds_ = 0;
+  std::future<WorkerOutcome> training_;  // last: it uses the others
+};
+
 TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehindIt) {
   const auto data = make_blobs(64, 8, 4, 2);
   ServerConfig c = config();
@@ -340,15 +363,7 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   c.checkpoint_every_epochs = 3;
   c.lease = std::chrono::seconds(2);
   TestServer server(c, transports());
-  std::promise<void> gate;
-  std::uint64_t rounds = 0;
-  const auto observe = [&](const auto&...) {
-    if (++rounds == 5) gate.get_future().wait();
-  };
-  auto training = std::async(std::launch::async, [&] {
-    return run_worker(workers(1, 16)[0], data, server.endpoint(), transports(), observe);
-  });
-  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round == 6; }));
+  HeldWorker worker(workers(1, 16)[0], data, server, transports());
   auto disk = server.hold_disk();
   std::atomic<bool> is_asked = false;
   auto first = std::async(std::launch::async, [&] {
@@ -357,7 +372,7 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   });
   while (!is_asked) std::this_thread::yield();
   for (int turns = 0; turns < 200; ++turns) (void)server.view();  // it has begun meanwhile
-  gate.set_value();
+  worker.go_on();
   EXPECT_TRUE(server.wait_until([](const auto& view) { return view.epoch >= 4; }));
   const auto paused = server.pause();
   ASSERT_TRUE(paused.ok());
@@ -376,7 +391,7 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   }));
   server.stop();
   EXPECT_TRUE(server.join().ok());
-  EXPECT_TRUE(training.get().status.ok());
+  EXPECT_TRUE(worker.end().status.ok());
 }
 
 // A share of the processor so small that what is written beside rounds rests for hours.
@@ -389,24 +404,16 @@ TEST_P(ClusterTest, ACheckpointBesideRoundsIsWrittenAtOnceWhenSomebodyWaits) {
   c.checkpoint_every_rounds = 3;
   c.checkpoint_processor_share = 1e-9;
   TestServer server(c, transports());
-  std::promise<void> gate;
-  std::uint64_t rounds = 0;
-  const auto observe = [&](const auto&...) {
-    if (++rounds == 5) gate.get_future().wait();
-  };
-  auto training = std::async(std::launch::async, [&] {
-    return run_worker(workers(1, 16)[0], data, server.endpoint(), transports(), observe);
-  });
-  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round == 6; }));
+  HeldWorker worker(workers(1, 16)[0], data, server, transports());
   const auto directory =
       CheckpointDirectory::view(std::filesystem::path(c.run_dir) / "checkpoints");
   EXPECT_TRUE(directory->list(false).empty()) << "that of round 3 rests";
   const auto asked = server.checkpoint();
-  gate.set_value();
+  worker.go_on();
   ASSERT_TRUE(asked.ok()) << asked.error().to_string();
   EXPECT_EQ(asked->round, 5u);
   EXPECT_TRUE(server.join().ok());
-  EXPECT_TRUE(training.get().status.ok());
+  EXPECT_TRUE(worker.end().status.ok());
   std::vector<std::uint64_t> kept;
   for (const CheckpointEntry& entry : directory->list(true)) kept.push_back(entry.info.round.value);
   EXPECT_EQ(kept, (std::vector<std::uint64_t>{9, 6, 5}));
