@@ -285,8 +285,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .live = true});
   s.field(
       "round_timeout", &c.round_timeout,
-      {.text = "policy bsp, exchange star: a round in which a worker that lives has contributed "
-               "nothing for so long is repeated without it; 0: it is waited for",
+      {.text =
+           "policy bsp, exchange star: a round in which a worker that lives has contributed "
+           "nothing for so long is repeated without it (who came a little late before has up to "
+           "four times as long); 0: it is waited for",
        .unit = "ms",
        .min = 0,
        .max = 86'400'000,
