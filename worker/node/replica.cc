@@ -336,6 +336,7 @@ class DeviceReplica final : public Replica, public Residence {
       const Bucket& bucket = buckets_[delivered_];
       CENTROID_ASSIGN(const bool is_there, bucket.there->done());
       if (!is_there) return {};
+      CENTROID_TRY(look_at_computing());  // before the span: computing ends no later than moving
       if (options_.seat.group != nullptr)
         options_.seat.group->over(options_.seat.rank, bucket.calls);
       ++delivered_;
