@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,12 +23,22 @@ class SmoothedTime {
   double seconds_ = 0;
 };
 
+/// What there is for one round of all members.
+///
+/// batches  samples of a step, of each of them; empty: there is no end of the data
+/// samples  for all of them together
+struct RoundData {
+  std::span<const std::uint64_t> batches;
+  std::uint64_t samples = 0;
+};
+
 /// How many local steps each member makes between two averages, so that all come at the same time
 /// and the exchange takes a small part of it. Pure.
 ///
 /// anchor   steps of the slowest member. With `tunes` it follows overhead = exchange / work of the
 ///          slowest: above the target it grows to anchor * overhead / target (rounded up, at most
-///          `most`); below half of it it goes down by one, never below `initial`
+///          `most`); below half of it it goes down by one, never below `initial`. While there is
+///          less data for a round it is so much less, and no longer
 /// others   round(anchor * pace of the slowest / own pace), at least 1
 /// probe    a member without a measured step makes few, at most `kProbe`
 /// dead     relative speeds that changed by less than `dead_zone` stay as they were
@@ -55,13 +66,11 @@ class Cadence {
   /// An exchange took so long beyond the work of the slowest: tune the anchor.
   void exchanged(double seconds);
   /// Steps of each of `members` until the next average.
-  /// most  steps that there is data for, of each; the anchor grows no further than all can follow;
-  ///       none: there is no end of it
-  std::vector<std::uint64_t> plan(std::span<const MemberId> members,
-                                  std::span<const std::uint64_t> most = {});
+  /// data  the anchor goes no further than there is data for a round of them all
+  std::vector<std::uint64_t> plan(std::span<const MemberId> members, const RoundData& data = {});
 
   /// No growth of the anchor while it is held.
-  void hold_growth(bool is_held) { is_held_ = is_held; }
+  void hold_growth(bool is_held);
   /// anchor = anchor * factor, rounded up; a factor is from 0.1 to 1. From here on this is also
   /// where the anchor may come down to.
   void nudge_down(double factor);
@@ -70,7 +79,7 @@ class Cadence {
   /// it is above it.
   void limit(std::uint64_t most);
 
-  std::uint64_t anchor() const { return anchor_; }
+  std::uint64_t anchor() const;
   bool is_known(MemberId member) const;
   double seconds_per_step(MemberId member) const;  ///< 0: not known
   double exchange_seconds() const { return exchange_.seconds(); }
@@ -83,10 +92,13 @@ class Cadence {
     std::uint64_t steps = 0;  ///< in the last plan; 0: none
   };
   double slowest() const;
+  std::uint64_t room_for(std::span<const MemberId> members, const RoundData& data,
+                         double slow) const;
 
   Options options_;
-  std::uint64_t anchor_, least_, limit_ = kNoLimit, room_ = kNoLimit;
-  bool is_held_ = false;
+  std::uint64_t anchor_, least_, limit_ = kNoLimit;
+  std::uint64_t room_ = kNoLimit;  ///< that the data of the last plan left to the anchor
+  std::optional<std::uint64_t> held_at_;
   SmoothedTime exchange_;
   std::map<MemberId, Pace> paces_;
 };

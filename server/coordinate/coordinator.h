@@ -49,10 +49,9 @@ class Coordinator {
   /// Steps of each member in the next round; `members` in rank order.
   /// busy  seconds that each of them is kept from its steps in that round (it evaluates, say): with
   ///       measured speeds it makes so many fewer, at least one; none: nobody is
-  /// most  steps that there is data for in a round, of each; none: there is no end of it
+  /// data  what there is for a round of them; none: there is no end of it
   std::vector<std::uint64_t> plan(std::span<const MemberId> members,
-                                  std::span<const double> busy = {},
-                                  std::span<const std::uint64_t> most = {});
+                                  std::span<const double> busy = {}, const RoundData& data = {});
 
   /// Samples a second of each, members having batches of these sizes; all 0 while one is not known.
   std::vector<double> speeds(std::span<const MemberId> members,

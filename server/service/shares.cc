@@ -26,12 +26,11 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
   std::vector<double> busy(members.size(), 0);
   if (const auto rank = evaluator(members); rank && members.size() > 1 && config_.local_steps > 1)
     busy[*rank] = find(members[*rank])->evaluation.seconds();
-  std::vector<std::uint64_t> batches, longest, samples;
-  for (const MemberId id : members) {
-    batches.push_back(find(id)->join.batch);
-    longest.push_back(most / std::max<std::uint64_t>(batches.back(), 1));
-  }
-  const std::vector<std::uint64_t> steps = coordinator_.plan(members, busy, longest);
+  std::vector<std::uint64_t> batches, samples;
+  for (const MemberId id : members) batches.push_back(find(id)->join.batch);
+  // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
+  const RoundData data{.batches = batches, .samples = most};
+  const std::vector<std::uint64_t> steps = coordinator_.plan(members, busy, data);
   if (coordinator_.is_on() && config_.local_steps == 1) {  // one gradient: its size stays
     const std::uint64_t total = std::accumulate(batches.begin(), batches.end(), std::uint64_t{0});
     if (members.size() == 1) return batches;

@@ -160,23 +160,28 @@ TEST(Cadence, HeldGrowthStaysHeld) {
   EXPECT_EQ(cadence.anchor(), 50u);
 }
 
-/// Two members at 1:2 that have 60 steps of data a round: 30 of the slower one, though the cost of
+/// Two members at 1:2 that have 90 samples a round: 30 steps of the slower one, though the cost of
 /// the exchange asks for 50; half of them at once when they are to be fewer.
 TEST(Cadence, GrowsNoFurtherThanThereIsData) {
-  const std::vector<std::uint64_t> sixty{60, 60}, ten{10, 10};
+  const std::vector<std::uint64_t> ones{1, 1}, four{1, 4};
+  const RoundData ninety{.batches = ones, .samples = 90}, fifteen{.batches = ones, .samples = 15};
   Cadence cadence(of(10));
   cadence.worked(kTwo[0], 10, 0.5);
   cadence.worked(kTwo[1], 10, 1.0);
-  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(20, 10));
+  EXPECT_THAT(cadence.plan(kTwo, ninety), ElementsAre(20, 10));
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 30u);
-  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(60, 30));
-  cadence.nudge_down(0.5);
-  EXPECT_THAT(cadence.plan(kTwo, sixty), ElementsAre(30, 15));
-  EXPECT_THAT(cadence.plan(kTwo, ten), ElementsAre(10, 5));
+  EXPECT_THAT(cadence.plan(kTwo, ninety), ElementsAre(60, 30));
+  EXPECT_THAT(cadence.plan(kTwo, {.batches = four, .samples = 90}), ElementsAre(30, 15));
+  cadence.nudge_down(0.5);  // of what they make
+  EXPECT_THAT(cadence.plan(kTwo, ninety), ElementsAre(16, 8));
+  cadence.exchanged(0.5);
+  ASSERT_EQ(cadence.anchor(), 30u);
+  EXPECT_THAT(cadence.plan(kTwo, fifteen), ElementsAre(10, 5));
+  EXPECT_NEAR(cadence.overhead(), 1.0, 1e-12);  // of what they make
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 5u);
-  cadence.plan(kTwo);  // there is no end of it any more
+  EXPECT_THAT(cadence.plan(kTwo), ElementsAre(60, 30));  // there is no end of it any more
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 50u);
 
@@ -185,7 +190,38 @@ TEST(Cadence, GrowsNoFurtherThanThereIsData) {
   Cadence given(options);
   given.worked(kTwo[0], 10, 0.5);
   given.worked(kTwo[1], 10, 1.0);
-  EXPECT_THAT(given.plan(kTwo, ten), ElementsAre(20, 10));  // divided in proportion elsewhere
+  EXPECT_THAT(given.plan(kTwo, fifteen), ElementsAre(20, 10));  // divided in proportion elsewhere
+  options.tunes = true;
+  options.max_lead = 0;  // one as the other: there is room for more
+  Cadence lockstep(options);
+  lockstep.worked(kTwo[0], 10, 0.5);
+  lockstep.worked(kTwo[1], 10, 1.0);
+  EXPECT_THAT(lockstep.plan(kTwo, fifteen), ElementsAre(7, 7));
+}
+
+/// A worker that is slow for a while leaves the others' data in fewer of its steps; when it is as
+/// fast as before, the rounds are as long as before, though the exchange asks for nothing.
+TEST(Cadence, RoundsAreAsLongAsBeforeWhenASlowMemberRecovers) {
+  const std::vector<std::uint64_t> ones{1, 1};
+  const RoundData data{.batches = ones, .samples = 100};
+  Cadence cadence(of(10));
+  const auto work = [&](double slowdown) {
+    for (int i = 0; i < 100; ++i) cadence.worked(kTwo[1], 10, slowdown);
+    return cadence.plan(kTwo, data);
+  };
+  cadence.worked(kTwo[0], 10, 1.0);
+  ASSERT_THAT(work(1), ElementsAre(10, 10));
+  cadence.exchanged(0.4);
+  ASSERT_THAT(work(1), ElementsAre(40, 40));
+  EXPECT_THAT(work(9), ElementsAre(90, 10));
+  EXPECT_EQ(cadence.anchor(), 10u);
+  EXPECT_THAT(work(1), ElementsAre(40, 40));
+
+  ASSERT_THAT(work(9), ElementsAre(90, 10));
+  cadence.hold_growth(true);  // that they drift apart holds them where they are
+  EXPECT_THAT(work(1), ElementsAre(10, 10));
+  cadence.hold_growth(false);
+  EXPECT_THAT(work(1), ElementsAre(40, 40));
 }
 
 TEST(Cadence, ALeadBoundsHowFarOneIsAheadAndHowFastThatChanges) {
