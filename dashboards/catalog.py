@@ -307,6 +307,23 @@ CLUSTER = Dashboard(
                       width=12),
                 Panel("Workers of shard servers", "Sessions of workers on each; as many as there are workers.", "none",
                       ((f"sum by (server) ({leading('centroid_shard_workers')})", "{{server}}"),), width=12),
+                Panel("Roles", "What each server does: it leads (or is alone), stands by, or holds a shard. Shard servers are here, and in what follows, when they have a "
+                      "port of their own (metrics.listen).", "none",
+                      (("max by (instance, role) (centroid_server_role{SELECT}) == 1", "{{instance}}: {{role}}"),), STAT, 12),
+                Panel("Held", "Chunks of the model on each shard server and workers' sessions there; 0 has a leader: it looks for one, and holds nothing.", "none",
+                      (("sum by (instance) (centroid_server_held_chunks{SELECT})", "{{instance}} chunks"),
+                       ("sum by (instance) (centroid_server_worker_sessions{SELECT})", "{{instance}} sessions"),
+                       ("sum by (instance) (centroid_server_has_leader{SELECT})", "{{instance}} has a leader")), width=12),
+                Panel("Held memory", "Of a shard server, by itself: parameters, slots and what is prepared; contributions kept until their round closes.", "bytes",
+                      (("sum by (instance) (centroid_server_held_bytes{SELECT})", "{{instance}}"),
+                       ("sum by (instance) (centroid_server_staged_bytes{SELECT})", "{{instance}}, contributions")), width=8),
+                Panel("Rounds on shard servers", "Sums, step and journal of a round: mean, and 99 % over all.", "s",
+                      ((mean("centroid_server_merge_seconds", "instance"), "{{instance}}, mean"),
+                       (quantile(0.99, "centroid_server_merge_seconds"), "99 %")), width=8),
+                Panel("Stages of each server", "Time of a chunk in receive and aggregate, of a round in journal; mean. One server far above the others: its disk, its "
+                      "processor, its network.", "s",
+                      ((mean("centroid_server_stage_seconds", "instance, stage").replace("SELECT", 'SELECT,stage=~"receive|aggregate|journal"'),
+                        "{{instance}} {{stage}}"),), width=8),
             ),
         ),
         (
@@ -405,7 +422,7 @@ DASHBOARDS = (TRAINING, CLUSTER, GPU)
 
 TRAINING_NOW = '(max by (job, run, instance) (centroid_server_job_state{state="training"}) == 1)'
 
-SERVER_UP, WORKER_UP = ('up{job=~".*centroid-%s.*"}' % kind for kind in ("server", "worker"))
+SERVER_UP, SHARD_UP, WORKER_UP = ('up{job=~".*centroid-%s.*"}' % kind for kind in ("server", "shard", "worker"))
 
 # Of a worker, seconds a round.
 COMPUTING = ('rate(centroid_worker_stage_seconds_sum{stage="compute"}[5m])'
@@ -480,6 +497,10 @@ ALERTS = (
           "critical", "{{ $value }} shard servers of the leader {{ $labels.instance }} are missing.",
           "GET /v1/servers (centroidctl servers) says who is here; start the missing one again under its name, with its journal's folder. Before the first "
           "round the job waits for it; later it goes on without, from its newest checkpoint or journal, when servers_wait is over."),
+    Alert("CentroidShardUnseen", f"max by (job, run, instance) ({SHARD_UP})", "== 0", "5m",
+          "warning", "Prometheus does not reach the shard server {{ $labels.instance }}.",
+          "centroidctl servers says whether the leader has it: then only its port of metrics is closed or busy (metrics.listen). If not, look at its log and "
+          "its machine, and start it again under its name."),
     Alert("CentroidShardJournalGrows",
           "max by (job, run, instance, server) (centroid_shard_journal_bytes - centroid_shard_journal_bytes offset 2h)"
           " * (max by (job, run, instance, server) (resets(centroid_shard_journal_bytes[2h])) == bool 0)",

@@ -1,13 +1,14 @@
-"""docs/metrics.md out of what a server and a worker serve at /metrics."""
+"""docs/metrics.md out of what a server, a shard server and a worker serve at /metrics."""
 
 import re
 
 HEAD = """# Metrics
 
-Made by `OPS_WRITE_REFERENCE=1 ./centroid test --ops` from what a server and a worker of a training cluster serve; the test fails when this page is
+Made by `OPS_WRITE_REFERENCE=1 ./centroid test --ops` from what the programs of a training cluster serve; the test fails when this page is
 not what they serve. Times are in seconds, sizes in bytes. Dashboards and alert rules for them are in `dashboards/`.
 
-The server serves them on its REST port (`--api`, with its token), a worker at `--metrics-listen` (without one).
+The server, and a standby, serves them on its REST port (`--api`, with its token), a shard server (docs/several-servers.md) and a worker at
+`--metrics-listen` (without one).
 """
 SERIES = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
@@ -46,5 +47,5 @@ def section(title, text):
     return "\n".join(lines) + "\n"
 
 
-def page(server, worker):
-    return HEAD + section("Server", server) + section("Worker", worker)
+def page(server, shard, worker):
+    return HEAD + section("Server", server) + section("Shard server", shard) + section("Worker", worker)

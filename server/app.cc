@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
+#include "common/async/pulse.h"
 #include "common/base/log.h"
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
@@ -29,6 +30,7 @@
 #include "server/service/cluster.h"
 #include "server/shard/read_manifest.h"
 #include "server/shard/shard.h"
+#include "transport/http/metrics_listener.h"
 #include "transport/tls/tls.h"
 #include "transport/tls/tls_files.h"
 #include "transport/transport.h"
@@ -38,12 +40,16 @@ namespace centroid::server {
 namespace {
 
 constexpr int kLowPriority = 10;  // as nice(1) gives
+/// As ApiOptions has it: a shard server computes what room it needs before it takes any.
+constexpr std::chrono::minutes kHangAfter{5};
 
-Status write_endpoints(const std::string& path, const std::string& data, const std::string& api) {
+/// `http`: the name of what else listens, and where; "": nothing does.
+Status write_endpoints(const std::string& path, const std::string& data, const std::string& http,
+                       const std::string& where) {
   const std::string temporary = path + ".tmp";
   std::ofstream out(temporary);
   out << "{\"data\": \"" << data << "\", ";
-  if (!api.empty()) out << "\"api\": \"" << api << "\", ";
+  if (!http.empty()) out << '"' << http << "\": \"" << where << "\", ";
   out << "\"pid\": " << ::getpid() << "}\n";
   out.close();
   std::error_code failed;
@@ -137,13 +143,28 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const ServerConfig& co
   return transport::make_tls(tls_options(config));
 }
 
-/// HTTPS; nullptr where it is off. Its clients show no certificates: they have tokens.
-Result<std::shared_ptr<transport::TlsFiles>> api_tls(const ServerConfig& config) {
-  if (!config.api_tls) return std::shared_ptr<transport::TlsFiles>();
+/// For HTTPS, whose clients show no certificates: they have tokens, or need none.
+Result<transport::TlsFiles> https_files(const ServerConfig& config) {
   transport::TlsOptions tls = tls_options(config);
   tls.authority.clear();
-  CENTROID_ASSIGN(auto files, transport::TlsFiles::open(std::move(tls)));
+  return transport::TlsFiles::open(std::move(tls));
+}
+
+/// nullptr where it is off.
+Result<std::shared_ptr<transport::TlsFiles>> api_tls(const ServerConfig& config) {
+  if (!config.api_tls) return std::shared_ptr<transport::TlsFiles>();
+  CENTROID_ASSIGN(auto files, https_files(config));
   return std::make_shared<transport::TlsFiles>(std::move(files));
+}
+
+/// What a process tells of itself, before its first thread that is traced.
+Status begin_measuring(const ServerConfig& config, metrics::Registry& registry,
+                       const std::string& process) {
+  metrics::add_process(registry, "centroid-server");
+  trace::set_process(process);
+  trace::start_sampling();
+  if (config.trace_file.empty()) return {};
+  return trace::write_to(config.trace_file, config.trace_limit);
 }
 
 /// What was posted to the executor before has run.
@@ -214,11 +235,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
 
   const SystemClock clock;
   metrics::Registry registry;
-  metrics::add_process(registry, "centroid-server");
-  trace::set_process("centroid-server");
-  trace::start_sampling();
-  if (!config.trace_file.empty())
-    CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
+  CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
   IoThread service("service"), control("control"), blocking("blocking"), files("files"),
       operators("operators");  // what they said is not to wait for other files, nor those for it
   IoThread looks("looks"), verifies("verifies");  // at checkpoints, while one is written
@@ -274,7 +291,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   service.wait(run_on(service.executor(), std::move(introduce)));
   Status result;
   if (!config.endpoints_file.empty())
-    result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
+    result = write_endpoints(config.endpoints_file, listener->endpoint().to_string(), "api",
                              api->endpoint().to_string());
   if (result.ok()) {
     log::info("server.started",
@@ -324,6 +341,26 @@ Task<Status> serve_shard(Shard& shard, transport::Listener& listener,
   co_return result;
 }
 
+/// Where a shard server has a port for Prometheus and probes; nullptr where not.
+Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
+    const ServerConfig& config, const metrics::Registry& registry, const Shard& shard,
+    IoThread& service) {
+  if (config.metrics_listen.empty()) return std::unique_ptr<transport::MetricsListener>();
+  transport::MetricsOptions options;
+  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics_listen));
+  if (config.metrics_tls) {
+    CENTROID_ASSIGN(options.tls, https_files(config));
+  }
+  const auto ask = [&service](Pulse::Answered answered) {
+    boost::asio::post(service.context(), std::move(answered));
+  };
+  options.is_live = [pulse = std::make_shared<Pulse>(ask, kHangAfter)] { return pulse->look(); };
+  options.is_ready = [&shard] { return shard.is_ready(); };
+  CENTROID_ASSIGN(auto listener, transport::MetricsListener::start(std::move(options), registry));
+  log::info("shard.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
+  return listener;
+}
+
 /// A shard server has no REST: its leader shows it.
 Status run_shard(const ServerConfig& config) {
   CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.listen));
@@ -346,6 +383,8 @@ Status run_shard(const ServerConfig& config) {
                  "listen " + config.listen +
                      " does not say where workers reach this server: set `advertise`");
   const SystemClock clock;
+  metrics::Registry registry;
+  CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.name));
   IoThread service("service");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
@@ -372,9 +411,12 @@ Status run_shard(const ServerConfig& config) {
   options.join_timeout = config.join_timeout;
   options.stall_timeout = config.stall_timeout;
   options.drain_timeout = config.drain_timeout;
-  Shard shard(service.executor(), *transport, options, clock);
+  Shard shard(service.executor(), *transport, options, clock, registry);
+  CENTROID_ASSIGN(const auto metrics, listen_for_metrics(config, registry, shard, service));
   if (!config.endpoints_file.empty())
-    CENTROID_TRY(write_endpoints(config.endpoints_file, listener->endpoint().to_string(), ""));
+    CENTROID_TRY(write_endpoints(config.endpoints_file, listener->endpoint().to_string(),
+                                 metrics ? "metrics" : "",
+                                 metrics ? metrics->endpoint().to_string() : ""));
   log::info("shard.started", {{"version", kVersion},
                               {"name", config.name},
                               {"data", listener->endpoint().to_string()},
@@ -384,6 +426,7 @@ Status run_shard(const ServerConfig& config) {
                             boost::asio::use_future)
           .get();
   log::info("server.stopped", {});
+  trace::finish();
   return result;
 }
 
@@ -411,6 +454,10 @@ Status check_shard_settings(const ServerConfig& config, const std::string& effec
       "tls.key",
       "tls.authority",
       "drain_timeout",
+      "metrics.listen",
+      "metrics.tls",
+      "trace.file",
+      "trace.limit",
       "api.listen"};  // not used; images set it for every server
   std::string others;
   const auto settings = nlohmann::json::parse(effective_json);

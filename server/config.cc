@@ -521,6 +521,7 @@ Status finish(ServerConfig& c) {
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
   CENTROID_TRY(check_aggregate(c));
+  CENTROID_TRY(check_metrics(c));
   if (const std::string why = why_one_server(c); c.servers > 1 && !why.empty())
     return Error(ErrorCode::kInvalidArgument, "servers " + std::to_string(c.servers) + ": " + why);
   if (const auto tables = parse_tables(c.tables); !tables.ok())

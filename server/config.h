@@ -25,6 +25,8 @@ struct ServerConfig {
   bool api_tls = false;
   std::string endpoints_file;
   std::string join;  ///< a shard server: its leader
+  std::string metrics_listen;
+  bool metrics_tls = false;
   std::uint64_t servers = 1;
   std::chrono::milliseconds servers_wait{10'000}, join_timeout{60'000};
   std::string run_id;
@@ -112,6 +114,8 @@ void register_aggregate(config::Schema& schema, ServerConfig& config);
 Status check_aggregate(const ServerConfig& config);
 /// Why a model may not lie on several servers with these settings; empty: it may.
 std::string why_one_server(const ServerConfig& config);
+/// The part of `finish` for a port of metrics, which who has REST does not need.
+Status check_metrics(const ServerConfig& config);
 /// Whether what is told of every chunk on several servers fits into one message.
 Status check_told_chunks(const ServerConfig& config, std::size_t chunks);
 

@@ -23,6 +23,7 @@
 #include "common/device/blas.h"
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
+#include "transport/http/metrics_listener.h"
 #include "transport/server_list.h"
 #include "transport/tls/tls.h"
 #include "transport/tls/tls_files.h"
@@ -34,7 +35,6 @@
 #include "worker/gpu_metrics.h"
 #include "worker/loop/local_steps.h"
 #include "worker/loop/training_loop.h"
-#include "worker/metrics_listener.h"
 #include "worker/model/adapters.h"
 #include "worker/probe.h"
 
@@ -332,11 +332,13 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   if (!config.trace_file.empty())
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   Probe probe(registry);
-  std::unique_ptr<MetricsListener> listener;
+  std::unique_ptr<transport::MetricsListener> listener;
   if (!config.metrics_listen.empty()) {
-    CENTROID_ASSIGN(const auto endpoint, transport::Endpoint::parse(config.metrics_listen));
-    CENTROID_ASSIGN(auto tls, metrics_tls(config));
-    CENTROID_ASSIGN(listener, MetricsListener::start(endpoint, registry, std::move(tls)));
+    transport::MetricsOptions metrics_options;
+    CENTROID_ASSIGN(metrics_options.endpoint, transport::Endpoint::parse(config.metrics_listen));
+    CENTROID_ASSIGN(metrics_options.tls, metrics_tls(config));
+    CENTROID_ASSIGN(listener,
+                    transport::MetricsListener::start(std::move(metrics_options), registry));
     log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
   }
   IoThread io("io");

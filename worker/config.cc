@@ -148,10 +148,11 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                "of local steps (docs/low-communication.md) are kept at the server's checkpoints "
                "and when this worker leaves, for its next start; empty: not kept"},
       "state-dir");
-  s.field("metrics.listen", &c.metrics_listen,
-          {.text = "where GET /metrics (Prometheus) and /healthz are served, HOST:PORT, without a "
-                   "token; port 0 takes a free one; empty: nowhere"},
-          "metrics-listen");
+  s.field(
+      "metrics.listen", &c.metrics_listen,
+      {.text = "where GET /metrics (Prometheus), /v1/trace and the probes /livez and /readyz are "
+               "served, HOST:PORT, without a token; port 0 takes a free one; empty: nowhere"},
+      "metrics-listen");
   s.field("metrics.tls", &c.metrics_tls,
           {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
   s.field("trace.file", &c.trace_file,

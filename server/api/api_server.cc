@@ -24,7 +24,6 @@
 #include "server/api/http_connection.h"
 #include "server/api/idempotent_calls.h"
 #include "server/api/problem.h"
-#include "server/api/pulse.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
 
@@ -127,6 +126,7 @@ struct ApiServer::Impl {
   Task<HttpResponse> answer(HttpRequest request);
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
+  Task<void> ping(Pulse::Answered answered);
   void note_refusal(const HttpRequest& request, const Admission& admission);
   void hold(HttpResponse& response, const Caller& caller, const HttpRequest& request);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
@@ -146,7 +146,8 @@ struct ApiServer::Impl {
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   bool is_tracing = false;
   ControlPlane& control_plane;
-  Pulse pulse{group, control_plane, options.hang_after};
+  Pulse pulse{[this](Pulse::Answered answered) { group.spawn(ping(std::move(answered))); },
+              options.hang_after};
   const HostFiles host_files{options.state_dir, options.certificates};
   Services services;
   HeldAnswers held;  ///< outlives connections and calls
@@ -365,6 +366,11 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
 }
 
 /// Count who was not let in, and warn, but not of each of somebody's guesses.
+Task<void> ApiServer::Impl::ping(Pulse::Answered answered) {
+  co_await control_plane.ping();
+  answered();
+}
+
 void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& admission) {
   const unsigned status = admission.response->status;
   const bool is_role = status == 403 && admission.caller.role != Role::kAnyone;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/async/pulse.h"
 #include "common/async/task.h"
 #include "common/base/metrics.h"
 #include "server/api/access.h"
@@ -17,7 +18,6 @@ namespace centroid::server {
 struct Route;
 class AuditLog;
 class EventFeed;
-class Pulse;
 
 /// An admitted request: which route, by whom, with which arguments.
 struct Call {

@@ -4,7 +4,6 @@
 #include "common/base/version.h"
 #include "server/api/handlers.h"
 #include "server/api/openapi.h"
-#include "server/api/pulse.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {

@@ -38,11 +38,21 @@ ElectionProbe::ElectionProbe(metrics::Registry& r) {
       r.counter("centroid_server_lease_renewals_total", "Renewals of the leader's lease in etcd.");
   failures_ = r.counter("centroid_server_etcd_failures_total",
                         "Requests to etcd that no endpoint answered.");
-  is_leader_.set(1);
+  const auto role = [&](const char* which) {
+    return r.gauge(
+        "centroid_server_role",
+        "1 for what this server does: it leads (or is alone), stands by, or holds a shard.",
+        {{"role", which}});
+  };
+  leads_ = role("leader");
+  stands_by_ = role("standby");
+  leads(true, 0);
 }
 
 void ElectionProbe::leads(bool does, std::uint64_t term) const {
   is_leader_.set(does ? 1 : 0);
+  leads_.set(does ? 1 : 0);
+  stands_by_.set(does ? 0 : 1);
   term_.set(static_cast<double>(term));
 }
 

@@ -35,7 +35,7 @@ class ElectionProbe {
   void failed() const { failures_.add(); }
 
  private:
-  metrics::Gauge is_leader_, term_;
+  metrics::Gauge is_leader_, leads_, stands_by_, term_;
   metrics::Counter renewals_, failures_;
 };
 

@@ -80,7 +80,7 @@ void Probe::shards(std::size_t present, std::size_t missing) const {
   shards_missing_.set(static_cast<double>(missing));
 }
 
-Probe::Probe(metrics::Registry& r) : registry_(r) {
+Probe::Probe(metrics::Registry& r) : ServerProbe(r), registry_(r) {
   const auto& latency = metrics::latency_bounds();
   const auto rounds = [&](const char* outcome) {
     return r.counter("centroid_server_rounds_total",
@@ -132,16 +132,6 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
       "centroid_server_divergence_ratio",
       "Largest distance of a worker's parameters from their mean, by its norm, at the last average "
       "(local_steps above 1).");
-  stale_ = r.counter("centroid_server_frames_stale_total",
-                     "Chunks of closed attempts or old generations, dropped.");
-  refused_ = r.counter("centroid_server_handshakes_refused_total",
-                       "Connections that failed the handshake.");
-  tokens_refused_ = r.counter("centroid_server_tokens_refused_total",
-                              "Connections that failed the handshake for their token.");
-  bytes_in_ =
-      r.counter("centroid_server_payload_received_bytes_total", "Contribution bytes received.");
-  bytes_out_ =
-      r.counter("centroid_server_payload_sent_bytes_total", "Result and state bytes sent.");
   samples_ = r.counter("centroid_server_samples_total", "Samples in committed rounds.");
   checkpoints_ = r.counter("centroid_server_checkpoints_total", "Checkpoints written.");
   checkpoint_failures_ = r.counter("centroid_server_checkpoint_failures_total",
@@ -192,30 +182,10 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   test_loss_ = r.gauge("centroid_server_test_loss_nats", "Loss on held-out data, last report.");
   round_seconds_ =
       r.histogram("centroid_server_round_seconds", "From opening to commit of a round.", latency);
-  const auto stage = [&](trace::Stage which) { return trace::StageProbe(r, "server", which); };
   contribution_seconds_ = r.histogram("centroid_server_contribution_seconds",
                                       "From opening of a round to a worker's last chunk.", latency);
-  receive_ = stage(trace::Stage::kReceive);
-  aggregate_ = stage(trace::Stage::kAggregate);
-  apply_ = stage(trace::Stage::kApply);
-  send_ = stage(trace::Stage::kSend);
-  encode_ = stage(trace::Stage::kEncode);
-  journal_stage_ = stage(trace::Stage::kJournal);
   checkpoint_seconds_ =
       r.histogram("centroid_server_checkpoint_seconds", "Time to write a checkpoint.", latency);
-  journal_sync_seconds_ =
-      r.histogram("centroid_server_journal_sync_seconds", "fdatasync of the journal.", latency);
-  journal_bytes_ = r.gauge("centroid_server_journal_bytes", "Size of the journal's segments.");
-  journal_written_ =
-      r.counter("centroid_server_journal_written_bytes_total", "Bytes written to the journal.");
-  journal_queued_ =
-      r.gauge("centroid_server_journal_queued_bytes", "Copies that wait for the journal's disk.");
-  journal_unsynced_ = r.gauge("centroid_server_journal_unsynced_seconds",
-                              "Age of the oldest commit that power loss would take.");
-  journal_broken_ = r.gauge("centroid_server_journal_broken",
-                            "1: rounds are not written until the next checkpoint is.");
-  journal_waits_ = r.gauge("centroid_server_journal_waits",
-                           "1: a write fails and is repeated, the round waits.");
   staleness_ = r.histogram("centroid_server_staleness_rounds",
                            "Rounds between the parameters a contribution was computed on and those "
                            "it changed, of contributions that counted.",
@@ -269,15 +239,6 @@ void Probe::checkpoint_written(double seconds, std::uint64_t bytes, double unix_
   checkpoint_seconds_.observe(seconds);
   checkpoint_bytes_.set(static_cast<double>(bytes));
   checkpoint_time_.set(unix_seconds);
-}
-
-void Probe::journal(const JournalWriter::State& state) const {
-  journal_bytes_.set(static_cast<double>(state.bytes));
-  follow(journal_written_, static_cast<double>(state.written));
-  journal_queued_.set(static_cast<double>(state.queued_bytes));
-  journal_unsynced_.set(state.unsynced_seconds);
-  journal_broken_.set(state.is_broken ? 1 : 0);
-  journal_waits_.set(!state.is_broken && !state.trouble.empty() ? 1 : 0);
 }
 
 void Probe::scale_hint(std::uint64_t workers) const {

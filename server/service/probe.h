@@ -3,11 +3,10 @@
 #include <array>
 
 #include "common/base/metrics.h"
-#include "common/base/stage.h"
 #include "common/codec/spec.h"
 #include "common/proto/servers.h"
 #include "server/coordinate/coordinator.h"
-#include "server/store/journal_writer.h"
+#include "server/store/server_probe.h"
 
 namespace centroid::server {
 
@@ -60,7 +59,7 @@ class CodecProbe {
 };
 
 /// The service's metrics behind verbs. Handles are looked up once.
-class Probe {
+class Probe : public ServerProbe {
  public:
   explicit Probe(metrics::Registry& registry);
 
@@ -83,21 +82,7 @@ class Probe {
   void member_joined() const { joined_.add(); }
   void member_dead() const { dead_.add(); }
   void member_left() const { left_.add(); }
-  void stale_frame() const { stale_.add(); }
-  void handshake_refused() const { refused_.add(); }
-  void token_refused() const { tokens_refused_.add(); }
-  void payload_received(std::uint64_t bytes) const { bytes_in_.add(static_cast<double>(bytes)); }
-  void payload_sent(std::uint64_t bytes) const { bytes_out_.add(static_cast<double>(bytes)); }
-  // Stages of the gradient path; their results are seconds.
-  const trace::StageProbe& receive() const { return receive_; }
-  const trace::StageProbe& aggregate() const { return aggregate_; }
-  const trace::StageProbe& apply() const { return apply_; }
-  const trace::StageProbe& send() const { return send_; }
-  const trace::StageProbe& encode() const { return encode_; }
-  const trace::StageProbe& journal_stage() const { return journal_stage_; }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
-  void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
-  void journal(const JournalWriter::State& state) const;
   void checkpoint_failed() const { checkpoint_failures_.add(); }
   void scale_hint(std::uint64_t workers) const;
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
@@ -125,10 +110,9 @@ class Probe {
 
  private:
   metrics::Registry& registry_;
-  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_, stale_,
-      refused_, tokens_refused_, bytes_in_, bytes_out_, samples_, checkpoints_,
-      checkpoint_failures_, state_lost_, clipped_, carried_, dropped_, restarted_, nudges_,
-      returned_, silent_;
+  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_,
+      samples_, checkpoints_, checkpoint_failures_, state_lost_, clipped_, carried_, dropped_,
+      restarted_, nudges_, returned_, silent_;
   metrics::Gauge shards_, shards_missing_;
   metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
       waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
@@ -137,11 +121,8 @@ class Probe {
   std::array<metrics::Gauge, kJobStates.size()> job_;
   std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
   metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;
-  trace::StageProbe receive_, aggregate_, apply_, send_, encode_, journal_stage_;
-  metrics::Counter journal_written_;
-  metrics::Gauge journal_bytes_, journal_queued_, journal_unsynced_, journal_broken_,
-      journal_waits_, buffers_capacity_, unsent_, silence_, lease_;
-  metrics::Histogram journal_sync_seconds_, staleness_;
+  metrics::Gauge buffers_capacity_, unsent_, silence_, lease_;
+  metrics::Histogram staleness_;
   std::array<metrics::Gauge, kWorkerStates.size()> workers_;
   std::array<metrics::Gauge, kWaitCauses.size()> waits_;
 };

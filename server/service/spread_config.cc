@@ -14,6 +14,13 @@ void register_servers(config::Schema& s, ServerConfig& c) {
            .unit = "ms",
            .min = 100},
           "join-timeout");
+  s.field("metrics.listen", &c.metrics_listen,
+          {.text = "shard server: where GET /metrics (Prometheus), /v1/trace and the probes /livez "
+                   "and /readyz are served, HOST:PORT, without a token; port 0 takes a free one; "
+                   "empty: nowhere. A server with REST serves them at api.listen"},
+          "metrics-listen");
+  s.field("metrics.tls", &c.metrics_tls,
+          {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
   s.field("servers", &c.servers,
           {.text = "servers to wait for before the first round, this leader and its shard servers",
            .unit = "servers",
@@ -40,6 +47,18 @@ std::string why_one_server(const ServerConfig& c) {
     return "journal.full " + c.journal_full +
            " works with one server: with several a round waits for the disk (wait)";
   return "";
+}
+
+Status check_metrics(const ServerConfig& c) {
+  if (c.join.empty() && (!c.metrics_listen.empty() || c.metrics_tls))
+    return Error(ErrorCode::kInvalidArgument,
+                 "metrics.listen and metrics.tls are for a shard server (join): this one serves "
+                 "/metrics and the probes with its REST, at api.listen (api.tls)");
+  if (!c.metrics_tls) return {};
+  if (c.tls_certificate.empty() || c.tls_key.empty() || c.metrics_listen.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "metrics.tls needs tls.certificate, tls.key and metrics.listen");
+  return {};
 }
 
 Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {

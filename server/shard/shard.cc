@@ -192,11 +192,12 @@ class Shard::LeaderSink final : public transport::FrameSink {
 };
 
 Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions options,
-             const Clock& clock)
+             const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
       transport_(transport),
       options_(std::move(options)),
       clock_(clock),
+      probe_(registry),
       changed_(executor),
       leaders_(options_.leaders),
       journal_(executor),
@@ -206,12 +207,24 @@ Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions op
 
 Shard::~Shard() = default;
 
+Status Shard::is_ready() const {
+  const std::lock_guard lock(ready_mutex_);
+  if (why_not_ready_.empty()) return {};
+  return Error(ErrorCode::kUnavailable, "not ready: " + why_not_ready_);
+}
+
+void Shard::set_ready(const std::string& why) {
+  const std::lock_guard lock(ready_mutex_);
+  why_not_ready_ = why;
+}
+
 void Shard::request_stop(const std::string& why) {
   if (!stopping_ && !leaving_) log::info("server.stop_requested", {{"why", why}});
   stop_reason_ = why;
   const bool drains = options_.drain_timeout.count() > 0;
   if (drains && is_joined_ && leader_ != nullptr && !leaving_) {
     leaving_ = true;
+    set_ready("its chunks move to other servers, then it ends");
     leader_tasks_->spawn(leave(*leader_));
     return;
   }
@@ -319,6 +332,7 @@ Task<Status> Shard::join_leader(Session& session) {
                         std::to_string(terms_.term) + ": that server is deposed");
   terms_ = std::move(terms);
   is_joined_ = true;
+  if (!leaving_) set_ready("");
   changed_.notify_all();
   leaders_.joined();
   log::info("leader.joined", {{"leader", leaders_.present().to_string()},
@@ -372,7 +386,9 @@ Task<void> Shard::heartbeats(Session& session) {
     const auto said = proto::encode(about);
     (void)co_await session.send(kind, said, Bytes(), clock_.now() + lease);
     if (waits_) ++progress_;
-    const auto head = proto::encode(report());
+    const proto::ServerReport now = report();
+    tell_probe(now);
+    const auto head = proto::encode(now);
     (void)co_await session.send(report_kind, head, Bytes(), clock_.now() + lease);
     rows_.tick();
   }
@@ -401,6 +417,8 @@ Task<void> Shard::leave(Session& session) {
 void Shard::forget_everything(const Error& why) {
   const Error cause(ErrorCode::kUnavailable,
                     "server '" + options_.name + "' lost its leader: " + why.message());
+  set_ready("no leader: " + why.message());
+  probe_.leader_lost();
   for (const auto& [id, worker] : workers_) worker->session->close(cause);
   workers_.clear();
   rows_.forget(cause);
@@ -521,7 +539,9 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   greeting.run_id = terms_.run_id;
   greeting.token = options_.token;
   greeting.also_accepts = [this](std::string_view secret) {
-    return opens(tokens_, secret, clock_.unix_seconds());
+    const bool is_known = opens(tokens_, secret, clock_.unix_seconds());
+    if (!is_known) probe_.token_refused();
+    return is_known;
   };
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = options_.max_payload_bytes;
@@ -529,7 +549,9 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   auto accepted = co_await Session::accept(std::move(connection), std::move(greeting),
                                            clock_.now() + kHandshake);
   if (!accepted.ok()) {
-    if (accepted.error().code() == ErrorCode::kUnavailable)  // who only connects probes the port
+    const bool is_probe = accepted.error().code() == ErrorCode::kUnavailable;  // it only connects
+    if (!is_probe) probe_.handshake_refused();
+    if (is_probe)
       log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
     else
       log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});

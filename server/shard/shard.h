@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
+#include "common/base/trace.h"
 #include "common/checkpoint/journal_parts.h"
 #include "common/codec/codec.h"
 #include "common/proto/servers.h"
@@ -18,6 +20,7 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
 #include "server/shard/reply_reader.h"
+#include "server/shard/shard_probe.h"
 #include "server/shard/shard_rows.h"
 #include "server/store/disk_watch.h"
 #include "server/store/journal.h"
@@ -62,7 +65,7 @@ struct ShardOptions {
 class Shard {
  public:
   Shard(Executor executor, transport::Transport& transport, ShardOptions options,
-        const Clock& clock);
+        const Clock& clock, metrics::Registry& registry);
   ~Shard();
 
   /// Serve until the leader says that the job is over or this server drained.
@@ -70,6 +73,9 @@ class Shard {
   Task<Status> run(transport::Listener& listener);
   /// Give its chunks to the other servers, at most `drain_timeout` long, then end.
   void request_stop(const std::string& why);
+  /// It has a leader, and of that one's model what lies here. fails unavailable: why not. Any
+  /// thread.
+  Status is_ready() const;
 
  private:
   class LeaderSink;
@@ -86,6 +92,7 @@ class Shard {
     std::shared_ptr<const Codec> codec;
     transport::Session* session = nullptr;
     TaskGroup* tasks = nullptr;
+    trace::Lane lane;
     std::deque<Piece> outgoing;
     Event wake;
     explicit Worker(Executor executor) : wake(executor) {}
@@ -108,6 +115,8 @@ class Shard {
   Task<void> leave(transport::Session& session);
   Task<Result<std::unique_ptr<transport::Session>>> connect();
   void forget_everything(const Error& why);
+  /// `why` it is not ready; empty: it is.
+  void set_ready(const std::string& why);
 
   /// What is done for the leader, or `waits` for something that is not in this server's hands.
   class Busy {
@@ -136,6 +145,7 @@ class Shard {
   Status take_optimizer(const proto::OptimizerChange& change);
   OptimizerConfig optimizer_config() const;
   proto::ServerReport report() const;
+  void tell_probe(const proto::ServerReport& now);
   Status take_place(proto::Route route);
   Status take_chunk(const proto::ServerChunk& head, Bytes values);
   Status begin(const proto::ServerState& state);
@@ -188,6 +198,9 @@ class Shard {
   transport::Transport& transport_;
   const ShardOptions options_;
   const Clock& clock_;
+  ShardProbe probe_;
+  mutable std::mutex ready_mutex_;  // guards the next
+  std::string why_not_ready_ = "no leader has answered yet";
   Event changed_;
   bool stopping_ = false;
   bool leaving_ = false;  ///< asked to stop; its chunks move to other servers

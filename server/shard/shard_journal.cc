@@ -51,6 +51,7 @@ Status Shard::open_journal(const proto::ServerState& state) {
   JournalWriter::Options options;
   options.folder = options_.journal_dir;
   options.sync_every = std::chrono::milliseconds(model_.journal_sync_ms);
+  options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
   CENTROID_TRY(journal_.start(std::move(options), journal_base(state.round)));
   log::info("journal.begun", {{"dir", options_.journal_dir},
                               {"round", state.round.value},
@@ -69,7 +70,10 @@ Task<Status> Shard::end_journal_round() {
   commit.unix_seconds = clock_.unix_seconds();
   const std::string where = "round " + to_string(merging_->round) + " on server '" + options_.name;
   const std::uint64_t number = journal_.end_round(journal::Kind::kCommit, std::move(commit));
+  const TimePoint begin = clock_.now();
   co_await journal_.done(number);
+  static const trace::Lane kLane("journal");
+  probe_.journal_stage().ended(kLane, begin, clock_.now(), merging_ ? merging_->round.value : 0);
   if (!is_led()) co_return Error(ErrorCode::kCancelled, "the leader was lost");
   if (const auto state = journal_.state(); state.is_broken)
     co_return Error(ErrorCode::kResourceExhausted,

@@ -53,7 +53,10 @@ Status Shard::encode_reply(const Chunk& chunk) {
   memory.means = store_->all_spare();
   if (store_->keeps_residual()) memory.residual = store_->residual();
   const auto send = [this](const Chunk& of, std::vector<std::byte> payload) { emit(of, payload); };
+  const TimePoint begin = clock_.now();
   const Status encoded = replies_->complete(chunk.id, memory, send);
+  static const trace::Lane kLane("replies");
+  probe_.encode().ended(kLane, begin, clock_.now(), merging_->round.value);
   if (encoded.ok()) return encoded;
   return encoded.error().with_context("codec_down on server '" + options_.name + "'");
 }

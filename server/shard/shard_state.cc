@@ -17,6 +17,11 @@ namespace {
 constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 
+const trace::Lane& rounds_lane() {
+  static const trace::Lane kLane("rounds");
+  return kLane;
+}
+
 Error out_of_order(const std::string& what) {
   return Error(ErrorCode::kFailedPrecondition, what +
                                                    " (the leader sends Model, Place, Load and "
@@ -40,6 +45,7 @@ Status Shard::take_model(const proto::ServerModel& model) {
     fatal_ = fits.error();
     return fits;
   }
+  set_ready("the model's chunks that are to lie here are being loaded");
   if (model.keeps_journal) {
     const Status ours = look_at_journal(terms_.run_id);
     if (!ours.ok()) fatal_ = ours.error();
@@ -166,6 +172,11 @@ proto::ServerReport Shard::report() const {
   return report;
 }
 
+void Shard::tell_probe(const proto::ServerReport& now) {
+  probe_.reported(now, static_cast<std::size_t>(std::ranges::count(is_mine_, true)));
+  if (journal_.is_on()) probe_.journal(journal_.state());
+}
+
 Status Shard::take_place(proto::Route route) {
   if (!store_) return out_of_order("Place came before Model");
   if (route.owners.size() != store_->plan().chunks().size())
@@ -211,6 +222,7 @@ Status Shard::begin(const proto::ServerState& state) {
   keeps_.clear();
   merging_.reset();
   if (model_.keeps_journal) CENTROID_TRY(open_journal(state));
+  if (!leaving_) set_ready("");
   log::info("state.loaded", {{"version", state.version.value},
                              {"route", route_.version},
                              {"servers", route_.servers.size()}});
@@ -314,14 +326,15 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   const journal::Form form = journal_form();
   std::vector<RobustMean::Encoded> rows;
   const auto sum_up = [&](const Chunk& chunk) {
+    const TimePoint since = clock_.now();
     const std::span<float> sum = store_->spare(chunk);
-    if (robust_) {
-      rows.clear();
-      for (const auto& one : parts) rows.push_back(one->encoded(chunk.id));
-      return robust_->combine(rows, sum);
-    }
-    for (std::size_t i = 0; i < parts.size(); ++i)
+    rows.clear();
+    for (const auto& one : parts)
+      if (robust_) rows.push_back(one->encoded(chunk.id));
+    if (robust_) robust_->combine(rows, sum);
+    for (std::size_t i = 0; i < parts.size() && !robust_; ++i)
       parts[i]->add_to(sum, chunk.id, merging_->parts[i].weight, i == 0);
+    probe_.aggregate().ended(rounds_lane(), since, clock_.now(), merging_->round.value);
   };
   // The journal reads the sums before they become means; without one it is done in one go.
   const bool keeps_sums = journal_.is_on() && form == journal::Form::kSum;
@@ -414,6 +427,7 @@ Task<Status> Shard::step(proto::Step step) {
   }
   const Busy waits(*this, what + ": waits for its journal's disk", true);
   CENTROID_CO_TRY(co_await end_journal_round());
+  probe_.apply().ended(rounds_lane(), begin, clock_.now(), step.round.value);
   merged_time_ += clock_.now() - begin;
   co_return Status();
 }
@@ -430,7 +444,9 @@ Status Shard::commit(const proto::ServerState& state) {
   encoded_.clear();
   merging_.reset();
   ++rounds_;
-  merge_seconds_ += std::chrono::duration<double>(merged_time_).count();
+  const double seconds = std::chrono::duration<double>(merged_time_).count();
+  merge_seconds_ += seconds;
+  probe_.merged(seconds);
   return {};
 }
 

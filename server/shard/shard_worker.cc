@@ -29,6 +29,7 @@ Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
   CENTROID_ASSIGN(worker->codec, make_codec(enter.codec));
   worker->session = &session;
   worker->enter = std::move(enter);
+  worker->lane = trace::Lane(worker->enter.name);
   if (const auto old = workers_.find(worker->enter.member); old != workers_.end())
     old->second->session->close(
         Error(ErrorCode::kFailedPrecondition, "superseded: this worker entered again"));
@@ -110,15 +111,22 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
   // Of another fragment: it was on its way when its round closed without it.
   const TensorId tensor = store_->plan().chunk(push.chunk).tensor;
   const bool is_old = fragments_.number_of(tensor) != fragments_.turn(store_->optimizer_step());
+  probe_.payload_received(bytes);
   if (is_old || stage_for(key, worker->codec) == nullptr) {
+    probe_.stale_frame();
     CENTROID_CO_TRY(co_await session.skip_payload());
     co_return Status();
   }
   Buffer buffer(bytes);
+  const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  probe_.receive().ended(worker->lane, arrived, clock_.now(), push.round.value);
   session.release_credit(bytes);
-  const auto kept = staged(key);  // it may have gone while the bytes came in
-  if (kept == nullptr) co_return Status();
+  const auto kept = staged(key);
+  if (kept == nullptr) {  // it has gone while the bytes came in
+    probe_.stale_frame();
+    co_return Status();
+  }
   const std::string where = "push of chunk " + to_string(push.chunk) + " by " + worker->enter.name +
                             " in round " + to_string(push.round) + " on server '" + options_.name +
                             "'";
@@ -184,6 +192,7 @@ Task<void> Shard::tell_if_away(transport::Session& leader,
 /// The results that wait for one worker, in order.
 Task<void> Shard::outbox(std::shared_ptr<Worker> worker) {
   transport::Session& session = *worker->session;
+  const trace::Lane lane(worker->enter.name + " out");
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kResult);
   while (!session.is_closed()) {
     if (worker->outgoing.empty()) {
@@ -193,11 +202,15 @@ Task<void> Shard::outbox(std::shared_ptr<Worker> worker) {
     const Piece piece = std::move(worker->outgoing.front());
     worker->outgoing.pop_front();
     const auto head = proto::encode(piece.head);
-    const Status sent = co_await session.send(kind, head, *piece.values,
-                                              clock_.now() + options_.stall_timeout, piece.crc);
-    if (sent.ok()) continue;
-    session.close(sent.error());
-    co_return;
+    const TimePoint begin = clock_.now();
+    const Status sent =
+        co_await session.send(kind, head, *piece.values, begin + options_.stall_timeout, piece.crc);
+    if (!sent.ok()) {
+      session.close(sent.error());
+      co_return;
+    }
+    probe_.send().ended(lane, begin, clock_.now(), piece.head.round.value);
+    probe_.payload_sent(piece.values->size());
   }
 }
 

@@ -28,6 +28,7 @@ MAY = {
     CHECKPOINT: [BASE, TENSOR],
     "transport": [BASE, TENSOR, ASYNC],
     "transport/tls": [BASE, ASYNC, "transport"],
+    "transport/http": [BASE, ASYNC, "transport", "transport/tls"],
     "transport/collective": [BASE, TENSOR, ASYNC, CODEC, PROTO, "transport"],
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
@@ -50,7 +51,7 @@ MAY = {
     + ["server/config", "server/election", "server/events", "server/shard", "server/tables"]
     + ["server/api/view"],
     "server": MEANING
-    + ["transport", "transport/tls", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
+    + ["transport", "transport/tls", "transport/http", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/events", "server/config", "server/election", "server/shard", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
@@ -58,7 +59,7 @@ MAY = {
     "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING
-    + ["transport", "transport/tls", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
+    + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING + ["client/network", "transport", "transport/tls"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
@@ -71,8 +72,8 @@ MAY["tests"] = list(MAY)
 
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
-    r"boost/beast": r"server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|tls/[^/]*)|server/(api|election)/.*|worker/metrics_listener\.cc|client/.*",
+    r"boost/beast": r"server/(api|election)/.*|transport/http/.*|client/.*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)|server/(api|election)/.*|client/.*",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store|tables)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",

@@ -114,14 +114,14 @@ class Scraped(ClusterTest):
     spread = ("--servers", "2", "--chunk-bytes", "512")  # a model on a leader and a shard server
 
     def shard(self, leaders, name, *arguments):
-        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
         return self._start(Process, "centroid-server", name, [*places, *arguments], None)
 
     def setUp(self):
         self.begun = time.monotonic()
         arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200", "--tables", "emb:dim=4", "--journal", "on"]
         self.cluster = self.server(*arguments, *self.spread)
-        self.shard(self.cluster.data, "s1")
+        self.shards = [self.shard(self.cluster.data, "s1").wait_event("shard.metrics_listening")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         self.workers = [
             self.worker(self.cluster, f"w{k}", "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
@@ -168,8 +168,8 @@ class Scraped(ClusterTest):
         return None
 
     def start_prometheus(self, *targets, more=()):
-        """It scrapes these servers, as lines `more` say, and the workers."""
-        jobs = {"centroid-server": targets or [self.cluster.api], "centroid-worker": self.endpoints}
+        """It scrapes these servers, as lines `more` say, shard servers and workers."""
+        jobs = {"centroid-server": targets or [self.cluster.api], "centroid-shard": self.shards, "centroid-worker": self.endpoints}
         lines = ["global:", f"  scrape_interval: {self.scrape_seconds}s", "  evaluation_interval: 1s", f"rule_files: [{json.dumps(str(self.rules))}]"]
         lines += ["scrape_configs:"]
         for job, targets in jobs.items():
@@ -273,14 +273,15 @@ class Live(Scraped):
         self.cluster.wait_round(250)  # a checkpoint has begun
         wait_for(lambda: self.cluster.get("/v1/checkpoints")["checkpoints"], "a checkpoint")
         wait_for(lambda: "centroid_shard_rounds_total" in self.cluster.call("GET", "/metrics")[1], "the first report of the shard server")
-        server, worker = self.cluster.call("GET", "/metrics")[1], self.fetch(f"http://{self.endpoints[0]}/metrics")
-        for text in (server, worker):
+        server = self.cluster.call("GET", "/metrics")[1]
+        shard, worker = (self.fetch(f"http://{place}/metrics") for place in (self.shards[0], self.endpoints[0]))
+        for text in (server, shard, worker):
             done = promtool("check", "metrics", text=text)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertLess(len(text.splitlines()), 2000)  # series are bounded
         wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
         notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
-        page, file = reference.page(server + "".join(notes), worker), ROOT / "docs" / "metrics.md"
+        page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "metrics.md"
         if IS_WRITING:
             file.write_text(page)
         self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
@@ -299,7 +300,7 @@ class Encrypted(TlsTest, Scraped):
         common += ["--checkpoint.every_rounds", "200", "--tables", "emb:dim=4"]
         servers = [self.server(*common, *self.spread, *secure, "--name", name, name=name) for name in ("a", "b")]
         places = ",".join(server.data for server in servers)
-        self.shard(places, "s1", *self.issue("s1"), *self.trust)
+        self.shards = [self.shard(places, "s1", *self.issue("s1"), *self.trust).wait_event("shard.metrics_listening")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         workers = [
             self.worker(places, f"w{k}", *self.trust, *self.issue(f"w{k}"), "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
@@ -322,7 +323,7 @@ class Provoked(Scraped):
 
     def setUp(self):
         """Rules that wait a second in place of minutes; a target that can be taken away."""
-        self.endpoints, self.rules, self.targets = [], self.folder / "alerts.yaml", self.folder / "targets.json"
+        self.shards, self.endpoints, self.rules, self.targets = [], [], self.folder / "alerts.yaml", self.folder / "targets.json"
         self.rules.write_text(re.sub(r"for: [1-9]\w*", "for: 1s", (RULES / "alerts.yaml").read_text()))
 
     def alerts(self):

@@ -197,6 +197,34 @@ class Rendered(unittest.TestCase):
                 self.assert_finds_pods(monitor, all_objects)
                 self.assertEqual(monitor["spec"]["endpoints"][0].get("scheme", "http"), "https" if "tls" in chosen[1] else "http", chosen)
 
+    def test_pod_monitors_find_a_port_of_the_pods_that_are_there(self):
+        found = set()
+        for all_objects in self.objects.values():
+            templates = [template for one in all_objects for template in pod_templates(one)]
+            for monitor in [one for one in all_objects if one["kind"] == "PodMonitor"]:
+                wanted = monitor["spec"]["selector"]["matchLabels"].items()
+                for template in [one for one in templates if wanted <= one["metadata"]["labels"].items()]:
+                    (container,) = template["spec"]["containers"]
+                    self.assertIn(monitor["spec"]["podMetricsEndpoints"][0]["port"], [port["name"] for port in container["ports"]])
+                    found.add(container["name"])
+        self.assertEqual(found, {"worker", "shard"})
+
+    def test_an_update_goes_on_behind_a_standby_and_waits_for_a_shard_server(self):
+        """A StatefulSet's update waits until the pod that it replaced is ready: a standby never leads, a shard server gets its chunks again."""
+        seen = set()
+        for all_objects in self.objects.values():
+            for one in [one for one in all_objects if one["kind"] == "StatefulSet"]:
+                (container,) = one["spec"]["template"]["spec"]["containers"]
+                if container["name"] == "etcd":
+                    continue
+                path = container["readinessProbe"]["httpGet"]["path"]
+                has_standby = container["name"] == "server" and one["spec"]["replicas"] > 1
+                self.assertEqual(path, "/healthz" if has_standby else "/readyz")
+                if container["name"] == "shard":
+                    self.assertGreater(one["spec"]["minReadySeconds"], container["readinessProbe"]["periodSeconds"])
+                seen.add((container["name"], path))
+        self.assertEqual(seen, {("server", "/healthz"), ("server", "/readyz"), ("shard", "/readyz")})
+
     def assert_finds_pods(self, monitor, all_objects):
         """A ServiceMonitor looks for Services by label, these for pods, and the port is one of theirs."""
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -211,8 +239,8 @@ class Rendered(unittest.TestCase):
 
     def test_policies_let_through_what_programs_and_centroidctl_need_and_no_more(self):
         needed = {("worker", "server", "data"), ("worker", "worker", "peers"), ("worker", "shard", "data"), ("shard", "server", "data")}
-        needed |= {("server", "shard", "data"), ("server", "worker", "metrics")}  # doctor, bench and trace in the server's container
-        others = {("worker", "server", "api"), ("shard", "worker", "metrics"), ("worker", "worker", "metrics"), ("shard", "server", "api")}
+        needed |= {("server", "shard", "data"), ("server", "shard", "metrics"), ("server", "worker", "metrics")}  # doctor, bench and trace in the server's container
+        others = {("worker", "server", "api"), ("shard", "worker", "metrics"), ("worker", "shard", "metrics"), ("worker", "worker", "metrics"), ("shard", "server", "api")}
         seen = set()
         for chosen, all_objects in self.objects.items():
             if "networkpolicy" not in chosen[1] and chosen[0] not in ("prod", "ha"):

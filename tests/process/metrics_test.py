@@ -1,10 +1,14 @@
-"""What a worker tells Prometheus at --metrics-listen. metrics_test.py BIN_DIR"""
+"""What programs tell Prometheus and probes. metrics_test.py BIN_DIR"""
 
 import contextlib
 import http.client
+import json
+import signal
 import socket
+import unittest
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
+from standby_test import ETCD, Etcd
 
 
 def series(text):
@@ -12,7 +16,15 @@ def series(text):
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
 
 
-class WorkerMetrics(ClusterTest):
+class MetricsTest(ClusterTest):
+    def get(self, endpoint, path="/metrics", method="GET"):
+        with contextlib.closing(http.client.HTTPConnection(endpoint, timeout=10)) as connection:
+            connection.request(method, path)
+            reply = connection.getresponse()
+            return reply.status, reply.headers, reply.read().decode()
+
+
+class WorkerMetrics(MetricsTest):
     def listening(self, codec="f32"):
         """A server with one worker that has trained a few rounds, and the endpoint of the worker's metrics."""
         server = self.server("--epochs", "1000000")
@@ -20,12 +32,6 @@ class WorkerMetrics(ClusterTest):
         endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
         server.wait_round(5)
         return server, worker, endpoint
-
-    def get(self, endpoint, path="/metrics", method="GET"):
-        with contextlib.closing(http.client.HTTPConnection(endpoint, timeout=10)) as connection:
-            connection.request(method, path)
-            reply = connection.getresponse()
-            return reply.status, reply.headers, reply.read().decode()
 
     def test_stages_rounds_and_bytes_grow_with_training(self):
         server, worker, endpoint = self.listening("int8")
@@ -132,7 +138,8 @@ class WorkerMetrics(ClusterTest):
 
     def test_only_get_of_known_paths_is_answered(self):
         _, _, endpoint = self.listening()
-        self.assertEqual(self.get(endpoint, "/healthz")[0], 200)
+        for probe in ("/healthz", "/livez", "/readyz"):
+            self.assertEqual(self.get(endpoint, probe)[0], 200, probe)
         self.assertEqual(self.get(endpoint, "/metrics", "HEAD")[2], "")
         self.assertEqual(self.get(endpoint, "/v1/cluster")[0], 404)
         self.assertEqual(self.get(endpoint, "/metrics", "POST")[0], 405)
@@ -171,6 +178,109 @@ class WorkerMetrics(ClusterTest):
             self.assertIn(f"metrics.listen {place}: the port is in use", worker.text())
         bad = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "nonsense")
         self.assert_status(bad, USAGE, "nonsense")
+
+
+class ServerMetrics(MetricsTest):
+    """A shard server has a port of its own for them; the leader and its standby have REST."""
+
+    def shard(self, leaders, name, *arguments):
+        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        return self._start(Process, "centroid-server", name, [*places, *arguments], None)
+
+    def listening(self, leaders, name, *arguments):
+        shard = self.shard(leaders, name, "--metrics-listen", "127.0.0.1:0", *arguments)
+        return shard, shard.wait_event("shard.metrics_listening")["endpoint"]
+
+    def test_a_shard_server_tells_what_it_does(self):
+        codec = ["--apply", "worker", "--codec-down", "int8", "--journal", "on"]
+        server = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--lease", "2s", *codec)
+        shard, endpoint = self.listening(server.data, "s1", "--endpoints-file", self.folder / "s1.json")
+        self.assertEqual(json.loads((self.folder / "s1.json").read_text())["metrics"], endpoint)
+        worker = self.worker(server, "w0")
+        server.wait_round(20)
+        wait_for(lambda: series(self.get(endpoint)[2])["centroid_server_held_chunks"], "the first report")
+        values = series(self.get(endpoint)[2])
+        view = next(one for one in server.get("/v1/servers")["servers"] if one["name"] == "s1")
+        self.assertEqual(values["centroid_server_held_chunks"], view["chunks"])
+        self.assertEqual(values["centroid_server_worker_sessions"], 1)
+        self.assertEqual(values["centroid_server_has_leader"], 1)
+        self.assertEqual(values['centroid_server_role{role="shard"}'], 1)
+        self.assertGreaterEqual(values["centroid_server_held_bytes"], view["bytes"])
+        self.assertGreater(values["process_resident_memory_bytes"], 1 << 20)
+        for stage in ("receive", "aggregate", "apply", "encode", "journal", "send"):
+            self.assertGreater(values[f'centroid_server_stage_seconds_count{{stage="{stage}"}}'], 10, stage)
+        per_round = values['centroid_server_stage_seconds_count{stage="aggregate"}'] / values["centroid_server_merge_seconds_count"]
+        self.assertLess(abs(per_round - view["chunks"]), 1)
+        for counter in ("payload_received_bytes", "payload_sent_bytes", "journal_written_bytes"):
+            self.assertGreater(values[f"centroid_server_{counter}_total"], 20 * view["chunks"], counter)
+        wait_for(lambda: series(self.get(endpoint)[2])["centroid_server_journal_sync_seconds_count"], "a sync of its journal")
+        events = json.loads(self.get(endpoint, "/v1/trace")[2])["traceEvents"]
+        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        self.assertLessEqual({"w0", "w0 out", "rounds", "journal", "replies"}, lanes)
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server, shard)
+
+    def test_a_shard_server_is_ready_while_it_has_a_leader_and_its_chunks(self):
+        place = f"127.0.0.1:{free_port()}"
+        shard, endpoint = self.listening(place, "s1")
+
+        def probe(path, status, text=""):
+            answer = self.get(endpoint, path)
+            return answer[0] == status and text in answer[2]
+
+        self.assertTrue(probe("/readyz", 503, "no leader"))
+        self.assertTrue(probe("/livez", 200))
+        server = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", listen=place)
+        wait_for(lambda: probe("/readyz", 200), "a shard server that is ready, though no worker has brought a model")
+        self.worker(server, "w0")
+        server.wait_round(5)
+        self.assertTrue(probe("/readyz", 200))
+        server.kill()
+        wait_for(lambda: probe("/readyz", 503, "no leader: "), "a shard server without its leader")
+        self.assertTrue(probe("/livez", 200))
+        values = series(self.get(endpoint)[2])
+        self.assertEqual((values["centroid_server_has_leader"], values["centroid_server_held_chunks"]), (0, 0))
+        again = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--resume", listen=place, name="again")
+        again.wait_round(5)
+        self.assertTrue(probe("/readyz", 200))
+        received = series(self.get(endpoint)[2])["centroid_server_payload_received_bytes_total"]
+        self.assertGreater(received, values["centroid_server_payload_received_bytes_total"])
+        again.send(signal.SIGKILL)
+        shard.send(signal.SIGTERM)
+        self.assert_exit(DONE, shard)
+
+    @unittest.skipIf(ETCD is None, "etcd is not installed (package etcd-server)")
+    def test_leader_standby_and_shard_server_each_tell_their_role(self):
+        etcd = Etcd(self.folder, free_port(), free_port())
+        self.processes.append(etcd)
+        common = ["--etcd", etcd.url, "--cluster", "test", "--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--journal", "on"]
+        leader = self.server(*common, "--name", "a", name="a")
+        leader.wait_cluster("a leader", lambda cluster: cluster["role"] == "leader")
+        standby = self.server(*common, "--name", "b", name="b")
+        places = f"{leader.data},{standby.data}"
+        shard, endpoint = self.listening(places, "s1")
+        self.worker(places, "w0")
+        leader.wait_round(5)
+        roles = {"leader": leader.api, "standby": standby.api, "shard": endpoint}
+        for role, place in roles.items():
+            with self.subTest(role):
+                values = series(self.get(place)[2])
+                told = {name: value for name, value in values.items() if name.startswith("centroid_server_role{")}
+                self.assertEqual(told.pop(f'centroid_server_role{{role="{role}"}}'), 1)
+                self.assertEqual(set(told.values()) - {0}, set())
+                self.assertEqual([self.get(place, path)[0] for path in ("/livez", "/healthz")], [200, 200])
+                self.assertEqual(self.get(place, "/readyz")[0], 503 if role == "standby" else 200)
+
+    def test_settings_that_do_not_fit_are_refused(self):
+        taken = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(taken.close)
+        place = "127.0.0.1:%d" % taken.getsockname()[1]
+        shard = self.shard("127.0.0.1:1", "s1", "--metrics-listen", place)
+        self.assertNotEqual(shard.exit_status(), DONE)
+        self.assertIn(f"metrics.listen {place}: the port is in use", shard.text())
+        self.assert_status(self.shard("127.0.0.1:1", "s2", "--metrics-tls"), USAGE, "metrics.tls needs tls.certificate, tls.key and metrics.listen")
+        alone = self.launch_server("--metrics-listen", "127.0.0.1:0")
+        self.assert_status(alone, USAGE, "metrics.listen and metrics.tls are for a shard server (join)")
 
 
 if __name__ == "__main__":

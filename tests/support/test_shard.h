@@ -38,7 +38,8 @@ class TestShard {
     // Who stops it means to lose it, unless it is said to drain.
     if (!journal_dir.empty() && !drains) options.drain_timeout = {};
     if (set) set(options);
-    shard_ = std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_);
+    shard_ =
+        std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_, registry_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);
   }
@@ -56,6 +57,7 @@ class TestShard {
     co_return co_await shard->run(*listener);
   }
   SystemClock clock_;
+  metrics::Registry registry_;
   IoThread io_{"test-shard"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;

@@ -3,6 +3,9 @@ target_link_libraries(centroid_test_certificates PUBLIC centroid::tls)
 centroid_test(transport_test LABEL unit
   SOURCES unit/frame_test.cc
   DEPS centroid::transport)
+centroid_test(metrics_listener_test LABEL unit
+  SOURCES unit/metrics_listener_test.cc
+  DEPS centroid::http)
 centroid_test(transport_conformance LABEL conformance
   SOURCES conformance/transport_test.cc conformance/transport_faults_test.cc conformance/tls_test.cc
   DEPS centroid_test_certificates)

@@ -1,6 +1,7 @@
-#include "worker/metrics_listener.h"
+#include "transport/http/metrics_listener.h"
 
 #include <algorithm>
+#include <array>
 #include <list>
 #include <utility>
 
@@ -14,7 +15,7 @@
 #include "common/base/trace_report.h"
 #include "transport/tls/maybe_tls.h"
 
-namespace centroid::worker {
+namespace centroid::transport {
 
 namespace {
 
@@ -24,7 +25,7 @@ namespace http = beast::http;
 using Tcp = asio::ip::tcp;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
-using Stream = transport::MaybeTls<beast::tcp_stream>;
+using Stream = MaybeTls<beast::tcp_stream>;
 using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxConnections = 16;
@@ -54,7 +55,7 @@ class Allowance {
 };
 
 struct Peer {
-  Peer(Tcp::socket socket, transport::SslPointer end) : stream(std::move(socket), std::move(end)) {}
+  Peer(Tcp::socket socket, SslPointer end) : stream(std::move(socket), std::move(end)) {}
   Stream stream;
   TimePoint since = Steady::now();  ///< that it came, or had its last answer
   bool has_asked = false;
@@ -62,7 +63,17 @@ struct Peer {
   bool is_dropped = false;
 };
 
-Response answer(const Request& request, const metrics::Registry& registry, Allowance& traces) {
+constexpr std::array<std::string_view, 5> kPaths = {"/metrics", "/livez", "/readyz", "/healthz",
+                                                    "/v1/trace"};
+
+std::string known_paths() {
+  std::string text;
+  for (const std::string_view path : kPaths) text.append(text.empty() ? "" : ", ").append(path);
+  return text;
+}
+
+Response answer(const Request& request, const metrics::Registry& registry,
+                const MetricsOptions& options, Allowance& traces) {
   Response response;
   response.version(request.version());
   response.set(http::field::content_type, "text/plain; charset=utf-8");
@@ -70,9 +81,9 @@ Response answer(const Request& request, const metrics::Registry& registry, Allow
   response.set("X-Content-Type-Options", "nosniff");
   const std::string_view target(request.target().data(), request.target().size());
   const std::string_view path = target.substr(0, target.find('?'));
-  if (path != "/metrics" && path != "/healthz" && path != "/v1/trace") {
+  if (std::ranges::find(kPaths, path) == kPaths.end()) {
     response.result(http::status::not_found);
-    response.body() = "not found; there are /metrics, /healthz and /v1/trace\n";
+    response.body() = "not found; there are " + known_paths() + "\n";
   } else if (request.method() != http::verb::get && request.method() != http::verb::head) {
     response.result(http::status::method_not_allowed);
     response.set(http::field::allow, "GET, HEAD");
@@ -97,7 +108,10 @@ Response answer(const Request& request, const metrics::Registry& registry, Allow
       response.body() = "format: expected json, csv or html\n";
     }
   } else {
-    response.body() = "ok\n";
+    const auto& look = path == "/livez" ? options.is_live : options.is_ready;
+    const Status found = path != "/healthz" && look ? look() : Status();
+    if (!found.ok()) response.result(http::status::service_unavailable);
+    response.body() = found.ok() ? "ok\n" : found.error().message() + "\n";
   }
   response.keep_alive(request.keep_alive());
   response.prepare_payload();
@@ -108,27 +122,27 @@ Response answer(const Request& request, const metrics::Registry& registry, Allow
 }  // namespace
 
 struct MetricsListener::Impl {
-  Impl(const metrics::Registry& registry_, std::optional<transport::TlsFiles> tls_)
-      : registry(registry_), tls(std::move(tls_)) {}
-  Status listen(const transport::Endpoint& endpoint);
+  Impl(MetricsOptions options_, const metrics::Registry& registry_)
+      : options(std::move(options_)), registry(registry_) {}
+  Status listen(const Endpoint& endpoint);
   Task<void> accept_loop();
   bool make_room();
   Task<void> serve(std::list<Peer>::iterator at);
   Task<void> serve_requests(Peer& peer);
   Task<void> stop();
 
+  MetricsOptions options;
   const metrics::Registry& registry;
-  std::optional<transport::TlsFiles> tls;
   IoThread io{"metrics"};
   Tcp::acceptor acceptor{io.context()};
   TaskGroup group{io.executor()};
   std::list<Peer> peers;  ///< in the order they came
   Allowance traces;
-  transport::Endpoint bound;
+  Endpoint bound;
   bool is_stopping = false;
 };
 
-Status MetricsListener::Impl::listen(const transport::Endpoint& endpoint) {
+Status MetricsListener::Impl::listen(const Endpoint& endpoint) {
   boost::system::error_code ec;
   const std::string wanted = "metrics.listen " + endpoint.to_string();
   Tcp::resolver resolver(io.context());
@@ -157,7 +171,7 @@ Task<void> MetricsListener::Impl::accept_loop() {
     if (ec) {  // out of descriptors or memory: others must end first
       if (!co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause)) co_return;
     } else if (peers.size() < kMaxConnections || make_room()) {
-      transport::SslPointer end = tls ? tls->accepting_end() : nullptr;
+      SslPointer end = options.tls ? options.tls->accepting_end() : nullptr;
       const auto at = peers.emplace(peers.end(), std::move(socket), std::move(end));
       group.spawn(serve(at));
     }
@@ -165,7 +179,7 @@ Task<void> MetricsListener::Impl::accept_loop() {
 }
 
 /// The newest that has asked nothing goes, else the one that has been silent for longest: nobody
-/// shuts out the scraper, nor the probe for whose failure the worker would be ended.
+/// shuts out the scraper, nor the probe for whose failure the process would be ended.
 bool MetricsListener::Impl::make_room() {
   Peer* silent = nullptr;
   Peer* idle = nullptr;
@@ -205,7 +219,7 @@ Task<void> MetricsListener::Impl::serve_requests(Peer& peer) {
     const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
     if (read_failed || is_stopping || peer.is_dropped) co_return;
     peer.has_asked = peer.is_answered = true;
-    const Response response = answer(parser.get(), registry, traces);
+    const Response response = answer(parser.get(), registry, options, traces);
     keep_alive = response.keep_alive();
     stream.lower().expires_after(kMessageTime);
     const auto [write_failed, written] = co_await http::async_write(stream, response, kAwait);
@@ -228,16 +242,16 @@ MetricsListener::MetricsListener(std::unique_ptr<Impl> impl) : impl_(std::move(i
 
 MetricsListener::~MetricsListener() { impl_->io.wait(impl_->stop()); }
 
-Result<std::unique_ptr<MetricsListener>> MetricsListener::start(
-    const transport::Endpoint& endpoint, const metrics::Registry& registry,
-    std::optional<transport::TlsFiles> tls) {
-  auto impl = std::make_unique<Impl>(registry, std::move(tls));
+Result<std::unique_ptr<MetricsListener>> MetricsListener::start(MetricsOptions options,
+                                                                const metrics::Registry& registry) {
+  auto impl = std::make_unique<Impl>(std::move(options), registry);
+  const Endpoint endpoint = impl->options.endpoint;
   CENTROID_TRY(impl->listen(endpoint));
   Impl& started = *impl;
   asio::post(started.io.context(), [&started] { started.group.spawn(started.accept_loop()); });
   return std::unique_ptr<MetricsListener>(new MetricsListener(std::move(impl)));
 }
 
-transport::Endpoint MetricsListener::endpoint() const { return impl_->bound; }
+Endpoint MetricsListener::endpoint() const { return impl_->bound; }
 
-}  // namespace centroid::worker
+}  // namespace centroid::transport

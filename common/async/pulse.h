@@ -1,28 +1,36 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
 
-#include "common/async/task_group.h"
-#include "server/api/view.h"
+#include "common/base/clock.h"
+#include "common/base/result.h"
 
-namespace centroid::server {
+namespace centroid {
 
 /// Whether the thread on which all of training runs still answers: each look asks it, unless it has
 /// not answered the last time.
 ///
-/// thread  the server's executor; `group` is joined before this goes
+/// thread  the looks: one; the answer: any
 class Pulse {
  public:
-  Pulse(TaskGroup& group, ControlPlane& control, std::chrono::milliseconds patience)
-      : group_(group), control_(control), patience_(patience) {}
+  /// To be called on the thread that is watched, also when the Pulse is gone.
+  using Answered = std::function<void()>;
+
+  /// `ask` does not wait.
+  Pulse(std::function<void(Answered)> ask, std::chrono::milliseconds patience)
+      : ask_(std::move(ask)), patience_(patience) {}
 
   /// fails unavailable: it has not answered for longer than `patience`
   Status look() {
     const TimePoint now = std::chrono::steady_clock::now();
-    if (!is_asked_) {
-      is_asked_ = true;
+    if (!is_asked_->exchange(true)) {
       since_ = now;
-      group_.spawn(ask());
+      ask_([is_asked = is_asked_] { *is_asked = false; });
     }
     if (now - since_ <= patience_) return {};
     const auto silent = std::chrono::duration_cast<std::chrono::seconds>(now - since_);
@@ -33,16 +41,10 @@ class Pulse {
   }
 
  private:
-  Task<void> ask() {
-    co_await control_.ping();
-    is_asked_ = false;
-  }
-
-  TaskGroup& group_;
-  ControlPlane& control_;
+  const std::function<void(Answered)> ask_;
   const std::chrono::milliseconds patience_;
-  bool is_asked_ = false;
+  const std::shared_ptr<std::atomic<bool>> is_asked_ = std::make_shared<std::atomic<bool>>(false);
   TimePoint since_;
 };
 
-}  // namespace centroid::server
+}  // namespace centroid

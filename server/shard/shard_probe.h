@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+
+#include "common/proto/servers.h"
+#include "server/store/server_probe.h"
+
+namespace centroid::server {
+
+/// What a shard server tells at its own port (docs/metrics.md). Handles are looked up once.
+class ShardProbe : public ServerProbe {
+ public:
+  explicit ShardProbe(metrics::Registry& registry);
+
+  /// As it tells the leader.
+  void reported(const proto::ServerReport& report, std::size_t chunks) const;
+  /// Nothing lies here any more.
+  void leader_lost() const;
+  /// Seconds of a round that was committed: sums, step and journal.
+  void merged(double seconds) const { merge_seconds_.observe(seconds); }
+
+ private:
+  metrics::Gauge has_leader_, chunks_, memory_bytes_, staged_bytes_, sessions_;
+  metrics::Histogram merge_seconds_;
+};
+
+}  // namespace centroid::server

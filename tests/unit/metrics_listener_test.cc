@@ -1,0 +1,82 @@
+#include "transport/http/metrics_listener.h"
+
+#include <atomic>
+#include <string>
+
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <gtest/gtest.h>
+
+#include "common/async/pulse.h"
+
+namespace centroid::transport {
+namespace {
+
+/// The whole response of one request.
+std::string ask(const Endpoint& endpoint, const std::string& path) {
+  boost::asio::io_context context;
+  boost::asio::ip::tcp::socket socket(context);
+  boost::asio::ip::tcp::resolver resolver(context);
+  boost::asio::connect(socket, resolver.resolve(endpoint.host, std::to_string(endpoint.port)));
+  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+  boost::asio::write(socket, boost::asio::buffer(request));
+  std::string response;
+  boost::system::error_code at_end;
+  boost::asio::read(socket, boost::asio::dynamic_buffer(response), at_end);
+  return response;
+}
+
+bool has(const std::string& response, const std::string& text) {
+  return response.find(text) != std::string::npos;
+}
+
+TEST(MetricsListener, probes_say_why_the_process_is_not_well) {
+  metrics::Registry registry;
+  std::atomic<bool> is_live = true, is_ready = false;
+  const auto look = [](const std::atomic<bool>& is_well, const char* why) {
+    return is_well ? Status() : Status(Error(ErrorCode::kUnavailable, why));
+  };
+  MetricsOptions options;
+  options.endpoint.host = "127.0.0.1";
+  options.endpoint.port = 0;
+  options.is_live = [&] { return look(is_live, "it hangs"); };
+  options.is_ready = [&] { return look(is_ready, "no leader"); };
+  const auto started = MetricsListener::start(std::move(options), registry);
+  ASSERT_TRUE(started.ok()) << started.error().message();
+  const Endpoint at = started.value()->endpoint();
+  EXPECT_TRUE(has(ask(at, "/livez"), "HTTP/1.1 200"));
+  EXPECT_TRUE(has(ask(at, "/readyz"), "HTTP/1.1 503"));
+  EXPECT_TRUE(has(ask(at, "/readyz"), "no leader\n"));
+  is_live = false;
+  is_ready = true;
+  EXPECT_TRUE(has(ask(at, "/livez"), "HTTP/1.1 503"));
+  EXPECT_TRUE(has(ask(at, "/livez"), "it hangs\n"));
+  EXPECT_TRUE(has(ask(at, "/readyz"), "HTTP/1.1 200"));
+  EXPECT_TRUE(has(ask(at, "/healthz"), "HTTP/1.1 200"));  // the listener itself answers
+  EXPECT_TRUE(has(ask(at, "/elsewhere"), "HTTP/1.1 404"));
+}
+
+TEST(Pulse, is_lost_while_a_question_has_no_answer) {
+  Pulse::Answered answer;
+  int questions = 0;
+  Pulse pulse(
+      [&](Pulse::Answered answered) {
+        ++questions;
+        answer = std::move(answered);
+      },
+      std::chrono::milliseconds(0));
+  (void)pulse.look();
+  while (pulse.look().ok()) {
+  }
+  EXPECT_TRUE(has(pulse.look().error().message(), "has not answered"));
+  EXPECT_EQ(questions, 1);  // one at a time
+  answer();
+  EXPECT_TRUE(pulse.look().ok());
+  EXPECT_EQ(questions, 2);
+}
+
+}  // namespace
+}  // namespace centroid::transport

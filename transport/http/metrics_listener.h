@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "common/base/metrics.h"
+#include "transport/tls/tls_files.h"
+#include "transport/transport.h"
+
+namespace centroid::transport {
+
+struct MetricsOptions {
+  Endpoint endpoint;
+  std::optional<TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
+  /// Why the answer is 503; none: it never is. Called on the listener's thread, and does not wait.
+  std::function<Status()> is_live = {}, is_ready = {};
+};
+
+/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), the probes GET /livez,
+/// /readyz and /healthz (the listener itself answers), and GET /v1/trace (the newest 10 s of
+/// common/base/trace.h), nothing else. For programs without REST.
+/// It has no token: what it tells are numbers about this process (docs/operations.md).
+///
+/// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
+/// bounds  16 connections: one more takes the place of the newest that has asked nothing, else of
+///         who has been silent for longest; 8 KiB of request, no body, 10 s for each request and
+///         response, 4 traces at once and then one a second
+class MetricsListener {
+ public:
+  /// `registry` must outlive it.
+  ///
+  /// fails   invalid_argument (host unknown, cannot listen), already_exists (port in use)
+  static Result<std::unique_ptr<MetricsListener>> start(MetricsOptions options,
+                                                        const metrics::Registry& registry);
+  ~MetricsListener();
+  MetricsListener(const MetricsListener&) = delete;
+  MetricsListener& operator=(const MetricsListener&) = delete;
+
+  Endpoint endpoint() const;  ///< with the real address and port
+
+ private:
+  struct Impl;
+  explicit MetricsListener(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace centroid::transport
