@@ -65,7 +65,10 @@ bool Coordinator::judge() {
   for (auto& [fragment, one] : watches_) {
     const auto seen = one.series.take();
     if (!seen) continue;
-    if (seen->is_of_others) {
+    if (seen->before) {
+      one.guard.rebase(*seen->before);
+      one.predictor.rebase(*seen->before);
+    } else {
       one.guard.restart();
       one.predictor.restart();
     }

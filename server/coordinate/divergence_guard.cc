@@ -10,21 +10,12 @@ namespace centroid::server {
 DivergenceGuard::Verdict DivergenceGuard::observe(std::span<const double> divergences) {
   if (divergences.empty()) return Verdict::kStable;
   const double largest = largest_of(divergences);
-  recent_.push_back(largest);
-  if (recent_.size() > kRing) recent_.pop_front();
-  if (threshold_ <= 0 || largest <= threshold_) return Verdict::kStable;
-  const auto is_rising = [](double before, double now) { return !(now > before); };
-  // How many of the last stand in rising order.
-  const auto first =
-      std::adjacent_find(recent_.rbegin(), recent_.rend(),
-                         [&](double now, double before) { return is_rising(before, now); });
-  const auto rising = first == recent_.rend()
-                          ? recent_.size()
-                          : static_cast<std::size_t>(first - recent_.rbegin()) + 1;
-  if (rising < 3) return Verdict::kStable;
-  if (rising == 3) return Verdict::kSuppressGrowth;
-  recent_.clear();
-  recent_.push_back(largest);
+  const bool is_rising = last_ && largest > *last_;
+  last_ = largest;
+  rises_ = is_rising ? rises_ + 1 : 0;
+  if (threshold_ <= 0 || largest <= threshold_ || rises_ < 2) return Verdict::kStable;
+  if (rises_ == 2) return Verdict::kSuppressGrowth;
+  rises_ = 0;
   return Verdict::kNudgeDown;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <span>
 
@@ -28,13 +27,17 @@ class DivergenceGuard {
   /// The members' divergences at one average; none: nothing was measured.
   Verdict observe(std::span<const double> divergences);
   /// What comes next is not to be compared with what was.
-  void restart() { recent_.clear(); }
-  double last() const { return recent_.empty() ? 0 : recent_.back(); }
+  void restart() { last_.reset(), rises_ = 0; }
+  /// The members that come next had this for the largest, where those before had another.
+  void rebase(double before) {
+    if (last_) last_ = before;
+  }
+  double last() const { return last_.value_or(0); }
 
  private:
-  static constexpr std::size_t kRing = 5;
   double threshold_;
-  std::deque<double> recent_;
+  std::optional<double> last_;
+  unsigned rises_ = 0;  // in a row
 };
 
 /// How many local steps the members may make before their divergence is above a bound, if it goes
@@ -56,6 +59,10 @@ class GrowthPredictor {
                                        std::uint64_t since = 0);
   /// What comes next is not to be compared with what was.
   void restart() { last_ = 0; }
+  /// As that of DivergenceGuard.
+  void rebase(double before) {
+    if (last_ > 0) last_ = before;
+  }
   double rate() const { return rate_; }  ///< a step; 0: not known
 
  private:

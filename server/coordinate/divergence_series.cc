@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "server/coordinate/divergence_guard.h"
+
 namespace centroid::server {
 
 void DivergenceSeries::told(MemberId member, double divergence) {
@@ -27,22 +29,31 @@ std::optional<DivergenceSeries::Observation> DivergenceSeries::take() {
   }
   if (most == 0 || (least == 0 && most < kPatience)) return std::nullopt;
   Observation out;
-  std::set<MemberId> now;
+  std::vector<double> first, before;
   double steps = std::numeric_limits<double>::max(), since = steps;
   for (auto& [member, one] : members_) {
     if (std::exchange(one.times, 0) == 0) {
       one.divergence.reset();
       continue;
     }
-    now.insert(member);
+    const auto past = std::exchange(one.before, one.divergence);
+    const double made = std::exchange(one.steps, 0);
+    if (!past) {
+      first.push_back(*one.divergence);
+      continue;
+    }
+    before.push_back(*past);
     out.divergences.push_back(*one.divergence);
-    steps = std::min(steps, std::exchange(one.steps, 0));
+    steps = std::min(steps, made);
     since = std::min(since, one.since);
   }
+  if (before.empty()) {
+    out.divergences = std::move(first);
+    return out;
+  }
+  out.before = largest_of(before);
   out.steps = static_cast<std::uint64_t>(std::llround(std::min(steps, 1e9)));
   out.since = static_cast<std::uint64_t>(std::llround(std::min(since, 1e9)));
-  out.is_of_others = now != before_;
-  before_ = std::move(now);
   return out;
 }
 

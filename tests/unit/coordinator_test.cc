@@ -187,6 +187,29 @@ TEST(Coordinator, WhoTellsNothingIsLeftOutOfTheComparison) {
   EXPECT_GE(coordinator.nudges(), 1u);
 }
 
+/// With asp one may tell a tenth as often as another: that both drift apart is seen all the same,
+/// and that the seldom one is further away is no growth.
+TEST(Coordinator, WhoTellsSeldomHidesNoGrowth) {
+  for (const double growth : {0.0005, 0.0}) {
+    SCOPED_TRACE(growth);
+    Coordinator coordinator(tuned(40));
+    for (int turn = 0; turn < 100; ++turn) {
+      const double more = growth * turn;
+      tell(coordinator, MemberId(1), 0.06 + more);
+      coordinator.round_over();
+      if (turn % 10 != 0) continue;
+      tell(coordinator, MemberId(2), 0.2 + more);
+      coordinator.round_over();
+    }
+    if (growth > 0) {
+      EXPECT_GE(coordinator.nudges(), 3u);
+      continue;
+    }
+    EXPECT_EQ(coordinator.nudges(), 0u);
+    EXPECT_FALSE(coordinator.holds_growth());
+  }
+}
+
 /// Rounds at the end of an epoch have what is left of it: that parameters diverge more in the next
 /// one is no growth. Two members, `part` of 20 steps in the last round of each epoch of six.
 TEST(Coordinator, ShortRoundsAreNoGrowth) {
