@@ -1,4 +1,6 @@
 #include <dlfcn.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <array>
 #include <cmath>
@@ -340,6 +342,57 @@ TEST_F(NcclTest, ManyRoundsOnManyDevices) {
     return {};
   });
   for (const Status& status : done) EXPECT_TRUE(status.ok()) << status.error().message();
+}
+
+/// From here on this process gets no thread. False where the system lets it have them all the same.
+bool has_no_more_threads() {
+  constexpr uid_t kNobody = 65534;
+  if (::geteuid() == 0 && ::setuid(kNobody) != 0) return false;  // root has no limit
+  const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+  if (::setrlimit(RLIMIT_NPROC, &none) != 0) return false;
+  try {
+    std::thread([] {}).join();
+    return false;
+  } catch (const std::system_error&) {
+    return true;
+  }
+}
+constexpr int kEnded = 0, kHasThreads = 77;
+
+/// A machine that has no thread left when a group ends, or is aborted, ends it all the same.
+TEST_F(NcclTest, EndsAndAbortsWithoutANewThread) {
+  for (const bool aborts : {false, true}) {
+    SCOPED_TRACE(aborts);
+    const auto end = [&] {
+      auto group = make(3);
+      if (!has_no_more_threads()) ::_exit(kHasThreads);
+      if (aborts) group->abort("a test");
+      group.reset();
+      ::_exit(in_.aborts(2) == (aborts ? 1 : 0) ? kEnded : 1);
+    };
+    const auto is_known = [](int status) {
+      return WIFEXITED(status) &&
+             (WEXITSTATUS(status) == kEnded || WEXITSTATUS(status) == kHasThreads);
+    };
+    EXPECT_EXIT(end(), is_known, "");
+  }
+}
+
+/// And one that has none when a group is made says so.
+TEST_F(NcclTest, AGroupThatGetsNoThreadsSaysSo) {
+  const auto begin = [] {
+    const auto library = nccl::Library::load(NCCL_STAND_IN).value();
+    if (!has_no_more_threads()) ::_exit(kHasThreads);
+    const auto group = NcclGroup::make(library, {0, 1}, {});
+    const bool is_said = !group.ok() && group.error().code() == ErrorCode::kResourceExhausted &&
+                         group.error().message().find("no threads for 2") != std::string::npos;
+    ::_exit(is_said ? kEnded : 1);
+  };
+  const auto is_known = [](int status) {
+    return WIFEXITED(status) &&
+           (WEXITSTATUS(status) == kEnded || WEXITSTATUS(status) == kHasThreads);
+  };
+  EXPECT_EXIT(begin(), is_known, "");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 
 #include "common/base/log.h"
 
@@ -18,15 +19,27 @@ Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::L
   if (devices.empty())
     return Error(ErrorCode::kInvalidArgument, "an NCCL group needs at least one device");
   std::unique_ptr<NcclGroup> group(new NcclGroup(std::move(library), options));
-  std::vector<Comm> comms(devices.size());
-  // From one thread, all at once: rank by rank from several threads would be a deadlock in waiting.
-  const int code = group->library_->comm_init_all(comms.data(), static_cast<int>(devices.size()),
-                                                  devices.data());
-  CENTROID_TRY(group->library_->status_of(code, "ncclCommInitAll"));
-  group->ranks_.resize(comms.size());
-  for (std::size_t rank = 0; rank < comms.size(); ++rank) group->ranks_[rank].comm = comms[rank];
-  group->watcher_ =
-      std::jthread([self = group.get()](const std::stop_token& stop) { self->watch(stop); });
+  try {
+    // Before there is anything to end: without them it could not be ended.
+    group->enders_.emplace(devices.size());
+    std::vector<Comm> comms(devices.size());
+    // From one thread, all at once: rank by rank from several threads would be a deadlock in
+    // waiting.
+    const int code = group->library_->comm_init_all(comms.data(), static_cast<int>(devices.size()),
+                                                    devices.data());
+    CENTROID_TRY(group->library_->status_of(code, "ncclCommInitAll"));
+    group->ranks_.resize(comms.size());
+    for (std::size_t rank = 0; rank < comms.size(); ++rank) group->ranks_[rank].comm = comms[rank];
+    group->watcher_ =
+        std::jthread([self = group.get()](const std::stop_token& stop) { self->watch(stop); });
+  } catch (const std::system_error& failure) {
+    if (!group->ranks_.empty())
+      group->on_all([&](Comm comm) { return group->library_->comm_destroy(comm); });
+    return Error(ErrorCode::kResourceExhausted,
+                 "no threads for " + std::to_string(devices.size()) +
+                     " devices that add with NCCL, one each and one that watches: " +
+                     failure.what() + " (see ulimit -u and the limits of the container)");
+  }
   return group;
 }
 
@@ -237,11 +250,11 @@ std::string NcclGroup::find_trouble() {
   return {};
 }
 
-/// Ends each communicator from a thread of its own: in several releases of NCCL (2.17 among them)
-/// ncclCommDestroy and ncclCommAbort of one rank wait for those of the others of the process.
-void NcclGroup::on_all(const std::function<int(Comm)>& end) const {
-  std::vector<std::jthread> ranks;
-  for (const Rank& rank : ranks_) ranks.emplace_back([&end, &rank] { (void)end(rank.comm); });
+/// Ends each communicator from a thread of its own, which has been there from the beginning: in
+/// several releases of NCCL (2.17 among them) ncclCommDestroy and ncclCommAbort of one rank wait
+/// for those of the others of the process.
+void NcclGroup::on_all(const std::function<int(Comm)>& end) {
+  enders_->run([&](std::size_t rank) { (void)end(ranks_[rank].comm); });
 }
 
 void NcclGroup::abort_all() {

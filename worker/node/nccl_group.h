@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "worker/node/nccl_library.h"
+#include "worker/node/rank_threads.h"
 
 namespace centroid::worker {
 
@@ -37,7 +38,8 @@ class NcclGroup {
     std::chrono::milliseconds timeout{60'000};  ///< of one operation, from its call to its end
     std::chrono::milliseconds poll{5};
   };
-  /// A communicator for each of the CUDA devices, all made at once. fails as NCCL says
+  /// A communicator for each of the CUDA devices, all made at once, and a thread that will end it.
+  /// fails as NCCL says; resource_exhausted: no more threads
   static Result<std::unique_ptr<NcclGroup>> make(std::shared_ptr<const nccl::Library> library,
                                                  const std::vector<int>& devices, Options options);
   /// Aborts what is under way.
@@ -97,7 +99,7 @@ class NcclGroup {
   Status ended() const;
   void watch(const std::stop_token& stop);
   void abort_all();
-  void on_all(const std::function<int(nccl::Comm)>& end) const;
+  void on_all(const std::function<int(nccl::Comm)>& end);
   std::string find_trouble();
 
   std::shared_ptr<const nccl::Library> library_;
@@ -107,7 +109,8 @@ class NcclGroup {
   std::vector<Rank> ranks_;
   std::optional<Error> failure_;  // under mutex_
   bool is_gone_ = false;          // under mutex_: the communicators are
-  std::jthread watcher_;          // last: joined first
+  std::optional<RankThreads> enders_;
+  std::jthread watcher_;  // last: joined first
 };
 
 }  // namespace centroid::worker
