@@ -59,6 +59,26 @@ Status sized(const S* pointer, const char* name, std::size_t least = sizeof(S)) 
   return {};
 }
 
+/// A struct of a caller, who may know more than this library: what it asks for beyond that is an
+/// error, not forgotten.
+template <class S>
+Status asked(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
+  constexpr std::size_t kMost = 4096;  // of any version
+  CENTROID_TRY(sized(pointer, name, least));
+  if (pointer->size > kMost)
+    return bad(std::string(name).append(".size is ").append(std::to_string(pointer->size)) +
+               ", not sizeof: " + std::to_string(sizeof(S)));
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(pointer);
+  for (std::size_t at = sizeof(S); at < pointer->size; ++at)
+    if (bytes[at] != 0)
+      return Error(ErrorCode::kUnimplemented,
+                   std::string(name).append(" has a field at byte ").append(std::to_string(at)) +
+                       " that this libcentroid.so (" + centroid_version() + ", which knows " +
+                       std::to_string(sizeof(S)) +
+                       " bytes of it) does not have: the program was built for a newer one");
+  return {};
+}
+
 /// What the caller knows of it; the fields that came later are 0.
 template <class S>
 S known(const S& given) {
@@ -229,6 +249,13 @@ extern "C" {
 
 uint32_t centroid_abi(void) { return CENTROID_ABI; }
 const char* centroid_version(void) { return centroid::kVersion; }
+uint64_t centroid_struct_size(const char* name) {
+  const std::string_view which = name != nullptr ? name : "";
+  if (which == "server") return sizeof(centroid_server);
+  if (which == "training") return sizeof(centroid_training);
+  if (which == "step") return sizeof(centroid_step);
+  return 0;
+}
 const char* centroid_error(void) { return last_error.c_str(); }
 
 int centroid_log_level(const char* level) {
@@ -246,8 +273,8 @@ int centroid_trainer_open(const centroid_server* server, const centroid_training
     quiet_logs();
     CENTROID_TRY(given(trainer, "trainer"));
     *trainer = nullptr;
-    CENTROID_TRY(sized(server, "server"));
-    CENTROID_TRY(sized(training, "training", offsetof(centroid_training, sample_tokens)));
+    CENTROID_TRY(asked(server, "server"));
+    CENTROID_TRY(asked(training, "training", offsetof(centroid_training, sample_tokens)));
     if (count > 0) CENTROID_TRY(given(tensors, "tensors"));
     return open_trainer(*server, known(*training), tensors, count, trainer);
   });
@@ -293,7 +320,7 @@ int centroid_trainer_ready(centroid_trainer* trainer, uint64_t tensor) {
 int centroid_trainer_contribute(centroid_trainer* trainer, const centroid_step* step) {
   return guarded([&]() -> Status {
     CENTROID_TRY(given(trainer, "trainer"));
-    CENTROID_TRY(sized(step, "step"));
+    CENTROID_TRY(asked(step, "step"));
     return trainer->it->contribute(stats_of(step));
   });
 }
@@ -302,7 +329,7 @@ int centroid_trainer_finish(centroid_trainer* trainer, const centroid_step* step
                             centroid_round* round) {
   return guarded([&]() -> Status {
     CENTROID_TRY(given(trainer, "trainer"));
-    CENTROID_TRY(sized(step, "step"));
+    CENTROID_TRY(asked(step, "step"));
     CENTROID_TRY(sized(round, "round"));
     CENTROID_ASSIGN(const auto report, trainer->it->finish(stats_of(step)));
     centroid_round out{};
@@ -358,7 +385,7 @@ int centroid_pull(const centroid_server* server, const char* const* names, uint6
     quiet_logs();
     CENTROID_TRY(given(pulled, "pulled"));
     *pulled = nullptr;
-    CENTROID_TRY(sized(server, "server"));
+    CENTROID_TRY(asked(server, "server"));
     if (count > 0) CENTROID_TRY(given(names, "names"));
     centroid::client::PullOptions options;
     if (server->servers != nullptr) options.servers = server->servers;
@@ -409,7 +436,7 @@ int centroid_rows_open(const centroid_server* server, const char* table, centroi
     quiet_logs();
     CENTROID_TRY(given(rows, "rows"));
     *rows = nullptr;
-    CENTROID_TRY(sized(server, "server"));
+    CENTROID_TRY(asked(server, "server"));
     const centroid_server& where = *server;
     centroid::client::RowsClientOptions options;
     if (where.servers != nullptr) options.servers = where.servers;

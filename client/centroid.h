@@ -45,6 +45,10 @@ typedef struct centroid_pulled centroid_pulled;
 /* Of the library that is loaded; refuse another than CENTROID_ABI. */
 CENTROID_API uint32_t centroid_abi(void);
 CENTROID_API const char* centroid_version(void);
+/* Bytes of struct "server", "training" or "step" that the library knows; 0: it knows none of that
+ * name. What a program built for a newer library asks for behind them is refused (unimplemented).
+ */
+CENTROID_API uint64_t centroid_struct_size(const char* name);
 /* What went wrong in this thread's last call; "" when it went well. */
 CENTROID_API const char* centroid_error(void);
 /* To stderr: trace, debug, info, warn (the default), error or off. */

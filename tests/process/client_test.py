@@ -76,6 +76,34 @@ class ClientTest(ClusterTest):
         self.assertIn(text, caught.exception.message)
 
 
+class OldLibrary(ClientTest):
+    """A library of the same ABI from before this package; what it lacks is named when it is asked for."""
+
+    def load(self, *functions):
+        source, library = self.folder / "old.c", self.folder / "libold.so"
+        source.write_text("\n".join(functions) + '\nunsigned centroid_abi(void) { return 1; }\nconst char* centroid_version(void) { return "0.0.9"; }\n')
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        self.addCleanup(centroid.load, self.environment["LIBCENTROID"])
+        centroid.load(library)
+
+    def open(self, **more):
+        return self.trainer("127.0.0.1:9", "old", {"w": array.array("f", [1])}, **more)
+
+    def test_what_it_does_not_know_is_an_error(self):
+        self.load()
+        lacks = "libold.so (0.0.9) is older than this package and has no "
+        self.assert_fails("unimplemented", lacks + "on_keep", self.open, on_keep=print)
+        self.assert_fails("unimplemented", lacks + "sample_tokens", self.open, sample_tokens=8)
+        self.assert_fails("unimplemented", lacks + "centroid_trainer_open", self.open)
+        self.assert_fails("unimplemented", lacks + "centroid_pull", centroid.pull, "127.0.0.1:9", ["w"])
+
+    def test_it_may_say_how_much_it_knows(self):
+        until_keep = centroid._Training.on_keep.offset
+        self.load(f"unsigned long long centroid_struct_size(const char* name) {{ return name[0] == 't' ? {until_keep} : 4096; }}")
+        self.assert_fails("unimplemented", "has no on_keep", self.open, on_keep=print)
+        self.assert_fails("unimplemented", "has no centroid_trainer_open", self.open, sample_tokens=8)
+
+
 class Arrays(ClientTest):
     """Without NumPy: the standard library's arrays."""
 

@@ -80,6 +80,35 @@ TEST_F(CApi, OpenLooksAtEveryArgument) {
   EXPECT_EQ(trainer, nullptr);
 }
 
+/// A program that was built for a newer library has more in its structs: what it leaves 0 it does
+/// not ask for.
+TEST_F(CApi, WhatThisLibraryDoesNotKnowIsRefused) {
+  struct Newer {
+    centroid_training known;
+    std::uint64_t more = 0;
+  } newer{.known = training};
+  newer.known.size = sizeof newer;
+  const auto open_newer = [&] {
+    return centroid_trainer_open(&server, &newer.known, &tensor, 1, &trainer);
+  };
+  newer.more = 1;
+  EXPECT_EQ(open_newer(), CENTROID_UNIMPLEMENTED);
+  EXPECT_THAT(centroid_error(), HasSubstr("training has a field at byte " +
+                                          std::to_string(sizeof training) + " that this"));
+  EXPECT_EQ(trainer, nullptr);
+  newer.known.size = 1 << 20;  // no struct's
+  refused(open_newer(), "training.size is 1048576");
+  newer.known.size = sizeof newer;
+  newer.more = 0;
+  EXPECT_EQ(open_newer(), CENTROID_OK) << centroid_error();
+  centroid_trainer_close(trainer, "done");
+  EXPECT_EQ(centroid_struct_size("training"), sizeof training);
+  EXPECT_EQ(centroid_struct_size("server"), sizeof server);
+  EXPECT_EQ(centroid_struct_size("step"), sizeof(centroid_step));
+  EXPECT_EQ(centroid_struct_size("other"), 0u);
+  EXPECT_EQ(centroid_struct_size(nullptr), 0u);
+}
+
 TEST_F(CApi, CallsLookAtEveryArgumentAndAnErrorComesAgain) {
   auto share = sized<centroid_share>();
   auto step = sized<centroid_step>();

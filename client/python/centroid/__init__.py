@@ -32,7 +32,12 @@ _keep = ctypes.CFUNCTYPE(None, _memory, _u64)
 class _Struct(ctypes.Structure):
     """A struct of centroid.h: its first field is its size."""
 
+    _newer = ()  # fields that the library, older than this package, does not have
+
     def __init__(self, **fields):
+        for name in self._newer:
+            if fields.get(name):
+                raise _lacks(name)
         super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
 
@@ -43,6 +48,10 @@ class _Server(_Struct):
 
 class _Training(_Struct):
     _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64), ("on_keep", _keep), ("on_keep_context", _memory)]
+
+
+# Of a library that cannot say how much of a struct it knows.
+_Server._first, _Training._first = ctypes.sizeof(_Server), _Training.sample_tokens.offset
 
 
 class _Tensor(ctypes.Structure):
@@ -62,6 +71,9 @@ class _Step(_Struct):
     _fields_ = [("size", _u64), ("samples", _u64), ("correct", _u64), ("loss_sum", _double), ("compute_seconds", _double)]
 
 
+_Step._first = ctypes.sizeof(_Step)
+
+
 class _Round(_Struct):
     _fields_ = [("size", _u64), ("outcome", _u32), ("version", _u64), ("wait_seconds", _double)]
 
@@ -70,6 +82,7 @@ _PROTOTYPES = {
     "abi": (_u32, []),
     "version": (_text, []),
     "error": (_text, []),
+    "struct_size": (_u64, [_text]),
     "log_level": (ctypes.c_int, [_text]),
     "trainer_open": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory]),
     "trainer_next": (ctypes.c_int, [_memory, _memory]),
@@ -123,10 +136,18 @@ def load(path=None):
     if abi != _ABI:
         raise CentroidError("failed_precondition", f"{found._name} has ABI {abi}, this package needs {_ABI}")
     for function, (result, arguments) in _PROTOTYPES.items():
-        prototype = getattr(found, f"centroid_{function}")
-        prototype.restype, prototype.argtypes = result, arguments
+        prototype = getattr(found, f"centroid_{function}", None)
+        if prototype is not None:
+            prototype.restype, prototype.argtypes = result, arguments
+    for name, struct in {"server": _Server, "training": _Training, "step": _Step}.items():
+        known = found.centroid_struct_size(name.encode()) if hasattr(found, "centroid_struct_size") else struct._first
+        struct._newer = tuple(field for field, _ in struct._fields_ if getattr(struct, field).offset >= known)
     _library = found
     return found
+
+
+def _lacks(what):
+    return CentroidError("unimplemented", f"{_library._name} ({version()}) is older than this package and has no {what}: build it again (`./centroid build`), or load a newer one")
 
 
 def _libraries_near():
@@ -139,7 +160,10 @@ def _libraries_near():
 
 def _call(function, *arguments):
     """A function that returns a code; its text is that of the thread that calls."""
-    code = getattr(_library, f"centroid_{function}")(*arguments)
+    called = getattr(_library, f"centroid_{function}", None)
+    if called is None:
+        raise _lacks(f"centroid_{function}")
+    code = called(*arguments)
     text = _library.centroid_error().decode(errors="replace")
     if code != 0:
         raise CentroidError(_CODES[code] if code < len(_CODES) else str(code), text)
