@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no long files.
+"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no long files.
 
 Usage: check_habits.py [ROOT]         exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -37,6 +37,12 @@ RULES = [
         r"([a-z]+/)?main\.cc",
         r"\bdetached(_t)?\b|\.\s*detach\s*\(\s*\)",
         "no detached work outside main; children belong to a joined group",
+    ),
+    (
+        r".*\.(h|cc|cuh?)",
+        r"",
+        r"\bcuda(DeviceSynchronize|ThreadSynchronize|StreamLegacy|StreamPerThread)\b|\bcuCtxSynchronize\b|\bcuda(Memcpy|Memset)\s*\(|<<<[^;<>,]*(,[^;<>,]*){1,2}>>>",
+        "no default stream and no wait for a whole device: each waits for what other streams add with other devices",
     ),
 ]
 

@@ -192,6 +192,13 @@ class Habits(LintTest):
         self.assert_found(check_habits, "worker/a.cc", "std::thread(run).detach();\n", "joined group")
         self.assert_clean(check_habits, "server/main.cc", "co_spawn(e, run(), boost::asio::detached);\n")
 
+    def test_default_stream_and_waits_for_a_device_are_found(self):
+        waits = ("cudaDeviceSynchronize();", "cudaMemcpy(a, b, n, cudaMemcpyDeviceToHost);", "cudaMemset(a, 0, n);", "add<<<blocks, threads>>>(a, n);")
+        for call in (*waits, "auto s = cudaStreamLegacy;", "cuCtxSynchronize();", "add<<<1, 32, 0>>>(a, n);"):
+            self.assert_found(check_habits, "common/device/cuda/a.cu", f"{call}\n", "no default stream")
+        for call in ("cudaMemcpyAsync(a, b, n, kind, stream);", "add<<<blocks, threads, 0, stream>>>(a, n);", "cudaStreamSynchronize(stream);"):
+            self.assert_clean(check_habits, "common/device/cuda/a.cu", f"{call}\n")
+
     def test_long_file_is_found(self):
         self.assert_found(check_habits, "server/a.cc", "\n" * 601, "split")
         self.assert_found(check_habits, "common/codec/cuda/a.cuh", "\n" * 601, "split")
