@@ -580,7 +580,7 @@ class Pull(ClientTest):
                 read_frame(peer)
                 peer.sendall(pull)
                 read_exactly(peer, 48)  # of the answer: it holds its copy
-            self.assert_fails("unavailable", "8 of 8 readers", centroid.pull, server.data, timeout=0.2)
+            self.assert_fails("unavailable", "8 of 8 readers", centroid.pull, server.data, timeout=1)
             server.wait_more_rounds(3)
             tensors = centroid.pull(server.data, timeout=60)  # when they have been given up
             value = array.array("f", [self.BEGIN - 0.5 * (tensors.version - 1)]).tobytes()
