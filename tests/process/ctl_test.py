@@ -1,9 +1,6 @@
 """centroidctl against a running server. ctl_test.py BIN_DIR"""
 
 import contextlib
-import email.utils
-import http.client
-import http.server
 import json
 import os
 import pathlib
@@ -13,74 +10,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
-import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, FAILED, ClusterTest, Process, free_port, main, wait_for
-
-ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
-STOPPED = 143
+from cluster import DONE, FAILED, Process, free_port, main, wait_for
+from ctl import ANSWERED_BADLY, STOPPED, UNREACHABLE, USAGE, Altered, CtlTest
 
 
-class Altered:
-    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it."""
-
-    def __init__(self, server):
-        self.date, self.words, self.path, self.is_whole = 0, {}, "/", False
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do(self):
-                connection = http.client.HTTPConnection(server.api, timeout=20)
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
-                answer = connection.getresponse()
-                text = answer.read().decode()
-                is_meant = self.path == outer.path if outer.is_whole else self.path.startswith(outer.path)
-                for old, new in outer.words.items() if is_meant else ():
-                    text = text.replace(old, new)
-                self.send_response_only(answer.status)
-                self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
-                self.send_header("Content-Type", answer.getheader("Content-Type", ""))
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-                connection.close()
-
-            do_GET = do_POST = do
-
-            def log_message(self, *_):
-                pass
-
-        self.listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.api = f"127.0.0.1:{self.listener.server_port}"
-        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
-
-    def close(self):
-        self.listener.shutdown()
-        self.listener.server_close()
-
-
-class Ctl(ClusterTest):
-    def ctl(self, server, *arguments, status=DONE):
-        """What it prints; fails unless it exits with this status."""
-        address = [] if server is None else ["--server", server if isinstance(server, str) else server.api]
-        done = subprocess.run(
-            [pathlib.Path(self.programs) / "centroidctl", *address, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-        )
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        return done.stdout if status == DONE else done.stdout + done.stderr
-
-    def training(self, *arguments):
-        server = self.server("--epochs", "1000000", "--min-workers", "2", *arguments)
-        workers = [self.worker(server, name, "--stop-status", STOPPED) for name in ("w0", "w1")]
-        server.wait_round(3)
-        return server, workers
-
+class Ctl(CtlTest):
     def test_views_say_what_rest_says(self):
         server, _ = self.training()
         server.post("/v1/job:pause")
@@ -451,31 +388,6 @@ class Ctl(ClusterTest):
             os.close(near)
         self.assertEqual(child.returncode, DONE, text)
         return text.decode()
-
-    def test_a_checkpoint_is_fetched_whole_and_goes_on_where_it_was(self):
-        server = self.server()
-        self.worker(server, "w0", model="mlp:64-512-512-10")
-        server.wait_round(5)
-        version = server.post("/v1/checkpoints")[1]["version"]
-        backup, name = self.folder / "backup", f"checkpoint-{version:012}"
-        begun = backup / f".{name}.part"  # as a call that was killed leaves it
-        begun.mkdir(parents=True)
-        source = self.folder / "run" / "checkpoints" / name
-        (begun / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
-        self.assertEqual(self.ctl(server, "checkpoints", "get", version, "--to", backup).strip(), str(backup / name))
-        files = {path.name: path.read_bytes() for path in source.iterdir()}
-        self.assertEqual({path.name: path.read_bytes() for path in (backup / name).iterdir()}, files)
-        self.assertFalse(begun.exists())
-        self.ctl(None, "checkpoints", "verify", backup)
-        self.ctl(server, "checkpoints", "get", version, "--to", backup, status=ANSWERED_BADLY)  # never over what is there
-
-        begun = self.folder / "other" / f".{name}.part"  # half a file that is not the server's
-        begun.mkdir(parents=True)
-        (begun / "model.safetensors").write_bytes(b"x" * 1000)
-        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent, status=ANSWERED_BADLY)
-        self.assertFalse((begun.parent / name).exists())
-        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent)
-        self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
 
     def test_a_terminal_gets_colours_and_is_drawn_anew(self):
         server, _ = self.training()

@@ -1,0 +1,72 @@
+"""What tests of centroidctl have in common."""
+
+import email.utils
+import http.client
+import http.server
+import pathlib
+import subprocess
+import threading
+import time
+
+from cluster import DONE, ClusterTest
+
+ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
+STOPPED = 143
+
+
+class Altered:
+    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it."""
+
+    def __init__(self, server):
+        self.date, self.words, self.path, self.is_whole = 0, {}, "/", False
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do(self):
+                connection = http.client.HTTPConnection(server.api, timeout=20)
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
+                answer = connection.getresponse()
+                text = answer.read().decode()
+                is_meant = self.path == outer.path if outer.is_whole else self.path.startswith(outer.path)
+                for old, new in outer.words.items() if is_meant else ():
+                    text = text.replace(old, new)
+                self.send_response_only(answer.status)
+                self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
+                self.send_header("Content-Type", answer.getheader("Content-Type", ""))
+                self.send_header("Content-Length", str(len(text.encode())))
+                self.end_headers()
+                self.wfile.write(text.encode())
+                connection.close()
+
+            do_GET = do_POST = do
+
+            def log_message(self, *_):
+                pass
+
+        self.listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.api = f"127.0.0.1:{self.listener.server_port}"
+        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.listener.shutdown()
+        self.listener.server_close()
+
+
+class CtlTest(ClusterTest):
+    def ctl(self, server, *arguments, status=DONE):
+        """What it prints; fails unless it exits with this status."""
+        address = [] if server is None else ["--server", server if isinstance(server, str) else server.api]
+        done = subprocess.run(
+            [pathlib.Path(self.programs) / "centroidctl", *address, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+        )
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout if status == DONE else done.stdout + done.stderr
+
+    def training(self, *arguments):
+        server = self.server("--epochs", "1000000", "--min-workers", "2", *arguments)
+        workers = [self.worker(server, name, "--stop-status", STOPPED) for name in ("w0", "w1")]
+        server.wait_round(3)
+        return server, workers

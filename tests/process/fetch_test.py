@@ -1,0 +1,67 @@
+"""centroidctl checkpoints get. fetch_test.py BIN_DIR"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+from cluster import main
+from ctl import ANSWERED_BADLY, CtlTest
+
+
+class Fetch(CtlTest):
+    def test_a_checkpoint_is_fetched_whole_and_goes_on_where_it_was(self):
+        server = self.server()
+        self.worker(server, "w0", model="mlp:64-512-512-10")
+        server.wait_round(5)
+        version = server.post("/v1/checkpoints")[1]["version"]
+        backup, name = self.folder / "backup", f"checkpoint-{version:012}"
+        begun = backup / f".{name}.part"  # as a call that was killed leaves it
+        begun.mkdir(parents=True)
+        source = self.folder / "run" / "checkpoints" / name
+        (begun / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
+        self.assertEqual(self.ctl(server, "checkpoints", "get", version, "--to", backup).strip(), str(backup / name))
+        files = {path.name: path.read_bytes() for path in source.iterdir()}
+        self.assertEqual({path.name: path.read_bytes() for path in (backup / name).iterdir()}, files)
+        self.assertFalse(begun.exists())
+        self.ctl(None, "checkpoints", "verify", backup)
+        self.ctl(server, "checkpoints", "get", version, "--to", backup, status=ANSWERED_BADLY)  # never over what is there
+
+        begun = self.folder / "other" / f".{name}.part"  # half a file that is not the server's
+        begun.mkdir(parents=True)
+        (begun / "model.safetensors").write_bytes(b"x" * 1000)
+        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent, status=ANSWERED_BADLY)
+        self.assertFalse((begun.parent / name).exists())
+        self.ctl(server, "checkpoints", "get", version, "--to", begun.parent)
+        self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
+
+    @unittest.skipIf(shutil.which("cc") is None, "no C compiler here")
+    def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(self):
+        server = self.server()
+        self.worker(server, "w0")
+        server.wait_round(5)
+        version = server.post("/v1/checkpoints")[1]["version"]
+        library, log = self.folder / "sync_log.so", self.folder / "sync.log"
+        source = pathlib.Path(__file__).resolve().parents[1] / "support" / "sync_log.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        command = [pathlib.Path(self.programs) / "centroidctl", "--server", server.api, "checkpoints", "get", str(version), "--to", self.folder / "backup"]
+        preloaded = {"LD_PRELOAD": str(library), "SYNC_LOG": str(log), "ASAN_OPTIONS": "verify_asan_link_order=0:" + os.environ.get("ASAN_OPTIONS", "")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **preloaded}, check=True)
+        target = pathlib.Path(done.stdout.strip())
+        begun = target.parent / f".{target.name}.part"
+        acts = [line.split() for line in log.read_text().splitlines()]
+        named = acts.index(["rename", str(begun), str(target)])
+        files = [path.name for path in target.iterdir()]
+        self.assertIn("manifest.json", files)
+        for name in files:
+            of_file = [act for act, *rest in acts[:named] if rest == [str(begun / name)]]
+            self.assertIn("write", of_file, name)
+            self.assertEqual(of_file[-1], "sync", name)
+        in_folder = [rest[0] for act, *rest in acts[:named] if act == "sync"]
+        self.assertEqual(in_folder[-1], str(begun))  # the files' names in it, behind the last of them
+        self.assertIn(["sync", str(target.parent)], acts[named:])
+
+
+if __name__ == "__main__":
+    main()
