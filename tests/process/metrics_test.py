@@ -230,7 +230,8 @@ class ServerMetrics(MetricsTest):
 
         self.assertTrue(probe("/readyz", 503, "no leader"))
         self.assertTrue(probe("/livez", 200))
-        server = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", listen=place)
+        job = ["--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--run-id", "one"]
+        server = self.server(*job, listen=place)
         wait_for(lambda: probe("/readyz", 200), "a shard server that is ready, though no worker has brought a model")
         self.worker(server, "w0")
         server.wait_round(5)
@@ -240,7 +241,7 @@ class ServerMetrics(MetricsTest):
         self.assertTrue(probe("/livez", 200))
         values = series(self.get(endpoint)[2])
         self.assertEqual((values["centroid_server_has_leader"], values["centroid_server_held_chunks"]), (0, 0))
-        again = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--resume", listen=place, name="again")
+        again = self.server(*job, "--resume", listen=place, name="again")
         again.wait_round(5)
         self.assertTrue(probe("/readyz", 200))
         received = series(self.get(endpoint)[2])["centroid_server_payload_received_bytes_total"]
