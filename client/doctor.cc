@@ -21,6 +21,7 @@ constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
 constexpr double kStraggler = 2;  ///< times the median
 constexpr double kTokenSeconds = 7 * 86400;
+constexpr double kSeenSeconds = 15;  ///< a standby tells etcd each etcd.lease
 constexpr std::chrono::milliseconds kNetworkTime{600};
 
 /// Seconds since 1970 of an HTTP date; NaN when it is none.
@@ -91,6 +92,16 @@ void check_servers(Report& report, const Session& session, const Json& servers,
   for (const Json& server : servers) {
     const std::string state = text_of(server, "state"), name = "server " + text_of(server, "name");
     if (state == "leader") continue;
+    if (state == "standby") {
+      const double ago =
+          static_cast<double>(std::time(nullptr)) - number_of(server, "seen_unix_seconds");
+      const bool is_late = !(ago < kSeenSeconds);
+      report.add(
+          is_late ? Verdict::kWarning : Verdict::kGood, name,
+          "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",
+          is_late ? "look at its log, and at its way to etcd (docs/high-availability.md)" : "");
+      continue;
+    }
     if (state == "joining" || state == "draining")
       report.add(Verdict::kWarning, name,
                  state + ", " + text_of(server, "moves") + " chunks are still to move",

@@ -74,6 +74,13 @@ std::string stages_table(const Json& workers, bool with_gone) {
   return table(titles, rows);
 }
 
+/// How long ago that was.
+std::string seen_text(double unix_seconds) {
+  if (std::isnan(unix_seconds)) return "-";
+  const double now = static_cast<double>(std::time(nullptr));
+  return duration_text(std::max(0.0, now - unix_seconds)) + " ago";
+}
+
 std::string servers_table(const Json& servers) {
   Rows rows;
   for (const Json& server : servers)
@@ -82,9 +89,9 @@ std::string servers_table(const Json& servers) {
                     text_of(server, "buckets"), text_of(server, "bucket_moves"),
                     size_text(number_of(server, "memory_bytes")),
                     duration_text(number_of(server, "merge_seconds")), text_of(server, "endpoint"),
-                    text_of(server, "address")});
+                    text_of(server, "api"), seen_text(number_of(server, "seen_unix_seconds"))});
   return table({"name", "state", "chunks", "bytes", "moves", "buckets", "bucket moves", "memory",
-                "merge", "endpoint", "address"},
+                "merge", "endpoint", "api", "seen"},
                rows);
 }
 

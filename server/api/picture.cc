@@ -144,7 +144,8 @@ std::vector<Layer> layers_of(const ParametersView& model) {
 }
 
 const char* tone(const std::string& state) {
-  if (state == "active" || state == "leader" || state == "serving") return "good";
+  if (state == "active" || state == "leader" || state == "serving" || state == "standby")
+    return "good";
   return state == "dead" || state == "fenced" ? "bad" : "warn";
 }
 
@@ -232,10 +233,13 @@ std::string cluster_picture(const ClusterView& cluster, std::span<const WorkerVi
     out.line(middle, 10 + kHeight, x + kWidth / 2, top);
     out.box(x, top, kWidth, kHeight);
     out.box(x + kWidth - 16, top + 6, 10, 10, tone(server.state));
-    out.text(x + 8, top + 18, "shard server " + server.name);
+    const bool stands_by = server.state == "standby";
+    out.text(x + 8, top + 18, (stands_by ? "server " : "shard server ") + server.name);
     out.text(x + 8, top + 18 + kLine, server.state, "faint");
-    out.text(x + 8, top + 18 + 2 * kLine,
-             grouped(server.chunks) + " chunks, " + grouped(server.bytes) + " bytes", "faint");
+    const std::string place = "REST at " + server.api;
+    const std::string share =
+        grouped(server.chunks) + " chunks, " + grouped(server.bytes) + " bytes";
+    out.text(x + 8, top + 18 + 2 * kLine, stands_by ? place : share, "faint");
   }
   y += rows_of(shown_servers);
   std::vector<const WorkerView*> present;

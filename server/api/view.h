@@ -150,10 +150,10 @@ struct TableView {
   std::uint64_t pulled = 0, pushed = 0, admitted = 0, held_back = 0, evicted = 0, expired = 0;
 };
 
-/// One of the servers that the model lies on.
+/// One of the servers that the model lies on, or one that stands by.
 struct ServerView {
   std::string name, endpoint, address;
-  std::string state;                    ///< leader | joining | serving | draining
+  std::string state;  ///< leader | joining | serving | draining | awaited | standby
   std::uint64_t chunks = 0, bytes = 0;  ///< of the parameters, that lie there
   std::uint64_t moves = 0;              ///< chunks that are still to come or go
   std::uint64_t buckets = 0;            ///< of keys of tables, that lie there; of 4096
@@ -172,6 +172,8 @@ struct ServerView {
   double certificate_expires_unix_seconds = std::numeric_limits<double>::quiet_NaN();
   /// Of the disk with its journals; 0: it keeps none, or the leader, whose disk REST shows apart.
   std::uint64_t disk_free_bytes = 0, disk_total_bytes = 0;
+  std::string api;  ///< HOST:PORT of its REST; empty: it has none, or that is not known
+  double seen_unix_seconds = 0;  ///< when it was last heard of; 0: it was not
 };
 
 /// What an operator asked for is under way.
@@ -186,7 +188,8 @@ class ControlPlane {
   virtual Task<std::vector<WorkerView>> workers() = 0;
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit) = 0;  ///< newest first
   virtual Task<std::vector<WaitView>> waits() = 0;
-  virtual Task<std::vector<ServerView>> servers() = 0;  ///< the leader first
+  /// The leader first; those that stand by last.
+  virtual Task<std::vector<ServerView>> servers() = 0;
   /// not_found, failed_precondition (the leader)
   virtual Task<Status> drain_server(const std::string& name) = 0;
   /// Named tokens have changed: returns when the other servers know, or after two seconds.

@@ -162,7 +162,8 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
                joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
                workers, merge_seconds, trouble, version, clock_ahead_seconds,
-               certificate_expires_unix_seconds, disk_free_bytes, disk_total_bytes] = view;
+               certificate_expires_unix_seconds, disk_free_bytes, disk_total_bytes, api,
+               seen_unix_seconds] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -188,6 +189,9 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   const bool has_disk = disk_total_bytes > 0;
   out["disk_free_bytes"] = has_disk ? nlohmann::ordered_json(disk_free_bytes) : nullptr;
   out["disk_total_bytes"] = has_disk ? nlohmann::ordered_json(disk_total_bytes) : nullptr;
+  out["api"] = api;
+  const bool is_seen = seen_unix_seconds > 0;
+  out["seen_unix_seconds"] = is_seen ? nlohmann::ordered_json(seen_unix_seconds) : nullptr;
   return out;
 }
 

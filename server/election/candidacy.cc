@@ -4,20 +4,15 @@
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
-#include <nlohmann/json.hpp>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 
 namespace centroid::server {
 
 namespace {
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
-
-std::string text_of(const nlohmann::json& json, const char* name) {
-  const auto at = json.find(name);
-  return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
 
 }  // namespace
 
@@ -56,6 +51,30 @@ void ElectionProbe::leads(bool does, std::uint64_t term) const {
   term_.set(static_cast<double>(term));
 }
 
+namespace {
+/// So long is one shown that says nothing any more, in leases.
+constexpr int kShown = 10;
+
+Candidate self_of(const Candidacy::Options& options) {
+  Candidate self;
+  self.name = options.name;
+  self.data = options.data;
+  self.api = options.api;
+  self.version = kVersion;
+  return self;
+}
+
+Candidates::Options candidates_options(const Candidacy::Options& options) {
+  Candidates::Options out;
+  out.etcd = options.etcd;
+  out.prefix = Candidacy::servers_of(options.cluster);
+  out.self = self_of(options);
+  out.every = options.election.ttl;
+  out.kept = kShown * options.election.ttl;
+  return out;
+}
+}  // namespace
+
 Candidacy::Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
                      std::function<void(Leadership)> on_change)
     : options_(std::move(options)),
@@ -64,6 +83,11 @@ Candidacy::Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
       on_change_(std::move(on_change)),
       etcd_(thread_.executor(), options_.etcd),
       election_(options_.election),
+      candidates_(thread_.executor(), candidates_options(options_),
+                  [this](std::vector<Candidate> found) {
+                    servers_ = std::move(found);
+                    if (!is_over_) publish();
+                  }),
       stop_(thread_.executor()) {
   probe_.leads(false, 0);
   ended_ = boost::asio::co_spawn(thread_.context(), run(), boost::asio::use_future);
@@ -92,11 +116,8 @@ Task<Result<Election::Reply>> Candidacy::perform(Election::Request request) {
       break;
     }
     case Election::Ask::kAcquire: {
-      nlohmann::json value;
-      value["name"] = options_.name;
-      value["data"] = options_.data;
-      value["api"] = options_.api;
-      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.create(key, value.dump(), request.lease));
+      const std::string value = encode_candidate(self_of(options_));
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.create(key, value, request.lease));
       break;
     }
     case Election::Ask::kRenew: {
@@ -112,6 +133,8 @@ Task<Result<Election::Reply>> Candidacy::perform(Election::Request request) {
 }
 
 Task<void> Candidacy::run() {
+  TaskGroup beside(thread_.executor());
+  beside.spawn(candidates_.run());
   while (!stopping_ && election_.role(now()) != Election::Role::kDeposed) {
     const auto request = election_.next(now());
     if (request) {
@@ -132,7 +155,10 @@ Task<void> Candidacy::run() {
     co_await stop_.wait(wake);
   }
   publish();
+  is_over_ = true;
+  candidates_.stop();
   if (stopping_) co_await resign();
+  co_await beside.join();
 }
 
 Task<void> Candidacy::resign() {
@@ -153,13 +179,13 @@ void Candidacy::publish() {
   Leadership present;
   present.role = election_.role(now());
   present.trouble = election_.trouble();
+  present.servers = servers_;
   if (const auto& holder = election_.holder()) {
-    const auto value = nlohmann::json::parse(holder->value, nullptr, false);
     present.term = holder->term;
-    if (value.is_object()) {
-      present.leader = text_of(value, "name");
-      present.data = text_of(value, "data");
-      present.api = text_of(value, "api");
+    if (auto leader = decode_candidate(holder->value)) {
+      present.leader = std::move(leader->name);
+      present.data = std::move(leader->data);
+      present.api = std::move(leader->api);
     }
   }
   if (present.role != Election::Role::kStandby) {

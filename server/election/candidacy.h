@@ -9,6 +9,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "common/base/metrics.h"
+#include "server/election/candidates.h"
 #include "server/election/election.h"
 #include "server/election/etcd_client.h"
 #include "server/election/fence.h"
@@ -18,9 +19,10 @@ namespace centroid::server {
 /// Who leads, as this server knows it.
 struct Leadership {
   Election::Role role = Election::Role::kStandby;
-  std::uint64_t term = 0;         ///< of the leader; 0: none is known
-  std::string leader, data, api;  ///< its name and endpoints; empty: none is known
-  std::string trouble;            ///< why etcd does not answer; empty: it does
+  std::uint64_t term = 0;          ///< of the leader; 0: none is known
+  std::string leader, data, api;   ///< its name and endpoints; empty: none is known
+  std::string trouble;             ///< why etcd does not answer; empty: it does
+  std::vector<Candidate> servers;  ///< that lead or stand by, as etcd said last
   bool operator==(const Leadership&) const = default;
   /// "standby, leader is b at 10.0.0.2:7070"
   std::string to_string() const;
@@ -58,6 +60,10 @@ class Candidacy {
   static std::string key_of(const std::string& cluster) {
     return "/centroid/" + cluster + "/leader";
   }
+  /// Of a server, with its name behind it.
+  static std::string servers_of(const std::string& cluster) {
+    return "/centroid/" + cluster + "/servers/";
+  }
 
  private:
   Task<void> run();
@@ -72,8 +78,11 @@ class Candidacy {
   IoThread thread_{"election"};
   EtcdClient etcd_;
   Election election_;
+  Candidates candidates_;
+  std::vector<Candidate> servers_;
   Event stop_;
   bool stopping_ = false;
+  bool is_over_ = false;  ///< nothing more is published: the fence stays as it is
   Leadership told_;
   std::future<void> ended_;
 };

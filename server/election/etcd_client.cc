@@ -61,10 +61,7 @@ const Json& member(const Json& object, const char* name) {
   return at != object.end() && at->is_object() ? *at : kNone;
 }
 
-Result<std::optional<Holder>> first_pair(const Json& range) {
-  const auto pairs = range.find("kvs");
-  if (pairs == range.end() || !pairs->is_array() || pairs->empty()) return std::optional<Holder>();
-  const Json& pair = pairs->front();
+Result<Holder> read_pair(const Json& pair) {
   if (!pair.is_object()) return Error(ErrorCode::kDataLoss, "etcd sent a key that is no object");
   Holder holder;
   holder.term = static_cast<std::uint64_t>(integer(pair, "create_revision"));
@@ -72,6 +69,13 @@ Result<std::optional<Holder>> first_pair(const Json& range) {
   if (const auto value = pair.find("value"); value != pair.end() && value->is_string()) {
     CENTROID_ASSIGN(holder.value, from_base64(value->get<std::string>()));
   }
+  return holder;
+}
+
+Result<std::optional<Holder>> first_pair(const Json& range) {
+  const auto pairs = range.find("kvs");
+  if (pairs == range.end() || !pairs->is_array() || pairs->empty()) return std::optional<Holder>();
+  CENTROID_ASSIGN(Holder holder, read_pair(pairs->front()));
   return std::make_optional(std::move(holder));
 }
 
@@ -304,6 +308,17 @@ Task<Result<EtcdClient::Lease>> EtcdClient::keep_alive(std::int64_t id) {
   co_return lease;
 }
 
+Task<Result<EtcdClient::Lease>> EtcdClient::look(std::int64_t id) {
+  Json body;
+  body["ID"] = std::to_string(id);
+  CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/lease/timetolive", body));
+  Lease lease;
+  lease.id = id;
+  lease.ttl = std::chrono::seconds(std::max<std::int64_t>(integer(answer, "TTL"), 0));
+  lease.granted = std::chrono::seconds(integer(answer, "grantedTTL"));
+  co_return lease;
+}
+
 Task<Status> EtcdClient::revoke(std::int64_t id) {
   Json body;
   body["ID"] = std::to_string(id);
@@ -317,6 +332,33 @@ Task<Result<std::optional<Holder>>> EtcdClient::get(std::string key) {
   body["key"] = to_base64(key);
   CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/kv/range", body));
   co_return first_pair(answer);
+}
+
+Task<Status> EtcdClient::put(std::string key, std::string value, std::int64_t lease) {
+  Json body;
+  body["key"] = to_base64(key);
+  body["value"] = to_base64(value);
+  body["lease"] = std::to_string(lease);
+  const auto answer = co_await impl_->call("/v3/kv/put", body);
+  if (!answer.ok()) co_return answer.error();
+  co_return Status();
+}
+
+Task<Result<std::vector<Holder>>> EtcdClient::list(std::string prefix, std::size_t most) {
+  Json body;
+  body["key"] = to_base64(prefix);
+  body["limit"] = std::to_string(most);
+  ++prefix.back();  // the first that does not begin with it
+  body["range_end"] = to_base64(prefix);
+  CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/kv/range", body));
+  std::vector<Holder> found;
+  const auto pairs = answer.find("kvs");
+  if (pairs == answer.end() || !pairs->is_array()) co_return found;
+  for (const Json& pair : *pairs) {
+    CENTROID_CO_ASSIGN(Holder holder, read_pair(pair));
+    found.push_back(std::move(holder));
+  }
+  co_return found;
 }
 
 Task<Result<std::optional<Holder>>> EtcdClient::create(std::string key, std::string value,

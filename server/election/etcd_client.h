@@ -42,16 +42,21 @@ class EtcdClient {
 
   struct Lease {
     std::int64_t id = 0;
-    Duration ttl{};  ///< zero: there is no such lease
+    Duration ttl{};      ///< left; zero: there is no such lease
+    Duration granted{};  ///< of `look`
   };
   Task<Result<Lease>> grant(Duration ttl);
   Task<Result<Lease>> keep_alive(std::int64_t lease);
+  Task<Result<Lease>> look(std::int64_t lease);
   Task<Status> revoke(std::int64_t lease);
   /// The key as it stands now (a linearizable read); nothing: there is none.
   Task<Result<std::optional<Holder>>> get(std::string key);
   /// Create the key with `value` unless it is there. What stands under it then.
   Task<Result<std::optional<Holder>>> create(std::string key, std::string value,
                                              std::int64_t lease);
+  Task<Status> put(std::string key, std::string value, std::int64_t lease);
+  /// At most `most` of the keys that begin with `prefix`, which is not empty.
+  Task<Result<std::vector<Holder>>> list(std::string prefix, std::size_t most);
   /// That answered last.
   const std::string& endpoint() const;
 

@@ -227,6 +227,8 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.trouble = journal.trouble;
         view.version = kVersion;
         view.clock_ahead_seconds = 0;
+        view.api = leadership_.api.empty() ? api_endpoint_ : leadership_.api;
+        view.seen_unix_seconds = clock_.unix_seconds();
       } else {
         const proto::ServerReport& told = link->report;
         view.memory_bytes = told.memory_bytes;
@@ -241,12 +243,16 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.clock_ahead_seconds = link->clock.ahead();
         view.disk_free_bytes = told.disk_free_bytes;
         view.disk_total_bytes = told.disk_total_bytes;
-        if (!link->is_gone())
+        if (!link->is_gone()) {
           view.certificate_expires_unix_seconds = certificate_end(*link->session);
+          const auto heard = link->session->connection().last_received();
+          view.seen_unix_seconds = clock_.unix_seconds() - seconds(clock_.now() - heard);
+        }
       }
       views.push_back(std::move(view));
     };
-    add(0, nullptr);
+    const bool stands_by = phase_ == Phase::kStandby;
+    if (!stands_by) add(0, nullptr);
     for (const auto& [name, link] : shards_.present()) {
       const auto at = std::ranges::find(spread_.links, link);
       add(at == spread_.links.end() ? kNobody
@@ -259,6 +265,26 @@ Task<std::vector<ServerView>> Cluster::servers() {
       awaited.state = "awaited";
       awaited.trouble = replay_->why;
       views.push_back(std::move(awaited));
+    }
+    std::vector<Candidate> known = leadership_.servers;
+    const bool is_told = std::ranges::count(known, leadership_.leader, &Candidate::name) > 0;
+    if (!is_told && !leadership_.leader.empty()) {
+      known.emplace_back();
+      known.back().name = leadership_.leader;
+      known.back().data = leadership_.data;
+      known.back().api = leadership_.api;
+    }
+    for (const Candidate& one : known) {
+      const bool leads = one.name == leadership_.leader;
+      if (leads && !stands_by) continue;
+      ServerView view;
+      view.name = one.name;
+      view.endpoint = one.data;
+      view.api = one.api;
+      view.version = one.version;
+      view.state = leads ? "leader" : "standby";
+      view.seen_unix_seconds = one.seen_unix_seconds;
+      views.insert(leads ? views.begin() : views.end(), std::move(view));
     }
     return views;
   };

@@ -37,7 +37,7 @@ async function open(width, colorScheme, bars = 4) {
 // What a paused job's page says, and what REST says.
 async function shown(page) {
   const said = { cluster: await rest('cluster'), workers: (await rest('workers')).workers, waits: (await rest('waits')).waits,
-    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events }
+    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, servers: (await rest('servers')).servers, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events }
   await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
   await page.waitForFunction(() => !document.querySelector('#resume').disabled)
   await page.waitForTimeout(6000)  // the tables that are asked for each fifth second
@@ -45,7 +45,7 @@ async function shown(page) {
   for (const id of ['progress', 'round', 'loss', 'accuracy', 'speed', 'generation']) tiles[id] = await text(page, id)
   const curves = await page.evaluate(() => Object.fromEntries(Object.entries(charts).map(([id, one]) => [id, one.plot.data.map((list) => [...list])])))
   const tables = {}
-  for (const id of ['workers', 'waits', 'checkpoints', 'events', 'evictions']) tables[id] = await rows(page, id)
+  for (const id of ['workers', 'waits', 'servers', 'checkpoints', 'events', 'evictions']) tables[id] = await rows(page, id)
   return { rest: said, tiles, curves, tables }
 }
 

@@ -16,7 +16,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import ClusterTest, main, wait_for  # noqa: E402
+from cluster import ClusterTest, Process, main, wait_for  # noqa: E402
 
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
@@ -52,7 +52,9 @@ class Console(ClusterTest):
     def test_page_shows_what_rest_says_and_acts(self):
         if reason := missing():
             self.skipTest(reason)
-        server = self.server("--epochs", "1000000", "--min-workers", "3", "--api.token", "let-me-in", "--lr", "0.002")
+        server = self.server("--epochs", "1000000", "--min-workers", "3", "--api.token", "let-me-in", "--lr", "0.002", "--servers", "2")
+        shard = ["--join", server.data, "--name", "shard-b", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        self._start(Process, "centroid-server", "shard-b", shard, None)
         for name in ("worker-a", "worker-b", "worker-c"):
             self.worker(server, name, "--codec", "int8", model="mlp:64-512-512-10")
         self.wait_rounds(server)
@@ -123,6 +125,9 @@ class Console(ClusterTest):
         self.assertEqual([[number(row[0]), number(row[1])] for row in tables["checkpoints"]], [[one["version"], one["round"]] for one in rest["checkpoints"]])
         self.assertGreater(len(tables["checkpoints"]), 0)
         self.assertEqual([row[4] for row in tables["checkpoints"]], ["–"] * len(tables["checkpoints"]))
+        self.assertEqual([one["state"] for one in rest["servers"]], ["leader", "serving"])
+        self.assertEqual([[row[0], row[1], row[2], row[4], row[5]] for row in tables["servers"]],
+                         [[one["name"], one["state"], f"{one['chunks']:,}", one["endpoint"], one["api"] or "–"] for one in rest["servers"]])  # fmt: skip
         events = rest["events"][:-31:-1]
         self.assertEqual([row[1] for row in tables["events"]][-len(events):], [event["type"] for event in events])
         for name in ("worker-a", "worker-b", "worker-c"):

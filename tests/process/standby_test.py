@@ -165,6 +165,44 @@ class Takeover(StandbyTest):
         self.assert_exit(DONE, leader)
 
 
+class Shown(StandbyTest):
+    def seen(self, server):
+        return {one["name"]: one for one in server.get("/v1/servers")["servers"]}
+
+    def test_every_server_shows_who_stands_by_and_when_it_was_seen(self):
+        _, leader, (b, c), _ = self.pair("--rounds", 0, names="abc")
+        for server in (leader, b, c):
+            wait_for(lambda server=server: set(self.seen(server)) == {"a", "b", "c"}, f"three servers shown by {server.name}")
+            listed = server.get("/v1/servers")["servers"]
+            self.assertEqual([one["state"] for one in listed], ["leader", "standby", "standby"])
+            for one, real in zip(listed, (leader, b, c)):
+                self.assertEqual((one["name"], one["endpoint"], one["api"]), (real.name, real.data, real.api))
+                self.assertLess(abs(time.time() - one["seen_unix_seconds"]), 10)
+        self.assertGreater(self.seen(leader)["a"]["chunks"], 0)
+        shown = [pathlib.Path(self.programs) / "centroidctl", "--server", leader.api, "servers"]
+        text = subprocess.run(shown, capture_output=True, text=True, timeout=60, check=True).stdout
+        self.assertRegex(text, rf"(?m)^b +standby .*{b.data} +{b.api} +.* ago$")
+
+        b.kill()  # it is shown for a while, with when it was seen last
+        killed = time.time()
+        wait_for(lambda: self.seen(leader)["c"]["seen_unix_seconds"] > killed + 3, "the other one, seen since")
+        self.assertLess(self.seen(leader)["b"]["seen_unix_seconds"], killed + 1.5)
+        wait_for(lambda: "b" not in self.seen(leader), "one that is gone for good to be shown no more", 60)
+        c.send(signal.SIGTERM)
+        self.assert_exit(DONE, c)
+        wait_for(lambda: set(self.seen(leader)) == {"a"}, "one that was stopped to be shown no more", 10)
+
+    def test_the_list_comes_back_with_etcd(self):
+        etcd, leader, (standby,), _ = self.pair("--rounds", 0)
+        wait_for(lambda: "b" in self.seen(leader), "the standby")
+        etcd.kill()
+        standby.wait_event("candidates.not_told")
+        etcd = self.start_etcd()
+        told = time.time()
+        wait_for(lambda: self.seen(leader)["b"]["seen_unix_seconds"] > told, "the standby, seen after etcd came back")
+        self.assertEqual(self.seen(standby)["b"]["state"], "standby")
+
+
 class SeveralServers(StandbyTest):
     def test_shard_servers_follow_the_new_leader_and_no_round_is_lost(self):
         expected = self.whole_run()

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "common/async/io_thread.h"
+#include "server/election/candidates.h"
 #include "server/election/etcd_client.h"
 
 /// What the client makes of answers that no sound etcd gives; tests/process/standby_test.py has a
@@ -124,6 +125,42 @@ TEST(EtcdClient, ALargeAnswerIsNotRead) {
   const Error refused = error_of("HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{");
   EXPECT_EQ(refused.code(), ErrorCode::kUnavailable);
   EXPECT_NE(refused.message().find("limit"), std::string::npos);
+}
+
+TEST(EtcdClient, KeysWithAPrefixAndWhatIsLeftOfALease) {
+  const auto ask = [](const Canned& etcd, auto what) {
+    IoThread io("test");
+    EtcdOptions options;
+    options.endpoints = {etcd.endpoint()};
+    EtcdClient client(io.executor(), options);
+    return io.wait(what(client));
+  };
+  const auto list = [](EtcdClient& client) { return client.list("/k/", 2); };
+  const auto look = [](EtcdClient& client) { return client.look(5); };
+  const auto found = ask(Canned(http("200 OK", R"({"kvs":[{"value":"aGVsbG8=","lease":"1"},)"
+                                               R"({"value":"aGVsbG8=","lease":"2"}]})")),
+                         list);
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  ASSERT_EQ(found->size(), 2u);
+  EXPECT_EQ(found->back().lease, 2);
+  EXPECT_TRUE(ask(Canned(http("200 OK", "{}")), list)->empty());
+  EXPECT_EQ(ask(Canned(http("200 OK", R"({"kvs":[{},7]})")), list).error().code(),
+            ErrorCode::kDataLoss);
+  const Canned living(http("200 OK", R"({"ID":"5","TTL":"12","grantedTTL":"30"})"));
+  EXPECT_EQ(ask(living, look)->ttl, std::chrono::seconds(12));
+  EXPECT_EQ(ask(living, look)->granted, std::chrono::seconds(30));
+  EXPECT_EQ(ask(Canned(http("200 OK", R"({"ID":"5","TTL":"-1"})")), look)->ttl, Duration::zero());
+}
+
+TEST(Candidates, WhatOneTellsIsReadBackAndOtherValuesAreNone) {
+  Candidate one;
+  one.name = "a";
+  one.data = "h:1";
+  one.api = "h:2";
+  one.version = "1.2";
+  EXPECT_EQ(decode_candidate(encode_candidate(one)), one);
+  for (const char* other : {"", "x", "[]", "{}", R"({"name":7})", R"({"data":"h:1"})"})
+    EXPECT_FALSE(decode_candidate(other)) << other;
 }
 
 TEST(EtcdClient, Endpoints) {

@@ -73,7 +73,7 @@ function duration(seconds) {
 }
 
 function tone(state) {
-  if (['training', 'active', 'finished', 'committed'].includes(state)) return 'good'
+  if (['training', 'active', 'finished', 'committed', 'leader', 'serving', 'standby'].includes(state)) return 'good'
   return ['halted', 'dead', 'fenced', 'aborted'].includes(state) ? 'bad' : 'warn'
 }
 
@@ -349,6 +349,10 @@ async function look() {
   show(workers.workers, waits.waits, rounds.rounds)
   if (tick % 5 === 0 || tick === 1) {
     const { checkpoints } = await call('/v1/checkpoints')
+    const { servers } = await call('/v1/servers')
+    find('more-servers').hidden = servers.length < 2
+    fill('servers', servers.map((s) => [s.name, badge(s.state), s.chunks.toLocaleString('en'), size(s.memory_bytes), s.endpoint, s.api || '–',
+      s.seen_unix_seconds ? new Date(1000 * s.seen_unix_seconds).toLocaleTimeString() : '–']), 'this one only')
     await stages(workers.workers)
     fill('checkpoints', checkpoints.map((c) => [c.version, c.round, new Date(1000 * c.created_unix_seconds).toLocaleString(), size(c.bytes), c.problem || '–']),
       'none yet')

@@ -1,0 +1,112 @@
+#include "server/election/candidates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+namespace {
+/// More servers than anybody has; what else lies there is not ours.
+constexpr std::size_t kMost = 64;
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+}  // namespace
+
+std::string encode_candidate(const Candidate& candidate) {
+  nlohmann::json value;
+  value["name"] = candidate.name;
+  value["data"] = candidate.data;
+  value["api"] = candidate.api;
+  value["version"] = candidate.version;
+  return value.dump();
+}
+
+std::optional<Candidate> decode_candidate(const std::string& text) {
+  const auto value = nlohmann::json::parse(text, nullptr, false);
+  if (!value.is_object()) return {};
+  const auto field = [&](const char* name) {
+    const auto at = value.find(name);
+    return at != value.end() && at->is_string() ? at->get<std::string>() : std::string();
+  };
+  Candidate out;
+  out.name = field("name");
+  out.data = field("data");
+  out.api = field("api");
+  out.version = field("version");
+  if (out.name.empty()) return {};
+  return out;
+}
+
+Candidates::Candidates(Executor executor, Options options,
+                       std::function<void(std::vector<Candidate>)> tell)
+    : options_(std::move(options)),
+      tell_(std::move(tell)),
+      etcd_(executor, options_.etcd),
+      stop_(executor) {}
+
+void Candidates::stop() {
+  stopping_ = true;
+  stop_.notify_all();
+}
+
+Task<Status> Candidates::announce() {
+  if (lease_ != 0) {
+    CENTROID_CO_ASSIGN(const auto renewed, co_await etcd_.keep_alive(lease_));
+    if (renewed.ttl > Duration::zero()) co_return Status();
+  }
+  CENTROID_CO_ASSIGN(const auto granted, co_await etcd_.grant(options_.kept));
+  const Status told = co_await etcd_.put(options_.prefix + options_.self.name,
+                                         encode_candidate(options_.self), granted.id);
+  if (told.ok()) lease_ = granted.id;
+  co_return told;
+}
+
+Task<Result<std::vector<Candidate>>> Candidates::look() {
+  CENTROID_CO_ASSIGN(const auto held, co_await etcd_.list(options_.prefix, kMost));
+  std::vector<Candidate> found;
+  bool is_there = false;
+  for (const Holder& one : held) {
+    auto candidate = decode_candidate(one.value);
+    if (!candidate) continue;
+    is_there = is_there || one.lease == lease_;
+    CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.look(one.lease));
+    if (lease.ttl <= Duration::zero()) continue;
+    const auto ago = std::max(Duration::zero(), lease.granted - lease.ttl);
+    candidate->seen_unix_seconds =
+        SystemClock().unix_seconds() - std::chrono::duration<double>(ago).count();
+    found.push_back(std::move(*candidate));
+  }
+  if (!is_there) lease_ = 0;  // somebody took the key away: it is made anew
+  std::ranges::sort(found, {}, &Candidate::name);
+  co_return found;
+}
+
+Task<void> Candidates::run() {
+  while (!stopping_) {
+    Status well = co_await announce();
+    if (well.ok()) {
+      auto found = co_await look();
+      if (found.ok())
+        tell_(std::move(found).value());
+      else
+        well = found.error();
+    }
+    if (!well.ok() && is_well_)
+      log::warn("candidates.not_told",
+                {{"why", well.error()},
+                 {"action",
+                  "who stands by is not shown until etcd takes it; this server may lead "
+                  "all the same"}});
+    is_well_ = well.ok();
+    const TimePoint next = now() + options_.every;
+    while (!stopping_ && now() < next) co_await stop_.wait(next);
+  }
+  if (lease_ != 0 && is_well_) (void)co_await etcd_.revoke(lease_);
+}
+
+}  // namespace centroid::server
