@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kPiece = 8u << 20;
+constexpr int kTries = 5;
 
 struct Wanted {
   std::string name;
@@ -126,19 +128,40 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   return file::sync_directory(folder);
 }
 
+/// fails not_found: the server has none that is sound
+Result<std::uint64_t> newest_version(const Session& session) {
+  CENTROID_ASSIGN(const Json answer, get_json(session, "/v1/checkpoints"));
+  for (const Json& one : answer.value("checkpoints", Json::array()))  // newest first
+    if (text_of(one, "problem").empty()) return one.value("version", std::uint64_t{0});
+  return Error(ErrorCode::kNotFound,
+               "the server has no checkpoint yet: centroidctl checkpoints make writes one");
+}
+
+/// Between the look and the first piece it may have been deleted, for a newer one is there.
+Status get_newest(const Session& session, const fs::path& folder, fs::path& target) {
+  Status done;
+  for (int tries = 0; tries < kTries; ++tries) {
+    CENTROID_ASSIGN(const std::uint64_t version, newest_version(session));
+    done = get(session, version, folder, target);
+    if (done.ok() || done.error().code() != ErrorCode::kNotFound) break;
+  }
+  return done;
+}
+
 }  // namespace
 
 void add_get(CLI::App& group, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const command = group.add_subcommand(
       "get",
       "Fetch one from the server, whole or not at all; begun again it goes on where it was.");
-  const auto version = std::make_shared<std::uint64_t>(0);
+  const auto version = std::make_shared<std::optional<std::uint64_t>>();
   const auto folder = std::make_shared<std::string>();
-  command->add_option("VERSION", *version, "its version")->required();
+  command->add_option("VERSION", *version, "its version; else the newest");
   command->add_option("--to", *folder, "folder in which checkpoint-VERSION is made")->required();
   command->callback([=, &status] {
     fs::path target;
-    const Status done = get(*session, *version, *folder, target);
+    const Status done = *version ? get(*session, **version, *folder, target)
+                                 : get_newest(*session, *folder, target);
     if (!done.ok()) {
       status = complain(done.error());
       return;

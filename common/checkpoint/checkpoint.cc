@@ -507,13 +507,17 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
 }
 
 Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
+  std::optional<Version> newest;
   for (const CheckpointEntry& entry : list(false)) {  // newest first
+    if (!newest && entry.problem.empty()) newest = entry.version;
     if (entry.version != version) continue;
     CheckpointEntry found = inspect(entry.path, {version, entry.number}, verify);
     if (!is_deleted(found)) return found;
   }
   return Error(ErrorCode::kNotFound,
-               "there is no checkpoint of version " + to_string(version) + " in " + root_.string());
+               "there is no checkpoint of version " + to_string(version) + " in " + root_.string() +
+                   ": it was deleted, to keep as many as checkpoint.keep says, or never written; " +
+                   (newest ? "the newest is of version " + to_string(*newest) : "there is none"));
 }
 
 Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointEntry& entry) const {

@@ -209,10 +209,14 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
   const auto root = co_await checkpoint_root();
-  auto read = [root, version]() -> std::optional<Result<CheckpointView>> {
+  auto read = [this, root, version]() -> std::optional<Result<CheckpointView>> {
     CENTROID_ASSIGN(const CheckpointDirectory directory, look_into(root));
-    CENTROID_ASSIGN(const CheckpointEntry found, directory.find(Version(version), true));
-    return checkpoint_view(found);
+    fetched_.renew(Version(version), clock_.now());  // who has it verified fetches it next
+    const auto found = directory.find(Version(version), true);
+    if (!found.ok()) fetched_.forget(Version(version));
+    if (!found.ok()) return found.error();
+    if (found->problem.empty()) fetched_.renew(Version(version), clock_.now());
+    return checkpoint_view(*found);
   };
   auto outcome = co_await run_on(verifies_, std::move(read));
   co_return std::move(*outcome);

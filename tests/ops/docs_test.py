@@ -222,7 +222,7 @@ RUN = {
     "workers evict WORKER [--seconds S] [--why TEXT]": ["workers evict w1 --seconds 60 --why because"],
     "workers evictions": ["workers evictions"],
     "workers allow NAME": ["workers allow w1"],
-    "checkpoints get VERSION --to DIR": ["checkpoints make", "checkpoints get {version} --to {folder}/fetched"],
+    "checkpoints get [VERSION] --to DIR": ["checkpoints make", "checkpoints get {version} --to {folder}/fetched", "checkpoints get --to {folder}/newest"],
     "checkpoints restore VERSION [--delete-newer]": ["checkpoints make", "checkpoints restore {version} --delete-newer"],
     "checkpoints delete VERSION": ["checkpoints make", "checkpoints make", "checkpoints delete {version}"],
     "job stop": ["job stop"],

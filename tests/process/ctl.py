@@ -15,16 +15,18 @@ STOPPED = 143
 
 
 class Altered:
-    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it."""
+    """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it. `before` is called with the path of each request."""
 
     def __init__(self, server):
         self.date, self.words, self.path, self.is_whole = 0, {}, "/", False
+        self.before = lambda path: None
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do(self):
+                outer.before(self.path)
                 connection = http.client.HTTPConnection(server.api, timeout=20)
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})

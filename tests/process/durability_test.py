@@ -437,9 +437,15 @@ class Readers(ClusterTest):
         self.assertEqual(status, 404, problem)
 
     def test_one_that_is_fetched_is_not_pruned(self):
+        self.assert_stays(lambda server, version: server.get(f"/v1/checkpoints/{version}/files"))
+
+    def test_one_that_was_verified_is_there_to_be_fetched(self):
+        self.assert_stays(lambda server, version: server.post(f"/v1/checkpoints/{version}:verify"))
+
+    def assert_stays(self, act):
         server, version, hold = self.held("nothing", "--checkpoint-keep", 1)
         hold.unlink()
-        server.get(f"/v1/checkpoints/{version}/files")
+        act(server, version)
         made = []
         for _ in range(3):
             server.wait_more_rounds(1)

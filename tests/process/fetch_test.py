@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 from cluster import main
-from ctl import ANSWERED_BADLY, CtlTest
+from ctl import ANSWERED_BADLY, Altered, CtlTest
 
 
 class Fetch(CtlTest):
@@ -35,6 +35,28 @@ class Fetch(CtlTest):
         self.assertFalse((begun.parent / name).exists())
         self.ctl(server, "checkpoints", "get", version, "--to", begun.parent)
         self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
+
+    def test_the_newest_is_fetched_though_another_one_takes_its_place(self):
+        server = self.server("--checkpoint-keep", 1)
+        self.worker(server, "w0")
+        server.wait_round(5)
+        self.assertIn("no checkpoint yet", self.ctl(server, "checkpoints", "get", "--to", self.folder / "backup", status=ANSWERED_BADLY))
+        made = [server.post("/v1/checkpoints")[1]["version"]]
+
+        def before(path):  # the list has been read
+            if path == f"/v1/checkpoints/{made[0]}/files":
+                server.wait_more_rounds(1)
+                made.append(server.post("/v1/checkpoints")[1]["version"])
+
+        way = Altered(server)
+        self.addCleanup(way.close)
+        way.before = before
+        path = self.ctl(way.api, "checkpoints", "get", "--to", self.folder / "backup").strip()
+        self.assertEqual(path, str(self.folder / "backup" / f"checkpoint-{made[1]:012}"))
+        self.assertEqual(len(made), 2)
+        said = self.ctl(server, "checkpoints", "get", made[0], "--to", self.folder / "backup", status=ANSWERED_BADLY)
+        self.assertIn(f"there is no checkpoint of version {made[0]}", said)
+        self.assertIn(f"the newest is of version {made[1]}", said)
 
     @unittest.skipIf(shutil.which("cc") is None, "no C compiler here")
     def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(self):
