@@ -371,11 +371,6 @@ Task<void> ApiServer::Impl::ping(Pulse::Answered answered) {
 }
 
 /// Count who was not let in, and warn, but not of each of somebody's guesses.
-Task<void> ApiServer::Impl::ping(Pulse::Answered answered) {
-  co_await control_plane.ping();
-  answered();
-}
-
 void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& admission) {
   const unsigned status = admission.response->status;
   const bool is_role = status == 403 && admission.caller.role != Role::kAnyone;
