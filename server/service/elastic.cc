@@ -118,6 +118,8 @@ void Cluster::late_counted(const RoundDecision& decision) {
 void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
+  const bool has_begun = !link.is_brought || link.late->key != link.opened;
+  if (!has_begun) return_part(link.part, link.late->key.round);  // others train it
   link.part = {};  // it counts, or is left out of this epoch
   if (!is_carried) link.steps_told = {};
   if (const auto& end = link.pending_end;
@@ -125,7 +127,7 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
     link.pending_end.reset();
   link.late->staged.reset();
   outgoing_.notify_all();
-  if (!has_samples) return;
+  if (!has_samples || !has_begun) return;
   ++(is_carried ? late_carried_ : late_dropped_);
   probe_.contribution_late(is_carried);
   log::debug("contribution.late", {{"worker", link.join.name},

@@ -121,10 +121,10 @@ Task<Result<bool>> Cluster::bring_state(std::shared_ptr<Link> link, transport::S
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
   if (!image || !is_of_use(*link, key)) co_return false;
   if (machine_.may_come_late(key.round)) link->opened = key;
-  const DataPart part = link->part;
+  link->is_brought = link->opened == key;
   CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
+  link->is_brought = false;
   if (is_there || link->is_gone) co_return is_there;
-  if (link->late) return_part(part, key.round);  // it never began, others do
   link->late.reset();
   machine_.forgive(link->id);
   probe_.state_restarted();

@@ -64,6 +64,7 @@ struct Link {
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
   // policies that close a round without some members
   Attempt::Key opened;                 ///< the last attempt it was told to begin
+  bool is_brought = false;             ///< its state for that is on its way: it has not begun
   TimePoint opened_at;                 ///< when, or when its last chunk came, with policy bsp
   std::optional<Duration> came_late;   ///< how long it said nothing when it was left out last (bsp)
   bool is_away = false;                ///< has no seat until it is free again

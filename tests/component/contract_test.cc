@@ -140,6 +140,53 @@ TEST(Contract, WhoHasNotGotTheStateIsNotTakenToCompute) {
   }
 }
 
+/// A contribution that may not come late any more is nobody's loss when its worker never began: it
+/// was lost while its state was on its way.
+TEST(Contract, TheShareOfWhoNeverGotTheStateIsTrainedByOthers) {
+  const TemporaryDirectory directory;
+  server::ServerConfig config;
+  config.run_dir = directory.path();
+  config.policy = "quorum:1";
+  config.late = "carry:max=1";
+  config.chunk_bytes = 64;
+  config.epochs = 2;
+  config.drain_timeout = std::chrono::seconds(2);
+  TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
+  Client first, late;
+  for (Client* client : {&first, &late}) {
+    client->join.train_samples = 64;
+    client->join.manifest = {{.name = "v", .dtype = DType::kF32, .shape = {16}},
+                             {.name = "w", .dtype = DType::kF32, .shape = {16}}};
+  }
+  late.join.name = late.greeting.name = "w1";
+  late.greeting.credit_bytes = 64;
+  ASSERT_TRUE(first.open(server.endpoint()).ok());
+  ASSERT_TRUE(first.enter().ok());
+  auto open = first.round();
+  ASSERT_TRUE(open);
+  ASSERT_TRUE(late.open(server.endpoint()).ok());
+  const auto reply = late.enter();
+  ASSERT_TRUE(reply.ok()) << reply.error().to_string();
+  const auto held = late.hold();
+  std::vector<int> trained(64);
+  while (open->epoch == 0) {
+    for (std::uint64_t i = open->begin; i < open->end; ++i) ++trained[i];
+    first.contribute(*open);
+    if (open->round == Round(1)) {
+      EXPECT_TRUE(server.wait_for_wait("its connection", "chunk 2 of 2"));
+    }
+    open = first.round(open->round.next());
+    ASSERT_TRUE(open);
+    if (open->round != Round(4)) continue;  // what is of round 2 does not count any more
+    auto evicted = to_optional(server.cluster().evict(reply->member.value, 60, "by the test"));
+    const auto gone =
+        boost::asio::co_spawn(server.executor(), std::move(evicted), boost::asio::use_future).get();
+    ASSERT_TRUE(gone->ok()) << gone->error().to_string();
+  }
+  EXPECT_THAT(trained, testing::Each(1));
+  EXPECT_EQ(server.view().late_dropped, 0u) << "it had no samples";
+}
+
 TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
   client.join.node = "another";
   ASSERT_TRUE(client.open(server.endpoint()).ok());
