@@ -24,22 +24,20 @@ std::string outcome_of(const HttpResponse& response) {
   return problem.is_object() ? problem.value("detail", "") : "";
 }
 
-void hide_values(nlohmann::json& value) {
-  if (value.is_structured())
-    for (auto& one : value) hide_values(one);
-  else
-    value = "***";
-}
-
 /// A setting that may be changed is no secret. What was refused may be one, also by a name that is
 /// spelt wrong.
 std::string body_of(const HttpRequest& request, const HttpResponse& response) {
   const bool is_config =
       request.method == "PATCH" || request.target.find("config") != std::string::npos;
   if (!is_config || response.status < 400 || request.body.empty()) return request.body;
-  auto body = nlohmann::json::parse(request.body, nullptr, false);
+  // What a setting says may be a list or an object; whoever goes down into it may come to the end
+  // of the stack, and none of it is told.
+  const auto shallow = [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    return depth <= 1;
+  };
+  auto body = nlohmann::json::parse(request.body, shallow, false);
   if (!body.is_object()) return "(" + std::to_string(request.body.size()) + " bytes)";
-  hide_values(body);
+  for (auto& value : body) value = "***";
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -27,6 +27,8 @@ class RecordMap {
   using Number = std::uint32_t;
   static constexpr Number kNone = 0xFFFFFFFF;
   static constexpr std::size_t kHeadBytes = 16;
+  /// Stands in `last_use` of a record that is not used; of one that is it must not.
+  static constexpr std::uint32_t kUnused = 0xFFFFFFFF;
 
   /// A record's fields, by memory; floats are 4-aligned, the key is not always 8-aligned.
   struct Record {
@@ -123,9 +125,6 @@ class RecordMap {
   std::size_t grown() const;
   void grow();
   void preserve(Number number);
-  /// Stands in `last_use` of a record that is not used.
-  static constexpr std::uint32_t kUnused = 0xFFFFFFFF;
-
   std::size_t stride_, slab_shift_, slab_mask_;
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
   std::unique_ptr<std::uint8_t[]> tags_;

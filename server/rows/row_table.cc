@@ -19,8 +19,16 @@ constexpr std::uint32_t kMaxCount = 0x7FFFFFFF;
 
 std::uint32_t tick(std::uint64_t now) { return static_cast<std::uint32_t>(now); }
 
+/// When a row of this age was used, by a clock that may be younger than it: a server that has just
+/// come is up to a second behind. The one time that would mark the record as unused is a second
+/// later.
+std::uint32_t used_at(std::uint64_t now, std::uint32_t age) {
+  const std::uint32_t at = tick(now) - age;
+  return at == RecordMap::kUnused ? at + 1 : at;
+}
+
 void use(const RecordMap::Record& record, std::uint64_t now) {
-  record.last_use() = tick(now);
+  record.last_use() = used_at(now, 0);
   if (record.count() < kMaxCount) ++record.count();
 }
 
@@ -309,7 +317,7 @@ Status RowTable::restore(const Row& row, std::uint64_t now) {
     return refuse(ErrorCode::kResourceExhausted,
                   "does not fit into max_bytes " + std::to_string(spec_.max_bytes));
   const Record record = rows_.record(rows_.insert(row.key));
-  record.last_use() = tick(now) - row.age;
+  record.last_use() = used_at(now, row.age);
   record.count() = row.count;
   std::ranges::copy(row.values, values(record).begin());
   std::ranges::copy(row.slots, slots(record).begin());
@@ -378,7 +386,7 @@ Status RowTable::restore_candidate(std::uint64_t key, std::uint32_t age, std::ui
       (spec_.max_bytes != 0 && candidates_.bytes_for_insert() > candidates_limit()))
     return {};
   const Record record = candidates_.record(candidates_.insert(key));
-  record.last_use() = tick(now) - age;
+  record.last_use() = used_at(now, age);
   record.count() = count;
   return {};
 }

@@ -389,9 +389,12 @@ Task<bool> RowsServers::let_go() {
   if (which == 0 || is_frozen_) co_return true;
   const bool is_quiet = co_await pause_moves();
   if (!is_quiet) co_return false;
-  is_moving_ = !is_frozen_;
-  resume_moves();
-  if (!is_moving_) co_return true;
+  // What was on its way to it when it was asked to go has arrived meanwhile.
+  is_moving_ = !is_frozen_ && !owns(which);
+  if (!is_moving_) {
+    resume_moves();
+    co_return true;
+  }
   const std::string name = holders_[which].name;
   Status fetched;
   if (is_here(holders_[which])) fetched = co_await fetch_all_pushes(which);
@@ -410,6 +413,7 @@ Task<bool> RowsServers::let_go() {
     log::info("rows.server_released", {{"server", name}, {"servers", holders_.size()}});
   }
   is_moving_ = false;
+  resume_moves();  // not before: a step knows its servers by their places
   if (!fetched.ok()) put_off("server '" + name + "' cannot be let go yet", fetched.error());
   co_return fetched.ok();
 }

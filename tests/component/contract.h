@@ -91,6 +91,14 @@ class Client final : public transport::FrameSink {
     push(open);
     EXPECT_TRUE(send(Kind::kPushEnd, end_of(open)).ok());
   }
+  /// As `contribute`, and as `hold` from before the server can answer.
+  std::shared_ptr<void> contribute_and_hold(const proto::RoundOpen& open) {
+    push(open);
+    const auto end = std::make_shared<std::promise<void>>();
+    auto sends = end_and_hold(this, proto::encode(end_of(open)), end->get_future().share());
+    boost::asio::co_spawn(thread_.context(), std::move(sends), boost::asio::detached);
+    return {nullptr, [end](void*) { end->set_value(); }};
+  }
   static proto::PushEnd end_of(const proto::RoundOpen& open) {
     proto::PushEnd end;
     end.generation = open.generation;
@@ -155,6 +163,12 @@ class Client final : public transport::FrameSink {
     const std::vector<std::byte> payload(payload_bytes);
     co_return co_await self->session_->send(static_cast<std::uint16_t>(kind), head, payload,
                                             self->limit());
+  }
+  static Task<void> end_and_hold(Client* self, std::vector<std::byte> head,
+                                 std::shared_future<void> over) {
+    const Status sent = co_await send_head(self, Kind::kPushEnd, std::move(head), 0);
+    EXPECT_TRUE(sent.ok());
+    over.wait();  // blocks its thread
   }
   static Task<Status> ask_head(Client* self, Kind kind, std::vector<std::byte> head) {
     const auto reply = co_await self->session_->request(static_cast<std::uint16_t>(kind), head,

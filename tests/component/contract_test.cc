@@ -15,8 +15,7 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   ASSERT_TRUE(second);
   auto restored = std::async(std::launch::async, [&] { return server.restore(begin->version); });
   ASSERT_TRUE(server.wait_for_wait("round loop", "the end of round 2"));
-  client.contribute(*second);
-  auto held = client.hold();  // so its session does not end at once
+  auto held = client.contribute_and_hold(*second);  // its session does not end at once
   ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
   auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
   (void)written.wait_for(std::chrono::milliseconds(300));

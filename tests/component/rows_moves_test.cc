@@ -130,6 +130,31 @@ TEST_F(RowsThatMove, WithJournalsServersMayBeLostMeanwhile) {
   churn(folder.path(), true, std::random_device{}());
 }
 
+/// A server that is asked to go while rows are on their way to it goes when these have left again.
+TEST_F(RowsThatMove, WhoIsDrainedWhileRowsComeKeepsNone) {
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  CounterRng rng(seed);
+  Servers all(folder.path(), 2, false, "emb:dim=64,lr=0.1");
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  Keys keys(kSpace);
+  for (std::uint64_t i = 0; i < kSpace; ++i) keys[i] = mix64(i);
+  ASSERT_TRUE(client->push(keys, Floats(kSpace * 64, 0.5f)).ok());
+  const Floats want = pulled(*client, keys);
+  for (std::size_t which = 2; which < 22; ++which) {
+    all.start(which);
+    ASSERT_TRUE(all.leader->wait_until([&](const auto&) {
+      const auto views = all.leader->servers();
+      return views.size() == 3 && views.back().bucket_moves > 0;
+    }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(rng.below(20)));
+    ASSERT_TRUE(all.leader->drain_server(Servers::name_of(which)).ok());
+    const Status ended = all.shards[which]->join();
+    ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+    ASSERT_EQ(pulled(*client, keys), want) << "after " << which - 1;
+  }
+}
+
 TEST_F(RowsThatMove, EveryPushOfManyClientsCountsOnce) {
   Servers all(folder.path(), 2, false, "count:dim=16,optimizer=sgd,lr=1", true);
   constexpr std::size_t kClients = 3, kKeys = 3000;

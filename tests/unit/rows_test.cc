@@ -231,6 +231,28 @@ TEST(RowTable, RestoresExactly) {
   });
 }
 
+/// As on a server that has just come, whose clock is behind that of who had the row.
+TEST(RowTable, ARowMayBeOlderThanTheClock) {
+  RowSpec spec = spec_of(RowRule::kSgd, 2);
+  spec.admit_after = 2;
+  const Floats values(2);
+  for (std::uint32_t age = 0; age < 4; ++age) {
+    RowTable table(spec);
+    ASSERT_TRUE(table.restore({1, age, 1, values, {}}, 0).ok());
+    ASSERT_TRUE(table.restore_candidate(2, age, 1, 0).ok());
+    RowTable::Cursor cursor;
+    Keys walked;
+    EXPECT_FALSE(table.keys(cursor, 100, walked));
+    EXPECT_EQ(walked, (Keys{1, 2})) << age;
+    table.freeze(0);
+    Keys frozen;
+    RowTable::Block block;
+    while (table.read_frozen(block, 0))
+      frozen.insert(frozen.end(), block.keys.begin(), block.keys.end());
+    EXPECT_EQ(frozen, (Keys{1, 2})) << age;
+  }
+}
+
 TEST(RowTable, BadGradientsChangeNothing) {
   RowTable table(spec_of(RowRule::kAdagrad, 2));
   ASSERT_TRUE(table.push(Keys{1}, Floats{1, 2}, 0).ok());
