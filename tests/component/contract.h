@@ -54,6 +54,8 @@ class Client final : public transport::FrameSink {
   std::optional<proto::RoundOpen> round(Round from = Round(1), std::uint32_t attempt = 0) {
     return run(wait_open(this, from, attempt));
   }
+  /// The newest round that was opened for us, if one was.
+  std::optional<proto::RoundOpen> newest() { return run(look_open(this)); }
   /// Why it waits, as the server says.
   std::optional<proto::Wait> wait() { return run(wait_wait(this)); }
   bool was_told() const { return wait_.has_value(); }  ///< when nothing comes any more
@@ -111,6 +113,7 @@ class Client final : public transport::FrameSink {
 
   proto::Join join;
   transport::Greeting greeting;
+  bool says_ready = false;  ///< at once, when a round closed without it
 
  private:
   template <class T>
@@ -186,6 +189,7 @@ class Client final : public transport::FrameSink {
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->open_;
   }
+  static Task<std::optional<proto::RoundOpen>> look_open(Client* self) { co_return self->open_; }
   static Task<std::optional<proto::Wait>> wait_wait(Client* self) {
     const TimePoint deadline = self->limit();
     while (!self->wait_)
@@ -225,6 +229,9 @@ class Client final : public transport::FrameSink {
     const proto::Empty done;
     (void)co_await send_head(self, Kind::kInitDone, proto::encode(done), 0);
   }
+  static Task<void> say_ready(Client* self, proto::Computed done) {
+    (void)co_await send_head(self, Kind::kReady, proto::encode(done), 0);
+  }
   Task<Status> on_frame(Session&, InFrame frame) override {
     switch (static_cast<Kind>(frame.header.kind)) {
       case Kind::kInitRequest:
@@ -233,6 +240,18 @@ class Client final : public transport::FrameSink {
       case Kind::kRoundOpen: {
         CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
         open_ = open;
+        break;
+      }
+      case Kind::kRoundClosed: {
+        CENTROID_CO_ASSIGN(const auto closed, proto::decode<proto::RoundClosed>(frame.head));
+        const bool is_late =
+            closed.outcome == proto::Outcome::kLate || closed.outcome == proto::Outcome::kCarried;
+        if (!says_ready || !is_late) break;
+        proto::Computed done;
+        done.generation = open_->generation;
+        done.round = open_->round;
+        done.attempt = open_->attempt;
+        tasks_.spawn(say_ready(this, done));
         break;
       }
       case Kind::kFinish: {
