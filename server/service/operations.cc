@@ -182,7 +182,9 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
     const auto check = [&](const std::vector<config::Schema::Change>& wanted) -> Status {
       bool needs_rounds = false;
       for (const auto& one : wanted) {
-        if (!is_of_process(one.name)) CENTROID_TRY(check_lead());
+        // Where that is not read yet, what was kept would take the place of what is said now.
+        const bool is_early = is_beginning() && !checkpoints_;
+        if (is_early || !is_of_process(one.name)) CENTROID_TRY(check_lead());
         if (!outlives_job(one.name)) needs_rounds = true;
       }
       return check_change(before, needs_rounds);
@@ -196,7 +198,10 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
     settings_changed();
     Done done;
     done.settings = schema_->effective_json();
-    if (phase_ != Phase::kStandby && is_prepared_) done.kept = keep();
+    if (is_beginning())
+      ++operator_revision_;  // kept by `prepare`: of which job it is will only be known then
+    else if (phase_ != Phase::kStandby)
+      done.kept = keep();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(change));

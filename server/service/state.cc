@@ -76,6 +76,10 @@ Task<Status> Cluster::prepare() {
   if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
   phase_since_ = clock_.now();
   is_prepared_ = true;
+  if (operator_kept_ < operator_revision_) {  // a setting was changed meanwhile
+    const Kept kept = keep();
+    (void)co_await save(kept.state, kept.revision);
+  }
   co_return Status();
 }
 

@@ -158,9 +158,11 @@ class Server(Process):
             self.wait_event("server.ready")
         return self
 
-    def call(self, method, path):
+    def call(self, method, path, body=None):
         """Status and body of one REST call."""
-        request = urllib.request.Request(f"http://{self.api}{path}", method=method)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{self.api}{path}", method=method, data=data, headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=DEADLINE_SECONDS) as reply:

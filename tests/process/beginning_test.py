@@ -1,0 +1,82 @@
+"""A server that reads what it goes on from, or begins with. beginning_test.py BIN_DIR"""
+
+import signal
+
+from cluster import DONE, ClusterTest, main, wait_for
+
+
+class Beginning(ClusterTest):
+    """A server that goes on from a checkpoint, while it reads that."""
+
+    def begin(self):
+        server = self.server("--rounds", 3, "--exit-when-finished")
+        self.assert_exit(DONE, self.worker(server, "w0"), server)
+        self.hold = self.folder / "hold"
+        self.hold.write_text("")
+        self.addCleanup(lambda: self.hold.unlink(missing_ok=True))
+        environment = {"CENTROID_TEST_HOLD": f"checkpoint.reading:{self.hold}"}
+        arguments = ["--optimizer", "sgd", "--lr", "0.05", "--rounds", 0, "--resume"]
+        return self.launch_server(*arguments, name="again", environment=environment).wait_open()
+
+    def reading(self, server, seconds=0):
+        """Its wait for the checkpoint, once that has lasted so long."""
+
+        def find():
+            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "checkpoint"]
+            return next((wait for wait in waits if wait["seconds"] >= seconds), None)
+
+        return wait_for(find, f"a wait of {seconds} s for the checkpoint")
+
+    def test_who_comes_is_told_and_who_waits_stays(self):
+        server = self.begin()
+        self.assertRegex(self.reading(server)["what"], r"checkpoint-.* is read, \d+ bytes")
+        self.assertEqual(server.call("GET", "/livez")[0], 200)
+        status, body = server.call("GET", "/readyz")
+        self.assertEqual(status, 503)
+        self.assertIn("is read", body)
+        self.assertEqual([wait["for_whom"] for wait in server.get("/v1/waits")["waits"]], ["checkpoint"])
+        self.assertIn("is read", server.cluster()["state_reason"])
+        for path in ("/v1/job:pause", "/v1/job:stop", "/v1/checkpoints", "/v1/checkpoints/3:restore"):
+            status, refusal = server.post(path)
+            self.assertEqual(status, 503, refusal)
+            self.assertIn("the server begins", refusal["detail"])
+        worker = self.worker(server, "w1", "--join-timeout", 500)
+        worker.wait_event("server.unreachable", why="is read")
+        server.wait_event("member.refused", worker="w1", why="the server begins: checkpoint")
+        # It stays for as long as it is told why.
+        self.reading(server, seconds=self.reading(server)["seconds"] + 4)
+        self.assertTrue(worker.is_running(), worker.text())
+        self.hold.unlink()
+        server.wait_more_rounds()
+        self.assertEqual(server.events("server.ready")[0]["round"], 4)
+        self.assertEqual(server.call("GET", "/readyz")[0], 200)
+        self.assertTrue(worker.is_running())
+
+    def test_sigterm_ends_it_at_once(self):
+        server = self.begin()
+        self.reading(server)
+        server.send(signal.SIGTERM)
+        self.assertEqual(server.exit_status(seconds=20), DONE, server.text())
+        self.assertEqual(server.events("server.ready"), [])
+        again = self.launch_server("--optimizer", "sgd", "--lr", "0.05", "--rounds", 3, "--resume", name="third").wait_ready()
+        self.assertEqual(again.cluster()["version"], 4)
+
+    def test_a_setting_that_is_changed_meanwhile_holds(self):
+        server = self.begin()
+        self.reading(server)
+        status, body = server.call("PATCH", "/v1/config", {"lease": "25s"})
+        self.assertEqual(status, 503, body)
+        self.assertIn("the server begins", body)
+        status, body = server.call("PATCH", "/v1/config", {"log.level": "debug", "api.rate": 500})
+        self.assertEqual(status, 200, body)
+        self.hold.unlink()
+        server.wait_event("server.ready")
+        server.kill()
+        again = self.server("--resume", name="third")
+        settings = again.get("/v1/config")
+        shown = {name: (settings[name]["value"], settings[name]["origin"]) for name in ("log.level", "api.rate")}
+        self.assertEqual(shown, {"log.level": ("debug", "rest"), "api.rate": (500, "rest")})
+
+
+if __name__ == "__main__":
+    main()
