@@ -34,10 +34,12 @@ DataPosition Cluster::next_position() const {
 /// Everything that the bits of a replay depend on, beside the journal and the checkpoint.
 std::string Cluster::journal_terms() const {
   const OptimizerConfig& o = config_.optimizer;
+  // The rate is the one of the rounds, which may not be the one that is wanted from the next on.
+  const OptimizerConfig& used = store_ ? store_->optimizer().config() : o;
   return "apply=" + std::string(config_.applies_on_worker() ? "worker" : "server") +
          " codec_down=" + config_.codec_down + " seed=" + std::to_string(config_.seed) +
-         " optimizer=" + o.name + " learning_rate=" + exact(o.learning_rate) +
-         " schedule=" + o.schedule + " clip_norm=" + exact(o.clip_norm) +
+         " optimizer=" + o.name + " learning_rate=" + exact(used.learning_rate) +
+         " schedule=" + used.schedule + " clip_norm=" + exact(o.clip_norm) +
          " momentum=" + exact(o.momentum) + " beta1=" + exact(o.beta1) +
          " beta2=" + exact(o.beta2) + " epsilon=" + exact(o.epsilon) +
          " weight_decay=" + exact(o.weight_decay) + " l1=" + exact(o.l1) +

@@ -132,10 +132,6 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  if (is_other_rate && config_.keeps_journal())
-    return refuse(
-        "optimizer: the journal can only be replayed with the rate it was written with: stop the "
-        "job, which writes a checkpoint, and resume it with the new one");
   CENTROID_TRY(log::parse_level(config_.log_level));
   return {};
 }
@@ -153,6 +149,7 @@ Task<void> Cluster::apply_changes() {
   auto optimizer = make_optimizer(config_.optimizer);
   CENTROID_CHECK(optimizer.ok());  // `finish` has looked
   store_->set_optimizer(std::move(optimizer).value());
+  journal_.begin_anew();  // each segment is replayed with its own
   if (!spread_.has_others()) co_return;
   proto::OptimizerChange change;
   change.learning_rate = config_.optimizer.learning_rate;

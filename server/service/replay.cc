@@ -29,6 +29,38 @@ Error mismatch(const std::string& folder, const std::string& why) {
   return {ErrorCode::kFailedPrecondition, "journal " + folder + ": " + why};
 }
 
+/// Take the rate out of a segment's terms (Cluster::journal_terms). None: they are no such text.
+std::optional<Replay::Rate> take_rate(std::string& terms) {
+  constexpr std::string_view kRate = " learning_rate=", kSchedule = " schedule=",
+                             kBehind = " clip_norm=";
+  const std::size_t begin = terms.find(kRate);
+  const std::size_t middle = begin == std::string::npos ? begin : terms.find(kSchedule, begin);
+  const std::size_t end = middle == std::string::npos ? middle : terms.find(kBehind, middle);
+  if (end == std::string::npos) return std::nullopt;
+  const std::string number = terms.substr(begin + kRate.size(), middle - begin - kRate.size());
+  char* stop = nullptr;
+  Replay::Rate rate;
+  rate.learning_rate = std::strtod(number.c_str(), &stop);
+  if (number.empty() || *stop != '\0') return std::nullopt;
+  rate.schedule = terms.substr(middle + kSchedule.size(), end - middle - kSchedule.size());
+  terms.erase(begin, end - begin);
+  return rate;
+}
+
+Replay::Rate rate_of(const OptimizerConfig& config) {
+  return {config.learning_rate, config.schedule};
+}
+
+Status use_rate(ParameterStore& store, const Replay::Rate& rate) {
+  OptimizerConfig wanted = store.optimizer().config();
+  if (rate_of(wanted) == rate) return {};
+  wanted.learning_rate = rate.learning_rate;
+  wanted.schedule = rate.schedule;
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(wanted));
+  store.set_optimizer(std::move(optimizer));
+  return {};
+}
+
 }  // namespace
 
 Status Cluster::check_replay(const journal::Base& base) const {
@@ -36,14 +68,19 @@ Status Cluster::check_replay(const journal::Base& base) const {
   if (base.run_id != run_id_)
     return mismatch(folder, "it belongs to run '" + base.run_id + "', the checkpoint to '" +
                                 run_id_ + "': move the journal away to go on without it");
-  const std::string& terms = replay_->terms;
-  if (base.terms != terms || base.plan_hash != store_->plan().hash())
-    return mismatch(
+  std::string then = base.terms, now = replay_->terms;
+  const auto rate = take_rate(then);
+  (void)take_rate(now);
+  replay_->rate = rate.value_or(Replay::Rate());
+  replay_->mismatch.reset();
+  if (!rate || then != now || base.plan_hash != store_->plan().hash())
+    replay_->mismatch = mismatch(
         folder,
         "it was written with other settings, with which its rounds have other bits: resume "
-        "with the old ones until there is a checkpoint (a stop writes one). They were: " +
-            base.terms + (base.terms == terms ? ", and another chunk_bytes" : "") +
-            "; now: " + terms);
+        "with the old ones until there is a checkpoint (a stop writes one); learning_rate and "
+        "schedule may be others. They were: " +
+            base.terms + (then == now ? ", and another chunk_bytes" : "") +
+            "; now: " + replay_->terms);
   if (base.round.value >= round_.value)
     return mismatch(folder, "its segment begins after round " + to_string(base.round) +
                                 ", the checkpoint ends at round " +
@@ -105,16 +142,23 @@ Status Cluster::read_round() {
       replay.route = {};  // it stands behind the base anew
       if (!replay.is_at_gap) CENTROID_TRY(check_replay(*base));
     } else if (const auto* route = std::get_if<journal::Route>(&*record)) {
+      if (replay.mismatch) continue;
       if (route->owners.size() != replay.has.size())
         return mismatch(config_.journal_dir, "a route of " + std::to_string(route->owners.size()) +
                                                  " chunks, the model has " +
                                                  std::to_string(replay.has.size()));
       replay.route = *route;
     } else if (const auto* chunk = std::get_if<journal::Reader::Chunk>(&*record)) {
+      if (replay.mismatch) {
+        replay.reader.skip();
+        continue;
+      }
       CENTROID_ASSIGN(const bool is_sound, read_chunk(chunk->head));
       if (!is_sound) break;
     } else if (const auto* end = std::get_if<journal::Reader::End>(&*record)) {
-      if (end->head.round >= round_) replay.end = *end;
+      if (end->head.round < round_) continue;
+      if (replay.mismatch) return *replay.mismatch;
+      replay.end = *end;
     }
   }
   return {};
@@ -310,6 +354,12 @@ Task<Status> Cluster::finish_replay() {
   fault::point("journal.replayed");
   const double elapsed = std::chrono::duration<double>(clock_.now() - replay->begin).count();
   held_position_ = position();
+  const Replay::Rate wanted = rate_of(config_.optimizer);
+  const double was = store_->optimizer().config().learning_rate;
+  if (rate_of(store_->optimizer().config()) != wanted)
+    log::info("optimizer.rate_changed",
+              {{"from", was}, {"to", wanted.learning_rate}, {"schedule", wanted.schedule}});
+  CENTROID_CO_TRY(use_rate(*store_, wanted));
   log::info("journal.replayed",
             {{"rounds", round_.value - replay->first.value},
              {"round", round_.value - 1},
@@ -323,6 +373,7 @@ Task<Status> Cluster::finish_replay() {
 /// The round's numbers are in the spare plane.
 Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
   const std::vector<Chunk>& chunks = fragment().chunks;
+  CENTROID_CO_TRY(use_rate(*store_, replay_->rate));
   std::size_t turn = 0;
   if (replies_) {
     CENTROID_CO_TRY(co_await replay_replies(commit.generation));

@@ -15,10 +15,20 @@ namespace centroid::server {
 /// servers, which may have to be waited for. So a round is replayed whole, and replay ends at one
 /// version: that of the last round that the leader's journal has as committed.
 struct Replay {
+  /// Of the optimizer's steps. It may change between two rounds, and each segment has its own.
+  struct Rate {
+    double learning_rate = 0;
+    std::string schedule;
+    bool operator==(const Rate&) const = default;
+  };
   explicit Replay(const std::filesystem::path& folder) : reader(folder) {}
 
   journal::Reader reader;
-  std::string terms;      ///< that its rounds must have been written with, from before it began
+  std::string terms;  ///< that its rounds must have been written with, from before it began
+  Rate rate;          ///< of the present segment
+  /// Why rounds of the present segment cannot be replayed; those that the checkpoint has may stand
+  /// there.
+  std::optional<Error> mismatch;
   journal::Route route;   ///< present; without servers: all chunks are in this journal
   std::vector<bool> has;  ///< by chunk: of the present attempt
   std::size_t count = 0;  ///< of them

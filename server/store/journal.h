@@ -48,6 +48,8 @@ class Journal {
 
   /// A checkpoint of the state after `round` has begun: segments follow it.
   void checkpoint_begins(Round round);
+  /// The next attempt begins a segment of its own: what a replay needs to know has changed.
+  void begin_anew() { rotates_ = true; }
   void checkpoint_written(Round round);
   /// The server stops: what cannot be written is not waited for any more.
   void give_up();

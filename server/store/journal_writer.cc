@@ -327,7 +327,7 @@ Status JournalWriter::open_segment(const journal::Base& base) {
   journal::Base full = base;
   full.follows_gap = is_broken;
   if (file_ && !parts_.empty() && parts_.back().path == path &&
-      parts_.back().last == base.round.value && !full.follows_gap)
+      parts_.back().last == base.round.value && !full.follows_gap && base.terms == terms_)
     return {};  // no round in it yet
   std::error_code ignored;
   fs::remove(path, ignored);
@@ -353,6 +353,7 @@ Status JournalWriter::open_segment(const journal::Base& base) {
   const std::lock_guard lock(mutex_);
   std::erase_if(parts_, [&](const Part& part) { return part.path == path; });
   take_file(std::move(created), {path, base.round.value, base.round.value, bytes.size()});
+  terms_ = base.terms;
   is_broken_ = false;
   trouble_.clear();
   return {};

@@ -91,7 +91,8 @@ class JournalWriter final : private LogWriter {
   std::deque<Job> jobs_;  // under the lock, as the next
   std::uint64_t asked_ = 0, done_ = 0;
   std::size_t queued_bytes_ = 0;
-  journal::Route route_;  // the writer's thread only
+  journal::Route route_;  // the writer's thread only, as the next
+  std::string terms_;     // of the present segment
 };
 
 }  // namespace centroid::server

@@ -337,6 +337,47 @@ class Restore(ClusterTest):
         self.assertTrue(worker.is_running())
 
 
+class Rates(DurabilityTest):
+    """The learning rate may change between two rounds: each is replayed with the one it was made with."""
+
+    def test_of_servers_that_were_started_with_others(self):
+        stages = (("0.05", 8), ("0.01", 18), ("0.02", ROUNDS))
+        for lr, goal in stages:
+            resume = ["--resume"] if goal > stages[0][1] else []
+            server = self.launch("whole", "--lr", lr, *resume, rounds=goal, name=f"whole-{goal}").wait_ready()
+            self.assert_exit(DONE, *self.workers(server, f"whole-{goal}"), server)
+        expected = state_bytes(self.checkpoints("whole")[-1])
+
+        common = [*JOURNAL, "--checkpoint-every", 1000]
+        first = self.start("run", *common, "--lr", "0.05", name="first", environment={"CENTROID_TEST_FAULT": "round.committed:8"})
+        workers = self.workers(first, "run")
+        self.assertEqual(first.exit_status(), -signal.SIGKILL, first.text())
+        environment = {"CENTROID_TEST_FAULT": "round.committed:10"}
+        second = self.launch("run", "--resume", *common, "--lr", "0.01", name="second", listen=first.data, environment=environment)
+        self.assertEqual(second.exit_status(), -signal.SIGKILL, second.text())
+        third = self.launch("run", "--resume", *common, "--lr", "0.02", name="third", listen=first.data)
+        self.assert_exit(DONE, *workers, third)
+        self.assertEqual(third.events("journal.replayed")[0]["rounds"], 18)
+        self.assertEqual(state_bytes(self.checkpoints("run")[-1]), expected)
+
+    def test_of_a_server_whose_operator_changed_it(self):
+        common = [*JOURNAL, "--checkpoint-every", 1_000_000, "--rounds", 0]
+        server = self.start("run", *common)
+        self.workers(server, "run")
+        server.wait_round(10)
+        status, body = server.call("PATCH", "/v1/config", {"optimizer.learning_rate": 0.001})
+        self.assertEqual(status, 200, body)
+        server.wait_more_rounds(10)
+        self.assertEqual(server.post("/v1/job:pause")[0], 202)
+        server.wait_cluster("a pause", lambda view: view["state"] == "paused")
+        before = server.get("/v1/parameters")["parameters"]
+        server.kill()
+        again = self.launch("run", "--resume", *common, name="again", listen=server.data).wait_ready()
+        self.assertGreaterEqual(again.events("journal.replayed")[0]["rounds"], 20)
+        self.assertEqual(again.get("/v1/parameters")["parameters"], before)
+        self.assertEqual(again.cluster()["learning_rate"], 0.001)
+
+
 class Readers(ClusterTest):
     """Who looks at checkpoints while one is written, verified or deleted."""
 
@@ -503,7 +544,16 @@ class Damage(DurabilityTest):
 
     def test_other_settings_are_refused(self):
         self.killed()
-        self.assert_status(self.resume("--lr", "0.1"), USAGE, "learning_rate=0.05", "other settings")
+        self.assert_status(self.resume("--clip-norm", "0.1"), USAGE, "clip_norm=0 ", "other settings")
+
+    def test_other_settings_are_taken_when_the_checkpoint_has_all_rounds(self):
+        server = self.start("run", *JOURNAL, rounds=0)
+        workers = self.workers(server, "run")
+        server.wait_round(CHECKPOINT_EVERY + 2)
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, *workers, server)
+        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again")
+        self.assert_exit(DONE, *self.workers(again.wait_ready(), "again"), again)
 
     def test_used_folder_without_resume(self):
         for path in self.killed():

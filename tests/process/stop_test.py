@@ -331,7 +331,7 @@ class Halt(StopTest):
         self.assert_trains(self.again(server), ("v0", "v1"))
 
     def test_a_lower_learning_rate_said_to_it_holds_when_it_goes_on(self):
-        for way, *arguments in (("server",), ("worker", "--apply", "worker")):
+        for way, *arguments in (("server",), ("worker", "--apply", "worker"), ("journal", "--journal", "on")):
             with self.subTest(way):
                 server = self.halted(*arguments, name=way, run=way)
                 self.assert_halted(server)
@@ -344,6 +344,18 @@ class Halt(StopTest):
                 self.assertEqual((rate["value"], rate["origin"]), (0.001, "rest"))
                 self.assertEqual(again.cluster()["learning_rate"], 0.001)
                 again.kill()
+
+    def test_with_a_journal_it_is_started_with_other_settings_too(self):
+        for number, arguments in enumerate(([], ["--clip-norm", 1])):
+            with self.subTest(arguments):
+                places = {"run": f"run-{number}"}
+                server = self.halted("--journal", "on", name=f"server-{number}", **places)
+                self.assert_halted(server)
+                server.kill()
+                again = self.again(server, "--journal", "on", *arguments, name=f"again-{number}", **places)
+                self.assert_halted(again)
+                self.assertEqual(again.post("/v1/job:resume")[0], 202)
+                self.assert_trains(again, (f"v0{number}", f"v1{number}"))
 
     def test_who_starts_a_server_that_left_means_to_go_on(self):
         server = self.halted("--exit-when-finished")
