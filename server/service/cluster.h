@@ -309,11 +309,11 @@ class Cluster final : public ControlPlane {
   bool is_initial_from(const Link& link) const;
   Task<Status> load_checkpoint();
   Task<Status> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
-  Status load_initial_file();
+  Task<Status> load_initial_file();
   MemoryQuestion memory_question() const;
   std::uint64_t expected_workers() const;
   Status check_tables_room();
-  Status load_rows();
+  Task<Status> load_rows();
   Status prepare_rows();
   Task<Status> checkpoint_of_rows();
   Status start_rows_journal();

@@ -25,15 +25,28 @@ Status Cluster::check_tables_room() {
   return {};
 }
 
-/// After `load_checkpoint`.
-Status Cluster::load_rows() {
-  if (resumed_from_) {
-    CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
-    CENTROID_TRY(rows_.restore(resumed_from_->path, files));
-  }
-  CENTROID_TRY(rows_.replay(config_.journal_dir, run_id_));
-  if (!rows_.has_tables()) return {};
-  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
+/// After `load_checkpoint`. Files are read by the blocking thread, which has the tables while it
+/// does: this one answers meanwhile, and takes nobody in.
+Task<Status> Cluster::load_rows() {
+  const Raised loading(is_loading_, changed_);
+  const char* const what = "the tables of sparse rows are read";
+  if (is_beginning() && rows_.has_tables()) set_phase(phase_, what);
+  const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what);
+  const auto run_id = std::make_shared<std::string>(run_id_);
+  auto read = [this, run_id]() -> Status {
+    if (resumed_from_) {
+      CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
+      CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+    }
+    return rows_.replay(config_.journal_dir, *run_id);
+  };
+  rows_.begin_reading();
+  const Status done = co_await run_on(blocking_, std::move(read));
+  rows_.end_reading();
+  CENTROID_CO_TRY(done);
+  run_id_ = *run_id;
+  if (!rows_.has_tables()) co_return Status();
+  co_return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
 }
 
 /// With `servers` above 1 they lie on all of them.

@@ -1,26 +1,41 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
 
-Status Cluster::load_initial_file() {
+/// By the blocking thread: this one answers meanwhile. No member may join (`is_loading_`): the
+/// store is there, without values.
+Task<Status> Cluster::load_initial_file() {
   const std::string where = "init " + config_.init;
-  auto reader = SafetensorsReader::open(config_.init);
-  if (!reader.ok()) return std::move(reader).error().with_context(where);
-  CENTROID_TRY(make_store(reader->manifest()));
-  for (const Chunk& chunk : store_->plan().chunks()) {
-    const std::string& name = store_->plan().manifest()[chunk.tensor.value].name;
-    const Status read = reader->read(name, chunk.offset * sizeof(float),
-                                     std::as_writable_bytes(store_->initial(chunk)));
-    if (!read.ok()) return read.error().with_context(where);
-  }
+  const Raised loading(is_loading_, changed_);
+  const std::string what = config_.init + " is read";
+  if (is_beginning()) set_phase(phase_, what);
+  const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "init", what.c_str());
+  auto open = [path = config_.init] {
+    return std::make_shared<Result<SafetensorsReader>>(SafetensorsReader::open(path));
+  };
+  const auto file = co_await run_on(blocking_, std::move(open));
+  if (!file->ok()) co_return std::move(*file).error().with_context(where);
+  CENTROID_CO_TRY(make_store((*file)->manifest()));
+  auto read = [store = store_.get(), file]() -> Status {
+    fault::point("init.reading");
+    for (const Chunk& chunk : store->plan().chunks()) {
+      const std::string& name = store->plan().manifest()[chunk.tensor.value].name;
+      CENTROID_TRY((*file)->read(name, chunk.offset * sizeof(float),
+                                 std::as_writable_bytes(store->initial(chunk))));
+    }
+    return {};
+  };
+  Status done = co_await run_on(blocking_, std::move(read));
+  if (!done.ok()) co_return std::move(done).error().with_context(where);
   store_->initialize();
   log::info("store.initialised", {{"from", config_.init}});
-  return {};
+  co_return Status();
 }
 
 /// Have rank 0 send its initial values; true when the store is initialised.

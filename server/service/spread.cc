@@ -408,7 +408,7 @@ Task<Result<bool>> Cluster::recover_servers() {
     round_ = Round(1);
     epoch_ = offset_ = steps_before_ = 0;
     returned_.clear();
-    if (config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
+    if (config_.init != "first-worker") CENTROID_CO_TRY(co_await load_initial_file());
   }
   next_attempt_ = 0;
   await_members_again();

@@ -43,7 +43,7 @@ Task<Status> Cluster::prepare() {
   if (config_.resume) {
     CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(prepare_rows());
-    if (!rows_servers_) CENTROID_CO_TRY(load_rows());
+    if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
     CENTROID_CO_TRY(begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
       if (is_beginning()) set_phase(phase_, "the journal is replayed");
@@ -72,7 +72,7 @@ Task<Status> Cluster::prepare() {
   co_await heed_stop();
   if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
   if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
-  if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(load_initial_file());
+  if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(co_await load_initial_file());
   if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
   phase_since_ = clock_.now();
   is_prepared_ = true;

@@ -236,6 +236,7 @@ Status RowsService::check_room(const RowTable& table, std::span<const std::uint6
 }
 
 std::vector<TableView> RowsService::views() const {
+  if (is_reading_) return before_;
   std::vector<TableView> views;
   const std::lock_guard lock(tables_->mutex);
   for (const RowTable& table : tables_->tables) {
@@ -289,6 +290,7 @@ void RowsService::waits(std::vector<WaitView>& views) const {
 }
 
 void RowsService::tick() {
+  if (is_reading_) return;
   const TimePoint now = clock_.now();
   for (Client* const client : clients_) {
     if (client->id != 0) gone_.erase(client->id);

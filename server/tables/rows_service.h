@@ -114,6 +114,13 @@ class RowsService {
   /// failed_precondition: a table that the settings do not have, or have otherwise; or journals of
   /// other servers, which are not here, have more.
   Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
+  /// Another thread does that, and `replay`: until `end_reading` there are no clients, and views
+  /// show what was there before.
+  void begin_reading() {
+    before_ = views();
+    is_reading_ = true;
+  }
+  void end_reading() { is_reading_ = false; }
 
   // several servers
   /// Rows of these buckets of keys lie here, on server `self` of the route; of max_bytes the same
@@ -275,6 +282,8 @@ class RowsService {
   std::uint16_t self_ = 0;
   std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
   std::string held_;
+  bool is_reading_ = false;
+  std::vector<TableView> before_;
   std::function<Status()> leads_;
   Moves moves_;
   std::vector<std::uint64_t> claims_;  ///< by bucket

@@ -1,8 +1,15 @@
 """A server that reads what it goes on from, or begins with. beginning_test.py BIN_DIR"""
 
 import signal
+import struct
 
 from cluster import DONE, ClusterTest, main, wait_for
+from rows_test import OPEN, RowsClient
+from wire import REQUEST, connect, header, hello, read_frame, text
+
+
+class EmbClient(RowsClient):
+    names = ("emb",)
 
 
 class Beginning(ClusterTest):
@@ -76,6 +83,58 @@ class Beginning(ClusterTest):
         settings = again.get("/v1/config")
         shown = {name: (settings[name]["value"], settings[name]["origin"]) for name in ("log.level", "api.rate")}
         self.assertEqual(shown, {"log.level": ("debug", "rest"), "api.rate": (500, "rest")})
+
+    def held(self, point):
+        """The environment of a server that stops there, and the file that it waits for to go."""
+        self.hold = self.folder / "hold"
+        self.hold.write_text("")
+        self.addCleanup(lambda: self.hold.unlink(missing_ok=True))
+        return {"CENTROID_TEST_HOLD": f"{point}:{self.hold}"}
+
+    def assert_answers(self, server, why):
+        wait_for(lambda: why in server.cluster()["state_reason"], f"a server of which {why}")
+        self.assertEqual(server.call("GET", "/livez")[0], 200)
+        status, body = server.call("GET", "/readyz")
+        self.assertEqual(status, 503)
+        self.assertIn(why, body)
+        wait_for(lambda: why in [wait["what"] for wait in server.get("/v1/waits")["waits"]], f"a wait: {why}")
+
+    def test_tables_are_read_beside_what_is_asked(self):
+        arguments = ["--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros", "--journal", "on"]
+        server = self.server(*arguments)
+        client = EmbClient(server.data, 1)
+        client.push("emb", 1, [3, 4], [1, 2, 3, 4])
+        rows = client.pull("emb", [3, 4])
+        client.close()
+        server.kill()
+        environment = self.held("rows_journal.replayed")
+        again = self.launch_server(*arguments, "--resume", name="again", environment=environment).wait_open()
+        self.assert_answers(again, "the tables of sparse rows are read")
+        self.assertEqual([table["rows"] for table in again.get("/v1/tables")["tables"]], [0])
+        with connect(again.data) as peer:
+            peer.sendall(hello(name="rows-2"))
+            read_frame(peer)
+            head = struct.pack("<Q", 2) + text("emb")
+            peer.sendall(header(OPEN, REQUEST, head, 0, 1) + head)
+            self.assertIn(b"the server begins", read_frame(peer)[2])
+        self.hold.unlink()
+        again.wait_ready()
+        client = EmbClient(again.data, 3)
+        self.assertEqual(client.pull("emb", [3, 4]), rows)
+        client.close()
+        self.assertEqual([table["rows"] for table in again.get("/v1/tables")["tables"]], [2])
+
+    def test_the_first_model_is_read_beside_what_is_asked(self):
+        server = self.server("--rounds", 3, "--exit-when-finished")
+        self.assert_exit(DONE, self.worker(server, "w0"), server)
+        model = self.checkpoints()[-1] / "model.safetensors"
+        arguments = ["--init", model, "--rounds", 3, "--exit-when-finished"]
+        again = self.launch_server(*arguments, name="again", run="again", environment=self.held("init.reading")).wait_open()
+        self.assert_answers(again, f"{model} is read")
+        worker = self.worker(again, "w1")
+        again.wait_event("member.refused", worker="w1", why="the server begins")
+        self.hold.unlink()
+        self.assert_exit(DONE, worker, again)
 
 
 if __name__ == "__main__":

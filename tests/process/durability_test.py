@@ -110,7 +110,7 @@ class Kill(DurabilityTest):
         expected = self.whole("whole", *arguments, environment=environment)
         names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
         # What a first run does not reach, a second does.
-        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading", "checkpoint.verifying"})
+        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading", "checkpoint.verifying", "init.reading"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):
