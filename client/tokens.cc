@@ -24,6 +24,18 @@ int list_tokens(const Session& session) {
   return kExitDone;
 }
 
+/// Shard servers that are to be told of a change yet.
+void warn_of_unaware(const Json& answer) {
+  std::string names;
+  for (const Json& one : answer.value("not_yet_on", Json::array()))
+    names.append(names.empty() ? "" : ", ").append(one.get<std::string>());
+  if (!names.empty())
+    std::fprintf(stderr,
+                 "not known yet on %s, which did not answer; they are told again: `centroidctl "
+                 "servers --json`, knows_tokens\n",
+                 names.c_str());
+}
+
 int create_token(const Session& session, const std::string& name, const std::string& role,
                  double hours) {
   Json body;
@@ -36,6 +48,7 @@ int create_token(const Session& session, const std::string& name, const std::str
     std::printf("%s\n", answer->dump().c_str());
   else
     std::printf("%s\n", text_of(*answer, "secret").c_str());
+  warn_of_unaware(*answer);
   return kExitDone;
 }
 
@@ -44,6 +57,7 @@ int revoke_token(const Session& session, const std::string& name) {
   if (!answer.ok()) return complain(answer.error());
   std::printf("%s\n",
               session.style.is_json ? answer->dump().c_str() : (name + " is revoked").c_str());
+  warn_of_unaware(*answer);
   return kExitDone;
 }
 

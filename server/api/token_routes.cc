@@ -72,9 +72,10 @@ Reply post_token(Services services, Call call) {
       };
   auto created = co_await when_free(services.blocking, std::move(create));
   if (!created->ok()) co_return created->error();
-  co_await services.control.share_tokens();
+  const auto unaware = co_await services.control.share_tokens();
   Json out = to_json_object((*created)->info);
   out["secret"] = (*created)->secret;
+  out["not_yet_on"] = unaware;
   co_return json_response(out, 201);
 }
 
@@ -85,10 +86,11 @@ Reply delete_token(Services services, Call call) {
   };
   const auto revoked = co_await when_free(services.blocking, std::move(revoke));
   CENTROID_CO_TRY(*revoked);
-  co_await services.control.share_tokens();
+  const auto unaware = co_await services.control.share_tokens();
   Json out;
   out["action"] = "revoke";
   out["name"] = name;
+  out["not_yet_on"] = unaware;
   co_return json_response(out);
 }
 

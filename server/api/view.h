@@ -165,6 +165,7 @@ struct ServerView {
   std::uint64_t staged_bytes = 0, bytes_in = 0, bytes_out = 0, workers = 0;
   double merge_seconds = 0;  ///< a round, on average
   std::string trouble;       ///< of its journal
+  bool knows_tokens = true;  ///< the named tokens as they are now
   std::string version;       ///< of its program; empty: it has not said
   /// Of the leader's clock; NaN: not known.
   double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
@@ -192,8 +193,9 @@ class ControlPlane {
   virtual Task<std::vector<ServerView>> servers() = 0;
   /// not_found, failed_precondition (the leader)
   virtual Task<Status> drain_server(const std::string& name) = 0;
-  /// Named tokens have changed: returns when the other servers know, or after two seconds.
-  virtual Task<void> share_tokens() = 0;
+  /// Named tokens have changed: returns when the other servers know, or after two seconds with the
+  /// names of those that do not.
+  virtual Task<std::vector<std::string>> share_tokens() = 0;
   virtual Task<std::vector<CheckpointView>> checkpoints() = 0;
   virtual Task<std::vector<TableView>> tables() = 0;
   virtual Task<Result<CheckpointView>> make_checkpoint() = 0;  ///< written before it returns

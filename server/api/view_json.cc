@@ -161,7 +161,7 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 nlohmann::ordered_json to_json_object(const ServerView& view) {
   const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
                joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
-               workers, merge_seconds, trouble, version, clock_ahead_seconds,
+               workers, merge_seconds, trouble, knows_tokens, version, clock_ahead_seconds,
                certificate_expires_unix_seconds, disk_free_bytes, disk_total_bytes, api,
                seen_unix_seconds] = view;
   nlohmann::ordered_json out;
@@ -183,6 +183,7 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["workers"] = workers;
   out["merge_seconds"] = merge_seconds;
   out["trouble"] = trouble;
+  out["knows_tokens"] = knows_tokens;
   out["version"] = version;
   out["clock_ahead_seconds"] = clock_ahead_seconds;
   out["certificate_expires_unix_seconds"] = certificate_expires_unix_seconds;

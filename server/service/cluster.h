@@ -89,7 +89,7 @@ class Cluster final : public ControlPlane {
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<ServerView>> servers() override;
   Task<Status> drain_server(const std::string& name) override;
-  Task<void> share_tokens() override;
+  Task<std::vector<std::string>> share_tokens() override;
   Task<std::vector<CheckpointView>> checkpoints() override;
   Task<std::vector<TableView>> tables() override;
   Task<Result<CheckpointView>> make_checkpoint() override;

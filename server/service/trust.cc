@@ -41,23 +41,31 @@ void Cluster::tell_tokens(ShardGroup::Link& server) {
 Task<void> Cluster::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
   auto head = proto::encode(joining_tokens_());
   server->tokens = head;
+  server->knows_tokens = false;
   const TimePoint limit = clock_.now() + kTokensTold;
-  const auto told =
-      co_await shards_.ask(server, proto::ServersKind::kTokens, std::move(head), Bytes(), limit);
-  if (told.ok() || server->is_gone()) co_return;
+  const auto told = co_await shards_.ask(server, proto::ServersKind::kTokens, head, Bytes(), limit);
+  if (server->is_gone()) co_return;
+  if (told.ok()) {
+    server->knows_tokens = server->tokens == head;  // else others are on their way
+    co_return;
+  }
   server->tokens.clear();
   log::warn("tokens.not_told", {{"server", server->name}, {"why", told.error()}});
 }
 
-Task<void> Cluster::share_tokens() {
-  auto all = [](Cluster* self) -> Task<void> {
-    if (!self->joining_tokens_) co_return;
+Task<std::vector<std::string>> Cluster::share_tokens() {
+  auto all = [](Cluster* self) -> Task<std::vector<std::string>> {
+    std::vector<std::string> unaware;
+    if (!self->joining_tokens_) co_return unaware;
     TaskGroup group(self->executor_);
     for (const auto& [name, server] : self->shards_.present())
       group.spawn(self->send_tokens(server));
     co_await group.join();
+    for (const auto& [name, server] : self->shards_.present())
+      if (!server->knows_tokens) unaware.push_back(name);
+    co_return unaware;
   };
-  co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
+  co_return co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
 }
 
 }  // namespace centroid::server

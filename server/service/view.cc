@@ -192,6 +192,8 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
 Task<std::vector<ServerView>> Cluster::servers() {
   auto read = [this] {
     std::vector<ServerView> views;
+    std::vector<std::byte> tokens;
+    if (joining_tokens_) tokens = proto::encode(joining_tokens_());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
       ServerView view;
       view.name = link == nullptr ? config_.leader_name() : link->name;
@@ -239,6 +241,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.workers = told.workers;
         if (told.rounds > 0) view.merge_seconds = told.merge_seconds / double(told.rounds);
         view.trouble = told.trouble;
+        view.knows_tokens = link->knows_tokens && link->tokens == tokens;
         view.version = link->version;
         view.clock_ahead_seconds = link->clock.ahead();
         view.disk_free_bytes = told.disk_free_bytes;
@@ -263,6 +266,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
       ServerView awaited;
       awaited.name = replay_->waits_for;
       awaited.state = "awaited";
+      awaited.knows_tokens = false;
       awaited.trouble = replay_->why;
       views.push_back(std::move(awaited));
     }

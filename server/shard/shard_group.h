@@ -37,6 +37,7 @@ class ShardGroup {
     };
     std::list<Work> work;
     std::vector<std::byte> tokens;  ///< told last
+    bool knows_tokens = false;      ///< has said that it has those
     double joined_unix_seconds = 0;
     ClockWatch clock;     ///< of its machine
     std::string version;  ///< of its program; empty: it has not said

@@ -66,7 +66,7 @@ class SampleControl final : public server::ControlPlane {
     views[0].state = "leader";
     co_return views;
   }
-  Task<void> share_tokens() override { co_return; }
+  Task<std::vector<std::string>> share_tokens() override { co_return std::vector<std::string>(); }
   Task<Status> drain_server(const std::string& name) override {
     co_return co_await act("drain server " + name);
   }

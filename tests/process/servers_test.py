@@ -193,11 +193,7 @@ class Loss(ServersTest):
 
 
 class Strangers(ServersTest):
-    def test_a_named_token_opens_all_servers_until_it_is_revoked(self):
-        secret = ["--token", "of-the-cluster"]
-        # A shard server reports four times a lease: what it knows earlier it was told for the call.
-        leader = self.leader(2, "--epochs", 1_000_000, "--min-workers", 1, "--api.token", "of-operators", "--lease", "120s", *secret)
-
+    def operator(self, leader):
         def operate(method, path, body=None):
             request = urllib.request.Request(f"http://{leader.api}{path}", method=method, data=body and json.dumps(body).encode())
             request.add_header("Authorization", "Bearer of-operators")
@@ -205,6 +201,37 @@ class Strangers(ServersTest):
             with urllib.request.urlopen(request, timeout=20) as reply:
                 return json.loads(reply.read() or "{}")
 
+        return operate
+
+    def test_who_is_silent_learns_of_a_token_when_it_is_back(self):
+        secret = ["--token", "of-the-cluster"]
+        leader = self.leader(2, "--api.token", "of-operators", "--lease", "12s", *secret)
+        shard = self.shard(leader, "b", *secret)
+        operate = self.operator(leader)
+
+        def knows():
+            return {one["name"]: one["knows_tokens"] for one in operate("GET", "/v1/servers")["servers"]}
+
+        wait_for(lambda: knows() == {"leader": True, "b": True}, "server b knows the tokens")
+        shard.send(signal.SIGSTOP)
+        made = operate("POST", "/v1/tokens", {"name": "t", "role": "worker"})
+        self.assertEqual(made["not_yet_on"], ["b"])
+        self.assertEqual(knows(), {"leader": True, "b": False})
+        shard.send(signal.SIGCONT)
+        wait_for(lambda: knows()["b"], "server b is told again")
+        endpoint = next(one["endpoint"] for one in operate("GET", "/v1/servers")["servers"] if one["name"] == "b")
+        with connect(endpoint) as peer:
+            peer.sendall(hello(name="x", token=made["secret"]))
+            self.assertFalse(read_frame(peer)[1] & ERROR)
+        self.assertEqual(operate("DELETE", "/v1/tokens/t")["not_yet_on"], [])
+        self.assertEqual(len(leader.events("server.joined")), 1, "it was here all the time")
+
+    def test_a_named_token_opens_all_servers_until_it_is_revoked(self):
+        secret = ["--token", "of-the-cluster"]
+        # A shard server reports four times a lease: what it knows earlier it was told for the call.
+        leader = self.leader(2, "--epochs", 1_000_000, "--min-workers", 1, "--api.token", "of-operators", "--lease", "120s", *secret)
+
+        operate = self.operator(leader)
         shard = self.shard(leader, "b", *secret)
         endpoint = wait_for(lambda: next((one["endpoint"] for one in operate("GET", "/v1/servers")["servers"] if one["name"] == "b"), None), "server b")
         tokens = {role: operate("POST", "/v1/tokens", {"name": role, "role": role})["secret"] for role in ("worker", "viewer")}
