@@ -131,7 +131,8 @@ std::uint64_t Cadence::room_for(std::span<const MemberId> members, const RoundDa
   return fits;
 }
 
-std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members, const RoundData& data) {
+std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members, const RoundData& data,
+                                         std::span<const MemberId> begin) {
   double slow = 0;
   for (const MemberId member : members) paces_.try_emplace(member);
   for (auto& [member, pace] : paces_) {  // also of those that begin at another time
@@ -158,7 +159,8 @@ std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members, cons
       steps[i] = std::clamp(steps[i], low, before + lead);
     }
     if (pace.used > 0) steps[i] = std::min(steps[i], std::max(least, slowest_makes) + lead);
-    pace.steps = pace.used > 0 ? steps[i] : 0;
+    if (begin.empty() || std::ranges::find(begin, members[i]) != begin.end())
+      pace.steps = pace.used > 0 ? steps[i] : 0;
   }
   return steps;
 }

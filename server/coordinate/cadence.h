@@ -66,8 +66,10 @@ class Cadence {
   /// An exchange took so long beyond the work of the slowest: tune the anchor.
   void exchanged(double seconds);
   /// Steps of each of `members` until the next average.
-  /// data  the anchor goes no further than there is data for a round of them all
-  std::vector<std::uint64_t> plan(std::span<const MemberId> members, const RoundData& data = {});
+  /// data   the anchor goes no further than there is data for a round of them all
+  /// begin  who of them makes these steps; the others begin at another time; none: all do
+  std::vector<std::uint64_t> plan(std::span<const MemberId> members, const RoundData& data = {},
+                                  std::span<const MemberId> begin = {});
 
   /// No growth of the anchor while it is held.
   void hold_growth(bool is_held);
@@ -89,7 +91,7 @@ class Cadence {
   struct Pace {
     SmoothedTime step;
     double used = 0;          ///< seconds a step that the plan counts with
-    std::uint64_t steps = 0;  ///< in the last plan; 0: none
+    std::uint64_t steps = 0;  ///< in the last plan by which it began; 0: none
   };
   double slowest() const;
   std::uint64_t room_for(std::span<const MemberId> members, const RoundData& data,

@@ -128,10 +128,11 @@ void Coordinator::round_over() {
 }
 
 std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members,
-                                             std::span<const double> busy, const RoundData& data) {
+                                             std::span<const double> busy, const RoundData& data,
+                                             std::span<const MemberId> begin) {
   if (!is_on()) return std::vector<std::uint64_t>(members.size(), options_.cadence.initial);
   if (options_.ratios.empty()) {
-    auto steps = cadence_.plan(members, data);
+    auto steps = cadence_.plan(members, data, begin);
     for (std::size_t rank = 0; rank < busy.size(); ++rank) {
       const double pace = cadence_.seconds_per_step(members[rank]);
       if (!(pace > 0) || !(busy[rank] > 0)) continue;

@@ -50,8 +50,10 @@ class Coordinator {
   /// busy  seconds that each of them is kept from its steps in that round (it evaluates, say): with
   ///       measured speeds it makes so many fewer, at least one; none: nobody is
   /// data  what there is for a round of them; none: there is no end of it
+  /// begin who of them begins now; none: all do
   std::vector<std::uint64_t> plan(std::span<const MemberId> members,
-                                  std::span<const double> busy = {}, const RoundData& data = {});
+                                  std::span<const double> busy = {}, const RoundData& data = {},
+                                  std::span<const MemberId> begin = {});
 
   /// Samples a second of each, members having batches of these sizes; all 0 while one is not known.
   std::vector<double> speeds(std::span<const MemberId> members,

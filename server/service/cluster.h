@@ -236,7 +236,7 @@ class Cluster final : public ControlPlane {
   // shares.cc: who trains what
   std::optional<std::size_t> evaluator(std::span<const MemberId> members) const;
   std::vector<std::uint64_t> wanted_samples(std::span<const MemberId> members);
-  std::uint64_t overshoot_samples(std::span<const MemberId> members);
+  std::uint64_t round_room(std::span<const MemberId> members);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
   void fit_to_epoch(std::vector<std::uint64_t>& wanted) const;
   std::uint64_t samples_left() const;

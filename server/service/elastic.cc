@@ -42,16 +42,19 @@ void Cluster::seat_waiting() {
 }
 
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
-/// the parts there are; none when the epoch is at its end.
+/// the parts there are, as far as a round of them all goes; none when that is at its end.
 void Cluster::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
   if (!policy_.is_elastic() || !attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
   proto::RoundOpen open = attempt_->opens.front();
   const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
-  const std::uint64_t end = agreed_->train_samples - offset_;
-  take_part(open,
-            returned_.is_empty() ? std::min(wanted, end - std::min(end, round_samples_)) : wanted);
+  std::vector<MemberId> members = attempt_->members;
+  std::erase_if(members, [this](MemberId id) { return !find(id); });
+  members.push_back(link.id);
+  const std::uint64_t room = round_room(members);
+  take_part(open, returned_.is_empty() ? std::min(wanted, room - std::min(room, round_samples_))
+                                       : wanted);
   hand_out(link, open);
   open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
   open.world = open.rank.value + 1;

@@ -20,48 +20,54 @@ std::optional<std::size_t> Cluster::evaluator(std::span<const MemberId> members)
   return static_cast<std::size_t>(first - members.begin());
 }
 
-/// Samples that each of the members is to have in a round, where there are so many.
+/// Samples that each of the members is to have in a round, where there are so many. Who begins at
+/// another time, with a policy that lets them, shares the data with these all the same.
 std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> members) {
-  const std::uint64_t most = agreed_->train_samples;
-  std::vector<double> busy(members.size(), 0);
-  if (const auto rank = evaluator(members); rank && members.size() > 1 && config_.local_steps > 1)
-    busy[*rank] = find(members[*rank])->evaluation.seconds();
-  std::vector<std::uint64_t> batches, samples;
-  for (const MemberId id : members) batches.push_back(find(id)->join.batch);
-  // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
-  const RoundData data{.batches = batches, .samples = most};
-  const std::vector<std::uint64_t> steps = coordinator_.plan(members, busy, data);
-  if (coordinator_.is_on() && config_.local_steps == 1) {  // one gradient: its size stays
+  const std::vector<MemberId> all = policy_.is_elastic()
+                                        ? roster_.ranked()
+                                        : std::vector<MemberId>(members.begin(), members.end());
+  const auto rank_of = [&](MemberId id) {
+    return static_cast<std::size_t>(std::ranges::find(all, id) - all.begin());
+  };
+  std::vector<std::uint64_t> batches;
+  for (const MemberId id : all) batches.push_back(find(id)->join.batch);
+  const bool is_one_gradient = coordinator_.is_on() && config_.local_steps == 1;
+  std::vector<double> planned;  // of all
+  if (is_one_gradient) {        // its size stays
     const std::uint64_t total = std::accumulate(batches.begin(), batches.end(), std::uint64_t{0});
-    if (members.size() == 1) return batches;
-    samples = partition(total - members.size(), coordinator_.speeds(members, batches));
-    for (std::uint64_t& count : samples) count = std::min(count + 1, most);
-    return samples;
+    for (const auto part : partition(total - all.size(), coordinator_.speeds(all, batches)))
+      planned.push_back(static_cast<double>(part + 1));
+  } else {
+    std::vector<double> busy(all.size(), 0);
+    if (const auto first = evaluator(members); first && all.size() > 1 && config_.local_steps > 1)
+      busy[rank_of(members[*first])] = find(members[*first])->evaluation.seconds();
+    // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
+    const RoundData data{.batches = batches, .samples = agreed_->train_samples};
+    const auto steps = coordinator_.plan(all, busy, data, members);
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      planned.push_back(static_cast<double>(batches[rank]) * static_cast<double>(steps[rank]));
   }
   // Nobody gets more than an epoch; the others then get less, too, so that all come at once.
-  double largest = 0;
-  const auto asked = [&](std::size_t rank) {
-    return static_cast<double>(batches[rank]) * static_cast<double>(steps[rank]);
-  };
-  for (std::size_t rank = 0; rank < members.size(); ++rank)
-    largest = std::max(largest, asked(rank));
-  const double limit = static_cast<double>(most), scale = largest > limit ? limit / largest : 1;
-  for (std::size_t rank = 0; rank < members.size(); ++rank)
-    samples.push_back(
-        std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::round(asked(rank) * scale))));
-  const double sum = std::accumulate(samples.begin(), samples.end(), 0.0),
+  const double limit = static_cast<double>(agreed_->train_samples),
+               largest = *std::ranges::max_element(planned),
+               scale = largest > limit ? limit / largest : 1,
+               sum = scale * std::accumulate(planned.begin(), planned.end(), 0.0),
                part = std::min(1.0, limit / sum);  // all rounds are so short
-  for (std::size_t rank = 0; rank < members.size(); ++rank)
-    find(members[rank])->wanted =
-        static_cast<double>(samples[rank]) * part / static_cast<double>(batches[rank]);
+  std::vector<std::uint64_t> samples;
+  for (const MemberId id : members) {
+    const double mine = std::max(std::round(planned[rank_of(id)] * scale), 1.0);
+    samples.push_back(static_cast<std::uint64_t>(mine));
+    if (!is_one_gradient)
+      find(id)->wanted = mine * part / static_cast<double>(batches[rank_of(id)]);
+  }
   return samples;
 }
 
-/// Samples of the next epoch that a round may have.
-std::uint64_t Cluster::overshoot_samples(std::span<const MemberId> members) {
+/// Samples that a round of these members may have: what is left of the epoch, and some of the next.
+std::uint64_t Cluster::round_room(std::span<const MemberId> members) {
+  const std::uint64_t samples = agreed_->train_samples, left = samples - offset_;
   const bool is_last = config_.epochs > 0 && epoch_ + 1 >= config_.epochs;
-  if (!coordinator_.is_on() || config_.local_steps == 1 || is_last) return 0;
-  const std::uint64_t samples = agreed_->train_samples;
+  if (!coordinator_.is_on() || config_.local_steps == 1 || is_last || left == 0) return left;
   if (!overshoot_)
     overshoot_ = config_.cadence_overshoot > 0
                      ? Overshoot::fixed(config_.cadence_overshoot)
@@ -72,7 +78,7 @@ std::uint64_t Cluster::overshoot_samples(std::span<const MemberId> members) {
     sum += std::min(batch > samples / steps ? samples : batch * steps, samples - sum);
   }
   // Not all of it: a round that ended with the next epoch would step over that one's end.
-  return std::min(sum, samples - 1);
+  return left + std::min(sum, samples - 1);
 }
 
 /// The next part of the data: what lost workers had first, then what nobody has had.
@@ -125,8 +131,7 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
   }
   const std::uint64_t left = agreed_->train_samples - offset_;
   // The last round of an epoch is smaller, and a share may be empty; it may run into the next one.
-  const std::uint64_t room =
-      sum <= left ? left : std::min(sum, left + (left > 0 ? overshoot_samples(members) : 0));
+  const std::uint64_t room = sum <= left ? left : std::min(sum, round_room(members));
   const auto sizes = partition(room, weights);
   for (std::size_t i = 0; i < ranks.size(); ++i)
     take_part(shares[ranks[i]], sum <= room ? wanted[ranks[i]] : sizes[i]);

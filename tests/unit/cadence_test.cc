@@ -255,6 +255,22 @@ TEST(Cadence, ALeadBoundsHowFarOneIsAheadAndHowFastThatChanges) {
   EXPECT_THAT(slow.plan(kTwo), ElementsAre(49, 49));
 }
 
+/// Who begins at another time counts, and its number changes by no more than the lead from one time
+/// that it begins to the next, however often the others have begun meanwhile.
+TEST(Cadence, TheLeadIsOfThoseWhoBegin) {
+  Cadence::Options options = of(10);
+  options.max_lead = 3;
+  Cadence cadence(options);
+  cadence.worked(kTwo[0], 10, 1.0);
+  cadence.worked(kTwo[1], 10, 1.0);
+  ASSERT_THAT(cadence.plan(kTwo), ElementsAre(10, 10));
+  cadence.exchanged(0.5);
+  ASSERT_EQ(cadence.anchor(), 50u);
+  const std::span one = std::span(kTwo).first(1);
+  for (int i = 0; i < 20; ++i) cadence.plan(kTwo, {}, one);
+  EXPECT_THAT(cadence.plan(kTwo), ElementsAre(50, 13));
+}
+
 TEST(Cadence, SmallChangesOfSpeedLeaveThePlanAsItIs) {
   Cadence cadence(of(100, 1000));
   cadence.worked(kTwo[0], 1, 1.0);
