@@ -93,7 +93,9 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
   link->receive_seconds +=
       probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
-  link->opened_at = clock_.now();
+  const TimePoint now = clock_.now();
+  link->silence = std::max(link->silence, now - link->opened_at);
+  link->opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
   const std::size_t elements = store_->plan().chunk(head.chunk).elements;
   double squares = 0;
@@ -165,6 +167,9 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
     link.sums = link.sums_before;
   else
     link.sums_before = link.sums;
+  // Who was too slow once is not so for ever.
+  if (!is_again && link.came_late.is_known())
+    link.came_late.observe(std::chrono::duration<double>(link.silence).count());
   link.sums.rounds += 1;
   link.sums.samples += end.samples;
   link.sums.compute_seconds += end.compute_seconds;

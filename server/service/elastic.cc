@@ -239,15 +239,16 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
   }
   link.behind.reset();
   if (!policy_.is_elastic() && config_.round_timeout.count() > 0) {
-    link.came_late = clock_.now() - link.opened_at;
+    const Duration took = clock_.now() - link.opened_at;
+    link.came_late.observe(std::chrono::duration<double>(took).count());
     const auto ms = [](Duration d) {
       return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
     };
-    const auto allowed = allowed_silence(config_.round_timeout, link.came_late);
+    const auto allowed = allowed_silence(config_.round_timeout, link.took());
     const bool is_allowed = allowed > config_.round_timeout;
     log::warn("member.too_slow",
               {{"worker", link.join.name},
-               {"took_ms", ms(*link.came_late)},
+               {"took_ms", ms(took)},
                {"round_timeout_ms", config_.round_timeout.count()},
                {"allowed_ms", ms(allowed)},
                {"action", is_allowed ? "it may take longer from now on; if it always does, set "

@@ -76,6 +76,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
           CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
         link->opened = attempt->key();
         link->opened_at = clock_.now();
+        link->silence = {};
       }
       if (attempt) link->begin(attempt->round, fragments_.turn(attempt->optimizer_step));
       sent = 0;
