@@ -82,6 +82,15 @@ struct Subtract {
   }
 };
 
+/// What was left out is in the device's memory alone: after an error of it nobody knows what is to
+/// be sent, and a GPU that has failed once fails until its process is a new one.
+Error device_failed(const std::string& what, const Error& error) {
+  return {ErrorCode::kInternal,
+          "error feedback on the GPU: " + what + " failed (" + error.message() +
+              "). What was left out so far is lost with it, so this worker cannot go on: it ends "
+              "with status 1, and may be started again, with nothing left to send"};
+}
+
 std::span<float> of(const Buffer& buffer, std::uint64_t n) {
   return buffer.as<float>().first(static_cast<std::size_t>(n));
 }
@@ -150,7 +159,8 @@ void ErrorFeedback::read_device() const {
 void ErrorFeedback::write_device() {
   if (!device_ || !device_status_.ok()) return;
   const std::uint64_t n = plan_.total_elements();
-  device_status_ = device_->write(sums_, momentum_ ? of(momentum_, n) : std::span<float>());
+  const Status written = device_->write(sums_, momentum_ ? of(momentum_, n) : std::span<float>());
+  if (!written.ok()) device_status_ = device_failed("setting the residual", written.error());
 }
 
 void ErrorFeedback::reset() {
@@ -237,20 +247,28 @@ Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64
 }
 
 Status ErrorFeedback::encode_on_device(const Unit& unit) {
-  CENTROID_TRY(device_status_);
-  if (begun_ != &unit) {
+  if (device_status_.ok() && begun_ != &unit) {
     end_begun();
-    CENTROID_TRY(device_->begin(unit.begin, unit.elements, unit.name, ratio()));
+    if (device_status_.ok()) {
+      const Status begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
+      if (!begun.ok()) device_status_ = device_failed("selecting of " + unit.name, begun.error());
+    }
   }
   begun_ = nullptr;
-  for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
+  for (std::size_t c = unit.first_chunk; device_status_.ok() && c < unit.first_chunk + unit.chunks;
+       ++c) {
     const Chunk& chunk = plan_.chunks()[c];
-    CENTROID_ASSIGN(const auto sent,
-                    device_->encode(chunk.position - unit.begin, chunk.elements, out_));
-    if (sent.is_dense && spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
-    keep_payload(chunk, sent.bytes, sent.elements);
+    const auto sent = device_->encode(chunk.position - unit.begin, chunk.elements, out_);
+    if (!sent.ok() && sent.error().code() == ErrorCode::kInvalidArgument)
+      return sent.error();  // the numbers are refused, not the device broken
+    if (!sent.ok()) {
+      device_status_ = device_failed("the payload of " + unit.name, sent.error());
+      break;
+    }
+    if (sent->is_dense && spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
+    keep_payload(chunk, sent->bytes, sent->elements);
   }
-  return {};
+  return device_status_;  // a copy: it is told again
 }
 
 bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
@@ -261,8 +279,11 @@ bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
   const Unit& unit = units_[units_of_[chunk.value]];
   if (begun_ != &unit) {
     end_begun();
-    device_status_ = device_->begin(unit.begin, unit.elements, unit.name, ratio());
-    if (!device_status_.ok()) return true;
+    const Status begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
+    if (!begun.ok()) {  // `encode` will tell
+      device_status_ = device_failed("selecting of " + unit.name, begun.error());
+      return true;
+    }
     begun_ = &unit;
     is_open_ = true;
   }

@@ -178,6 +178,40 @@ TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
   const auto sent = device.feedback->encode(ChunkId(0), device.group->gradients(), 2);
   ASSERT_FALSE(sent.ok());
   EXPECT_THAT(sent.error().message(), HasSubstr("an illegal memory access"));
+  EXPECT_THAT(sent.error().message(), HasSubstr("this worker cannot go on"));
+  EXPECT_EQ(sent.error().code(), ErrorCode::kInternal);  // not as numbers that are refused
+}
+
+/// Wherever it fails, it is told from then on, for what was left out is lost.
+TEST(DeviceResidual, AFailureInEncodingIsForGood) {
+  const auto model = make_model("mlp:30-60-5,relu").value();
+  const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
+  const Dataset data = random_data();
+  for (const char* const codec : {"bf16:feedback=on", "int8:feedback=on"}) {
+    std::uint64_t failures = 0;
+    for (std::uint64_t copy = 1; copy < 20; ++copy) {
+      SCOPED_TRACE(codec + std::string(", copy ") + std::to_string(copy));
+      Sender device(*model, codec, true, plan);
+      ASSERT_TRUE(device.group->step(data, std::vector<std::uint64_t>{1, 2, 3}, {}).ok());
+      simt::fail_copy(copy);
+      bool has_failed = false;
+      for (const Chunk& chunk : plan.chunks()) {
+        (void)device.feedback->prepare(chunk.id, 1);
+        const auto sent = device.feedback->encode(chunk.id, device.group->gradients(), 1);
+        if (sent.ok()) {
+          ASSERT_FALSE(has_failed);
+          continue;
+        }
+        has_failed = true;
+        ASSERT_EQ(sent.error().code(), ErrorCode::kInternal);
+        ASSERT_THAT(sent.error().message(), HasSubstr("of tensor "));
+        ASSERT_THAT(sent.error().message(), HasSubstr("it ends with status 1"));
+      }
+      simt::fail_copy(0);
+      failures += has_failed ? 1 : 0;
+    }
+    EXPECT_GT(failures, 3U);
+  }
 }
 
 TEST(DeviceResidual, ClippingStaysOnTheHost) {

@@ -410,6 +410,9 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
       if (!goes_on || session.is_closed() || !is_current(open)) co_return Status();
     }
     auto encoded = encode(chunk, open);
+    // A GPU that fails is no gradient that is not finite: this worker ends, and not the job.
+    if (!encoded.ok() && encoded.error().code() == ErrorCode::kInternal)
+      co_return std::move(encoded).error();
     if (!encoded.ok()) {  // e.g. what was left out so far and this gradient are infinite together
       log::warn("codec.refused", {{"round", open.round.value}, {"why", encoded.error()}});
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
