@@ -97,8 +97,10 @@ class Client final : public transport::FrameSink {
   std::shared_ptr<void> contribute_and_hold(const proto::RoundOpen& open) {
     push(open);
     const auto end = std::make_shared<std::promise<void>>();
-    auto sends = end_and_hold(this, proto::encode(end_of(open)), end->get_future().share());
-    boost::asio::co_spawn(thread_.context(), std::move(sends), boost::asio::detached);
+    const auto over = end->get_future().share();
+    boost::asio::post(thread_.context(), [this, over, head = proto::encode(end_of(open))] {
+      tasks_.spawn(end_and_hold(this, head, over));
+    });
     return {nullptr, [end](void*) { end->set_value(); }};
   }
   static proto::PushEnd end_of(const proto::RoundOpen& open) {

@@ -271,44 +271,44 @@ TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
   ASSERT_TRUE(server.join().ok());
   for (const char* const name : {"a", "b"})
     EXPECT_THAT(trained.shares[name], ::testing::Each(10u * 8));
-/// Who comes alone to a round, or is taken into one that is open, has a share by the speeds of all,
-/// and none is short because an epoch ends.
-TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
-  const auto data = make_blobs(500, 8, 4, 1);
-  ServerConfig c = config(2);
-  c.rounds = 40;
-  c.local_steps = 10;
-  c.outer = "average";
-  c.policy = "asp";
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,1";
-  TestServer server(c, transports());
-  Trained trained;
-  train({spec("a"), spec("b", 3)}, data, server, trained);
-  ASSERT_TRUE(server.join().ok());
-  // Who did not come to begin leaves its share to others, who have what is left of that.
-  const auto& a = trained.shares["a"];
-  EXPECT_THAT(a, ::testing::Each(::testing::AnyOf(80, 160, 240)));
-  EXPECT_GT(2 * std::ranges::count(a, 240u), static_cast<std::ptrdiff_t>(a.size()));
-  EXPECT_THAT(trained.shares["b"], ::testing::Each(80));
-}
+  /// Who comes alone to a round, or is taken into one that is open, has a share by the speeds of
+  /// all, and none is short because an epoch ends.
+  TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
+    const auto data = make_blobs(500, 8, 4, 1);
+    ServerConfig c = config(2);
+    c.rounds = 40;
+    c.local_steps = 10;
+    c.outer = "average";
+    c.policy = "asp";
+    c.cadence_mode = "speed";
+    c.cadence_ratios = "3,1";
+    TestServer server(c, transports());
+    Trained trained;
+    train({spec("a"), spec("b", 3)}, data, server, trained);
+    ASSERT_TRUE(server.join().ok());
+    // Who did not come to begin leaves its share to others, who have what is left of that.
+    const auto& a = trained.shares["a"];
+    EXPECT_THAT(a, ::testing::Each(::testing::AnyOf(80, 160, 240)));
+    EXPECT_GT(2 * std::ranges::count(a, 240u), static_cast<std::ptrdiff_t>(a.size()));
+    EXPECT_THAT(trained.shares["b"], ::testing::Each(80));
+  }
 
-/// So too where there is one gradient a round: its batches are divided.
-TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
-  const auto data = make_blobs(500, 8, 4, 1);
-  ServerConfig c = config(2);
-  c.rounds = 60;
-  c.policy = "asp";
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,1";
-  TestServer server(c, transports());
-  Trained trained;
-  train({spec("a"), spec("b", 3)}, data, server, trained);
-  ASSERT_TRUE(server.join().ok());
-  const auto& a = trained.shares["a"];
-  EXPECT_GT(2 * std::ranges::count(a, 12u), static_cast<std::ptrdiff_t>(a.size()));
-  EXPECT_THAT(trained.shares["b"], ::testing::Each(::testing::Le(4u)));
-}
+  /// So too where there is one gradient a round: its batches are divided.
+  TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
+    const auto data = make_blobs(500, 8, 4, 1);
+    ServerConfig c = config(2);
+    c.rounds = 60;
+    c.policy = "asp";
+    c.cadence_mode = "speed";
+    c.cadence_ratios = "3,1";
+    TestServer server(c, transports());
+    Trained trained;
+    train({spec("a"), spec("b", 3)}, data, server, trained);
+    ASSERT_TRUE(server.join().ok());
+    const auto& a = trained.shares["a"];
+    EXPECT_GT(2 * std::ranges::count(a, 12u), static_cast<std::ptrdiff_t>(a.size()));
+    EXPECT_THAT(trained.shares["b"], ::testing::Each(::testing::Le(4u)));
+  }
 
   std::uint64_t rounds = 0;
   for (const auto& round : server.rounds()) {
