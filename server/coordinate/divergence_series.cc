@@ -9,6 +9,14 @@
 
 namespace centroid::server {
 
+namespace {
+
+std::uint64_t whole(double steps) {
+  return static_cast<std::uint64_t>(std::llround(std::min(steps, 1e9)));
+}
+
+}  // namespace
+
 void DivergenceSeries::told(MemberId member, double divergence) {
   Told& one = members_[member];
   one.divergence = divergence;
@@ -28,33 +36,25 @@ std::optional<DivergenceSeries::Observation> DivergenceSeries::take() {
     least = std::min(least, one.times);
   }
   if (most == 0 || (least == 0 && most < kPatience)) return std::nullopt;
-  Observation out;
-  std::vector<double> first, before;
-  double steps = std::numeric_limits<double>::max(), since = steps;
+  Observation compared, first;
+  std::vector<double> before;
   for (auto& [member, one] : members_) {
     if (std::exchange(one.times, 0) == 0) {
       one.divergence.reset();
       continue;
     }
     const auto past = std::exchange(one.before, one.divergence);
-    const double made = std::exchange(one.steps, 0);
-    if (!past) {
-      first.push_back(*one.divergence);
-      continue;
-    }
-    before.push_back(*past);
+    if (past) before.push_back(*past);
+    Observation& out = past ? compared : first;
+    const std::uint64_t steps = whole(std::exchange(one.steps, 0)), since = whole(one.since);
+    const bool is_only = out.divergences.empty();
+    out.steps = is_only ? steps : std::min(out.steps, steps);
+    out.since = is_only ? since : std::min(out.since, since);
     out.divergences.push_back(*one.divergence);
-    steps = std::min(steps, made);
-    since = std::min(since, one.since);
   }
-  if (before.empty()) {
-    out.divergences = std::move(first);
-    return out;
-  }
-  out.before = largest_of(before);
-  out.steps = static_cast<std::uint64_t>(std::llround(std::min(steps, 1e9)));
-  out.since = static_cast<std::uint64_t>(std::llround(std::min(since, 1e9)));
-  return out;
+  if (before.empty()) return first;
+  compared.before = largest_of(before);
+  return compared;
 }
 
 }  // namespace centroid::server

@@ -262,6 +262,23 @@ TEST(Coordinator, GrowthIsSeenBeyondShortRounds) {
   EXPECT_EQ(coordinator.growth_limit(), static_cast<std::uint64_t>(left));
 }
 
+/// Two averages are enough: the first is one to compare with.
+TEST(Coordinator, TheSecondAverageGivesTheRateOfGrowth) {
+  Coordinator::Options options = tuned(40);
+  options.predicts = true;
+  Coordinator coordinator(options);
+  double told = -1;
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_FALSE(coordinator.growth_limit());
+    coordinator.contributed(MemberId(1), {.steps = 40, .compute_seconds = 1, .divergence = told});
+    coordinator.round_over();
+    told = told < 0 ? 0.02 : 0.03;
+  }
+  // ln(0.03 / 0.02) in 40 steps; to 0.05, less the 40 made since.
+  const double left = std::log(0.05 / 0.03) / (std::log(1.5) / 40) - 40;
+  EXPECT_EQ(coordinator.growth_limit(), static_cast<std::uint64_t>(left));
+}
+
 /// Who evaluates in a round comes with the others all the same.
 TEST(Coordinator, WhoIsKeptFromItsStepsMakesFewer) {
   Coordinator coordinator(tuned(10));
