@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/in_process.h"
 #include "tests/support/quadratic.h"
 #include "tests/support/sleeping.h"
 #include "tests/unit/temporary_directory.h"
@@ -97,25 +98,16 @@ TEST(Busy, AnExchangeHidesBehindComputing) {
   EXPECT_GE(hidden, 0.6);
 }
 
-class BusyWorkers : public ::testing::Test {
+class BusyWorkers : public ::testing::Test, protected InProcess {
  protected:
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
   ServerConfig config() {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    ServerConfig c = config_of_own();
     c.min_workers = 2;
     c.local_steps = 10;
     c.outer = "average";
     c.cadence_mode = "tuned";
     return c;
   }
-
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
 };
 
 /// Steps of 5 and 15 ms: together at least 85 % of what the two make each for itself, with the

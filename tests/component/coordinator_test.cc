@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -5,9 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/cluster.h"
+#include "tests/support/in_process.h"
 #include "tests/support/trained.h"
-#include "tests/unit/temporary_directory.h"
 
 /// What the coordinator makes of unequal workers, in clusters within one process.
 namespace centroid::test {
@@ -16,17 +16,11 @@ namespace {
 using server::ServerConfig;
 using ::testing::HasSubstr;
 
-class CoordinatorTest : public ::testing::Test {
+class CoordinatorTest : public ::testing::Test, protected InProcess {
  protected:
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
-
   ServerConfig config(std::uint64_t workers) {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
+    ServerConfig c = config_of_own();
     c.run_id = "coordinated";
-    c.exit_when_finished = true;
     c.min_workers = workers;
     return c;
   }
@@ -58,10 +52,6 @@ class CoordinatorTest : public ::testing::Test {
     out.peers = transports();
     return out;
   }
-
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
 };
 
 /// The settings that cannot work together say so.
@@ -271,45 +261,6 @@ TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
   ASSERT_TRUE(server.join().ok());
   for (const char* const name : {"a", "b"})
     EXPECT_THAT(trained.shares[name], ::testing::Each(10u * 8));
-  /// Who comes alone to a round, or is taken into one that is open, has a share by the speeds of
-  /// all, and none is short because an epoch ends.
-  TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
-    const auto data = make_blobs(500, 8, 4, 1);
-    ServerConfig c = config(2);
-    c.rounds = 40;
-    c.local_steps = 10;
-    c.outer = "average";
-    c.policy = "asp";
-    c.cadence_mode = "speed";
-    c.cadence_ratios = "3,1";
-    TestServer server(c, transports());
-    Trained trained;
-    train({spec("a"), spec("b", 3)}, data, server, trained);
-    ASSERT_TRUE(server.join().ok());
-    // Who did not come to begin leaves its share to others, who have what is left of that.
-    const auto& a = trained.shares["a"];
-    EXPECT_THAT(a, ::testing::Each(::testing::AnyOf(80, 160, 240)));
-    EXPECT_GT(2 * std::ranges::count(a, 240u), static_cast<std::ptrdiff_t>(a.size()));
-    EXPECT_THAT(trained.shares["b"], ::testing::Each(80));
-  }
-
-  /// So too where there is one gradient a round: its batches are divided.
-  TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
-    const auto data = make_blobs(500, 8, 4, 1);
-    ServerConfig c = config(2);
-    c.rounds = 60;
-    c.policy = "asp";
-    c.cadence_mode = "speed";
-    c.cadence_ratios = "3,1";
-    TestServer server(c, transports());
-    Trained trained;
-    train({spec("a"), spec("b", 3)}, data, server, trained);
-    ASSERT_TRUE(server.join().ok());
-    const auto& a = trained.shares["a"];
-    EXPECT_GT(2 * std::ranges::count(a, 12u), static_cast<std::ptrdiff_t>(a.size()));
-    EXPECT_THAT(trained.shares["b"], ::testing::Each(::testing::Le(4u)));
-  }
-
   std::uint64_t rounds = 0;
   for (const auto& round : server.rounds()) {
     if (round.outcome != "committed") continue;
@@ -319,6 +270,45 @@ TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
     EXPECT_EQ(round.samples, contributions * 10 * 8);
   }
   EXPECT_EQ(rounds, 20u);
+}
+
+/// Who comes alone to a round, or is taken into one that is open, has a share by the speeds of all,
+/// and none is short because an epoch ends.
+TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
+  const auto data = make_blobs(500, 8, 4, 1);
+  ServerConfig c = config(2);
+  c.rounds = 40;
+  c.local_steps = 10;
+  c.outer = "average";
+  c.policy = "asp";
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "3,1";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b", 3)}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  // Who did not come to begin leaves its share to others, who have what is left of that.
+  const auto& a = trained.shares["a"];
+  EXPECT_THAT(a, ::testing::Each(::testing::AnyOf(80, 160, 240)));
+  EXPECT_GT(2 * std::ranges::count(a, 240u), static_cast<std::ptrdiff_t>(a.size()));
+  EXPECT_THAT(trained.shares["b"], ::testing::Each(80));
+}
+
+/// So too where there is one gradient a round: its batches are divided.
+TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
+  const auto data = make_blobs(500, 8, 4, 1);
+  ServerConfig c = config(2);
+  c.rounds = 60;
+  c.policy = "asp";
+  c.cadence_mode = "speed";
+  c.cadence_ratios = "3,1";
+  TestServer server(c, transports());
+  Trained trained;
+  train({spec("a"), spec("b", 3)}, data, server, trained);
+  ASSERT_TRUE(server.join().ok());
+  const auto& a = trained.shares["a"];
+  EXPECT_GT(2 * std::ranges::count(a, 12u), static_cast<std::ptrdiff_t>(a.size()));
+  EXPECT_THAT(trained.shares["b"], ::testing::Each(::testing::Le(4u)));
 }
 
 struct Way {

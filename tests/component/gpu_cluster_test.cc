@@ -11,12 +11,12 @@
 #include <gtest/gtest.h>
 
 #include "common/codec/cuda/device_residual.h"
-#include "tests/support/cluster.h"
+#include "tests/support/in_process.h"
 #include "tests/support/late_device.h"
+#include "tests/support/late_model.h"
 #include "tests/support/nccl_stand_in.h"
 #include "tests/support/simt.h"
 #include "tests/support/trained.h"
-#include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {
 namespace {
@@ -42,20 +42,15 @@ struct Way {
 
 std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
 
-class GpuCluster : public testing::TestWithParam<Way> {
+class GpuWorkers : public testing::Test, protected InProcess {
  protected:
   void SetUp() override {
     simt::use_seed(5);
     simt::use_stream_seed(5);
   }
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
   ServerConfig config(const Way& way) {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
+    ServerConfig c = config_of_own();
     c.run_id = "gpus";
-    c.exit_when_finished = true;
     c.lease = std::chrono::seconds(60);
     c.min_workers = 2;
     c.epochs = 4;
@@ -71,25 +66,20 @@ class GpuCluster : public testing::TestWithParam<Way> {
     return c;
   }
   WorkerSpec spec(const std::string& name, const std::string& devices, const Way& way) {
-    const std::shared_ptr<worker::Model> model = worker::make_model(kModel).value();
-    auto custom = std::make_shared<CustomModel>();
-    custom->manifest = model->manifest();
-    custom->initialize = [model](std::uint64_t seed, std::span<float> params) {
-      model->initialize(seed, params);
-    };
-    custom->make_group = [model, devices] {
-      worker::GroupOptions options;
-      options.devices = devices;
-      options.nccl = NCCL_STAND_IN;
-      options.bucket_bytes = 400;  // several
-      options.batch = 12;
-      options.load_ahead = 3;
-      options.open = simt::open_late;
-      auto group = worker::make_replica_group(*model, options).value();
-      if (devices.starts_with("cuda")) CENTROID_CHECK(group->resident() != nullptr);  // by NCCL
+    const bool on_gpus = devices.starts_with("cuda");
+    worker::GroupOptions options;
+    options.devices = devices;
+    options.nccl = NCCL_STAND_IN;
+    options.bucket_bytes = 400;  // several
+    options.batch = 12;
+    options.load_ahead = 3;
+    const auto custom = late_model(kModel, options);
+    custom->make_group = [make = custom->make_group, on_gpus] {
+      auto group = make();
+      if (on_gpus) CENTROID_CHECK(group->resident() != nullptr);  // by NCCL
       return group;
     };
-    if (devices.starts_with("cuda"))
+    if (on_gpus)
       custom->residual = [](worker::ReplicaGroup& group, const std::string& codec,
                             const ChunkPlan& plan) -> Result<std::unique_ptr<DeviceResidual>> {
         const auto at = group.device_gradient();
@@ -133,10 +123,9 @@ class GpuCluster : public testing::TestWithParam<Way> {
 
   StandIn nccl_;
   worker::DataSplit data_ = make_blobs(240, 12, 5, 3);
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
 };
+
+class GpuCluster : public GpuWorkers, public testing::WithParamInterface<Way> {};
 
 TEST_P(GpuCluster, TrainsAsTheCpusDo) {
   const Way way = GetParam();
@@ -223,6 +212,60 @@ INSTANTIATE_TEST_SUITE_P(Policies, GpuClusterFailure,
                          testing::Values(Way{.name = "sync"},
                                          Way{.name = "sync_local", .local_steps = 5}),
                          [](const auto& way) { return std::string(way.param.name); });
+
+/// What a GPU has selected, until it fails.
+class FailingResidual final : public DeviceResidual {
+ public:
+  FailingResidual(std::unique_ptr<DeviceResidual> residual, int until)
+      : residual_(std::move(residual)), until_(until) {}
+  Status begin(std::uint64_t position, std::uint64_t elements, const std::string& name,
+               KeepRatio ratio) override {
+    if (--until_ < 0) return Error(ErrorCode::kInternal, "an illegal memory access");
+    return residual_->begin(position, elements, name, ratio);
+  }
+  Result<bool> done() override { return residual_->done(); }
+  Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) override {
+    return residual_->encode(first, elements, out);
+  }
+  Status read(std::span<float> residual, std::span<float> momentum) override {
+    return residual_->read(residual, momentum);
+  }
+  Status write(std::span<const float> residual, std::span<const float> momentum) override {
+    return residual_->write(residual, momentum);
+  }
+
+ private:
+  std::unique_ptr<DeviceResidual> residual_;
+  int until_;
+};
+
+/// A GPU that fails in the codec is no gradient that is not finite: its worker ends and says why,
+/// the job goes on with the others.
+TEST_F(GpuWorkers, AWorkerWhoseGpuFailsEndsAndNotTheJob) {
+  const Way way{.name = "topk", .codec = "topk:0.2"};
+  TestServer server(config(way), transports());
+  std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way), spec("b", "cpu:0", way),
+                                spec("c", "cpu:0", way)};
+  auto failing = std::make_shared<CustomModel>(*specs[0].custom);
+  failing->residual = [make = failing->residual](
+                          worker::ReplicaGroup& group, const std::string& codec,
+                          const ChunkPlan& plan) -> Result<std::unique_ptr<DeviceResidual>> {
+    CENTROID_ASSIGN(auto residual, make(group, codec, plan));
+    return std::unique_ptr<DeviceResidual>(new FailingResidual(std::move(residual), 10));
+  };
+  specs[0].custom = failing;
+  Trained trained;
+  const auto outcomes = train(specs, server, trained);
+  const Status ended = server.join();
+  ASSERT_TRUE(ended.ok()) << ended.error().to_string();
+  ASSERT_FALSE(outcomes[0].status.ok());
+  EXPECT_EQ(outcomes[0].status.error().code(), ErrorCode::kInternal);  // status 1: try again
+  EXPECT_THAT(outcomes[0].status.error().message(), HasSubstr("an illegal memory access"));
+  EXPECT_THAT(outcomes[0].status.error().message(), HasSubstr("this worker cannot go on"));
+  for (const std::size_t other : {1, 2})
+    ASSERT_TRUE(outcomes[other].status.ok()) << outcomes[other].status.error().to_string();
+  expect_each_once(trained, 4);
+}
 
 }  // namespace
 }  // namespace centroid::test

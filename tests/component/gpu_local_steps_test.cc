@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include "tests/support/cluster.h"
 #include "tests/support/examples.h"
+#include "tests/support/in_process.h"
 #include "tests/support/late_device.h"
+#include "tests/support/late_model.h"
 #include "tests/support/simt.h"
-#include "tests/unit/temporary_directory.h"
 
 /// Local steps whose parameters and slots stay on GPUs (tests/support/late_device.h), in clusters
 /// within one process, against the optimizer on the host: the same bits.
@@ -18,20 +18,14 @@ struct Setting {
   OptimizerConfig inner{.name = "adamw", .learning_rate = 0.02, .weight_decay = 0.1};
 };
 
-class GpuLocalSteps : public ::testing::Test {
+class GpuLocalSteps : public ::testing::Test, protected InProcess {
  protected:
   void SetUp() override {
     simt::use_seed(5);
     simt::use_stream_seed(5);
   }
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
-
   ServerConfig config(const Setting& s) {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    ServerConfig c = config_of_own();
     c.exchange = "star";
     c.lease = std::chrono::seconds(60);
     c.rounds = s.rounds;
@@ -45,18 +39,9 @@ class GpuLocalSteps : public ::testing::Test {
   /// Two workers with a GPU each.
   static std::vector<WorkerSpec> workers(const Setting& s, bool on_gpu) {
     std::vector<WorkerSpec> specs(2);
-    auto custom = std::make_shared<CustomModel>();
-    const std::shared_ptr<worker::Model> model = worker::make_model("mlp:12-16-5,gelu").value();
-    custom->manifest = model->manifest();
-    custom->make_group = [model] {
-      worker::GroupOptions options;
-      options.devices = "cuda:0";
-      options.open = simt::open_late;
-      return worker::make_replica_group(*model, std::move(options)).value();
-    };
-    custom->initialize = [model](std::uint64_t seed, std::span<float> params) {
-      model->initialize(seed, params);
-    };
+    worker::GroupOptions options;
+    options.devices = "cuda:0";
+    const auto custom = late_model("mlp:12-16-5,gelu", options);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       specs[i].name = "worker-" + std::to_string(i);
       specs[i].batch = 3 + i;
@@ -80,9 +65,6 @@ class GpuLocalSteps : public ::testing::Test {
   }
 
   worker::DataSplit data_{worker::test::random_data(90, 1), worker::test::random_data(20, 2)};
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
 };
 
 TEST_F(GpuLocalSteps, GiveTheBitsOfTheOptimizerOnTheHost) {

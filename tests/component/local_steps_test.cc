@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/in_process.h"
 #include "tests/support/quadratic.h"
-#include "tests/unit/temporary_directory.h"
 
 /// Rounds of local steps, in clusters within one process, against the same written anew in double.
 namespace centroid::test {
@@ -119,16 +119,10 @@ TEST(LocalStepsSettings, CombinationsThatCannotWorkAreRefused) {
   EXPECT_TRUE(server::finish(c).ok());  // what it has set itself is no contradiction
 }
 
-class LocalStepsTest : public ::testing::TestWithParam<const char*> {
+class LocalStepsTest : public ::testing::TestWithParam<const char*>, protected InProcess {
  protected:
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
-
   ServerConfig config(const Setting& s) {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    ServerConfig c = config_of_own();
     c.exchange = GetParam();
     c.chunk_bytes = 64;
     c.reduce_bucket_bytes = 80;
@@ -182,9 +176,6 @@ class LocalStepsTest : public ::testing::TestWithParam<const char*> {
     return std::sqrt(difference / scale);
   }
 
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
   std::uint64_t samples_ = 0;  // of the last training, as the server counts them
 };
 

@@ -1,9 +1,6 @@
-#include <cmath>
-
 #include <gtest/gtest.h>
 
-#include "common/optim/norm.h"
-#include "tests/support/cluster.h"
+#include "tests/support/custom_group.h"
 #include "tests/support/test_shard.h"
 
 /// A model of as many tensors as there may be, over sockets, on one server and on several.
@@ -40,18 +37,10 @@ float expected(std::uint64_t i, std::uint64_t rounds) {
 }
 
 /// Gradients that are numbers of their element and of the worker.
-class NumberedGroup final : public worker::ReplicaGroup {
+class NumberedGroup final : public CustomGroup {
  public:
-  NumberedGroup(std::size_t elements, std::uint64_t worker) : own_(elements), params_(own_) {
-    for (std::size_t i = 0; i < elements; ++i) gradients_.push_back(gradient(i, worker));
-  }
-  std::size_t devices() const override { return 1; }
-  std::span<float> params() override { return params_; }
-  void use_params(std::span<float> memory) override { params_ = memory; }
-  std::span<float> gradients() override { return gradients_; }
-  Result<double> gradient_norm() override { return std::sqrt(sum_of_squares(gradients_)); }
-  void use_noise(std::uint64_t) override {}
-  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
+  NumberedGroup(std::size_t elements, std::uint64_t worker) : CustomGroup(elements) {
+    for (std::size_t i = 0; i < elements; ++i) gradients()[i] = gradient(i, worker);
   }
   Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {
@@ -60,16 +49,6 @@ class NumberedGroup final : public worker::ReplicaGroup {
     done.samples = samples.size();
     return done;
   }
-  Result<worker::GroupStep> evaluate(const worker::Dataset&, std::uint64_t begin,
-                                     std::uint64_t end) override {
-    worker::GroupStep done;
-    done.samples = end - begin;
-    return done;
-  }
-
- private:
-  std::vector<float> own_, gradients_;
-  std::span<float> params_;
 };
 
 void train_many_tensors(std::uint64_t servers) {

@@ -7,8 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
-#include "tests/support/cluster.h"
-#include "tests/unit/temporary_directory.h"
+#include "tests/support/in_process.h"
 #include "worker/model/transformer.h"
 
 /// Workers' replicas are bit-identical: parameters, adapters, optimizer; and no sample is left out.
@@ -38,15 +37,10 @@ worker::Dataset random_text(std::uint64_t samples, std::uint64_t context, std::u
   return data;
 }
 
-class ReplicaNumbers : public ::testing::Test {
+class ReplicaNumbers : public ::testing::Test, protected InProcess {
  protected:
-  TestServer::TransportFactory transports() {
-    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
-  }
   ServerConfig config(std::uint64_t workers) {
-    ServerConfig c;
-    c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    ServerConfig c = config_of_own();
     c.min_workers = workers;
     return c;
   }
@@ -61,9 +55,6 @@ class ReplicaNumbers : public ::testing::Test {
     return outcomes;
   }
 
-  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
-  TemporaryDirectory directory_;
-  int runs_ = 0;
   std::vector<server::WorkerView> last_;
 };
 

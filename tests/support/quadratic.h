@@ -2,56 +2,35 @@
 
 #include <cmath>
 
-#include "tests/support/cluster.h"
+#include "tests/support/custom_group.h"
 
 namespace centroid::test {
 
 /// A model whose training can be followed by hand: the loss of a sample with target x is the sum
 /// over all elements i of k_i (w_i - x)^2 / 2, so the gradient of a batch is k_i (w_i - mean of x).
-class QuadraticGroup : public worker::ReplicaGroup {
+class QuadraticGroup : public CustomGroup {
  public:
-  explicit QuadraticGroup(std::size_t elements)
-      : params_(elements), gradients_(elements), current_(params_) {}
+  explicit QuadraticGroup(std::size_t elements) : CustomGroup(elements) {}
   static double curvature(std::size_t i) { return 0.5 + 0.25 * static_cast<double>(i % 5); }
 
-  std::size_t devices() const override { return 1; }
-  std::span<float> params() override { return current_; }
-  void use_params(std::span<float> memory) override { current_ = memory; }
-  std::span<float> gradients() override { return gradients_; }
-  Result<double> gradient_norm() override {
-    double squares = 0;
-    for (const float g : gradients_) squares += static_cast<double>(g) * g;
-    return std::sqrt(squares);
-  }
-  void use_noise(std::uint64_t) override {}
-  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
-  }
   Result<worker::GroupStep> step(const worker::Dataset& data,
                                  std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {
     double target = 0;
     for (const std::uint64_t sample : samples) target += data.x[sample];
     target /= static_cast<double>(std::max<std::size_t>(samples.size(), 1));
-    for (std::size_t i = 0; i < current_.size(); ++i)
-      gradients_[i] =
-          samples.empty() ? 0.0f : static_cast<float>(curvature(i) * (current_[i] - target));
+    const std::span<const float> at = params();
+    for (std::size_t i = 0; i < at.size(); ++i)
+      gradients()[i] = samples.empty() ? 0.0f : static_cast<float>(curvature(i) * (at[i] - target));
     for (std::uint32_t tensor = 0; tensor < tensors_; ++tensor) on_ready(TensorId(tensor));
     worker::GroupStep done;
     done.samples = samples.size();
     done.loss_sum = static_cast<double>(samples.size()) * target;
     return done;
   }
-  Result<worker::GroupStep> evaluate(const worker::Dataset&, std::uint64_t begin,
-                                     std::uint64_t end) override {
-    worker::GroupStep done;
-    done.samples = end - begin;
-    return done;
-  }
 
  private:
   static constexpr std::uint32_t tensors_ = 4;
-  std::vector<float> params_, gradients_;
-  std::span<float> current_;
 };
 
 /// Tensors of 40, 9, 30 and 1 elements: in two fragments 40 = 40 and 30 + 9 + 1 = 40.
@@ -71,16 +50,10 @@ inline std::shared_ptr<const CustomModel> quadratic_model() {
 
 /// One feature: the target.
 inline worker::DataSplit quadratic_data(std::uint64_t samples) {
-  worker::DataSplit split;
-  split.train.name = "targets";
-  split.train.samples = samples;
-  split.train.features = 1;
-  split.train.classes = 1;
-  for (std::uint64_t i = 0; i < samples; ++i) {
-    split.train.x.push_back(2.0f + static_cast<float>(std::cos(static_cast<double>(3 * i))));
-    split.train.y.push_back(0);
-  }
-  return split;
+  std::vector<float> targets;
+  for (std::uint64_t i = 0; i < samples; ++i)
+    targets.push_back(2.0f + static_cast<float>(std::cos(static_cast<double>(3 * i))));
+  return one_feature("targets", std::move(targets));
 }
 
 }  // namespace centroid::test

@@ -8,30 +8,18 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/cluster.h"
+#include "tests/support/custom_group.h"
 
 namespace centroid::test {
 
 /// Gradients of given numbers; a step takes `seconds` asleep, as a device computes without the
 /// processor, the same for each tensor, from the last to the first.
-class SleepingGroup final : public worker::ReplicaGroup {
+class SleepingGroup final : public CustomGroup {
  public:
   enum class Ready : std::uint8_t { kAtOnce, kAtTheEnd, kAsComputed };
   SleepingGroup(std::uint64_t tensors, std::uint64_t parameters, double seconds, Ready ready)
-      : tensors_(tensors),
-        seconds_(seconds),
-        ready_(ready),
-        params_(parameters),
-        gradients_(parameters, 1e-3f),
-        current_(params_) {}
-  std::size_t devices() const override { return 1; }
-  std::span<float> params() override { return current_; }
-  void use_params(std::span<float> memory) override { current_ = memory; }
-  std::span<float> gradients() override { return gradients_; }
-  Result<double> gradient_norm() override { return 1.0; }
-  void use_noise(std::uint64_t) override {}
-  void expect(const worker::Dataset&, const std::vector<std::span<const std::uint64_t>>&) override {
-  }
+      : CustomGroup(parameters, 1e-3f), tensors_(tensors), seconds_(seconds), ready_(ready) {}
+  Result<double> gradient_norm() override { return 1.0; }  // takes no time
   Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {
     const auto begin = Clock::now();
@@ -52,18 +40,12 @@ class SleepingGroup final : public worker::ReplicaGroup {
     out.compute_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     return out;
   }
-  Result<worker::GroupStep> evaluate(const worker::Dataset&, std::uint64_t,
-                                     std::uint64_t) override {
-    return worker::GroupStep();
-  }
 
  private:
   using Clock = std::chrono::steady_clock;
   std::uint64_t tensors_;
   double seconds_;
   Ready ready_;
-  std::vector<float> params_, gradients_;
-  std::span<float> current_;
 };
 
 /// `tensors` of equal size, `parameters` in all.
@@ -84,14 +66,7 @@ inline std::shared_ptr<CustomModel> sleeping_model(std::uint64_t tensors, std::u
 }
 
 inline worker::DataSplit numbers(std::uint64_t samples) {
-  worker::DataSplit data;
-  data.train.name = "numbers";
-  data.train.samples = samples;
-  data.train.features = 1;
-  data.train.classes = 1;
-  data.train.x.resize(samples);
-  data.train.y.resize(samples);
-  return data;
+  return one_feature("numbers", std::vector<float>(samples));
 }
 
 /// Seconds of each round of the first of `workers` that train together, sorted, without the first

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tests/support/cluster.h"
+#include "tests/unit/temporary_directory.h"
+
+namespace centroid::test {
+
+/// Clusters one after the other within one process, each with a run directory of its own: what
+/// their fixtures have in common.
+class InProcess {
+ protected:
+  TestServer::TransportFactory transports() const {
+    return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
+  }
+  /// Of a server that ends with its job.
+  server::ServerConfig config_of_own() {
+    server::ServerConfig c;
+    c.run_dir = directory_.path() / std::to_string(++runs_);
+    c.exit_when_finished = true;
+    return c;
+  }
+
+  std::shared_ptr<transport::InProcessHub> hub_ = transport::make_inprocess_hub();
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+}  // namespace centroid::test
