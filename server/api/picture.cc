@@ -236,10 +236,10 @@ std::string cluster_picture(const ClusterView& cluster, std::span<const WorkerVi
     const bool stands_by = server.state == "standby";
     out.text(x + 8, top + 18, (stands_by ? "server " : "shard server ") + server.name);
     out.text(x + 8, top + 18 + kLine, server.state, "faint");
-    const std::string place = "REST at " + server.api;
+    const std::string rest = "REST at " + server.api;
     const std::string share =
         grouped(server.chunks) + " chunks, " + grouped(server.bytes) + " bytes";
-    out.text(x + 8, top + 18 + 2 * kLine, stands_by ? place : share, "faint");
+    out.text(x + 8, top + 18 + 2 * kLine, stands_by ? rest : share, "faint");
   }
   y += rows_of(shown_servers);
   std::vector<const WorkerView*> present;

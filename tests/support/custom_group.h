@@ -46,7 +46,7 @@ inline worker::DataSplit one_feature(const std::string& name, std::vector<float>
   data.train.samples = x.size();
   data.train.features = 1;
   data.train.classes = 1;
-  data.train.y.resize(x.size());
+  data.train.y = std::vector<std::uint32_t>(x.size());
   data.train.x = std::move(x);
   return data;
 }
