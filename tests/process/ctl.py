@@ -31,16 +31,18 @@ class Altered:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
                 answer = connection.getresponse()
-                text = answer.read().decode()
+                body = answer.read()
                 is_meant = self.path == outer.path if outer.is_whole else self.path.startswith(outer.path)
                 for old, new in outer.words.items() if is_meant else ():
-                    text = text.replace(old, new)
+                    body = body.replace(old.encode(), new.encode())
                 self.send_response_only(answer.status)
                 self.send_header("Date", email.utils.formatdate(time.time() + outer.date, usegmt=True))
-                self.send_header("Content-Type", answer.getheader("Content-Type", ""))
-                self.send_header("Content-Length", str(len(text.encode())))
+                for name in ("Content-Type", "Content-Range", "ETag"):
+                    if answer.getheader(name) is not None:
+                        self.send_header(name, answer.getheader(name))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(text.encode())
+                self.wfile.write(body)
                 connection.close()
 
             do_GET = do_POST = do

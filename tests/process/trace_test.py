@@ -40,7 +40,10 @@ class Trace(ClusterTest):
         """The file of a program, once it holds a span of this stage."""
 
         def look():
-            found = lanes(json.loads((self.folder / f"{name}.json").read_text()))
+            try:
+                found = lanes(json.loads((self.folder / f"{name}.json").read_text()))
+            except json.JSONDecodeError:  # it is being written
+                return None
             return found if any(stage in stages(spans) for spans in found.values()) else None
 
         return wait_for(look, f"{stage} in the trace of {name}")
