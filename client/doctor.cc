@@ -21,7 +21,7 @@ constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
 constexpr double kStraggler = 2;  ///< times the median
 constexpr double kTokenSeconds = 7 * 86400;
-constexpr double kSeenSeconds = 15;  ///< a standby tells etcd each etcd.lease
+constexpr double kSeenSeconds = 15, kSeenLeases = 4;  ///< a standby tells etcd each etcd.lease
 constexpr std::chrono::milliseconds kNetworkTime{600};
 
 /// Seconds since 1970 of an HTTP date; NaN when it is none.
@@ -86,6 +86,14 @@ void check_data_port(Report& report, const Session& session, const std::string& 
                      : "");
 }
 
+/// How long ago a standby may have told etcd of itself, in seconds.
+double seen_within(const Session& session) {
+  const auto config = get_json(session, "/v1/config");
+  if (!config.ok() || !config->contains("etcd.lease")) return kSeenSeconds;
+  const double lease = number_of((*config)["etcd.lease"], "value") / 1000;
+  return lease > 0 ? std::max(kSeenSeconds, kSeenLeases * lease) : kSeenSeconds;
+}
+
 /// The servers that the model lies on, beside the one that answers REST.
 void check_servers(Report& report, const Session& session, const Json& servers,
                    const Access& access, bool is_tls_missing) {
@@ -95,7 +103,7 @@ void check_servers(Report& report, const Session& session, const Json& servers,
     if (state == "standby") {
       const double ago =
           static_cast<double>(std::time(nullptr)) - number_of(server, "seen_unix_seconds");
-      const bool is_late = !(ago < kSeenSeconds);
+      const bool is_late = !(ago < seen_within(session));
       report.add(
           is_late ? Verdict::kWarning : Verdict::kGood, name,
           "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",

@@ -113,8 +113,8 @@ Task<Status> serve(Cluster& cluster, transport::Listener& listener,
   const std::function<void(const std::string&)> stop = [&](const std::string& why) {
     is_signalled = true;
     cluster.request_stop(why, config.leave_workers);
-    // It has nothing that is not on the disk, and may read for long: a standby's lead is given
-    // back.
+    // It has nothing of the job that is not on the disk, and may read for long: a standby's lead is
+    // given back.
     if (!cluster.is_beginning() || config.has_election()) return;
     log::info("server.stopped", {{"why", why + " while it began"}});
     trace::finish();

@@ -74,6 +74,7 @@ Task<Result<std::vector<Candidate>>> Candidates::look() {
     auto candidate = decode_candidate(one.value);
     if (!candidate) continue;
     is_there = is_there || one.lease == lease_;
+    if (stopping_) co_return Error(ErrorCode::kCancelled, "this server ends");
     CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.look(one.lease));
     if (lease.ttl <= Duration::zero()) continue;
     const auto ago = std::max(Duration::zero(), lease.granted - lease.ttl);
@@ -89,14 +90,14 @@ Task<Result<std::vector<Candidate>>> Candidates::look() {
 Task<void> Candidates::run() {
   while (!stopping_) {
     Status well = co_await announce();
-    if (well.ok()) {
+    if (well.ok() && !stopping_) {
       auto found = co_await look();
       if (found.ok())
         tell_(std::move(found).value());
       else
         well = found.error();
     }
-    if (!well.ok() && is_well_)
+    if (!well.ok() && is_well_ && !stopping_)
       log::warn("candidates.not_told",
                 {{"why", well.error()},
                  {"action",

@@ -10,6 +10,9 @@ namespace centroid::server {
 
 using transport::Session;
 
+/// Of what it knows of one that was too slow, a round in time takes away one part in so many.
+constexpr int kForgets = 10;
+
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
 Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
@@ -167,9 +170,9 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
     link.sums = link.sums_before;
   else
     link.sums_before = link.sums;
-  // Who was too slow once is not so for ever.
-  if (!is_again && link.came_late.is_known())
-    link.came_late.observe(std::chrono::duration<double>(link.silence).count());
+  // Who was too slow once is not so for ever, nor as fast as its next round.
+  if (!is_again && link.came_late && link.silence < *link.came_late)
+    *link.came_late -= (*link.came_late - link.silence) / kForgets;
   link.sums.rounds += 1;
   link.sums.samples += end.samples;
   link.sums.compute_seconds += end.compute_seconds;

@@ -240,11 +240,11 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
   link.behind.reset();
   if (!policy_.is_elastic() && config_.round_timeout.count() > 0) {
     const Duration took = clock_.now() - link.opened_at;
-    link.came_late.observe(std::chrono::duration<double>(took).count());
+    link.came_late = took;
     const auto ms = [](Duration d) {
       return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
     };
-    const auto allowed = allowed_silence(config_.round_timeout, link.took());
+    const auto allowed = allowed_silence(config_.round_timeout, link.came_late);
     const bool is_allowed = allowed > config_.round_timeout;
     log::warn("member.too_slow",
               {{"worker", link.join.name},

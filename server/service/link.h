@@ -66,8 +66,8 @@ struct Link {
   Attempt::Key opened;      ///< the last attempt it was told to begin
   bool is_brought = false;  ///< its state for that is on its way: it has not begun
   TimePoint opened_at;      ///< when, or when its last chunk came, with policy bsp
-  /// How long it says nothing in a round, since it was left out for that (bsp).
-  SmoothedTime came_late;
+  /// How long it said nothing when it was left out last; falls as it says nothing for less (bsp).
+  std::optional<Duration> came_late;
   Duration silence{};                  ///< the longest, of what it contributes now (bsp)
   bool is_away = false;                ///< has no seat until it is free again
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
@@ -101,10 +101,6 @@ struct Link {
   void begin(Round round, std::uint32_t of) {
     if (std::exchange(fragment_of, round) == round) return;
     before = std::exchange(fragment, of);
-  }
-  std::optional<Duration> took() const {
-    if (!came_late.is_known()) return std::nullopt;
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(came_late.seconds()));
   }
   /// Results that are ready for it and not yet sent.
   std::size_t unsent() const {

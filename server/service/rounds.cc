@@ -317,7 +317,8 @@ void Cluster::leave_silent_out() {
     const bool awaits_others =
         aggregate_.is_mean() && was_told && aggregator_->is_waiting(*attempt_->rank_of(member));
     if (!was_told || link->pending_end || awaits_others) continue;
-    const TimePoint until = link->opened_at + allowed_silence(config_.round_timeout, link->took());
+    const TimePoint until =
+        link->opened_at + allowed_silence(config_.round_timeout, link->came_late);
     if (now >= until)
       silent.push_back(member);
     else

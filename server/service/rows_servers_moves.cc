@@ -378,19 +378,20 @@ Task<Status> RowsServers::fetch_all_pushes(std::size_t which) {
 /// A server that is drained and has no bucket any more, or one that came and went before it had
 /// one, leaves the route. False: look again.
 Task<bool> RowsServers::let_go() {
-  std::size_t which = 0;
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
+  const auto goes = [this](std::size_t i) {
     const Holder& holder = holders_[i];
-    const bool is_present = is_here(holder);
-    const bool goes = is_present ? holder.link->is_draining && holder.state == State::kServing
-                                 : !holder.has_held && shards_.find(holder.name) == nullptr;
-    if (goes && !owns(i)) which = i;
-  }
+    const bool may = is_here(holder) ? holder.link->is_draining && holder.state == State::kServing
+                                     : !holder.has_held && shards_.find(holder.name) == nullptr;
+    return may && !owns(i);
+  };
+  std::size_t which = 0;
+  for (std::size_t i = 1; i < holders_.size(); ++i)
+    if (goes(i)) which = i;
   if (which == 0 || is_frozen_) co_return true;
   const bool is_quiet = co_await pause_moves();
   if (!is_quiet) co_return false;
-  // What was on its way to it when it was asked to go has arrived meanwhile.
-  is_moving_ = !is_frozen_ && !owns(which);
+  // What was on its way to it when it was asked to go has arrived meanwhile; or it has gone.
+  is_moving_ = !is_frozen_ && goes(which);
   if (!is_moving_) {
     resume_moves();
     co_return true;

@@ -30,8 +30,9 @@ void ShardProbe::reported(const proto::ServerReport& report, std::size_t chunks)
   sessions_.set(report.workers);
 }
 
-void ShardProbe::leader_lost() const {
+void ShardProbe::leader_lost() {
   reported(proto::ServerReport(), 0);
+  journal(JournalWriter::State());
   has_leader_.set(0);
 }
 

@@ -15,7 +15,7 @@ class ShardProbe : public ServerProbe {
   /// As it tells the leader.
   void reported(const proto::ServerReport& report, std::size_t chunks) const;
   /// Nothing lies here any more.
-  void leader_lost() const;
+  void leader_lost();
   /// Seconds of a round that was committed: sums, step and journal.
   void merged(double seconds) const { merge_seconds_.observe(seconds); }
 
