@@ -69,7 +69,12 @@ void churn(const std::filesystem::path& folder, bool journal, std::uint64_t seed
       here.erase(some);
       drained = some;
     } else if (what == 3) {
-      const auto written = all.leader->checkpoint();
+      Status written;
+      ASSERT_TRUE(all.leader->wait_until([&](const auto&) {  // one that was lost is awaited
+        const auto made = all.leader->checkpoint();
+        written = made.ok() ? Status() : Status(made.error());
+        return written.ok() || written.error().code() != ErrorCode::kUnavailable;
+      }));
       ASSERT_TRUE(written.ok()) << written.error().to_string();
     } else if (what == 4 && some != 0) {
       all.shards.erase(some);
