@@ -241,7 +241,9 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     // Who comes for the first time, or again after it was drained: what it knew then is here.
     std::vector<std::size_t> fresh;
     for (const std::size_t i : which)
-      if (i != 0 && (!saved || !saved->journals.contains(holders_[i].name))) fresh.push_back(i);
+      if (i != 0 &&
+          (!saved || !saved->journals.contains(holders_[i].name) || !holders_[i].has_held))
+        fresh.push_back(i);
     auto put = [this, fresh, pushes = rows_.pushes()] {
       auto done = std::make_shared<Status>();
       for (const std::size_t i : fresh)

@@ -158,6 +158,27 @@ TEST_F(RowsThatMove, WhoIsDrainedWhileRowsComeKeepsNone) {
   }
 }
 
+/// What a server that was drained had counted since the newest checkpoint went with its rows: when
+/// one of its name comes again nothing of that is lost.
+TEST_F(RowsThatMove, WhoComesAgainAfterItWasDrainedKnowsAllPushes) {
+  Servers all(folder.path(), 2, false, "emb:dim=4,lr=0.1");
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  Keys keys(1000);
+  for (std::uint64_t i = 0; i < keys.size(); ++i) keys[i] = mix64(i);
+  const auto push = [&] { return client->push(keys, Floats(keys.size() * 4, 0.5f)); };
+  ASSERT_TRUE(push().ok());
+  ASSERT_TRUE(all.leader->checkpoint().ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(push().ok());
+  ASSERT_TRUE(all.leader->drain_server("s1").ok());
+  ASSERT_TRUE(all.shards[1]->join().ok());
+  all.shards.erase(1);
+  all.start(1);
+  ASSERT_TRUE(all.wait_settled(2));
+  const Status done = push();
+  EXPECT_TRUE(done.ok()) << done.error().to_string();
+  EXPECT_EQ(client->lost(), 0u);
+}
+
 TEST_F(RowsThatMove, EveryPushOfManyClientsCountsOnce) {
   Servers all(folder.path(), 2, false, "count:dim=16,optimizer=sgd,lr=1", true);
   constexpr std::size_t kClients = 3, kKeys = 3000;
