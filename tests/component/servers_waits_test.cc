@@ -110,9 +110,10 @@ TEST(ServersWaits, ALeaderWithoutServerCheckpointAndWorkersLives) {
   TestShard shard("s1", leader.endpoint(), "", 0, false,
                   [](server::ShardOptions& options) { options.drain_timeout = 0ms; });
   auto specs = two_workers();
-  for (WorkerSpec& spec : specs) spec.join_timeout = 10ms;  // neither comes back
+  for (WorkerSpec& spec : specs) spec.join_timeout = 250ms;  // neither comes back
   auto training = std::async(std::launch::async,
                              [&] { return run_workers(specs, data, leader.endpoint(), tcp); });
+  const std::shared_ptr<void> over(nullptr, [&](void*) { leader.stop(); });  // also when one fails
   ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.round > 5; }));
   EXPECT_TRUE(shard.stop().ok());
   ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.version == 0; }));
