@@ -41,8 +41,8 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
     std::vector<double> busy(all.size(), 0);
     if (const auto first = evaluator(members); first && all.size() > 1 && config_.local_steps > 1)
       busy[rank_of(members[*first])] = find(members[*first])->evaluation.seconds();
-    // A round passes one end of an epoch at most: it has what is left of one, and of the next.
-    const RoundData data{.batches = batches, .samples = 2 * agreed_->train_samples};
+    // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
+    const RoundData data{.batches = batches, .samples = agreed_->train_samples};
     const auto steps = coordinator_.plan(all, busy, data, members);
     for (std::size_t rank = 0; rank < all.size(); ++rank)
       planned.push_back(static_cast<double>(batches[rank]) * static_cast<double>(steps[rank]));

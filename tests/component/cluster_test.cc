@@ -320,6 +320,7 @@ TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
   c.epochs = 5;
   c.checkpoint_every_epochs = 2;
   c.checkpoint_keep = 100;
+  c.checkpoint_processor_share = 1;  // one is over before the next is due
   (void)train(c, workers(2), data);
   const auto directory =
       CheckpointDirectory::open(std::filesystem::path(c.run_dir) / "checkpoints", 100).value();
