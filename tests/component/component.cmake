@@ -1,23 +1,23 @@
 add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
 target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::loop centroid::model)
 centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc component/contract_test.cc
-  component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 300)
-centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc DEPS centroid::exchange TIMEOUT 120)
+  component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
+centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc DEPS centroid::exchange TIMEOUT 300)
 centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/repeated_runs_test.cc component/replica_numbers_test.cc
-  DEPS centroid_test_cluster TIMEOUT 300)
-centroid_test(busy_test LABEL component SOURCES component/busy_test.cc DEPS centroid_test_cluster TIMEOUT 120)
+  DEPS centroid_test_cluster TIMEOUT 900)
+centroid_test(busy_test LABEL component SOURCES component/busy_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_test.cc
-  DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
+  DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_waits_test.cc
-  DEPS centroid_test_cluster centroid::shard TIMEOUT 300)
+  DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
   DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull)
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
-  centroid_test(gpu_local_steps_test LABEL component TIMEOUT 300
+  centroid_test(gpu_local_steps_test LABEL component TIMEOUT 900
     SOURCES component/gpu_local_steps_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
     DEPS centroid_test_cluster)
-  centroid_test(gpu_cluster_test LABEL component TIMEOUT 300
+  centroid_test(gpu_cluster_test LABEL component TIMEOUT 900
     SOURCES component/gpu_cluster_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
             ${PROJECT_SOURCE_DIR}/common/codec/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/codec/cuda/device_codec.cc
@@ -27,8 +27,8 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   target_link_libraries(gpu_cluster_test PRIVATE ${CMAKE_DL_LIBS})
   add_dependencies(gpu_cluster_test nccl_stand_in)
 endif()
-centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 120)
+centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc
-  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 300)
+  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)
 centroid_test(rows_servers_test LABEL component SOURCES component/rows_servers_test.cc
-  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 300)
+  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

@@ -88,7 +88,7 @@ TEST(ServersWaits, AServerWhoseLeaderGoesWhileItWaitsEnds) {
   auto written = std::async(std::launch::async, [&] { return leader.checkpoint(); });
   EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
   auto ended = std::async(std::launch::async, [&] { return shard.stop(); });
-  if (ended.wait_for(20s) != std::future_status::ready) {
+  if (ended.wait_for(120s) != std::future_status::ready) {
     std::fputs("the shard server's thread spins: it cannot be joined\n", stderr);
     std::_Exit(1);
   }
@@ -146,7 +146,7 @@ TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
   held.reset();
   asked.wait();
   auto again = std::async(std::launch::async, [&] { return leader.checkpoint(); });
-  if (again.wait_for(20s) != std::future_status::ready) {
+  if (again.wait_for(120s) != std::future_status::ready) {
     std::fputs("no checkpoint is possible any more\n", stderr);
     std::_Exit(1);
   }

@@ -46,7 +46,7 @@ class Server final : public transport::FrameSink {
   /// The worker has sent a message of this kind, or does so within 20 s.
   bool hears(Kind kind) {
     std::unique_lock lock(mutex_);
-    return heard_more_.wait_for(lock, std::chrono::seconds(20),
+    return heard_more_.wait_for(lock, std::chrono::seconds(120),
                                 [&] { return heard_.contains(kind); });
   }
   /// The last it sent.

@@ -20,7 +20,7 @@ from cluster import wait_for
 from images import IMAGES, MARK, NEXT, USER, inspect, podman, run
 
 TOKEN = "for-development-only"
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 300
 EVICTED = 143  # CENTROID_STOP_STATUS of the base
 GOES_AWAY = (OSError, urllib.error.URLError, http.client.HTTPException)
 EPHEMERAL = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")

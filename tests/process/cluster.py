@@ -24,7 +24,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-DEADLINE_SECONDS = 90 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # programs under a sanitizer are slow
+DEADLINE_SECONDS = 180 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # programs under a sanitizer are slow
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 40
 SAMPLES = 2000

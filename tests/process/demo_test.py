@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 DRIVER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "local_cluster.py"
-DEADLINE_SECONDS = 100
+DEADLINE_SECONDS = 300
 SKIPPED = 77
 
 

@@ -6,7 +6,9 @@ import os
 import random
 import signal
 import struct
+import sys
 import time
+import traceback
 
 import wire
 from cluster import DEADLINE_SECONDS, DONE, ClusterTest, main
@@ -122,7 +124,10 @@ def fork(action):
     try:
         action()
         status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import random
+import select
 import socket
 import struct
 import threading
@@ -12,7 +13,9 @@ MAGIC, WIRE_VERSION, HEADER_BYTES = 0x44544E43, 1, 48
 HELLO, HELLO_REPLY, GOODBYE = 1, 2, 4
 REQUEST, RESPONSE, ERROR = 1, 2, 4
 FAILED_PRECONDITION = 4
-SOCKET_SECONDS = 20
+SOCKET_SECONDS = 60
+BEAT_SECONDS = 0.25  # below a quarter of the shortest lease
+UNLIMITED = (1 << 64) - 1  # credit
 ZEROS = {}  # checksums of so many zeros
 BUFFER_BYTES = 256 << 10  # what a shut link may swallow
 
@@ -50,8 +53,8 @@ def text(value):
     return struct.pack("<I", len(value)) + value.encode()
 
 
-def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0):
-    limits = struct.pack("<HHIQQQ", *versions, 64 << 10, 64 << 20, 4 << 20, manifest_hash)
+def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0, credit_bytes=4 << 20):
+    limits = struct.pack("<HHIQQQ", *versions, 64 << 10, 64 << 20, credit_bytes, manifest_hash)
     return limits + text("worker") + text(name) + text(run_id) + text(token)
 
 
@@ -106,16 +109,23 @@ def garbage(seed, count=4096):
     return random.Random(seed).randbytes(count)
 
 
+def cut(elements, most):
+    """The elements of a tensor's chunks."""
+    count = -(-elements // most)
+    return [elements // count + (i < elements % count) for i in range(count)]
+
+
 class Client:
     """A worker of exchange star with codec f32, written from docs/wire.md: its gradients are what the test says."""
 
     JOIN, INIT_REQUEST, INIT_CHUNK, INIT_DONE, ROUND_OPEN, PUSH, PUSH_END, RESULT, LEAVE, FINISH = 16, 17, 18, 19, 21, 22, 23, 24, 27, 28
-    CREDIT, ROUND_CLOSED, READY = 3, 25, 35
+    CREDIT, ROUND_CLOSED, HEARTBEAT, READY = 3, 25, 26, 35
     COMMITTED, LATE, CARRIED = 0, 3, 4
 
-    def __init__(self, name, tensors, batch=4, train_samples=1000, fingerprint=1):
-        """`tensors`: (name, shape) of each; every tensor must fit into one chunk."""
+    def __init__(self, name, tensors, batch=4, train_samples=1000, fingerprint=1, chunk_bytes=1 << 20):
+        """`tensors`: (name, shape) of each; `chunk_bytes`: the server's."""
         self.name, self.tensors, self.batch = name, tensors, batch
+        self.chunks = [elements for _, shape in tensors for elements in cut(math.prod(shape), chunk_bytes // 4)]
         self.samples, self.fingerprint = train_samples, fingerprint
         self.model = "by hand"  # all workers of a job say the same
         self.codec = "f32"
@@ -123,7 +133,11 @@ class Client:
         self.results = {}  # round: payload of each chunk
 
     def elements(self, chunk):
-        return math.prod(self.tensors[chunk][1])
+        return self.chunks[chunk]
+
+    def result(self, number, chunk, payload):
+        """A chunk of a round's result."""
+        self.results.setdefault(number, {})[chunk] = payload
 
     def send(self, kind, head=b"", payload=b"", flags=0, identity=0):
         crc = crc32c(payload) if payload.strip(b"\0") else ZEROS.setdefault(len(payload), crc32c(payload))
@@ -150,45 +164,62 @@ class Client:
 
     def train(self, endpoint, gradient, bad_rounds=()):
         """Take part until Finish. `gradient(round, chunk)` gives the bytes of float32 numbers; bad rounds are told to hold NaN."""
+        self.gradient, self.bad_rounds, self.is_over = gradient, bad_rounds, False
         with connect(endpoint) as self.peer:
-            self.peer.sendall(hello(name=self.name))
-            read_frame(self.peer)
+            self.peer.sendall(hello(name=self.name, credit_bytes=UNLIMITED))
+            self.window = struct.unpack_from("<Q", read_frame(self.peer)[2], 14)[0]
             self.send_join()
-            is_over = False
-            while not is_over:
-                fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))
-                kind, flags = fields[2:4]
-                head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
-                if flags & ERROR:
-                    raise AssertionError(read_error(head))
-                if payload:
-                    self.send(self.CREDIT, struct.pack("<Q", len(payload)))
-                if kind == GOODBYE:
-                    raise AssertionError(read_error(head))
-                if kind == self.INIT_REQUEST:
-                    for chunk in range(len(self.tensors)):
-                        self.send(self.INIT_CHUNK, struct.pack("<I", chunk), bytes(4 * self.elements(chunk)))
-                    self.send(self.INIT_DONE)
-                elif kind == self.ROUND_OPEN:
-                    self.contribute(head, gradient, bad_rounds)
-                elif kind == self.RESULT:
-                    round_number, _, chunk = struct.unpack("<QII", head)
-                    self.results.setdefault(round_number, {})[chunk] = payload
-                elif kind == self.ROUND_CLOSED:
-                    number, _, outcome, _, _, weight, _ = struct.unpack_from("<QIBQQdI", head)
-                    self.closed(number, outcome, weight)
-                    if outcome in (self.LATE, self.CARRIED):
-                        self.send(self.READY, self.place)
-                elif kind == self.FINISH:
-                    self.send(self.LEAVE, text("done"), flags=REQUEST, identity=2)
-                elif kind == self.LEAVE:
-                    is_over = True
+            while not self.is_over:
+                self.handle_frame()
+
+    def handle_frame(self):
+        self.wait_for_frame()
+        fields = struct.unpack("<IHHIIQQIIII", read_exactly(self.peer, HEADER_BYTES))
+        kind, flags = fields[2:4]
+        head, payload = read_exactly(self.peer, fields[4]), read_exactly(self.peer, fields[6])
+        if flags & ERROR or kind == GOODBYE:
+            raise AssertionError(read_error(head))
+        if kind == self.CREDIT:
+            self.window += struct.unpack("<Q", head)[0]
+        elif kind == self.INIT_REQUEST:
+            for chunk in range(len(self.chunks)):
+                self.send_chunk(self.INIT_CHUNK, struct.pack("<I", chunk), bytes(4 * self.elements(chunk)))
+            self.send(self.INIT_DONE)
+        elif kind == self.ROUND_OPEN:
+            self.contribute(head, self.gradient, self.bad_rounds)
+        elif kind == self.RESULT:
+            number, _, chunk = struct.unpack("<QII", head)
+            self.result(number, chunk, payload)
+        elif kind == self.ROUND_CLOSED:
+            number, _, outcome, _, _, weight, _ = struct.unpack_from("<QIBQQdI", head)
+            self.closed(number, outcome, weight)
+            if outcome in (self.LATE, self.CARRIED):
+                self.send(self.READY, self.place)
+        elif kind == self.FINISH:
+            self.send(self.LEAVE, text("done"), flags=REQUEST, identity=2)
+        elif kind == self.LEAVE:
+            self.is_over = True
+
+    def send_chunk(self, kind, head, payload):
+        """As soon as the server's window has room for it."""
+        while self.window != UNLIMITED and self.window < len(payload):
+            self.handle_frame()
+        self.window -= len(payload) if self.window != UNLIMITED else 0
+        self.send(kind, head, payload)
+
+    def wait_for_frame(self):
+        """Tells meanwhile that it lives: a server whose disk stands still sends nothing to answer."""
+        for _ in range(int(SOCKET_SECONDS / BEAT_SECONDS)):
+            if select.select([self.peer], [], [], BEAT_SECONDS)[0]:
+                return
+            self.send(self.HEARTBEAT)
+        raise TimeoutError(f"no frame within {SOCKET_SECONDS} s")
 
     def contribute(self, head, gradient, bad_rounds):
         generation, number, attempt, _, _, _, _, _, begin, end, _, _, _, _ = struct.unpack("<QQIIIQQQQQBBIQ", head)
         self.place = place = struct.pack("<QQI", generation, number, attempt)
-        for chunk in range(len(self.tensors) if end > begin else 0):
-            self.send(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
+        for chunk in range(len(self.chunks) if end > begin else 0):
+            self.send_chunk(self.PUSH, place + struct.pack("<Id", chunk, end - begin), gradient(number, chunk))
         told = struct.pack("<dQQdddB", end - begin, end - begin, 0, 0, 0, 0, number in bad_rounds) + text("by hand")
         self.send(self.PUSH_END, place + told + struct.pack("<dddQQIIdddddddI", 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, 0))
 

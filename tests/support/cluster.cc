@@ -158,7 +158,7 @@ std::shared_ptr<void> TestServer::hold_disk() {
 }
 
 bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (std::chrono::steady_clock::now() < deadline) {
     if (condition(view())) return true;
     std::this_thread::yield();

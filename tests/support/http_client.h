@@ -20,7 +20,7 @@ struct HttpReply {
 class HttpClient {
  public:
   explicit HttpClient(std::uint16_t port,
-                      std::chrono::milliseconds patience = std::chrono::seconds(10));
+                      std::chrono::milliseconds patience = std::chrono::seconds(30));
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;

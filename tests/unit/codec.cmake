@@ -21,7 +21,7 @@ if(NOT CENTROID_SANITIZE MATCHES "thread" AND TARGET centroid::device)
   set_source_files_properties(${kernels}/kernels.cu PROPERTIES
     LANGUAGE CXX
     COMPILE_OPTIONS "-include;${PROJECT_SOURCE_DIR}/tests/support/simt.h")
-  centroid_test(cuda_kernels_test LABEL unit TIMEOUT 300
+  centroid_test(cuda_kernels_test LABEL unit TIMEOUT 900
     SOURCES unit/cuda_kernels_test.cc support/device_codec_cases.cc support/simt.cc
             ${kernels}/kernels.cu ${kernels}/device_codec.cc
     DEPS centroid::codec centroid::device)

@@ -21,7 +21,7 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")
   centroid_test(optimizer_cuda_test LABEL unit SOURCES unit/optimizer_cuda_test.cc support/simt.cc
     ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu DEPS centroid::optim centroid::device)
   # Models and groups of GPUs, on devices whose streams run late.
-  centroid_test(models_cuda_test LABEL unit TIMEOUT 300
+  centroid_test(models_cuda_test LABEL unit TIMEOUT 900
     SOURCES unit/models_cuda_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
     DEPS centroid::node)
   set(codec_kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)

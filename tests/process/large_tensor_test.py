@@ -1,0 +1,77 @@
+"""One tensor of more than 2^33 bytes and 2^31 elements over a socket: every chunk comes back as the mean of what was sent. large_tensor_test.py BIN_DIR"""
+
+import functools
+import struct
+import threading
+import unittest
+
+import wire
+from cluster import DONE, SAMPLES, ClusterTest, main
+
+GIB = 1 << 30
+ELEMENTS = 9 * GIB // 4
+CHUNK_BYTES = 16 << 20
+CHUNKS = ELEMENTS * 4 // CHUNK_BYTES
+WORKERS = 2
+ROUNDS = 2
+
+wire.crc32c = functools.lru_cache(64)(wire.crc32c)
+
+
+@functools.lru_cache(4)
+def constant(number):
+    """A chunk of this number: few different ones, so that a client needs no memory, and a checksum no time."""
+    return struct.pack("<f", number) * (CHUNK_BYTES // 4)
+
+
+class Worker(wire.Client):
+    """Gives `number` in most chunks and its own number in each hundredth; looks at what comes back and keeps none of it."""
+
+    def __init__(self, number):
+        super().__init__(f"w{number}", [("one", (ELEMENTS,))], train_samples=SAMPLES, chunk_bytes=CHUNK_BYTES)
+        self.number, self.seen, self.error = number, {}, None
+
+    def gradient(self, _, chunk):
+        return constant(self.marked(self.number, chunk))
+
+    @staticmethod
+    def marked(number, chunk):
+        return number + 1 if chunk % 100 == 99 or chunk == CHUNKS - 1 else -1
+
+    def result(self, number, chunk, payload):
+        first, last = struct.unpack("<f", payload[:4]) + struct.unpack("<f", payload[-4:])
+        mean = sum(self.marked(worker, chunk) for worker in range(WORKERS)) / WORKERS
+        if len(payload) != CHUNK_BYTES or first != mean or last != mean:
+            raise AssertionError(f"round {number}, chunk {chunk}: {len(payload)} bytes, {first} to {last}, not {mean}")
+        self.seen[number] = self.seen.get(number, 0) + 1
+
+    def run(self, endpoint):
+        try:
+            self.train(endpoint, self.gradient)
+        except Exception as error:  # the test looks at it
+            self.error = error
+
+
+class LargeTensor(ClusterTest):
+    def test_nine_gib_over_a_socket(self):
+        needed = 22 * GIB  # the tensor, the sum, what is on its way
+        with open("/proc/meminfo") as told:
+            available = next(int(line.split()[1]) << 10 for line in told if line.startswith("MemAvailable:"))
+        if available < needed:
+            raise unittest.SkipTest(f"needs {needed / GIB:.0f} GiB of free memory, here are {available / GIB:.1f}")
+        flags = ["--apply", "worker", "--min-workers", WORKERS, "--chunk-bytes", CHUNK_BYTES, "--checkpoint-every", 0]
+        server = self.server(*flags, "--rounds", ROUNDS, "--lease", "60s", "--exit-when-finished")
+        workers = [Worker(number) for number in range(WORKERS)]
+        threads = [threading.Thread(target=worker.run, args=(server.data,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for worker in workers:
+            self.assertIsNone(worker.error, server.text()[-3000:])
+            self.assertEqual(worker.seen, {number: CHUNKS for number in range(1, ROUNDS + 1)})
+        self.assert_exit(DONE, server)
+
+
+if __name__ == "__main__":
+    main()
