@@ -43,8 +43,8 @@ class Slow(MembershipTest):
     def test_an_upload_longer_than_the_lease_is_no_failure(self):
         server = self.server("--min-workers", 1, "--rounds", 3, "--lease", "1s", "--exit-when-finished")
         link = self.link_to(server)
-        link.up.slow(100_000)
-        worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 3 s
+        link.up.slow(150_000)
+        worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 2 s
         self.assert_exit(DONE, worker, server)
         self.assertGreater(link.up.passed, 900_000)
         self.assert_nobody_was_lost(server)
@@ -54,7 +54,7 @@ class Slow(MembershipTest):
         place = f"127.0.0.1:{free_port()}"
         link = Link(place)
         self.addCleanup(link.close)
-        link.up.slow(50_000)
+        link.up.slow(75_000)
         shard = self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", place, "--advertise", link.endpoint, "--run-dir", self.folder / "b"], None)
         worker = self.worker(server, "slow", model="mlp:64-1024-10")
         self.assert_exit(DONE, worker, server, shard)

@@ -101,9 +101,9 @@ TEST(LargeModelsSlow, OneTensorOfNineGiB) {
                       static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
   const fs::path folder =
       fs::temp_directory_path() / ("centroid-large-" + std::to_string(::getpid()));
-  if (memory < std::uint64_t{24} << 30)
-    GTEST_SKIP() << "needs 24 GiB of memory for two planes of 9 GiB and the files' cache, here are "
-                 << static_cast<double>(memory) / double(1 << 30) << " GiB";
+  if (memory < std::uint64_t{24'000'000'000})
+    GTEST_SKIP() << "needs 24 GB of memory for two planes of 9 GiB and the files' cache, here are "
+                 << static_cast<double>(memory) / 1e9 << " GB";
   if (fs::space(folder.parent_path()).available < (std::uint64_t{12} << 30))
     GTEST_SKIP() << "needs 12 GiB of disk in " << folder.parent_path();
   const Manifest manifest{{"one", DType::kF32, {(std::uint64_t{9} << 30) / sizeof(float)}}};
