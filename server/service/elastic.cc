@@ -57,7 +57,7 @@ void Cluster::seat(Link& link) {
                                        : wanted);
   hand_out(link, open);
   open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
-  open.world = open.rank.value + 1;
+  open.world = std::max(static_cast<std::uint32_t>(roster_.ranked().size()), open.rank.value + 1);
   open.evaluate = std::exchange(evaluate_next_, false);
   attempt_->members.push_back(link.id);
   attempt_->opens.push_back(open);

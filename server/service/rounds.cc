@@ -140,14 +140,17 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     const proto::Join& join = find(member)->join;
     attempt_->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
   }
+  // Who begins at another time, with a policy that lets them, is one of the workers all the same.
+  const std::size_t seats = attempt_->members.size(),
+                    world = policy_.is_elastic() ? std::max(roster_.ranked().size(), seats) : seats;
   std::vector<std::shared_ptr<const Codec>> codecs;
-  for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
+  for (std::size_t rank = 0; rank < seats; ++rank) {
     proto::RoundOpen& open = attempt_->opens[rank];
     open.generation = attempt_->generation;
     open.round = round_;
     open.attempt = attempt_->number;
     open.rank = Rank(static_cast<std::uint32_t>(rank));
-    open.world = static_cast<std::uint32_t>(attempt_->members.size());
+    open.world = static_cast<std::uint32_t>(world);
     open.version = attempt_->version;
     open.optimizer_step = attempt_->optimizer_step;
     open.resend = resend;

@@ -294,6 +294,36 @@ TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
   EXPECT_THAT(trained.shares["b"], ::testing::Each(80));
 }
 
+/// How many workers there are is told of all of them, also to who begins while the others compute.
+TEST_F(CoordinatorTest, AsynchronousWorkersAreToldOfAll) {
+  const auto data = make_blobs(4000, 8, 4, 1);
+  for (const std::string policy : {"asp", "ssp:2", "backup:1"}) {
+    SCOPED_TRACE(policy);
+    ServerConfig c = config(3);
+    c.rounds = 30;
+    c.policy = policy;
+    TestServer server(c, transports());
+    std::mutex mutex;
+    std::vector<std::uint32_t> worlds;
+    std::vector<std::thread> threads;
+    for (const std::string name : {"a", "b", "c"})
+      threads.emplace_back([&, name] {
+        const auto observe = [&](const worker::Share& share, const worker::StepStats&,
+                                 const worker::RoundReport&, const worker::TrainingSummary&) {
+          const std::lock_guard lock(mutex);
+          EXPECT_LT(share.rank.value, share.world);
+          worlds.push_back(share.world);
+        };
+        const WorkerSpec one = spec(name, name == "c" ? 3 : 1);
+        EXPECT_TRUE(run_worker(one, data, server.endpoint(), transports(), observe).status.ok());
+      });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_TRUE(server.join().ok());
+    EXPECT_FALSE(worlds.empty());
+    EXPECT_THAT(worlds, ::testing::Each(3u));
+  }
+}
+
 /// So too where there is one gradient a round: its batches are divided.
 TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
   const auto data = make_blobs(500, 8, 4, 1);
