@@ -142,7 +142,8 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .max = 1'000'000});
   s.field("cadence.max_lead", &c.cadence_max_lead,
           {.text = "cadence: steps that a worker makes more than the slowest at most, and by which "
-                   "its number changes from round to round at most; 0: all make the same",
+                   "its number changes from round to round at most, up and down; 0: all make the "
+                   "same",
            .unit = "steps",
            .max = 1'000'000});
   s.field("cadence.dead_zone", &c.cadence_dead_zone,
@@ -158,7 +159,8 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "risen for long; predict: at most so many steps as its growth allows",
            .choices = {"halve", "predict"}});
   s.field("cadence.ratios", &c.cadence_ratios,
-          {.text = "cadence speed: given speeds by rank, such as 3,2,1, instead of measured ones"});
+          {.text = "given speeds by rank, such as 3,2,1: with cadence speed instead of measured "
+                   "ones, with tuned until they are measured"});
   s.field("cadence.overshoot", &c.cadence_overshoot,
           {.text = "cadence with local_steps: steps of a worker by which a round may run into the "
                    "next epoch, so that no round is short because an epoch ends; 0: 2 to 10, by "
@@ -479,9 +481,8 @@ Status check_cadence(const ServerConfig& c) {
     return refuse("cadence.max_steps " + std::to_string(c.cadence_max_steps) +
                   " is below the steps to begin with, " + std::to_string(c.steps_per_round()) +
                   " (local_steps / fragments)");
-  if (!ratios->empty() && c.cadence_mode != "speed")
-    return refuse("cadence.ratios are given speeds: they need cadence speed, not " +
-                  c.cadence_mode);
+  if (!ratios->empty() && c.cadence_mode == "off")
+    return refuse("cadence.ratios are given speeds: they need cadence speed or tuned, not off");
   return {};
 }
 

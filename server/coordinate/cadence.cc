@@ -37,9 +37,8 @@ void Cadence::worked(MemberId member, double steps, double compute_seconds) {
   paces_[member].step.observe(compute_seconds / steps);
 }
 
-void Cadence::hint(MemberId member, double seconds_per_step) {
-  Pace& pace = paces_[member];
-  if (!pace.step.is_known()) pace.step.observe(seconds_per_step);
+void Cadence::hint(MemberId member, double pace) {
+  paces_[member].hint = std::isfinite(pace) && pace > 0 ? pace : 0;
 }
 
 void Cadence::gone(MemberId member) { paces_.erase(member); }
@@ -85,25 +84,40 @@ void Cadence::exchanged(double seconds) {
     const std::uint64_t most = std::max(std::min({options_.most, limit_, room_}), anchor_);
     anchor_ = static_cast<std::uint64_t>(
         std::clamp(wanted, static_cast<double>(anchor_), static_cast<double>(most)));
-  } else if (now < target / 2 && present > least_) {
-    anchor_ = present - 1;
+  } else if (now < target / 2 && present > least_ && room_ >= anchor_) {
+    anchor_ = present - 1;  // where there is data for no more it is as short as that
   }
 }
 
+/// Steps of the slowest, as far as the lead has let it come.
+std::uint64_t Cadence::made() const {
+  std::uint64_t least = anchor();
+  if (options_.max_lead == 0 || options_.max_lead >= kNoLimit) return least;
+  for (const auto& [member, pace] : paces_)
+    if (pace.steps > 0) least = std::min(least, pace.steps);
+  return least;
+}
+
+/// To which the lead lets the steps of one who makes `made` come down.
+std::uint64_t Cadence::least_after(std::uint64_t made) const {
+  const std::uint64_t lead = options_.max_lead;
+  return lead > 0 && made > lead ? made - lead : 1;
+}
+
 void Cadence::nudge_down(double factor) {
+  const std::uint64_t present = made();
   const double wanted =
-      std::ceil(static_cast<double>(anchor()) * std::clamp(factor, 0.1, 1.0) - 1e-9);
-  anchor_ = std::clamp<std::uint64_t>(static_cast<std::uint64_t>(wanted), 1, anchor());
+      std::ceil(static_cast<double>(present) * std::clamp(factor, 0.1, 1.0) - 1e-9);
+  anchor_ =
+      std::clamp<std::uint64_t>(static_cast<std::uint64_t>(wanted), least_after(present), present);
   least_ = std::min(least_, anchor_);
-  for (auto& [member, pace] : paces_) pace.steps = 0;  // no limit on this change
 }
 
 void Cadence::limit(std::uint64_t most) {
   limit_ = std::max<std::uint64_t>(most, 1);
   if (anchor_ <= limit_) return;
-  anchor_ = limit_;
+  anchor_ = std::min(anchor_, std::max(limit_, least_after(made())));
   least_ = std::min(least_, anchor_);
-  for (auto& [member, pace] : paces_) pace.steps = 0;  // no limit on this change
 }
 
 /// The most that the slowest can make when all come at the same time and share the data.
@@ -131,36 +145,71 @@ std::uint64_t Cadence::room_for(std::span<const MemberId> members, const RoundDa
   return fits;
 }
 
-std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members, const RoundData& data,
-                                         std::span<const MemberId> begin) {
+/// What the plan counts with of each member's pace. Returns that of the slowest.
+double Cadence::use_paces() {
+  // Hints are in a unit of their own: what it is, those say who have been measured, too.
+  double sum = 0;
+  std::size_t both = 0, measured = 0;
+  for (const auto& [member, pace] : paces_) {
+    if (!pace.step.is_known()) continue;
+    ++measured;
+    if (pace.hint > 0) sum += pace.step.seconds() / pace.hint, ++both;
+  }
+  const double unit = both > 0 ? sum / static_cast<double>(both) : measured > 0 ? 0 : 1;
   double slow = 0;
-  for (const MemberId member : members) paces_.try_emplace(member);
-  for (auto& [member, pace] : paces_) {  // also of those that begin at another time
+  for (auto& [member, pace] : paces_) {
+    if (pace.is_hinted || (pace.used == 0 && pace.hint > 0)) {
+      pace.used = pace.hint * unit;
+      pace.is_hinted = pace.used > 0;
+    }
     const double seconds = pace.step.seconds();
-    if (pace.used == 0 || std::abs(seconds - pace.used) > options_.dead_zone * pace.used)
+    const bool is_other = std::abs(seconds - pace.used) > options_.dead_zone * pace.used;
+    if (seconds > 0 && (pace.used == 0 || is_other)) {
       pace.used = seconds;
+      pace.is_hinted = false;
+    }
     slow = std::max(slow, pace.used);
   }
+  return slow;
+}
+
+std::vector<std::uint64_t> Cadence::plan(std::span<const MemberId> members, const RoundData& data,
+                                         std::span<const MemberId> begin) {
+  for (const MemberId member : members) paces_.try_emplace(member);
+  const double slow = use_paces();  // also of those that begin at another time
   room_ = data.batches.empty() ? kNoLimit : room_for(members, data, slow);
-  const std::uint64_t slowest_makes = anchor();
   std::vector<std::uint64_t> steps;
-  std::uint64_t least = slowest_makes;
   for (const MemberId member : members) {
     const double used = paces_[member].used;
-    steps.push_back(used == 0 ? std::min(slowest_makes, kProbe)
-                              : steps_of(slowest_makes, slow, used));
-    least = std::min(least, steps.back());
+    steps.push_back(used == 0 ? 0 : steps_of(anchor(), slow, used));
+  }
+  steps = plan_given(members, std::move(steps), begin);
+  for (std::uint64_t& one : steps)
+    if (one == 0) one = std::min(anchor(), kProbe);
+  return steps;
+}
+
+/// Who is tried has 0, and is in nobody's way.
+std::vector<std::uint64_t> Cadence::plan_given(std::span<const MemberId> members,
+                                               std::vector<std::uint64_t> steps,
+                                               std::span<const MemberId> begin) {
+  const std::uint64_t lead = options_.max_lead;
+  std::uint64_t newcomers = kNoLimit;  // begin where the slowest is
+  for (const MemberId member : members)
+    if (const std::uint64_t before = paces_[member].steps; before > 0)
+      newcomers = std::min(newcomers, before);
+  std::uint64_t fewest = kNoLimit;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (steps[i] == 0) continue;
+    std::uint64_t before = paces_[members[i]].steps;
+    if (before == 0 && newcomers < kNoLimit) before = newcomers;
+    if (lead > 0 && before > 0) steps[i] = std::clamp(steps[i], least_after(before), before + lead);
+    fewest = std::min(fewest, steps[i]);
   }
   for (std::size_t i = 0; i < members.size(); ++i) {
-    Pace& pace = paces_[members[i]];
-    const std::uint64_t lead = options_.max_lead, before = pace.steps;
-    if (lead > 0 && before > 0 && pace.used > 0) {
-      const std::uint64_t low = before > lead ? before - lead : 1;
-      steps[i] = std::clamp(steps[i], low, before + lead);
-    }
-    if (pace.used > 0) steps[i] = std::min(steps[i], std::max(least, slowest_makes) + lead);
+    steps[i] = std::min(steps[i], fewest + lead);
     if (begin.empty() || std::ranges::find(begin, members[i]) != begin.end())
-      pace.steps = pace.used > 0 ? steps[i] : 0;
+      paces_[members[i]].steps = steps[i];
   }
   return steps;
 }

@@ -38,10 +38,11 @@ struct RoundData {
 /// anchor   steps of the slowest member. With `tunes` it follows overhead = exchange / work of the
 ///          slowest: above the target it grows to anchor * overhead / target (rounded up, at most
 ///          `most`); below half of it it goes down by one, never below `initial`. While there is
-///          less data for a round it is so much less, and no longer
+///          less data for a round it is so much less, and no longer: what it was stays
 /// others   round(anchor * pace of the slowest / own pace), at least 1
-/// probe    a member without a measured step makes few, at most `kProbe`
-/// dead     relative speeds that changed by less than `dead_zone` stay as they were
+/// probe    a member without a pace makes few, at most `kProbe`
+/// dead     relative speeds, measured or given, that changed by less than `dead_zone` stay as they
+///          were
 /// source   docs/coordinator.md
 class Cadence {
  public:
@@ -51,8 +52,9 @@ class Cadence {
     std::uint64_t initial = 10, most = 200;
     double overhead = 0.05;  ///< target; from 0.01 to 0.5
     double dead_zone = 0.05;
-    /// A member makes at most so many steps more than the slowest one, and (when above 0) its
-    /// number changes by at most so many from round to round.
+    /// A member makes at most so many steps more than the one that makes fewest (probes aside), and
+    /// (when above 0) its number changes by at most so many from one time that it begins to the
+    /// next, up or down, whatever the reason.
     std::uint64_t max_lead = kNoLimit;
     bool tunes = true;
   };
@@ -60,8 +62,9 @@ class Cadence {
 
   /// `member` took so long for `steps` steps (a part of one counts as such).
   void worked(MemberId member, double steps, double compute_seconds);
-  /// The pace is known from elsewhere, until it is measured.
-  void hint(MemberId member, double seconds_per_step);
+  /// What the pace is until it is measured, beside those of others with a hint: in any unit that is
+  /// the same for all of them.
+  void hint(MemberId member, double pace);
   void gone(MemberId member);
   /// An exchange took so long beyond the work of the slowest: tune the anchor.
   void exchanged(double seconds);
@@ -70,15 +73,20 @@ class Cadence {
   /// begin  who of them makes these steps; the others begin at another time; none: all do
   std::vector<std::uint64_t> plan(std::span<const MemberId> members, const RoundData& data = {},
                                   std::span<const MemberId> begin = {});
+  /// As `plan`, of steps that are given: as much of them as the lead lets.
+  std::vector<std::uint64_t> plan_given(std::span<const MemberId> members,
+                                        std::vector<std::uint64_t> steps,
+                                        std::span<const MemberId> begin = {});
 
   /// No growth of the anchor while it is held.
   void hold_growth(bool is_held);
-  /// anchor = anchor * factor, rounded up; a factor is from 0.1 to 1. From here on this is also
-  /// where the anchor may come down to.
+  /// anchor = what the slowest makes * factor, rounded up; a factor is from 0.1 to 1. No further
+  /// down than by the lead, when that is above 0. From here on this is also where the anchor may
+  /// come down to.
   void nudge_down(double factor);
 
-  /// The anchor is at most so much (at least 1) until another limit is set; as `nudge_down`, where
-  /// it is above it.
+  /// The anchor is at most so much (at least 1) until another limit is set; where it is above it,
+  /// it goes there as by `nudge_down`, the next time on from where it has come.
   void limit(std::uint64_t most);
 
   std::uint64_t anchor() const;
@@ -90,10 +98,15 @@ class Cadence {
  private:
   struct Pace {
     SmoothedTime step;
+    double hint = 0;          ///< 0: none
     double used = 0;          ///< seconds a step that the plan counts with
+    bool is_hinted = false;   ///< that is the hint
     std::uint64_t steps = 0;  ///< in the last plan by which it began; 0: none
   };
   double slowest() const;
+  double use_paces();
+  std::uint64_t made() const;
+  std::uint64_t least_after(std::uint64_t made) const;
   std::uint64_t room_for(std::span<const MemberId> members, const RoundData& data,
                          double slow) const;
 

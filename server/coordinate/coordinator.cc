@@ -131,7 +131,12 @@ std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members,
                                              std::span<const double> busy, const RoundData& data,
                                              std::span<const MemberId> begin) {
   if (!is_on()) return std::vector<std::uint64_t>(members.size(), options_.cadence.initial);
-  if (options_.ratios.empty()) {
+  if (!keeps_ratios()) {
+    // A rank beyond the list is as the slowest of it.
+    for (std::size_t rank = 0; rank < members.size() && !options_.ratios.empty(); ++rank)
+      cadence_.hint(members[rank],
+                    1 / (rank < options_.ratios.size() ? options_.ratios[rank]
+                                                       : std::ranges::min(options_.ratios)));
     auto steps = cadence_.plan(members, data, begin);
     for (std::size_t rank = 0; rank < busy.size(); ++rank) {
       const double pace = cadence_.seconds_per_step(members[rank]);
@@ -154,7 +159,7 @@ std::vector<std::uint64_t> Coordinator::plan(std::span<const MemberId> members,
     const double wanted = std::round(static_cast<double>(cadence_.anchor()) * times);
     steps.push_back(static_cast<std::uint64_t>(std::clamp(wanted, 1.0, 1e9)));
   }
-  return steps;
+  return cadence_.plan_given(members, std::move(steps), begin);
 }
 
 std::vector<double> Coordinator::speeds(std::span<const MemberId> members,
@@ -162,7 +167,7 @@ std::vector<double> Coordinator::speeds(std::span<const MemberId> members,
   std::vector<double> out;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const double pace = cadence_.seconds_per_step(members[rank]);
-    if (!options_.ratios.empty())
+    if (keeps_ratios())
       out.push_back(rank < options_.ratios.size() ? options_.ratios[rank] : 1);
     else if (pace > 0)
       out.push_back(static_cast<double>(batches[rank]) / pace);

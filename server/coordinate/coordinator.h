@@ -28,9 +28,11 @@ class Coordinator {
   struct Options {
     Mode mode = Mode::kOff;
     Cadence::Options cadence;
-    double divergence = 0.05;    ///< threshold of the guard; 0: none
-    bool predicts = false;       ///< GrowthPredictor decides, instead of DivergenceGuard
-    std::vector<double> ratios;  ///< by rank: given speeds, instead of measured ones
+    double divergence = 0.05;  ///< threshold of the guard; 0: none
+    bool predicts = false;     ///< GrowthPredictor decides, instead of DivergenceGuard
+    /// By rank: given speeds. With `speed` they are kept, with `tuned` they are what is counted
+    /// with until speeds are measured.
+    std::vector<double> ratios;
   };
   explicit Coordinator(Options options);
 
@@ -78,6 +80,7 @@ class Coordinator {
     bool holds_growth = false;
   };
   Watch& watch(std::uint32_t fragment);
+  bool keeps_ratios() const { return options_.mode == Mode::kSpeed && !options_.ratios.empty(); }
   bool judge();
 
   Options options_;

@@ -68,7 +68,8 @@ TEST_F(CoordinatorTest, SettingsThatContradictAreRefused) {
   EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned"; }), HasSubstr("set local_steps"));
   EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned", c.local_steps = 300; }),
               HasSubstr("cadence.max_steps 200 is below"));
-  EXPECT_THAT(refused([](C& c) { c.cadence_ratios = "2,1"; }), HasSubstr("need cadence speed"));
+  EXPECT_THAT(refused([](C& c) { c.cadence_ratios = "2,1"; }),
+              HasSubstr("need cadence speed or tuned"));
   EXPECT_THAT(refused([](C& c) { c.cadence_mode = "speed", c.cadence_ratios = "2,x"; }),
               HasSubstr("speeds by rank"));
   EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local_steps = 4; }),

@@ -50,10 +50,34 @@ TEST(Cadence, TheFasterMakesMoreStepsInTheSameTime) {
   three.worked(kThree[1], 10, 0.5);
   three.worked(kThree[2], 10, 1.0);
   EXPECT_THAT(three.plan(kThree), ElementsAre(30, 20, 10));
-  Cadence hinted(of(10));  // known from elsewhere
-  hinted.hint(kTwo[0], 1.0);
-  hinted.hint(kTwo[1], 2.3);
+}
+
+/// What is given is in no unit; who has been measured says what it is.
+TEST(Cadence, WhatIsGivenCountsUntilItIsMeasured) {
+  Cadence hinted(of(10));
+  hinted.hint(kThree[0], 1.0);
+  hinted.hint(kThree[1], 2.3);
   EXPECT_THAT(hinted.plan(kTwo), ElementsAre(23, 10));
+  EXPECT_FALSE(hinted.is_known(kTwo[0]));
+  EXPECT_EQ(hinted.seconds_per_step(kTwo[0]), 0);
+  hinted.worked(kThree[0], 23, 0.023);  // a ms a step: so 2.3 ms are given for the other
+  EXPECT_THAT(hinted.plan(kTwo), ElementsAre(23, 10));
+  hinted.worked(kThree[1], 10, 0.0245);  // 2.45 times: in the dead zone of what was given
+  EXPECT_THAT(hinted.plan(kTwo), ElementsAre(23, 10));
+  hinted.worked(kThree[2], 10, 0.01);  // of whom nothing was given
+  EXPECT_THAT(hinted.plan(kThree), ElementsAre(23, 10, 24));
+  Cadence wrong(of(10));
+  wrong.hint(kTwo[0], 1.0);
+  wrong.hint(kTwo[1], 2.3);
+  wrong.worked(kTwo[0], 23, 0.023);
+  wrong.worked(kTwo[1], 10, 0.01);
+  EXPECT_THAT(wrong.plan(kTwo), ElementsAre(10, 10));
+  wrong.hint(kTwo[1], 5);  // too late
+  EXPECT_THAT(wrong.plan(kTwo), ElementsAre(10, 10));
+  Cadence foreign(of(10));  // of those with a hint nobody is measured: it says nothing
+  foreign.hint(kTwo[0], 1.0);
+  foreign.worked(kTwo[1], 10, 0.01);
+  EXPECT_THAT(foreign.plan(kTwo), ElementsAre(4, 10));
 }
 
 TEST(Cadence, WhoHasNoPastIsTriedWithFewSteps) {
@@ -268,7 +292,81 @@ TEST(Cadence, TheLeadIsOfThoseWhoBegin) {
   ASSERT_EQ(cadence.anchor(), 50u);
   const std::span one = std::span(kTwo).first(1);
   for (int i = 0; i < 20; ++i) cadence.plan(kTwo, {}, one);
-  EXPECT_THAT(cadence.plan(kTwo), ElementsAre(50, 13));
+  EXPECT_THAT(cadence.plan(kTwo), ElementsAre(16, 13));  // nor by more than that ahead of the other
+}
+
+/// That they drift apart makes the rounds shorter by no more than the lead at once: from 50 to 47.
+/// It goes by what is made, not by where that is to go.
+TEST(Cadence, ALeadBoundsHowFastTheRoundsGetShorter) {
+  Cadence::Options options = of(50);
+  options.max_lead = 3;
+  const auto begin = [&](double pace) {
+    Cadence cadence(options);
+    cadence.worked(kTwo[0], 10, pace);
+    cadence.worked(kTwo[1], 10, 1.0);
+    return cadence;
+  };
+  Cadence nudged = begin(0.5);
+  ASSERT_THAT(nudged.plan(kTwo), ElementsAre(53, 50));
+  nudged.nudge_down(0.5);
+  EXPECT_EQ(nudged.anchor(), 47u);
+  EXPECT_THAT(nudged.plan(kTwo), ElementsAre(50, 47));
+  nudged.nudge_down(0.99);  // by less
+  EXPECT_THAT(nudged.plan(kTwo), ElementsAre(50, 47));
+  nudged.nudge_down(0.1);
+  EXPECT_THAT(nudged.plan(kTwo), ElementsAre(47, 44));
+
+  Cadence limited = begin(0.5);
+  ASSERT_THAT(limited.plan(kTwo), ElementsAre(53, 50));
+  for (const std::uint64_t expected : {47u, 45u, 45u}) {
+    limited.limit(45);
+    EXPECT_THAT(limited.plan(kTwo), ElementsAre(expected + 3, expected));
+  }
+
+  options = of(10);
+  options.max_lead = 3;
+  Cadence climbing = begin(1.0);
+  ASSERT_THAT(climbing.plan(kTwo), ElementsAre(10, 10));
+  climbing.exchanged(0.5);
+  ASSERT_EQ(climbing.anchor(), 50u);
+  ASSERT_THAT(climbing.plan(kTwo), ElementsAre(13, 13));
+  climbing.nudge_down(0.5);
+  EXPECT_EQ(climbing.anchor(), 10u);
+
+  options.max_lead = 0;  // all the same, however much that is
+  Cadence lockstep = begin(1.0);
+  ASSERT_THAT(lockstep.plan(kTwo), ElementsAre(10, 10));
+  lockstep.nudge_down(0.5);
+  EXPECT_THAT(lockstep.plan(kTwo), ElementsAre(5, 5));
+}
+
+/// Who is new makes, once it is measured, no number far from those of the others, either.
+TEST(Cadence, ALeadHoldsForNewcomers) {
+  Cadence::Options options = of(50);
+  options.max_lead = 3;
+  Cadence cadence(options);
+  for (const MemberId member : kTwo) cadence.worked(member, 10, 1.0);
+  ASSERT_THAT(cadence.plan(kTwo), ElementsAre(50, 50));
+  ASSERT_THAT(cadence.plan(kThree), ElementsAre(50, 50, 4));
+  cadence.worked(kThree[2], 4, 0.1);  // four times as fast
+  EXPECT_THAT(cadence.plan(kThree), ElementsAre(50, 50, 53));
+}
+
+/// What a round made that was short for want of data is no reason to make the next ones shorter:
+/// they are as long as before when there is data for it again.
+TEST(Cadence, TheAnchorIsKeptWhileTheDataBoundsIt) {
+  const std::vector<std::uint64_t> ones{1, 1};
+  Cadence cadence(of(10));
+  for (const MemberId member : kTwo) cadence.worked(member, 10, 1.0);
+  cadence.exchanged(0.4);
+  ASSERT_THAT(cadence.plan(kTwo), ElementsAre(40, 40));
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_THAT(cadence.plan(kTwo, {.batches = ones, .samples = 50}), ElementsAre(25, 25)) << i;
+    cadence.exchanged(0.01);
+  }
+  EXPECT_THAT(cadence.plan(kTwo), ElementsAre(40, 40));
+  cadence.exchanged(0.01);
+  EXPECT_EQ(cadence.anchor(), 39u);  // one by one, while there is
 }
 
 TEST(Cadence, SmallChangesOfSpeedLeaveThePlanAsItIs) {

@@ -85,6 +85,45 @@ TEST(Coordinator, GivenSpeedsCountInsteadOfMeasuredOnes) {
 }
 
 /// The exchange's time is that of who came last: the others have waited for it.
+/// The lead holds for given speeds as for measured ones, in each mode.
+TEST(Coordinator, ALeadBoundsGivenSpeeds) {
+  const std::vector<MemberId> members{MemberId(1), MemberId(2), MemberId(3)};
+  for (const auto mode : {Coordinator::Mode::kSpeed, Coordinator::Mode::kTuned}) {
+    Coordinator::Options options = tuned(10);
+    options.mode = mode;
+    options.ratios = {3, 2, 1};
+    options.cadence.max_lead = 4;
+    Coordinator bounded(options);
+    EXPECT_THAT(bounded.plan(members), ElementsAre(14, 14, 10));
+    EXPECT_THAT(bounded.plan(members), ElementsAre(14, 14, 10));
+    options.cadence.max_lead = 0;
+    Coordinator lockstep(options);
+    EXPECT_THAT(lockstep.plan(members), ElementsAre(10, 10, 10));
+  }
+}
+
+/// With `tuned` given speeds are where it begins: nobody is tried with few steps. Those measured
+/// take their place, unless they are the same but for the dead zone.
+TEST(Coordinator, GivenSpeedsAreOnlyTheFirst) {
+  Coordinator::Options options = tuned(10);
+  options.ratios = {3, 2};
+  const std::vector<MemberId> members{MemberId(1), MemberId(2), MemberId(3)};
+  const auto after = [&](double second) {
+    Coordinator coordinator(options);
+    EXPECT_THAT(coordinator.plan(members), ElementsAre(15, 10, 10));
+    coordinator.contributed(members[0], {.steps = 15, .compute_seconds = 1});
+    coordinator.contributed(members[1], {.steps = 10, .compute_seconds = second});
+    coordinator.contributed(members[2], {.steps = 10, .compute_seconds = 1});
+    coordinator.round_over();
+    return coordinator.plan(members);
+  };
+  EXPECT_THAT(after(1), ElementsAre(15, 10, 10));
+  EXPECT_THAT(after(1.05), ElementsAre(15, 10, 10));
+  EXPECT_THAT(after(2), ElementsAre(30, 10, 20));
+  options.mode = Coordinator::Mode::kSpeed;
+  EXPECT_THAT(after(2), ElementsAre(15, 10, 10));
+}
+
 TEST(Coordinator, WaitingForTheSlowestIsNoCostOfTheExchange) {
   Coordinator coordinator(tuned(10));
   const std::vector<MemberId> members{MemberId(1), MemberId(2)};
