@@ -225,8 +225,9 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "step size", .min = 0.0, .live = true}, "lr");
   s.field(
       "optimizer.scale_ratio", &c.optimizer_scale_ratio,
-      {.text = "the step size is multiplied with 1 + (min_workers - 1) x this, for a batch that "
-               "grows with the workers (Goyal et al. 2017); 0: it is as given",
+      {.text = "the step size of a round is multiplied with 1 + (workers - 1) x this, the workers "
+               "being those whose contributions it has, for a batch that grows with them (Goyal et "
+               "al. 2017); 0: it is as given",
        .min = 0.0,
        .max = 1000.0});
   s.field("optimizer.schedule", &c.optimizer.schedule,
@@ -536,8 +537,10 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "optimizer.scale_ratio is for a gradient every step: with local_steps set the "
                  "workers' inner.scale_ratio");
-  c.optimizer.learning_rate *=
-      1 + static_cast<double>(c.min_workers - 1) * std::exchange(c.optimizer_scale_ratio, 0);
+  if (c.optimizer_scale_ratio > 0 && c.optimizer.name == "ftrl")
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "optimizer ftrl adapts the learning rate by itself: leave optimizer.scale_ratio 0");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
   if (c.is_peer_to_peer() && c.apply == "server")

@@ -1,5 +1,6 @@
 #include "common/checkpoint/journal_format.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "common/base/crc32c.h"
@@ -108,6 +109,7 @@ std::vector<std::byte> encode(const Commit& commit) {
   for (const Round round : commit.rounds) put(round.value);
   put(static_cast<std::uint32_t>(commit.returned.size()));
   out.put_bytes(as_bytes(commit.returned));
+  if (commit.rate_factor != 1) put(commit.rate_factor);
   return out.take();
 }
 
@@ -135,6 +137,11 @@ Result<Commit> decode_commit(Bytes payload) {
     for (std::uint32_t i = 0; i < rounds && in.ok(); ++i)
       commit.rounds.push_back(Round(in.get<std::uint64_t>()));
     commit.returned = in.get_string(kMaxReturned);
+  }
+  if (in.left() > 0) {
+    commit.rate_factor = in.get<double>();
+    if (!(commit.rate_factor >= 1 && std::isfinite(commit.rate_factor)))
+      return refused("a commit record with a factor below 1 on the learning rate");
   }
   if (!in.done()) return refused("a commit record has other fields than expected");
   return commit;

@@ -68,7 +68,8 @@ struct Commit {
   /// By contributor the round for which it was made: an earlier one when it came late. Empty in
   /// older journals.
   std::vector<Round> rounds;
-  std::string returned;  ///< shares behind the position that are yet to be trained
+  std::string returned;    ///< shares behind the position that are yet to be trained
+  double rate_factor = 1;  ///< on the learning rate of the round's step, at least 1
 };
 
 /// A model on several servers: whose journal has the numbers of which chunk, from here on. A

@@ -74,6 +74,7 @@ class Optimizer {
 
   /// From here on the learning rate is multiplied with this (not those of mean and ftrl).
   void set_rate_factor(double factor) { rate_factor_ = factor; }
+  double rate_factor() const { return rate_factor_; }
 
   /// A gradient of 0 leaves a (finite) parameter as it is, and there is nothing else to change.
   bool ignores_zeros() const { return slots() == 0 && config().weight_decay == 0; }
@@ -97,6 +98,13 @@ class Optimizer {
 
 /// fails invalid_argument: unknown name (lists the known ones), a value out of its range.
 Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config);
+
+/// The factor on a learning rate where the batches of so many workers are one.
+///
+/// source   Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1, where `ratio` is 1
+constexpr double rate_factor_of(std::uint64_t workers, double ratio) {
+  return workers > 1 ? 1 + static_cast<double>(workers - 1) * ratio : 1;
+}
 
 /// Optimizer::step with the rule of a step.
 void run_step(const rules::Step& rule, std::span<const float> params,

@@ -28,6 +28,12 @@ struct Encoder {
   void operator()(const std::string& text, std::size_t limit) {
     out.put_string(std::string_view(text).substr(0, limit));
   }
+  /// Behind all others: a reader that does not know of it reads messages without it as ever, and
+  /// refuses those that have it.
+  template <class T>
+  void tail(const T& value, const T& absent) {
+    if (value != absent) (*this)(value);
+  }
   void operator()(const std::vector<Peer>& ranks) {
     out.put(static_cast<std::uint32_t>(ranks.size()));
     for (const Peer& peer : ranks) {
@@ -74,6 +80,13 @@ struct Decoder {
     id.value = in.get<Rep>();
   }
   void operator()(std::string& text, std::size_t limit) { text = in.get_string(limit); }
+  template <class T>
+  void tail(T& value, const T& absent) {
+    value = absent;
+    if (in.left() == 0) return;
+    (*this)(value);
+    ok = ok && value != absent;  // one form for one message
+  }
   void operator()(std::vector<Peer>& ranks) {
     const auto count = in.get<std::uint32_t>();
     constexpr std::size_t kLeastBytes = 4 + 4;

@@ -119,6 +119,8 @@ struct JoinReply {
   WeightBy weight_by = WeightBy::kSamples;
   std::uint64_t term =
       0;  ///< of the leader, with several servers: never smaller than one seen before
+  /// The learning rate of a step is multiplied with 1 + (RoundClosed.contributors - 1) times this.
+  double scale_ratio = 0;
   template <class F>
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
@@ -127,7 +129,7 @@ struct JoinReply {
         f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
         f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed), f(counted);
-    f(local_steps), f(fragments), f(weight_by), f(term);
+    f(local_steps), f(fragments), f(weight_by), f(term), f.tail(scale_ratio, 0.0);
   }
   Status check() const;
 };

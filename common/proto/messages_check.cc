@@ -219,6 +219,8 @@ Status JoinReply::check() const {
   if (fragments == 0 || local_steps % fragments != 0)
     return wrong("JoinReply.fragments", std::to_string(fragments),
                  "a divisor of local_steps, " + std::to_string(local_steps));
+  if (!(scale_ratio >= 0 && scale_ratio <= 1000))
+    return wrong("JoinReply.scale_ratio", text(scale_ratio), "from 0 to 1000");
   return {};
 }
 
@@ -347,8 +349,11 @@ Status Refused::check() const {
 }
 
 Status Merge::check() const {
-  if (total_weight > 0 && std::isfinite(total_weight)) return {};
-  return wrong("Merge.total_weight", text(total_weight), "above 0, finite");
+  if (!(total_weight > 0 && std::isfinite(total_weight)))
+    return wrong("Merge.total_weight", text(total_weight), "above 0, finite");
+  if (!(rate_factor >= 1 && std::isfinite(rate_factor)))
+    return wrong("Merge.rate_factor", text(rate_factor), "at least 1, finite");
+  return {};
 }
 
 }  // namespace centroid::proto

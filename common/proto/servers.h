@@ -231,11 +231,12 @@ struct Merge {
   bool wants_norm = false;             ///< answer with squares, and wait for Step
   std::uint64_t reply_rounds = 0;      ///< rounds that codec_down has behind it; its warm-up
   bool clears_residual = false;        ///< what it left out before does not count any more
+  double rate_factor = 1;              ///< on the learning rate of the step
   template <class F>
   void fields(F& f) {
     f(round), f(attempt), f(version), f(total_weight), f(parts), f(keeps), f(members);
     f(wants_norm);
-    f(reply_rounds), f(clears_residual);
+    f(reply_rounds), f(clears_residual), f.tail(rate_factor, 1.0);
   }
   Status check() const;
 };

@@ -148,6 +148,7 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
     }
   }
   commit.returned = untrained(true);
+  if (counts) commit.rate_factor = store_->optimizer().rate_factor();
   return journal_.end_round(kind, std::move(commit));
 }
 

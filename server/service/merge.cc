@@ -118,6 +118,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await finish_moves();
   if (!copied.ok()) co_return co_await give_up_merge(copied.error());
+  store_->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
+                                         config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);

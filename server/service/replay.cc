@@ -374,6 +374,7 @@ Task<Status> Cluster::finish_replay() {
 Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
   const std::vector<Chunk>& chunks = fragment().chunks;
   CENTROID_CO_TRY(use_rate(*store_, replay_->rate));
+  store_->set_rate_factor(commit.rate_factor);
   std::size_t turn = 0;
   if (replies_) {
     CENTROID_CO_TRY(co_await replay_replies(commit.generation));

@@ -429,6 +429,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.ftrl_beta = optimizer.ftrl_beta;
   reply.schedule = optimizer.schedule;
   reply.clip_norm = optimizer.clip_norm;
+  reply.scale_ratio = config_.optimizer_scale_ratio;
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce_bucket_bytes;
   reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());

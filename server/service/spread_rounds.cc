@@ -101,6 +101,7 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
   merge.wants_norm = config_.optimizer.clip_norm > 0;
   merge.reply_rounds = replies_ ? replies_->rounds() : 0;
   merge.clears_residual = is_residual_cleared();
+  merge.rate_factor = store_->optimizer().rate_factor();
   for (const MemberId member : attempt_->members)
     if (attempt_->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {

@@ -168,9 +168,10 @@ Status Cluster::make_store(const Manifest& manifest) {
   CENTROID_ASSIGN(fragments_,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
-  // taken at all only when it needs nothing else.
+  // taken at all only when it needs nothing else: not who contributes.
   early_ =
-      config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0);
+      config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0 &&
+                                      config_.optimizer_scale_ratio == 0);
   try {
     CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
     store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),

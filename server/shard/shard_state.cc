@@ -303,6 +303,7 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
   }
   settle();
   merging_ = std::move(merge);
+  store_->set_rate_factor(merging_->rate_factor);
   if (replies_) begin_replies();
   const TimePoint begin = clock_.now();
   const Busy busy(*this, what + ": sums " + std::to_string(parts.size()) + " contributions", false);

@@ -80,6 +80,8 @@ class ParameterStore {
   /// The steps that follow, up to the next commit, see the mean times this (norm clipping); the
   /// mean in spare, which replies may be reading, stays.
   void set_gradient_factor(float factor) { gradient_factor_ = factor; }
+  /// The same, with the learning rate times this.
+  void set_rate_factor(double factor) { optimizer_->set_rate_factor(factor); }
   void apply(const Chunk& chunk);
   /// For `apply: worker`: the same step as the workers', from the mean in spare into the parameters
   /// in place.

@@ -83,6 +83,17 @@ TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
          c.apply = "worker";
          both(c);
        }},
+      {"scaled",
+       [&](ServerConfig& c) {
+         c.optimizer.name = "momentum";
+         c.optimizer_scale_ratio = 0.5;
+         both(c);
+       }},
+      {"worker-scaled",
+       [](ServerConfig& c) {
+         c.apply = "worker";
+         c.optimizer_scale_ratio = 0.5;
+       }},
   };
   for (const auto& [name, set] : cases) {
     SCOPED_TRACE(name);

@@ -93,6 +93,18 @@ class DurabilityTest(ClusterTest):
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+class Rates(DurabilityTest):
+    def test_a_round_is_replayed_with_the_rate_by_its_workers(self):
+        """A replay knows of no workers but what the journal says."""
+        plain = self.whole("plain", *JOURNAL)
+        for number, way in enumerate(([], ["--apply", "worker"], ["--codec-down", "int8"])):
+            with self.subTest(way=way):
+                arguments = [*JOURNAL, *way, "--optimizer.scale_ratio", "0.5"]
+                expected = self.whole(f"whole-{number}", *arguments)
+                self.assertNotEqual(expected, plain)
+                self.assertTrue(self.disturbed(f"killed-{number}", expected, *arguments, fault="round.committed:9"))
+
+
 class Kill(DurabilityTest):
     def points(self):
         """Names in the sources, but for those of several servers (servers_journal_test.py)."""

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/optim/optimizer.h"
 #include "common/optim/schedule.h"
 #include "server/aggregate/aggregator.h"
 #include "server/aggregate/round_machine.h"
@@ -410,11 +411,15 @@ TEST(Metrics, WeighBySamples) {
   EXPECT_THAT(partition(100, speeds), ElementsAre(60, 40));
 }
 
-/// The learning rate 0.05 of two workers is 0.10 (CoordinatorTest.SettingsThatContradictAreRefused
-/// has the setting); with a slope of 0.01 it goes by steps. There is no step at 0, where nothing
-/// would be learned: the first is at 0.01 (docs/optimizers.md). That it goes by nothing else:
+/// The learning rate 0.05 of two workers is 0.10 (in a server that trains:
+/// CoordinatorTest.TheRateGrowsWithTheWorkersOfARound); with a slope of 0.01 it goes by steps.
+/// There is no step at 0, where nothing would be learned: the first is at 0.01
+/// (docs/optimizers.md). That it goes by nothing else:
 /// LocalStepsTest.RatesAreOneSequenceInEveryMode.
 TEST(LearningRate, FollowsSteps) {
+  EXPECT_DOUBLE_EQ(0.05 * rate_factor_of(2, 1), 0.10);
+  EXPECT_DOUBLE_EQ(rate_factor_of(5, 0.25), 2);
+  for (const std::uint64_t workers : {0, 1}) EXPECT_EQ(rate_factor_of(workers, 1), 1);
   const auto schedule = LearningRateSchedule::parse("constant:warmup=100").value();
   for (int step = 1; step <= 3; ++step)
     EXPECT_DOUBLE_EQ(schedule.factor(static_cast<std::uint64_t>(step)), 0.01 * step);

@@ -119,6 +119,14 @@ TEST(JournalFormat, CommitsOfOlderJournalsHaveNeitherStepsNorWhatCameLater) {
   EXPECT_EQ(back->contributors, commit.contributors);
   EXPECT_EQ(back->rounds, commit.rounds);
   EXPECT_EQ(back->returned, commit.returned);
+  EXPECT_EQ(back->rate_factor, 1);
+  commit.rate_factor = 1.5;
+  const auto scaled = journal::decode_commit(encode(commit));
+  ASSERT_TRUE(scaled.ok());
+  EXPECT_EQ(scaled->rate_factor, 1.5);
+  commit.rate_factor = 0.5;
+  EXPECT_FALSE(journal::decode_commit(encode(commit)).ok());
+  commit.rate_factor = 1;
   bytes.resize(bytes.size() - 1);
   EXPECT_FALSE(journal::decode_commit(bytes).ok()) << "cut within the shares";
   commit.rounds.pop_back();

@@ -123,7 +123,7 @@ class ClusterExchange final : public Exchange {
                              : RoundReport::Outcome::kSkipped;
         if (closed->outcome == proto::Outcome::kCommitted) {
           const TimePoint came = std::chrono::steady_clock::now();
-          CENTROID_TRY(load());
+          CENTROID_TRY(load(closed->contributors));
           before_.apply = apply_.ended(lane_, came, std::chrono::steady_clock::now(), round_);
         }
         return report;
@@ -187,8 +187,8 @@ class ClusterExchange final : public Exchange {
   }
 
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
-  /// mean gradient.
-  Status load() {
+  /// mean gradient of so many workers.
+  Status load(std::uint32_t contributors) {
     const std::span<float> params = link_.params(), results = link_.results();
     if (!link_.terms().apply_on_worker) {
       if (link_.fragments().count() > 1) {
@@ -218,6 +218,7 @@ class ClusterExchange final : public Exchange {
                              .clip_norm = terms.clip_norm};
       CENTROID_ASSIGN(optimizer_, make_optimizer(config));
     }
+    optimizer_->set_rate_factor(rate_factor_of(contributors, link_.terms().scale_ratio));
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
     if (link_.results_are_encoded()) return step_encoded(params, slots);

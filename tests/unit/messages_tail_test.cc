@@ -1,0 +1,38 @@
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "common/proto/messages.h"
+#include "common/proto/servers.h"
+
+namespace centroid::proto {
+namespace {
+
+/// What was added behind the last field of a message is not there unless it says something, so that
+/// who does not know of it reads the others.
+TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
+  JoinReply reply;
+  const auto before = encode(reply);
+  EXPECT_EQ(decode<JoinReply>(before).value().scale_ratio, 0);
+  reply.scale_ratio = 0.5;
+  auto with = encode(reply);
+  EXPECT_EQ(with.size(), before.size() + 8);
+  EXPECT_EQ(decode<JoinReply>(with).value().scale_ratio, 0.5);
+  std::fill(with.end() - 8, with.end(), std::byte{0});  // 0 in so many words
+  EXPECT_FALSE(decode<JoinReply>(with).ok());
+  with.resize(with.size() - 1);
+  EXPECT_FALSE(decode<JoinReply>(with).ok());
+  reply.scale_ratio = 1001;
+  EXPECT_NE(decode<JoinReply>(encode(reply)).error().message().find("from 0 to 1000"),
+            std::string::npos);
+  Merge merge;
+  merge.total_weight = 1;
+  EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 1);
+  merge.rate_factor = 3;
+  EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 3);
+  merge.rate_factor = 0.5;
+  EXPECT_FALSE(decode<Merge>(encode(merge)).ok());
+}
+
+}  // namespace
+}  // namespace centroid::proto
