@@ -51,6 +51,12 @@ void register_fields(config::Schema& s, ServerConfig& c) {
            .min = 1,
            .live = true},
           "min-workers");
+  s.field("keep_min_workers", &c.keep_min_workers,
+          {.text = "with fewer workers than this no round begins: the job waits until so many are "
+                   "here, instead of going on with those that are left; 0: it goes on",
+           .unit = "workers",
+           .live = true},
+          "keep-min-workers");
   s.field("max_workers", &c.max_workers,
           {.text = "workers the cluster takes at most",
            .unit = "workers",
@@ -533,6 +539,11 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
                      std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
+  if (c.keep_min_workers > c.max_workers)
+    return Error(ErrorCode::kInvalidArgument,
+                 "keep_min_workers (" + std::to_string(c.keep_min_workers) +
+                     ") is above max_workers (" + std::to_string(c.max_workers) +
+                     "): raise max_workers or lower keep_min_workers");
   if (c.optimizer_scale_ratio > 0 && c.local_steps > 1)
     return Error(ErrorCode::kInvalidArgument,
                  "optimizer.scale_ratio is for a gradient every step: with local_steps set the "

@@ -33,7 +33,7 @@ struct ServerConfig {
   std::string run_dir = "run";
   std::string log_level = "info", log_format = "text";
 
-  std::uint64_t min_workers = 1, max_workers = 256;
+  std::uint64_t min_workers = 1, keep_min_workers = 0, max_workers = 256;
   std::uint64_t epochs = 0, rounds = 0;
   std::uint64_t seed = 1;
   bool exit_when_finished = false;

@@ -279,7 +279,8 @@ ScaleView Cluster::scale_view(double efficiency) const {
     question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
   const ScaleAdvice advice = advise_scale(question);
   const std::uint64_t useful =
-      std::clamp(advice.useful_workers, config_.min_workers, config_.max_workers);
+      std::clamp(advice.useful_workers, std::max(config_.min_workers, config_.keep_min_workers),
+                 config_.max_workers);
   return ScaleView{.workers = advice.workers,
                    .useful_workers = advice.useful_workers,
                    .efficiency = advice.efficiency,
@@ -312,6 +313,8 @@ Task<Result<ScaleView>> Cluster::hint_scale(std::uint64_t workers, std::string w
     if (workers > config_.max_workers) return refuse("max_workers", config_.max_workers, "raise");
     if (workers > 0 && workers < config_.min_workers)
       return refuse("min_workers", config_.min_workers, "lower");
+    if (workers > 0 && workers < config_.keep_min_workers)
+      return refuse("keep_min_workers", config_.keep_min_workers, "lower");
     scale_hint_ = {};
     if (workers > 0) {
       scale_hint_.workers = workers;

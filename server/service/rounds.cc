@@ -13,6 +13,13 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 constexpr std::size_t kHistory = 256;
 
+/// Those that are not about to leave, whatever they do at the moment.
+std::uint64_t workers_here(const Roster& roster) {
+  return static_cast<std::uint64_t>(std::ranges::count_if(roster.members(), [](const auto& one) {
+    return is_present(one.second.state) && one.second.state != MemberState::kDraining;
+  }));
+}
+
 }  // namespace
 
 bool Cluster::goal_reached() const {
@@ -28,7 +35,7 @@ bool Cluster::is_last_round() const {
 }
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
-/// for a worker may have gone with what was lost.
+/// for a worker may have gone with what was lost. `keep_min_workers` always are.
 Task<bool> Cluster::wait_for_members() {
   if (trained_rounds_ == 0 && was_restored_ && !members_until_)
     members_until_ = clock_.now() + config_.lease;
@@ -41,11 +48,24 @@ Task<bool> Cluster::wait_for_members() {
                        !(link->is_away && !policy_.is_elastic())
                    ? 1
                    : 0;
-  if (present >= needed) co_return true;
+  const std::uint64_t here = workers_here(roster_), kept = config_.keep_min_workers;
+  const bool has_begun = present >= needed;
+  if (has_begun && here >= kept) co_return true;
   std::string why("min_workers");
-  if (!is_start && !aggregate_.is_mean()) why = "aggregate " + aggregate_.to_string();
-  set_phase(Phase::kWaiting, std::to_string(present) + " of " + std::to_string(needed) +
-                                 " workers are here (" + why + ")");
+  if (has_begun)
+    why = "keep_min_workers";
+  else if (!is_start && !aggregate_.is_mean())
+    why = "aggregate " + aggregate_.to_string();
+  // At the start the first of them have not had the time to come.
+  if (has_begun && trained_rounds_ > 0 && phase_ != Phase::kWaiting)
+    tell(events_, log::Level::kWarn, "job.short_of_workers",
+         {{"round", round_.value},
+          {"workers", here},
+          {"keep_min_workers", kept},
+          {"action", "no round begins until so many are here, or the setting is lowered"}});
+  set_phase(Phase::kWaiting, std::to_string(has_begun ? here : present) + " of " +
+                                 std::to_string(has_begun ? kept : needed) + " workers are here (" +
+                                 why + ")");
   co_await changed_.wait(is_over ? TimePoint::max() : members_until_.value_or(TimePoint::max()));
   co_return false;
 }
@@ -193,11 +213,20 @@ void Cluster::decide(RoundDecision decision) {
     if (machine_.deadline()) changed_.notify_all();  // the round loop is to wait no longer
     return;
   }
-  if (decision.action == RoundAction::kMerge &&
-      decision.contributors.size() + decision.late.size() < aggregate_.least()) {
+  const std::size_t contributors = decision.contributors.size() + decision.late.size();
+  const bool is_short = contributors < aggregate_.least();
+  // Of one that closes without some, or whose members are here but had no samples, that is not
+  // said.
+  const bool has_lost = !policy_.is_elastic() && contributors < config_.keep_min_workers &&
+                        workers_here(roster_) < config_.keep_min_workers;
+  if (decision.action == RoundAction::kMerge && (is_short || has_lost)) {
     decision.action = RoundAction::kDeserted;
-    decision.text = std::to_string(decision.contributors.size()) + " contributions, aggregate " +
-                    aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
+    decision.text = std::to_string(contributors) + " contributions, ";
+    if (is_short)
+      decision.text +=
+          "aggregate " + aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
+    else
+      decision.text += "keep_min_workers is " + std::to_string(config_.keep_min_workers);
     ++aborted_;
     probe_.round_aborted();
     tell(events_, log::Level::kWarn, "round.aborted",
@@ -352,7 +381,7 @@ void Cluster::set_silent(Link& link) {
   link.late->outcome = proto::Outcome::kLate;
 }
 
-/// Open the next attempt for those of the members that are left. False when nobody is.
+/// Open the next attempt for those of the members that are left. False when nobody is, or too few.
 bool Cluster::retry(const RoundDecision& decision) {
   ++aborted_;
   probe_.round_aborted();
@@ -372,7 +401,9 @@ bool Cluster::retry(const RoundDecision& decision) {
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }
-  if (members.empty()) return false;
+  const bool is_short =
+      std::max<std::uint64_t>(members.size(), workers_here(roster_)) < config_.keep_min_workers;
+  if (members.empty() || is_short) return false;
   open_attempt(std::move(members), std::move(shares), true);
   return true;
 }

@@ -133,6 +133,42 @@ class Loss(MembershipTest):
         server.wait_round(state["round"] + 3)
         self.stop_in_order(server, late)
 
+    def kept(self, *arguments, **places):
+        """A server that goes on with two workers or more, though it would begin with one."""
+        return self.server("--min-workers", 1, "--keep-min-workers", 2, *arguments, **places)
+
+    def wait_short(self, server):
+        state = server.wait_cluster("a job that waits", lambda cluster: cluster["state"] == "waiting" and cluster["state_reason"].startswith("1 of 2"))
+        self.assertIn("1 of 2 workers are here (keep_min_workers)", state["state_reason"])
+        return state
+
+    def test_below_keep_min_workers_the_job_waits(self):
+        for way in ([], ["--exchange", "ring"], ["--policy", "asp"]):
+            with self.subTest(way=way):
+                number = len(way) and way[1] or "star"
+                server = self.kept(*way, name=f"server-{number}", run=f"run-{number}")
+                exchange = way if way[:1] == ["--exchange"] else []
+                first = self.worker(server, f"w0-{number}", *exchange)
+                self.wait_short(server)
+                self.assertEqual(server.events("job.short_of_workers"), [], "the others had no time to come")
+                second = self.worker(server, f"w1-{number}", *exchange)
+                server.wait_round(3)
+                second.kill()
+                state = self.wait_short(server)
+                server.wait_event("job.short_of_workers", workers=1, keep_min_workers=2)
+                wait = wait_for(lambda: [one for one in server.get("/v1/waits")["waits"] if one["who"] == "job"], "a wait of the job")[0]
+                self.assertEqual((wait["for_whom"], wait["what"]), ("workers", state["state_reason"]))
+                if "asp" not in way:
+                    members = [one["contributors"] for one in server.get("/v1/rounds")["rounds"] if one["outcome"] == "committed"]
+                    self.assertEqual({len(names) for names in members}, {2})
+                third = self.worker(server, f"w2-{number}", *exchange)
+                server.wait_round(server.cluster()["round"] + 3)
+                third.kill()
+                self.wait_short(server)
+                self.assertEqual(server.call("PATCH", "/v1/config", {"keep_min_workers": 0})[0], 200)
+                server.wait_round(server.cluster()["round"] + 3)
+                self.stop_in_order(server, first)
+
     def test_cut_connection_is_mended(self):
         server = self.server("--min-workers", 2)
         link = self.link_to(server)
