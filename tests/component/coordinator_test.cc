@@ -446,15 +446,15 @@ TEST_F(CoordinatorTest, TwoWorkersScheduleCountsTheStepsOfBoth) {
 /// wherever the optimizer's step is made; where a contribution is a round, as with the rate itself.
 TEST_F(CoordinatorTest, TheRateGrowsWithTheWorkersOfARound) {
   const auto data = make_blobs(400, 8, 4, 3);
-  struct Way {
+  struct Setup {
     const char *exchange, *apply, *optimizer, *codec_down;
   };
-  const std::vector<Way> ways{{"star", "server", "sgd", "f32"},
-                              {"star", "server", "adam", "f32"},
-                              {"star", "worker", "momentum", "f32"},
-                              {"star", "worker", "sgd", "int8"},
-                              {"ring", "auto", "sgd", "f32"}};
-  for (const Way& way : ways) {
+  const std::vector<Setup> setups{{"star", "server", "sgd", "f32"},
+                                  {"star", "server", "adam", "f32"},
+                                  {"star", "worker", "momentum", "f32"},
+                                  {"star", "worker", "sgd", "int8"},
+                                  {"ring", "auto", "sgd", "f32"}};
+  for (const Setup& way : setups) {
     SCOPED_TRACE(std::string(way.exchange) + " " + way.apply + " " + way.codec_down);
     std::vector<std::vector<float>> params;
     for (const double ratio : {1.0, 0.0}) {
