@@ -256,11 +256,6 @@ Status finish(WorkerConfig& c) {
     return std::move(optimizer).error();
   if (auto inner = make_optimizer(c.inner); !inner.ok())
     return std::move(inner).error().with_context("inner");
-  if (c.inner.name == "ftrl" && (c.inner_scale_ratio > 0 || c.inner_schedule_by == "cluster"))
-    return Error(
-        ErrorCode::kInvalidArgument,
-        "inner.optimizer ftrl adapts the learning rate by itself: leave inner.scale_ratio 0 "
-        "and inner.schedule_by worker");
   if (!c.state_dir.empty() && c.exchange == "local")
     return Error(ErrorCode::kInvalidArgument,
                  "state_dir is for a worker of a cluster, not for exchange local: leave it empty");

@@ -26,6 +26,9 @@ constexpr std::array<Entry, 9> kRules{{{"sgd", OptimizerRule::kSgd},
                                        {"ftrl", OptimizerRule::kFtrl},
                                        {"mean", OptimizerRule::kMean}}};
 
+/// FTRL takes a rate below 1e-15 as 0, so that no product with its inverse overflows.
+constexpr double kMostInverseRate = 1e15;
+
 // Reads every operand of element i before it writes it, so `out` may be `params` or `gradient`.
 template <class Rule>
 struct StepKernel {
@@ -84,8 +87,6 @@ Status check_rule(OptimizerRule rule, const OptimizerConfig& config,
   const bool is_constant = schedule == LearningRateSchedule();
   if (rule == OptimizerRule::kMean && (!is_constant || config.weight_decay != 0))
     return refuse("takes the mean as it is: leave schedule constant and weight_decay 0");
-  if (rule == OptimizerRule::kFtrl && !is_constant)
-    return refuse("adapts the learning rate by itself: leave schedule constant");
   if (rule == OptimizerRule::kFtrl && !(config.learning_rate > 0))
     return refuse("needs a learning_rate above 0");
   return {};
@@ -133,15 +134,18 @@ rules::Adam<kYogi> Optimizer::adam_at(std::uint64_t step) const {
   return s;
 }
 
+rules::Ftrl Optimizer::ftrl_at(std::uint64_t step) const {
+  const double inverse = 1.0 / learning_rate(step);
+  const bool moves = inverse <= kMostInverseRate;
+  return {static_cast<float>(moves ? inverse : 1.0), moves ? 1.0f : 0.0f,
+          static_cast<float>(config_.ftrl_beta), static_cast<float>(config_.l1),
+          static_cast<float>(config_.weight_decay)};
+}
+
 rules::Step Optimizer::at(std::uint64_t step) const {
   const auto rate = static_cast<float>(learning_rate(step));
   const auto decay = static_cast<float>(config_.weight_decay);
   const auto momentum = static_cast<float>(config_.momentum);
-  const auto ftrl = [&]<bool kFirst>(rules::Ftrl<kFirst>) -> rules::Step {
-    return rules::Ftrl<kFirst>{static_cast<float>(1.0 / config_.learning_rate),
-                               static_cast<float>(config_.ftrl_beta),
-                               static_cast<float>(config_.l1), decay};
-  };
   switch (rule_) {
     case OptimizerRule::kMean:
     case OptimizerRule::kSgd:
@@ -155,7 +159,7 @@ rules::Step Optimizer::at(std::uint64_t step) const {
     case OptimizerRule::kYogi:
       return adam_at<true>(step);
     case OptimizerRule::kFtrl:
-      return step == 1 ? ftrl(rules::Ftrl<true>()) : ftrl(rules::Ftrl<false>());
+      return ftrl_at(step);
     default:
       return adam_at<false>(step);
   }

@@ -55,7 +55,8 @@ enum class OptimizerRule : std::uint8_t {
 /// source   PyTorch 2, torch.optim.SGD (dampening 0), Adam, AdamW, Adagrad (lr_decay 0):
 /// "Algorithm"
 ///          boxes of their documentation; yogi: Zaheer et al. 2018, with Adam's bias corrections;
-///          ftrl: McMahan et al. 2013, algorithm 1; mean: w -= g
+///          ftrl: McMahan et al. 2013, algorithm 1, with a rate that may change (rules.h); mean: w
+///          -= g
 /// thread   `step` is pure apart from its arguments: any thread, one slice at a time;
 ///          `set_rate_factor` between steps
 class Optimizer {
@@ -72,7 +73,7 @@ class Optimizer {
   void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
             std::span<const std::span<float>> slots, std::span<float> out) const;
 
-  /// From here on the learning rate is multiplied with this (not those of mean and ftrl).
+  /// From here on the learning rate is multiplied with this (not that of mean).
   void set_rate_factor(double factor) { rate_factor_ = factor; }
   double rate_factor() const { return rate_factor_; }
 
@@ -89,6 +90,7 @@ class Optimizer {
       : config_(std::move(config)), schedule_(schedule), rule_(rule) {}
   template <bool kYogi>
   rules::Adam<kYogi> adam_at(std::uint64_t step) const;
+  rules::Ftrl ftrl_at(std::uint64_t step) const;
 
   OptimizerConfig config_;
   LearningRateSchedule schedule_;

@@ -82,35 +82,39 @@ struct Adam {
   }
 };
 
-template <bool kFirst>
+/// The sum z of FTRL-proximal follows of the parameter wherever that is not 0, so a rate that
+/// changes needs no rate of the step before: with S = (beta + sqrt(square)) / rate + l2 of the
+/// present step z = -(S p + sign(p) l1) + g. That is z + g - sigma p of the paper with
+/// sigma = S - S of the step before, without the cancellation. `linear` counts where p is 0.
 struct Ftrl {
   static constexpr std::size_t kSlots = 2;
   float inverse_rate;  ///< 1 / rate
+  float moves;         ///< 0: at a rate of 0 the parameter stays (inverse_rate 1), else 1
   float beta, l1, l2;
-  CENTROID_RULE float next(float p, float g, float& linear, float& square) const {
+  CENTROID_RULE float next(float p, float gradient, float& linear, float& square) const {
     constexpr float kTiny = std::numeric_limits<float>::min();
-    float z = linear;
-    // Begin where the rule gives the parameter as it is, not at 0.
-    if constexpr (kFirst)
-      z = -p * (beta * inverse_rate + l2) - (p == 0 ? 0.0f : std::copysign(l1, p));
-    const float before = std::sqrt(square);
-    const float squares = square + g * g;
-    const float root = std::sqrt(squares);
-    // (root - before) / rate without the cancellation.
-    const float roots = root + before;
-    const float sigma = g * g / (roots > kTiny ? roots : kTiny) * inverse_rate;
-    z += g - sigma * p;
+    const float squares = square + gradient * gradient;
+    const float g = moves * gradient;
+    const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
+    // Terms that are 0, and signs, stand for branches: every instruction set gets vectors, and
+    // where the sum of squares overflows the parameter becomes NaN, not one that stays for ever.
+    const float kept = p == 0 ? linear : 0.0f;
+    const float edge = std::copysign(p == 0 ? 0.0f : l1, p);
+    const float z = kept - p * strength - edge + g;
     linear = z;
     square = squares;
-    const float shrunk = z - std::copysign(l1, z);
-    const float updated = -shrunk / ((beta + root) * inverse_rate + l2);
-    return std::fabs(z) <= l1 ? 0.0f : updated;
+    const float over = std::fabs(z) - l1;
+    const float shrunk = 0 - std::copysign(over <= 0 ? 0.0f : over, z) / strength;
+    // Where the sign stays it is the same number, rounded less.
+    const float stepped = p - g / strength;
+    const float stays = 0.5f + std::copysign(0.5f, stepped * p - kTiny);
+    return stays * stepped + (1 - stays) * shrunk;
   }
 };
 
 /// One step of an optimizer: the rule with that step's numbers.
-using Step = std::variant<Sgd, Momentum<false>, Momentum<true>, Adagrad, Adam<false>, Adam<true>,
-                          Ftrl<false>, Ftrl<true>>;
+using Step =
+    std::variant<Sgd, Momentum<false>, Momentum<true>, Adagrad, Adam<false>, Adam<true>, Ftrl>;
 
 /// How norm.h's sum_of_squares is cut.
 constexpr std::uint64_t kSquaresBlock = 4096, kSquaresLanes = 128, kSquaresTotals = 256;

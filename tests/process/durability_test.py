@@ -353,21 +353,28 @@ class Rates(DurabilityTest):
     """The learning rate may change between two rounds: each is replayed with the one it was made with."""
 
     def test_of_servers_that_were_started_with_others(self):
+        self.check("momentum")
+
+    def test_of_a_rule_that_sums_up_its_rates(self):
+        """With a schedule, too, so every round has another one."""
+        self.check("ftrl", "--lr-schedule", "cosine:rounds=40,warmup=5,floor=0.1")
+
+    def check(self, optimizer, *schedule):
         stages = (("0.05", 8), ("0.01", 18), ("0.02", ROUNDS))
         for lr, goal in stages:
             resume = ["--resume"] if goal > stages[0][1] else []
-            server = self.launch("whole", "--lr", lr, *resume, rounds=goal, name=f"whole-{goal}").wait_ready()
+            server = self.launch("whole", "--lr", lr, *schedule, *resume, rounds=goal, name=f"whole-{goal}", optimizer=optimizer).wait_ready()
             self.assert_exit(DONE, *self.workers(server, f"whole-{goal}"), server)
         expected = state_bytes(self.checkpoints("whole")[-1])
 
-        common = [*JOURNAL, "--checkpoint-every", 1000]
-        first = self.start("run", *common, "--lr", "0.05", name="first", environment={"CENTROID_TEST_FAULT": "round.committed:8"})
+        common = [*JOURNAL, "--checkpoint-every", 1000, *schedule]
+        first = self.start("run", *common, "--lr", "0.05", name="first", optimizer=optimizer, environment={"CENTROID_TEST_FAULT": "round.committed:8"})
         workers = self.workers(first, "run")
         self.assertEqual(first.exit_status(), -signal.SIGKILL, first.text())
         environment = {"CENTROID_TEST_FAULT": "round.committed:10"}
-        second = self.launch("run", "--resume", *common, "--lr", "0.01", name="second", listen=first.data, environment=environment)
+        second = self.launch("run", "--resume", *common, "--lr", "0.01", name="second", listen=first.data, environment=environment, optimizer=optimizer)
         self.assertEqual(second.exit_status(), -signal.SIGKILL, second.text())
-        third = self.launch("run", "--resume", *common, "--lr", "0.02", name="third", listen=first.data)
+        third = self.launch("run", "--resume", *common, "--lr", "0.02", name="third", listen=first.data, optimizer=optimizer)
         self.assert_exit(DONE, *workers, third)
         self.assertEqual(third.events("journal.replayed")[0]["rounds"], 18)
         self.assertEqual(state_bytes(self.checkpoints("run")[-1]), expected)

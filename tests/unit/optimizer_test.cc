@@ -54,11 +54,11 @@ void fill_normal(std::vector<float>& x, std::uint64_t stream) {
 /// The rules once more, one number at a time in double, written from the published algorithms.
 struct Oracle {
   OptimizerConfig c;
-  double p = 0, buffer = 0, m = 0, v = 0;
+  double p = 0, buffer = 0, m = 0, v = 0, inverse = -1;
 
   void step(int t, double g) {
     if (c.name == "adam" || c.name == "adamw" || c.name == "yogi") return adam(t, g);
-    if (c.name == "ftrl") return ftrl(t, g);
+    if (c.name == "ftrl") return ftrl(g, rate(t));
     if (c.name == "mean") {
       p -= g;
       return;
@@ -90,16 +90,26 @@ struct Oracle {
     const double v_hat = v / (1 - std::pow(c.beta2, t));
     p -= c.learning_rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
   }
-  // m: the sum z, v: the sum n of squares of the paper.
-  void ftrl(int t, double g) {
-    const auto strength = [&] {
-      return (c.ftrl_beta + std::sqrt(v)) / c.learning_rate + c.weight_decay;
-    };
-    if (t == 1 && p != 0) m = -(p * strength() + (p > 0 ? c.l1 : -c.l1));
-    const double sigma = (std::sqrt(v + g * g) - std::sqrt(v)) / c.learning_rate;
-    m += g - sigma * p;
+  double rate(int t) const {
+    return c.learning_rate *
+           LearningRateSchedule::parse(c.schedule)->factor(static_cast<std::uint64_t>(t));
+  }
+  // m: the sum z, v: the sum n of squares of the paper, inverse: its 1 / eta, the sum of all sigma.
+  // So sigma is made of the rates of this step and of the one before. At a rate of 0 a parameter
+  // stays, whatever the gradient.
+  void ftrl(double g, double alpha) {
+    const double before = std::sqrt(v);
     v += g * g;
-    p = std::abs(m) <= c.l1 ? 0 : -(m - (m > 0 ? c.l1 : -c.l1)) / strength();
+    if (alpha == 0) return;
+    if (inverse < 0) {
+      inverse = (c.ftrl_beta + before) / alpha;
+      if (p != 0) m = -(p * (inverse + c.weight_decay) + (p > 0 ? c.l1 : -c.l1));
+    }
+    const double now = (c.ftrl_beta + std::sqrt(v)) / alpha;
+    const double sigma = now - inverse;
+    inverse = now;
+    m += g - sigma * p;
+    p = std::abs(m) <= c.l1 ? 0 : -(m - (m > 0 ? c.l1 : -c.l1)) / (now + c.weight_decay);
   }
 };
 
@@ -207,29 +217,33 @@ OptimizerConfig with(const std::string& name, double weight_decay) {
   return config;
 }
 
-OptimizerConfig with_l1(double l1) {
+OptimizerConfig with_l1(double l1, const std::string& schedule = "constant") {
   OptimizerConfig config = with("ftrl", 0.01);
   config.learning_rate = 0.1;
   config.l1 = l1;
+  config.schedule = schedule;
   return config;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OptimizerConformance,
-                         ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
-                                           with("momentum", 0.01), with("nesterov", 0),
-                                           with("nesterov", 0.01), with("adam", 0),
-                                           with("adam", 0.01), with("adamw", 0),
-                                           with("adamw", 0.01), with("adagrad", 0),
-                                           with("adagrad", 0.01), with("yogi", 0),
-                                           with("yogi", 0.01), with("mean", 0), with("ftrl", 0),
-                                           with("ftrl", 0.01), with_l1(0.5), with_l1(2)),
-                         [](const auto& test) {
-                           return test.param.name +
-                                  (test.param.weight_decay > 0 ? "_with_decay" : "") +
-                                  (test.param.l1 > 1   ? "_with_strong_l1"
-                                   : test.param.l1 > 0 ? "_with_l1"
-                                                       : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, OptimizerConformance,
+    ::testing::Values(with("sgd", 0), with("sgd", 0.01), with("momentum", 0),
+                      with("momentum", 0.01), with("nesterov", 0), with("nesterov", 0.01),
+                      with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01),
+                      with("adagrad", 0), with("adagrad", 0.01), with("yogi", 0),
+                      with("yogi", 0.01), with("mean", 0), with("ftrl", 0), with("ftrl", 0.01),
+                      with_l1(0.5), with_l1(2), with_l1(0, "step:every=100,factor=0.5"),
+                      with_l1(0.5, "cosine:rounds=900,warmup=50,floor=0.1"),
+                      with_l1(2, "linear:rounds=600"), with_l1(0, "onecycle:rounds=1000,start=0")),
+    [](const auto& test) {
+      const std::string& schedule = test.param.schedule;
+      return test.param.name +
+             (schedule == "constant" ? "" : "_" + schedule.substr(0, schedule.find(':'))) +
+             (test.param.weight_decay > 0 ? "_with_decay" : "") +
+             (test.param.l1 > 1   ? "_with_strong_l1"
+              : test.param.l1 > 0 ? "_with_l1"
+                                  : "");
+    });
 
 TEST(Optimizers, SlotsHaveTheNamesOfPyTorch) {
   EXPECT_TRUE(made(with("sgd", 0))->slot_names().empty());
@@ -290,7 +304,7 @@ TEST(Optimizers, WrongSettingsAreNamed) {
   EXPECT_THAT(message([](OptimizerConfig& c) { c.ftrl_beta = 0; }), HasSubstr("ftrl_beta"));
   EXPECT_THAT(message([](OptimizerConfig& c) { c.schedule = "cosine"; }), HasSubstr("rounds"));
   EXPECT_THAT(message([](OptimizerConfig& c) {
-                c.name = "ftrl";
+                c.name = "mean";
                 c.schedule = "constant:warmup=3";
               }),
               HasSubstr("leave schedule constant"));
@@ -303,29 +317,118 @@ TEST(Optimizers, WrongSettingsAreNamed) {
 
 TEST(Optimizers, FtrlWithL1SetsParametersToZeroAndStaysWithTheFormulas) {
   constexpr std::size_t kElements = 97;
-  OptimizerConfig config = with("ftrl", 0.01);
-  config.learning_rate = 0.1;
-  config.l1 = 2.0;
-  const auto optimizer = made(config);
-  State state(*optimizer, kElements);
-  fill_normal(state.params, 0);
-  state.params[0] = 0;
-  std::vector<Oracle> oracles(kElements, Oracle{config});
-  for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
-  std::vector<float> gradient(kElements);
-  std::size_t zeros = 0;
-  for (int t = 1; t <= 1000; ++t) {
-    fill_normal(gradient, static_cast<std::uint64_t>(t));
-    const auto slots = state.slot_spans(0, kElements);
-    optimizer->step(static_cast<std::uint64_t>(t), state.params, gradient, slots, state.params);
-    for (std::size_t i = 0; i < kElements; ++i) {
-      oracles[i].step(t, static_cast<double>(gradient[i]));
-      ASSERT_NEAR(static_cast<double>(state.params[i]), oracles[i].p, 1e-5) << i << " at " << t;
-      zeros += state.params[i] == 0;
+  for (const std::string schedule : {"constant", "step:every=30,factor=0.9"}) {
+    OptimizerConfig config = with("ftrl", 0.01);
+    config.learning_rate = 0.1;
+    config.l1 = 2.0;
+    config.schedule = schedule;
+    const auto optimizer = made(config);
+    State state(*optimizer, kElements);
+    fill_normal(state.params, 0);
+    state.params[0] = 0;
+    std::vector<Oracle> oracles(kElements, Oracle{config});
+    for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
+    std::vector<float> gradient(kElements);
+    std::size_t zeros = 0;
+    for (int t = 1; t <= 1000; ++t) {
+      fill_normal(gradient, static_cast<std::uint64_t>(t));
+      const auto slots = state.slot_spans(0, kElements);
+      optimizer->step(static_cast<std::uint64_t>(t), state.params, gradient, slots, state.params);
+      for (std::size_t i = 0; i < kElements; ++i) {
+        oracles[i].step(t, static_cast<double>(gradient[i]));
+        ASSERT_NEAR(static_cast<double>(state.params[i]), oracles[i].p, 1e-5) << i << " at " << t;
+        zeros += state.params[i] == 0;
+      }
     }
+    EXPECT_GT(zeros, 200u);
+    EXPECT_LT(zeros, 1000 * kElements / 2);
   }
-  EXPECT_GT(zeros, 500u);
-  EXPECT_LT(zeros, 1000 * kElements / 2);
+}
+
+// A live change, a resumed job, a replayed segment: another optimizer goes on with the slots.
+TEST(Optimizers, FtrlGoesOnWithAnotherRateAsTheFormulas) {
+  constexpr std::size_t kElements = 97;
+  for (const double l1 : {0.0, 0.5}) {
+    OptimizerConfig config = with("ftrl", 0.01);
+    config.l1 = l1;
+    State state(*made(config), kElements);
+    fill_normal(state.params, 0);
+    std::vector<Oracle> oracles(kElements, Oracle{config});
+    for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
+    std::vector<float> gradient(kElements);
+    int t = 0;
+    for (const double rate : {0.1, 0.01, 0.0, 0.5}) {
+      config.learning_rate = rate > 0 ? rate : 1;
+      auto optimizer = made(config);
+      optimizer->set_rate_factor(rate > 0 ? 1 : 0);
+      const State before = state;
+      for (int k = 0; k < 250; ++k) {
+        fill_normal(gradient, static_cast<std::uint64_t>(++t));
+        const auto slots = state.slot_spans(0, kElements);
+        optimizer->step(static_cast<std::uint64_t>(t), state.params, gradient, slots, state.params);
+        for (std::size_t i = 0; i < kElements; ++i)
+          oracles[i].ftrl(static_cast<double>(gradient[i]), rate);
+      }
+      if (rate == 0) {
+        EXPECT_EQ(state.params, before.params);
+      }
+    }
+    double error = 0, length = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      error += std::pow(static_cast<double>(state.params[i]) - oracles[i].p, 2);
+      length += std::pow(oracles[i].p, 2);
+    }
+    EXPECT_LE(std::sqrt(error / length), 1e-6) << l1;
+  }
+}
+
+TEST(Optimizers, FtrlWithAnotherRateAndNoGradientLeavesTheParametersAsTheyAre) {
+  OptimizerConfig config = with("ftrl", 0.01);
+  config.l1 = 0.5;
+  State state(*made(config), 4);
+  state.params = {0.25f, -3.0f, 0.0f, 1e-3f};
+  const auto before = state.params;
+  const std::vector<float> nothing(4);
+  std::uint64_t t = 0;
+  for (const double rate : {0.1, 100.0, 1e-6, 1e-20, 0.1}) {
+    config.learning_rate = rate;
+    const auto slots = state.slot_spans(0, 4);
+    made(config)->step(++t, state.params, nothing, slots, state.params);
+    EXPECT_EQ(state.params, before) << rate;
+  }
+}
+
+// In every element by itself, at every rate, whether L1 holds the parameter at 0 or not.
+TEST(Optimizers, FtrlHidesNoNumberThatIsNotFinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinite = std::numeric_limits<float>::infinity();
+  for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
+    const Isa was = limit_isa(isa);
+    for (const double l1 : {0.0, 10.0}) {
+      for (const double factor : {1.0, 0.0}) {
+        for (const float bad : {nan, infinite, -infinite, 1e25f}) {
+          OptimizerConfig config = with("ftrl", 0);
+          config.l1 = l1;
+          const auto optimizer = made(config);
+          optimizer->set_rate_factor(factor);
+          State state(*optimizer, 40);
+          for (std::size_t i = 0; i < 40; ++i)
+            state.params[i] = static_cast<float>(static_cast<int>(i % 3) - 1);
+          std::vector<float> gradient(40, 0.5f);
+          for (std::size_t i = 10; i < 13; ++i) gradient[i] = bad;
+          const auto slots = state.slot_spans(0, 40);
+          for (std::uint64_t t = 1; t <= 3; ++t) {
+            optimizer->step(t, state.params, gradient, slots, state.params);
+            gradient.assign(40, 0.5f);
+          }
+          for (std::size_t i = 0; i < 40; ++i)
+            EXPECT_EQ(std::isnan(state.params[i]), i >= 10 && i < 13)
+                << i << " " << bad << " l1 " << l1 << " factor " << factor;
+        }
+      }
+    }
+    limit_isa(was);
+  }
 }
 
 TEST(Optimizers, FtrlBeginsAtTheParametersItIsGiven) {
