@@ -74,18 +74,17 @@ void update_row(const RowSpec& spec, std::span<const float> gradient, std::span<
   const auto l1 = static_cast<float>(spec.l1), l2 = static_cast<float>(spec.l2);
   const auto beta = static_cast<float>(spec.ftrl_beta);
   for (std::size_t i = 0; i < n; ++i) {
-    const float g = gradient[i];
-    const float before = slots[n + i];
-    const float after = std::min(before + g * g, std::numeric_limits<float>::max());
-    const float root = std::sqrt(after);
-    // (root - sqrt(before)) / rate without the cancellation.
-    const float roots = std::max(root + std::sqrt(before), std::numeric_limits<float>::min());
-    const float sigma = g * g / roots * inverse_rate;
-    const float z = held(slots[i] + (g - sigma * values[i]));
+    const float g = gradient[i], w = values[i];
+    const float squares = std::min(slots[n + i] + g * g, std::numeric_limits<float>::max());
+    const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
+    // As in common/optim/rules.h: z follows of a value that is not 0, at whatever rate.
+    const float centre = w == 0 ? slots[i] : -w * strength - std::copysign(l1, w);
+    const float z = held(centre + g);
     slots[i] = z;
-    slots[n + i] = after;
-    const float next = -(z - std::copysign(l1, z)) / ((beta + root) * inverse_rate + l2);
-    values[i] = std::fabs(z) <= l1 ? 0.0f : held(next);
+    slots[n + i] = squares;
+    const float stepped = held(w - g / strength);
+    const float shrunk = held((std::copysign(l1, z) - z) / strength);
+    values[i] = stepped * w > 0 ? stepped : std::fabs(z) <= l1 ? 0.0f : shrunk;
   }
 }
 

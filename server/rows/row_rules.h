@@ -16,8 +16,9 @@ void initial_slots(const RowSpec& spec, std::span<const float> values, std::span
 ///
 /// sgd      w -= rate g
 /// adagrad  s += mean over the row of g^2; w -= rate g / (sqrt(s) + epsilon)
-/// ftrl     per element: n' = n + g^2, sigma = (sqrt n' - sqrt n) / rate, z += g - sigma w,
-///          w = |z| <= l1 ? 0 : -(z - sign(z) l1) / ((beta + sqrt n') / rate + l2)
+/// ftrl     per element: n' = n + g^2, S = (beta + sqrt n') / rate + l2; z = g + (w == 0 ? z
+///          : -S w - sign(w) l1), which is z + g - sigma w with sigma = S - S of the step before;
+///          w = |z| <= l1 ? 0 : -(z - sign(z) l1) / S
 /// slots    adagrad: s; ftrl: z of all elements, then n
 /// source   Duchi, Hazan, Singer 2011 (Adagrad); McMahan et al. 2013, "Ad click prediction" (FTRL)
 void update_row(const RowSpec& spec, std::span<const float> gradient, std::span<float> values,

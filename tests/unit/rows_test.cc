@@ -155,6 +155,36 @@ TEST(RowTable, AThousandUpdatesStayWithinAMillionthOfTheReference) {
     }
 }
 
+TEST(RowTable, AnotherRateMovesNoValueAndIsFollowedFromThenOn) {
+  for (const RowRule rule : {RowRule::kSgd, RowRule::kAdagrad, RowRule::kFtrl}) {
+    RowSpec spec = spec_of(rule);
+    if (rule == RowRule::kFtrl) spec.l1 = 0.5;
+    RowTable table(spec);
+    Reference row = new_reference(spec, 5);
+    CounterRng rng(9);
+    for (const double rate : {0.1, 0.01, 0.5}) {
+      const Floats before = pulled(table, {5});
+      // In double z must be told: by the formula of one rate sigma has no part for its change.
+      for (std::size_t i = 0; i < spec.dim; ++i)
+        row.z[i] +=
+            row.w[i] * (spec.ftrl_beta + std::sqrt(row.n[i])) * (1 / spec.learning_rate - 1 / rate);
+      spec.learning_rate = rate;
+      table.change(spec);
+      ASSERT_TRUE(table.push(Keys{5}, Floats(spec.dim, 0.0f), 0).ok());
+      EXPECT_EQ(pulled(table, {5}), before) << to_string(rule) << " " << rate;
+      for (int push = 0; push < 100; ++push) {
+        Floats gradient(spec.dim);
+        for (auto& g : gradient) g = static_cast<float>(rng.normal());
+        ASSERT_TRUE(table.push(Keys{5}, gradient, 0).ok());
+        step(spec, row, std::vector<double>(gradient.begin(), gradient.end()));
+      }
+      const Floats values = pulled(table, {5});
+      for (std::size_t i = 0; i < spec.dim; ++i)
+        EXPECT_NEAR(values[i], row.w[i], 2e-5) << to_string(rule) << " " << rate;
+    }
+  }
+}
+
 TEST(RowTable, APullOfAnUnknownRowGivesItsInitialValuesAndStoresNothing) {
   RowTable table(spec_of(RowRule::kAdagrad));
   const Floats once = pulled(table, {5, 6, 5});
