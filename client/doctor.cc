@@ -260,6 +260,28 @@ void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoi
     report.add(Verdict::kGood, "checkpoint", "the newest is " + duration_text(age) + " old");
 }
 
+/// What a crash of the server would cost, while it costs nothing to mend.
+void check_durability(Report& report, const Session& session) {
+  const auto config = get_json(session, "/v1/config");
+  if (!config.ok() || !config->contains("journal.mode")) return;
+  const auto value_of = [&](const char* setting) {
+    return config->contains(setting) ? number_of((*config)[setting], "value") : 0.0;
+  };
+  if (text_of((*config)["journal.mode"], "value") == "on")
+    return report.add(Verdict::kGood, "durability", "a journal keeps every round");
+  for (const char* const setting :
+       {"checkpoint.every_rounds", "checkpoint.every_epochs", "checkpoint.interval"})
+    if (value_of(setting) > 0)
+      return report.add(
+          Verdict::kGood, "durability",
+          std::string("checkpoints are written while the job runs (") + setting + ")");
+  report.add(Verdict::kWarning, "durability",
+             "no journal, and checkpoints at the end only: if the server is killed, all since the "
+             "newest checkpoint is lost",
+             "centroidctl config set checkpoint.every_rounds=N, or start the server with --journal "
+             "on");
+}
+
 int examine(const Session& session, const WorkerOptions& worker_options, bool leaves_members) {
   Report report(session.style);
   const auto alive = ask(session.remote, "GET", "/healthz");
@@ -316,6 +338,7 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   check_speed(report, *workers);
   check_scale(report, session, *workers);
   check_checkpoints(report, *cluster, *checkpoints);
+  check_durability(report, session);
   return report.finish();
 }
 
@@ -327,7 +350,8 @@ void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       "Look for what is wrong, and say what to mend: ports, clocks, tokens, versions, "
       "certificates, "
       "room on the disk, the network to the servers, between the server and each worker and from "
-      "worker to worker, job, waits, workers, their speed and number, checkpoints.");
+      "worker to worker, job, waits, workers, their speed and number, checkpoints, what a crash "
+      "would cost.");
   const auto worker_options = add_worker_options(*doctor);
   const auto leaves_members = std::make_shared<bool>(false);
   doctor->add_flag(

@@ -23,7 +23,8 @@ std::string query_of(const Wanted& wanted, const std::string& since) {
 }
 
 Colour colour_of(const std::string& type) {
-  if (type == "member.lost" || type == "checkpoint.failed" || type == "events.lost")
+  if (type == "member.lost" || type == "checkpoint.failed" || type == "events.lost" ||
+      type == "job.begun_again")
     return Colour::kBad;
   if (type == "round.committed") return Colour::kFaint;
   const bool is_trouble = type == "wait.lasted" || type == "round.aborted" ||

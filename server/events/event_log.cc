@@ -20,7 +20,7 @@ constexpr auto kTypes = std::to_array<std::string_view>({
     "round.committed",     "round.skipped",      "round.aborted",     "epoch.ended",
     "model.evaluated",     "checkpoint.written", "checkpoint.failed", "checkpoint.deleted",
     "checkpoint.restored", "config.changed",     "scale.hinted",      "wait.lasted",
-    "audit.recorded",
+    "audit.recorded",      "job.begun_again",
 });
 
 log::Field::Value bounded(log::Field::Value value) {

@@ -117,6 +117,7 @@ Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
 Task<Status> Cluster::go_back() {
   const Version lost = store_->version();
+  const std::uint64_t lost_round = round_.value - 1;
   if (store_->held() != Version()) {
     store_->restore(store_->held(), held_position_.optimizer_step);
     round_ = held_position_.round;
@@ -142,6 +143,10 @@ Task<Status> Cluster::go_back() {
                             {"to_version", store_->version().value},
                             {"to_round", round_.value}});
   probe_.state_lost();
+  if (round_.value == 1 && lost_round > 0)
+    tell(events_, log::Level::kWarn, "job.begun_again",
+         {{"lost_round", lost_round},
+          {"why", "every worker that held the state is gone, and there is no checkpoint"}});
   co_return Status();
 }
 

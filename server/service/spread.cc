@@ -385,6 +385,7 @@ Task<Result<bool>> Cluster::recover_servers() {
   co_await journal_.drop_attempt();
   journal_.stop();  // read, it begins anew behind the rounds that it has
   const Version lost = store_->version();
+  const std::uint64_t lost_round = round_.value - 1;
   decision_.reset();
   aggregator_.reset();                          // before the buffers that it holds
   const Raised loading(is_loading_, changed_);  // what is left of the store is of no version
@@ -416,6 +417,10 @@ Task<Result<bool>> Cluster::recover_servers() {
                                        {"version", store_ ? store_->version().value : 0},
                                        {"round", round_.value},
                                        {"servers", shards_.present().size() + 1}});
+  if (round_.value == 1 && lost_round > 0)
+    tell(events_, log::Level::kWarn, "job.begun_again",
+         {{"lost_round", lost_round},
+          {"why", "a server was lost with its chunks, and there is no checkpoint"}});
   co_return false;
 }
 

@@ -18,6 +18,24 @@ constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 constexpr const char* kResidualSlot = "codec_down_residual";
 /// Fields of a checkpoint: by worker the last round in which its contribution counted.
 constexpr const char* kCountedPrefix = "counted/";
+
+/// Nothing is on the disk before the end: said at the start, while it costs nothing to mend.
+void warn_if_not_durable(const ServerConfig& config) {
+  const bool has_checkpoints = config.checkpoint_every_rounds > 0 ||
+                               config.checkpoint_every_epochs > 0 ||
+                               config.checkpoint_interval.count() > 0;
+  if (config.keeps_journal() || has_checkpoints) return;
+  const std::string rows = config.tables.empty() ? "" : " and all pushes to tables of sparse rows";
+  const std::string journal = config.is_peer_to_peer() ? "" : ", or journal.mode on";
+  log::warn("job.not_durable",
+            {{"why", "checkpoints are written at the end only, and there is no journal"},
+             {"lost_with_the_server", "all rounds" + rows + " since the start"},
+             {"action",
+              "set checkpoint.every_rounds, checkpoint.every_epochs or "
+              "checkpoint.interval" +
+                  journal}});
+}
+
 }  // namespace
 
 Task<Status> Cluster::prepare() {
@@ -76,6 +94,7 @@ Task<Status> Cluster::prepare() {
   if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
   phase_since_ = clock_.now();
   is_prepared_ = true;
+  warn_if_not_durable(config_);
   if (operator_kept_ < operator_revision_) {  // a setting was changed meanwhile
     const Kept kept = keep();
     (void)co_await save(kept.state, kept.revision);

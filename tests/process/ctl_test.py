@@ -182,6 +182,18 @@ class Ctl(CtlTest):
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["workers"]["verdict"], "warning")
 
+    def test_doctor_says_what_a_crash_would_cost(self):
+        server, _ = self.training()
+
+        def found():
+            return {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--no-members", "--output", "json"))}["durability"]
+
+        self.assertEqual(found()["verdict"], "warning")
+        self.assertIn("checkpoint.every_rounds", found()["do"])
+        self.ctl(server, "config", "set", "checkpoint.every_rounds=1000")
+        self.assertEqual(found()["verdict"], "ok")
+        self.assertIn("checkpoint.every_rounds", found()["found"])
+
     def test_doctor_holds_nothing_against_workers_that_left_or_came_back(self):
         server, workers = self.training()
 

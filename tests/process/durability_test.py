@@ -349,6 +349,21 @@ class Restore(ClusterTest):
         self.assertTrue(worker.is_running())
 
 
+class NothingKept(ClusterTest):
+    def test_a_job_of_which_nothing_is_kept_says_so_at_its_start(self):
+        kept = (("--journal", "on"), ("--checkpoint-every", 5), ("--checkpoint-every-epochs", 1), ("--checkpoint-interval", "1h"))
+        for i, flags in enumerate(((), ("--exchange", "ring"), ("--tables", "t:dim=2"), *kept)):
+            server = self.server(*flags, run=f"run{i}", name=f"server{i}")
+            server.wait_event("server.ready")
+            told = server.events("job.not_durable")
+            if flags in kept:
+                self.assertEqual(told, [], flags)
+            else:
+                self.assertEqual("journal.mode" in told[0]["action"], "ring" not in flags, flags)
+                self.assertEqual("rows" in told[0]["lost_with_the_server"], "--tables" in flags, flags)
+            server.kill()
+
+
 class Rates(DurabilityTest):
     """The learning rate may change between two rounds: each is replayed with the one it was made with."""
 

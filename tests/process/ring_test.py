@@ -133,6 +133,17 @@ class Loss(RingTest):
         server.wait_round(lost["to_round"] + 3)
         self.stop_in_order(server, late)
 
+    def test_everybody_lost_without_a_checkpoint_begins_again_and_says_so(self):
+        server, workers = self.ring("w0", "w1")
+        for worker in workers:
+            worker.kill()
+        server.wait_cluster("waiting", lambda cluster: cluster["state"] == "waiting")
+        late = self.peer(server, "w9")
+        self.assertEqual(server.wait_event("state.lost")["to_round"], 1)
+        self.assertGreaterEqual(server.wait_event("job.begun_again")["lost_round"], 1)
+        server.wait_round(3)
+        self.stop_in_order(server, late)
+
     def test_drained_workers_leave_their_state(self):
         server, workers = self.ring("w0", "w1")
         for worker in server.workers():

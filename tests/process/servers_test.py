@@ -182,6 +182,24 @@ class Loss(ServersTest):
         self.assert_exit(DONE, *workers, leader, c)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
+    def test_without_a_checkpoint_the_job_begins_again_and_says_so(self):
+        leader = self.leader(1, "--epochs", 1_000_000, "--servers-wait", "300ms")
+        self.assertIn("checkpoint.every_rounds", leader.wait_event("job.not_durable")["action"])
+        b = self.shard(leader, "b")
+        workers = self.workers(leader)
+        self.wait_placed(leader, 2)
+        leader.wait_more_rounds(5)
+        b.kill()
+        lost = leader.wait_event("job.begun_again")["lost_round"]
+        self.assertGreaterEqual(lost, 5)
+        told = wait_for(lambda: [event for worker in workers for event in worker.events("job.begun_again")], "a worker that is in round 1 again")
+        self.assertIn(told[0]["lost_round"], (lost - 1, lost))
+        (told,) = leader.get("/v1/events?type=job.begun_again")["events"]
+        self.assertEqual(told["lost_round"], lost)
+        leader.wait_more_rounds(5)
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers)
+
     def test_killed_leader_takes_its_servers_and_workers_again(self):
         self.train(1, self.GOAL, run="whole")
         leader, shards, workers = self.started()

@@ -61,6 +61,9 @@ class ClusterExchange final : public Exchange {
         optimizer_step_ = link_.fragments().steps_before(open->optimizer_step);
         fragment_ = link_.fragments().turn(open->optimizer_step);
         is_complete_ = false;
+        if (open->round.value == 1 && round_ > 1)
+          log::warn("job.begun_again",
+                    {{"lost_round", round_ - 1}, {"why", "the server has no later state"}});
         round_ = open->round.value;
         return std::variant<Share, Finished>(Share{.generation = open->generation,
                                                    .round = open->round,
