@@ -8,6 +8,7 @@
 #include "client/rows_client.h"
 #include "common/base/random.h"
 #include "tests/bench/bench_run.h"
+#include "tests/bench/verdict.h"
 
 /// Sparse rows: one centroid-server, clients in this process, TCP on loopback.
 namespace centroid::bench {
@@ -19,7 +20,7 @@ using std::chrono::steady_clock;
 struct Options {
   std::uint64_t rows = 1'000'000, batch = 4096, clients = 2, batches = 1000, dim = 16;
   std::string optimizer = "adagrad";
-  bool json = false;
+  bool json = false, check = false;
 };
 
 constexpr double kUpdatesBar = 1e6;  // a second of the server's processor time
@@ -120,6 +121,16 @@ int run(const Options& options) {
 
   const double values = static_cast<double>(options.rows * options.dim * sizeof(float));
   const double ratio = static_cast<double>(memory) / values;
+  const auto judge = [&](std::FILE* out) {
+    int missed = 0;
+    for (const auto& [what, rate] :
+         {std::pair{"rows updated", pushed}, std::pair{"rows updated, --journal-sync 1s", grouped},
+          std::pair{"rows updated, --journal-sync 0", synced}})
+      missed += verdict(what, rate.cpu / 1e6, Bar::kAtLeast, kUpdatesBar / 1e6,
+                        "M a second of the server's processor time", out);
+    missed += verdict("server's memory", ratio, Bar::kAtMost, kMemoryBar, "times the values", out);
+    return options.check && missed > 0 ? 1 : 0;
+  };
   if (options.json) {
     const auto entry = [](const Rate& rate) {
       return nlohmann::json{{"per_wall_second", rate.wall}, {"per_server_cpu_second", rate.cpu}};
@@ -131,7 +142,7 @@ int run(const Options& options) {
                                    {"journal_1s", entry(grouped)},   {"journal_0", entry(synced)},
                                    {"memory_per_payload", ratio}};
     std::printf("%s\n", result.dump(2).c_str());
-    return 0;
+    return judge(stderr);
   }
   std::printf(
       "%llu rows of dim %llu, %s, batches of %llu random keys, %llu clients, TCP loopback\n",
@@ -140,18 +151,13 @@ int run(const Options& options) {
       static_cast<unsigned long long>(options.clients));
   std::printf("%-28s %12s %22s\n", "M rows/s", "wall", "a server CPU second");
   std::printf("%-28s %12.2f %22.2f\n", "pushed, rows made", created.wall / 1e6, created.cpu / 1e6);
-  std::printf("%-28s %12.2f %22.2f   bar %.2f: %s\n", "pushed, rows updated", pushed.wall / 1e6,
-              pushed.cpu / 1e6, kUpdatesBar / 1e6, pushed.cpu >= kUpdatesBar ? "met" : "missed");
-  std::printf("%-28s %12.2f %22.2f\n", "pulled", pulled.wall / 1e6, pulled.cpu / 1e6);
-  const auto journalled = [](const char* what, const Rate& rate) {
-    std::printf("%-28s %12.2f %22.2f   bar %.2f: %s\n", what, rate.wall / 1e6, rate.cpu / 1e6,
-                kUpdatesBar / 1e6, rate.cpu >= kUpdatesBar ? "met" : "missed");
-  };
-  journalled("updated, --journal-sync 1s", grouped);
-  journalled("updated, --journal-sync 0", synced);
-  std::printf("server's memory / values      %.3f   bar %.1f: %s\n", ratio, kMemoryBar,
-              ratio <= kMemoryBar ? "met" : "missed");
-  return 0;
+  for (const auto& [what, rate] :
+       {std::pair{"pushed, rows updated", pushed}, std::pair{"pulled", pulled},
+        std::pair{"updated, --journal-sync 1s", grouped},
+        std::pair{"updated, --journal-sync 0", synced}})
+    std::printf("%-28s %12.2f %22.2f\n", what, rate.wall / 1e6, rate.cpu / 1e6);
+  std::printf("%-28s %12.3f\n", "server's memory / values", ratio);
+  return judge(stdout);
 }
 
 void add_fields(config::Schema& schema, Options& options) {
@@ -163,7 +169,8 @@ void add_fields(config::Schema& schema, Options& options) {
   schema.field("dim", &options.dim, {.text = "floats of a row", .min = 1, .max = 4096});
   schema.field("optimizer", &options.optimizer,
                {.text = "of the table", .choices = {"sgd", "adagrad", "ftrl"}});
-  schema.field("json", &options.json, {.text = "print JSON"});
+  schema.field("json", &options.json, {.text = "print JSON; the bars on stderr"});
+  schema.field("check", &options.check, {.text = "exit status 1 when a bar is missed"});
 }
 
 }  // namespace
