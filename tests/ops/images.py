@@ -56,7 +56,7 @@ def why_not(with_dockerfile):
         if os.environ.get("OPS_DOCKERFILE") != "1":
             return "compiles everything in a container; ./centroid test --ops runs it"
         if run("podman", "image", "exists", BASE, check=False).returncode != 0:
-            return f"no image {BASE}"
+            return f"no image {BASE}, which ./centroid test --ops fetches from a registry or makes of packages (debootstrap)"
     elif not pathlib.Path("/usr/bin/tini-static").exists():
         return "no /usr/bin/tini-static here (package tini)"
     return None

@@ -20,7 +20,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops")]
 import images  # noqa: E402
-from cluster import wait_for  # noqa: E402
+from cluster import Runner, wait_for  # noqa: E402
 from images import IMAGES, MARK, USER, podman, run  # noqa: E402
 
 SKIPPED = 77
@@ -142,7 +142,7 @@ def main(modules):
         if reason := images.why_not_run():
             print(f"skipped: {reason}")
             return SKIPPED
-        return 0 if unittest.main(module=modules, verbosity=2, exit=False).result.wasSuccessful() else 1
+        return 0 if unittest.main(module=modules, verbosity=2, testRunner=Runner, exit=False).result.wasSuccessful() else 1
     finally:
         images.remove_images()
 

@@ -15,6 +15,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "process"))
+from cluster import Runner  # noqa: E402
+
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("dev", "prod", "jobset", "ha")
 # What may be added to an overlay, in this order: what it has not, and what fits. Of the second tuple at most one: they exclude each other.
@@ -406,4 +409,4 @@ if __name__ == "__main__":
         print(f"skipped: {reason}")
         sys.exit(SKIPPED)
     Rendered.programs = pathlib.Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    unittest.main(verbosity=2, testRunner=Runner)

@@ -324,7 +324,23 @@ class ClusterTest(unittest.TestCase):
             self.assert_status(process, status)
 
 
+class Timed(unittest.TextTestResult):
+    """Says how long each test took; `./centroid test --ops` lists the longest."""
+
+    def startTest(self, test):  # noqa: N802
+        self.begun = time.monotonic()
+        super().startTest(test)
+
+    def stopTest(self, test):  # noqa: N802
+        super().stopTest(test)
+        self.stream.writeln(f"time: {time.monotonic() - self.begun:.1f} s {test.id()}")
+
+
+class Runner(unittest.TextTestRunner):
+    resultclass = Timed
+
+
 def main():
     """Entry of a test file: FILE_test.py BIN_DIR [unittest's arguments]."""
     ClusterTest.programs = pathlib.Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    unittest.main(verbosity=2, testRunner=Runner)
