@@ -1,6 +1,7 @@
 #include "worker/app.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -104,9 +105,11 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   return peers;
 }
 
+/// `is_member` is kept true while this worker is one of the cluster.
 Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, const Model& model,
                                                 const DataSplit& data, ExchangeMemory memory,
-                                                IoThread& io, metrics::Registry& registry) {
+                                                IoThread& io, metrics::Registry& registry,
+                                                std::atomic<bool>& is_member) {
   if (config.exchange == "local") {
     LocalOptions options;
     options.optimizer = config.optimizer;
@@ -128,6 +131,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   ClusterOptions options;
   CENTROID_ASSIGN(options.servers, transport::ServerList::parse(config.server));
   options.token = config.token;
+  options.membership = [&is_member](bool is_one) { is_member = is_one; };
   options.join_timeout = config.join_timeout;
   options.state_dir = config.state_dir;
   options.join.name = config.name;
@@ -332,11 +336,16 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   if (!config.trace_file.empty())
     CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
   Probe probe(registry);
+  std::atomic<bool> is_member = config.exchange == "local";
   std::unique_ptr<transport::MetricsListener> listener;
   if (!config.metrics_listen.empty()) {
     transport::MetricsOptions metrics_options;
     CENTROID_ASSIGN(metrics_options.endpoint, transport::Endpoint::parse(config.metrics_listen));
     CENTROID_ASSIGN(metrics_options.tls, metrics_tls(config));
+    metrics_options.is_ready = [&is_member]() -> Status {
+      if (is_member) return {};
+      return Error(ErrorCode::kUnavailable, "not a member of a cluster now");
+    };
     CENTROID_ASSIGN(listener,
                     transport::MetricsListener::start(std::move(metrics_options), registry));
     log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
@@ -371,7 +380,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
       return residual_on_device(*group, codec, plan);
     };
   CENTROID_ASSIGN(const auto exchange,
-                  make_exchange(config, *model, data, std::move(memory), io, registry));
+                  make_exchange(config, *model, data, std::move(memory), io, registry, is_member));
 
   boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
   auto watching = boost::asio::co_spawn(

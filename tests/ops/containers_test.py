@@ -22,7 +22,7 @@ from cluster import wait_for  # noqa: E402
 from images import IMAGES, MARK, NEXT, podman, run  # noqa: E402
 from images_test import Image, main  # noqa: E402, F401
 from kubernetes_test import missing as missing_for_kubernetes  # noqa: E402
-from kubernetes_test import action_of, objects, render, render_with  # noqa: E402
+from kubernetes_test import action_of, next_release, objects, render, render_with  # noqa: E402
 from pods import DEADLINE_SECONDS, EVICTED, GOES_AWAY, Pods  # noqa: E402
 
 FOREVER = {"CENTROID_EPOCHS": "100000", "CENTROID_MIN_WORKERS": "1"}
@@ -87,16 +87,22 @@ class Manifests(Pods):
             left = self.events(leader, "checkpoint.written")[-1]["version"]
         self.assertGreaterEqual(self.began(standby), left)
         self.upgrade(leader, **FOREVER)
-        for index in range(3):
-            self.replace(f"centroid-worker-{index}", EVICTED)
-            self.reach_world(3, f"after the upgrade of worker {index}")
+        self.rendered += [one for one in objects(render_with(overlay="ha", more=next_release())) if one["kind"] == "Job"]
+        for index in range(3):  # of the second Job one more, of the first one fewer: its highest index
+            new, old = f"centroid-worker-2-{index}", f"centroid-worker-{2 - index}"
+            self.upgrade(new)
+            self.assert_probes(new)
+            self.reach_world(4, f"with {new}")
+            self.stop(old, EVICTED)
+            self.remove(old)
+            self.reach_world(3, f"after {old} has gone")
             self.reach_rounds(5)
         view = self.reach("digits that are learned", lambda view: (view["test_accuracy"] or 0) > LEARNED)
         self.say(f"accuracy {view['test_accuracy']:.3f}, version {view['version']}")
 
         self.call(self.leading, "/v1/job:stop", "POST")
         for index in range(3):
-            self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
+            self.assertEqual(self.exit_status(f"centroid-worker-2-{index}"), 0)
 
     def evict(self, pod):
         """An operator evicts one worker for good: its index ends, nobody else does. Then it is allowed again."""

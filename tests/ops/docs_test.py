@@ -31,8 +31,8 @@ def text_of(page):
 
 def blocks(page):
     """Shell blocks of a page: those of which a line begins with a command that operators type."""
-    found = re.findall(r"^```(?:sh|bash)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
-    return [block for block in found if any(line.startswith(SHELL) for line in block.splitlines())]
+    found = re.findall(r"^```([^\n`]*)\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+    return [block for language, block in found if language in ("", "sh", "bash") and any(line.startswith(SHELL) for line in block.splitlines())]
 
 
 def inline(page):

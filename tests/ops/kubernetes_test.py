@@ -39,17 +39,24 @@ def render(overlay):
     return kustomize(KUBERNETES / "overlays" / overlay)
 
 
-def render_with(*components, overlay="dev"):
-    """An overlay and components."""
+def render_with(*components, overlay="dev", more=""):
+    """An overlay and components, and what else its kustomization says."""
     with tempfile.TemporaryDirectory() as folder:
         base = os.path.relpath(KUBERNETES, os.path.realpath(folder))
         text = f"""apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [{base}/overlays/{overlay}]
 components: [{", ".join(f"{base}/components/{component}" for component in components)}]
-"""
+{more}"""
         (pathlib.Path(folder) / "kustomization.yaml").write_text(text)
         return kustomize(folder)
+
+
+def next_release():
+    """What docs/deployment.md puts into an overlay for workers of the next image: they are a second Job."""
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    (found,) = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "allowNameChange" in block]
+    return found
 
 
 def combinations():
@@ -194,6 +201,8 @@ class Rendered(unittest.TestCase):
                 probes = [container[kind]["httpGet"] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if "httpGet" in container.get(kind, {})]
                 self.assertEqual({probe.get("scheme", "HTTP") for probe in probes} or {"HTTP"}, {"HTTPS"} if has_tls else {"HTTP"}, chosen)
                 self.assertTrue(container["livenessProbe"])
+                if container["name"] == "worker":  # it is a member, which an upgrade one by one waits for
+                    self.assertEqual(container["readinessProbe"]["httpGet"], {"path": "/readyz", "port": "metrics"}, chosen)
             monitors = [one for one in all_objects if one["kind"] == "ServiceMonitor"]
             self.assertEqual(bool(monitors), "monitoring" in chosen[1] or chosen[0] in ("prod", "ha"), chosen)
             for monitor in monitors:
@@ -227,6 +236,22 @@ class Rendered(unittest.TestCase):
                     self.assertGreater(one["spec"]["minReadySeconds"], container["readinessProbe"]["periodSeconds"])
                 seen.add((container["name"], path))
         self.assertEqual(seen, {("server", "/healthz"), ("server", "/readyz"), ("shard", "/readyz")})
+
+    def test_workers_of_the_next_image_are_a_second_job_beside_the_first(self):
+        """As the guide says: another name, other names of its workers, another image; all else as it was."""
+        for overlay in ("dev", "prod", "ha"):
+            text = render_with(overlay=overlay, more=next_release())
+            self.assertEqual(strict_check(text).returncode, 0)
+            first, second = ({(one["kind"], one["metadata"]["name"]): one for one in objects(found)} for found in (self.texts[overlay, ()], text))
+            self.assertEqual(first.keys() - second.keys(), {("Job", "centroid-worker")})
+            self.assertEqual(second.keys() - first.keys(), {("Job", "centroid-worker-2")})
+            before, after = first["Job", "centroid-worker"], second["Job", "centroid-worker-2"]
+            (old,), (new,) = (one["spec"]["template"]["spec"]["containers"] for one in (before, after))
+            self.assertEqual((old["args"], new["args"]), (["--name", "worker-$(JOB_COMPLETION_INDEX)"], ["--name", "worker-2-$(JOB_COMPLETION_INDEX)"]))
+            self.assertNotEqual(old["image"], new["image"])
+            old |= {"args": new["args"], "image": new["image"]}
+            before["metadata"]["name"] = "centroid-worker-2"
+            self.assertEqual(before, after)
 
     def assert_finds_pods(self, monitor, all_objects):
         """A ServiceMonitor looks for Services by label, these for pods, and the port is one of theirs."""

@@ -144,6 +144,20 @@ class WorkerMetrics(MetricsTest):
         self.assertEqual(self.get(endpoint, "/v1/cluster")[0], 404)
         self.assertEqual(self.get(endpoint, "/metrics", "POST")[0], 405)
 
+    def test_a_worker_is_ready_while_it_is_a_member(self):
+        place = f"127.0.0.1:{free_port()}"
+        worker = self.worker(place, "w0", "--metrics-listen", "127.0.0.1:0", "--join-timeout", "600s")
+        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        status, _, text = self.get(endpoint, "/readyz")
+        self.assertEqual((status, text), (503, "not a member of a cluster now\n"))
+        self.assertEqual([self.get(endpoint, path)[0] for path in ("/livez", "/healthz")], [200, 200])
+        server = self.server("--epochs", "1000000", listen=place)
+        wait_for(lambda: self.get(endpoint, "/readyz")[0] == 200, "a worker that is ready")
+        server.wait_round(1)
+        server.kill()
+        wait_for(lambda: self.get(endpoint, "/readyz")[0] == 503, "a worker that has lost its server")
+        self.assertEqual(self.get(endpoint, "/livez")[0], 200)
+
     def test_garbage_and_idle_connections_disturb_nobody(self):
         server, worker, endpoint = self.listening()
         host, port = endpoint.rsplit(":", 1)

@@ -29,6 +29,9 @@ struct ClusterOptions {
   /// Exchanges ring and hierarchical: adds the gradients among the workers. Without it they go
   /// through the server (star).
   std::shared_ptr<PeerReducer> peers;
+  /// Optional: whether the server knows this worker as a member, when that changes. On the
+  /// executor.
+  std::function<void(bool)> membership;
 };
 
 /// Memory that the exchange moves: the replica group's flat parameters and gradients.

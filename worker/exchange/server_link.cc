@@ -131,6 +131,7 @@ Task<void> ServerLink::run() {
         backoff = std::chrono::milliseconds(100);
         outside_since = now();
         is_joined_ = false;
+        if (options_.membership) options_.membership(false);
         mailbox_.push({LinkEvent::Lost{failure}});
       }
     } else {
@@ -319,6 +320,7 @@ Task<Status> ServerLink::enter(Session& session) {
                                {"apply", terms_.apply_on_worker ? "worker" : "server"}});
   if (terms_.unsummed) session.send_unsummed();
   is_joined_ = true;
+  if (options_.membership) options_.membership(true);
   joined_.notify_all();
   co_return Status();
 }
