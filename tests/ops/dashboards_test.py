@@ -52,7 +52,6 @@ UNSHOWN = {
     "centroid_server_round_number": "the version, and rounds by outcome, tell it",
     "centroid_worker_divergence_shift": "a difference of norms, to be read beside the cosine of one worker",
 }
-NOT_A_NUMBER = ("centroid_worker_divergence_cosine",)  # until it was measured: local steps
 FIRST_METRICS_SECONDS = 15  # of docs/benchmarks.md
 
 
@@ -159,6 +158,13 @@ class Scraped(ClusterTest):
         self.addCleanup(end)
         return server
 
+    def averaged(self, *arguments, of_worker=lambda _: ()):
+        """A server whose workers make local steps, which diverge from each other; slow ones, for the sake of the others here."""
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--local-steps", "4", "--outer", "optimizer", *arguments, name="averaged", run="averaged")
+        workers = [self.worker(server, name, "--metrics-listen", "127.0.0.1:0", "--slowdown", "20", *of_worker(name)) for name in ("a0", "a1")]
+        self.endpoints += [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]
+        return server
+
     def stand_in_for_gpus(self):
         """Where there is no GPU the workers find a library that says there is one, so that its queries have data."""
         if not shutil.which("nvidia-smi"):
@@ -205,7 +211,7 @@ class Scraped(ClusterTest):
         except urllib.error.HTTPError as error:
             self.fail(f"{query}: {error.read().decode()}")
         values = [float(one["value"][1]) for one in answer["data"]["result"]]
-        return values if query.startswith(NOT_A_NUMBER) else [value for value in values if math.isfinite(value)]
+        return [value for value in values if math.isfinite(value)]
 
     def assert_data(self, queries):
         """Every one of (name, query) has data before the deadline."""
@@ -238,6 +244,8 @@ class Scraped(ClusterTest):
                     queries.append((f"{dashboard.title} / {panel['title']} / {target['refId']}", query))
         self.assertGreater(len(queries), 20)
         self.assert_data(queries)
+        measured = ("centroid_server_divergence_ratio > 0", "centroid_worker_divergence_ratio > 0", "abs(centroid_worker_divergence_cosine) <= 1")
+        self.assert_data([(f"a divergence that was measured, {query}", query) for query in measured])
         self.assert_data([(alert.name, re.sub(r"(?<=\[)5m|(?<=\[)2h|(?<=offset )2h", "10s", alert.value)) for alert in alerts])
         firing = json.loads(self.fetch(f"http://{self.prometheus}/api/v1/alerts"))["data"]["alerts"]
         self.assertEqual([alert["labels"]["alertname"] for alert in firing if alert["state"] == "firing"], [])
@@ -263,7 +271,7 @@ class Scraped(ClusterTest):
 class Live(Scraped):
     def more_servers(self):
         self.notes = self.recorded()
-        return [self.notes.api]
+        return [self.notes.api, self.averaged().api]
 
     def test_every_panel_and_every_alert_has_data(self):
         self.assert_panels_and_alerts(catalog.DASHBOARDS)
@@ -311,10 +319,11 @@ class Encrypted(TlsTest, Scraped):
         more = ["scheme: https", f"tls_config: {{ca_file: {json.dumps(str(authority))}}}", "authorization: {credentials: look}"]
         shown = self.issue("recorder")
         notes = self.recorded(*secure, tls={"authority": str(authority), "certificate": str(shown[1]), "key": str(shown[3])})
-        self.prometheus = self.start_prometheus(*(server.api for server in servers), notes.api, more=more)
+        averaged = self.averaged(*secure, of_worker=lambda name: [*self.trust, *self.issue(name)])
+        self.prometheus = self.start_prometheus(*(server.api for server in (*servers, notes, averaged)), more=more)
 
     def test_panels_and_alerts_have_data_with_two_servers_over_https(self):
-        self.assert_data([("all servers", 'sum(up{job="centroid-server"}) == 3'), ("one leads", "sum(centroid_server_is_leader) == 2")])
+        self.assert_data([("all servers", 'sum(up{job="centroid-server"}) == 4'), ("one leads", "sum(centroid_server_is_leader) == 3")])
         self.assert_panels_and_alerts(catalog.DASHBOARDS)
 
 
