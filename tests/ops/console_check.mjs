@@ -1,10 +1,10 @@
-// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN. Prints one JSON object of what was seen, and writes
-// pictures of dark, light and narrow into OUT.
+// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore]. Prints one JSON object of what was seen, and writes
+// pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint.
 import { writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 
-const [, , packages, executablePath, url, out, token] = process.argv
+const [, , packages, executablePath, url, out, token, part = 'all'] = process.argv
 writeFileSync(path.join(packages, 'load.mjs'), 'export const load = (name) => import(name)\n')
 const { load } = await import(pathToFileURL(path.join(path.resolve(packages), 'load.mjs')))
 const { chromium } = (await load('playwright-core')).default
@@ -108,8 +108,44 @@ async function evicted_and_stopped() {
   await page.waitForTimeout(1000)
 }
 
+// The job goes back to a checkpoint twice: while the page looks, and while it is hidden and does not.
+async function restored() {
+  const post = async (name, body = {}) => {
+    const answer = await fetch(new URL('/v1/' + name, url), { method: 'POST', headers: { ...authorization, 'Content-Type': 'application/json' }, body: JSON.stringify(body) })
+    if (!answer.ok) throw new Error(name + ': ' + (await answer.text()))
+    return answer.json()
+  }
+  const until = async (what, condition) => {
+    const end = Date.now() + 60000
+    while (!(await condition())) {
+      if (Date.now() > end) throw new Error('not within 60 s: ' + what)
+      await new Promise((resolve) => setTimeout(resolve, 100))
+    }
+  }
+  const waits = { timeout: 60000 }
+  const page = await open(1280, 'dark', 3)
+  const { version } = await post('checkpoints')
+  await page.waitForFunction((least) => Math.max(...curve.keys()) > least + 20 && Math.max(...learned.keys()) > least + 20, version, waits)
+  await post('job:pause')
+  await isIn(page, 'paused')
+  await post(`checkpoints/${version}:restore`, { delete_newer: true })
+  await page.waitForFunction((at) => cluster.version === at && [curve, held, learned, heldAccuracy].every((map) => [...map.keys()].every((key) => key <= at)), version, waits)
+  seen.kept = await page.evaluate(() => curve.size)
+
+  await post('job:resume')
+  await page.waitForFunction((least) => Math.max(...learned.keys()) > least + 20, version, waits)
+  await page.evaluate(() => { Object.defineProperty(document, 'hidden', { get: () => true, configurable: true }); return looking })
+  const last = await page.evaluate(() => Math.max(...learned.keys()))
+  await post(`checkpoints/${version}:restore`, { delete_newer: true })
+  await until('a later version than the page knows', async () => (await rest('cluster')).version > last + 20)
+  await page.evaluate(() => { delete document.hidden })
+  await page.waitForFunction((most) => Math.max(...learned.keys()) > most, last, waits)
+  await page.waitForFunction(([least, most]) => [...learned.keys()].every((key) => key <= least || key > most), [version, last], waits)
+}
+
 try {
-  for (const [name, width, scheme] of [['dark', 1280, 'dark'], ['light', 1280, 'light'], ['narrow', 360, 'dark']]) {
+  if (part === 'restore') await restored()
+  for (const [name, width, scheme] of part === 'all' ? [['dark', 1280, 'dark'], ['light', 1280, 'light'], ['narrow', 360, 'dark']] : []) {
     const page = await open(width, scheme)
     await page.screenshot({ path: path.join(out, `console-${name}.png`), fullPage: true })
     const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth)
@@ -151,8 +187,10 @@ try {
     }
     await page.context().close()
   }
-  await token_dialog()
-  await evicted_and_stopped()
+  if (part === 'all') {
+    await token_dialog()
+    await evicted_and_stopped()
+  }
 } finally {
   await browser.close()
 }

@@ -58,11 +58,7 @@ class Console(ClusterTest):
         for name in ("worker-a", "worker-b", "worker-c"):
             self.worker(server, name, "--codec", "int8", model="mlp:64-512-512-10")
         self.wait_rounds(server)
-        pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
-        command = ["node", ROOT / "tests/ops/console_check.mjs", PACKAGES, shutil.which("chromium"), f"http://{server.api}/", pictures, "let-me-in"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        seen = json.loads(done.stdout)
+        seen = self.look(server)
         self.assertEqual(seen["errors"], [])
         self.assertEqual(seen["foreign"], [])
         self.assertLess(seen["bytes"], MAX_BYTES)
@@ -85,6 +81,25 @@ class Console(ClusterTest):
         self.assertEqual([row[1] for row in evicted["events"]].count("member.evicted"), 1)
         self.assertEqual(server.exit_status(), 0)  # by the button Stop the job; one No and one Escape before did nothing
         self.assertEqual(len(server.events("job.ended")), 1)
+
+    def look(self, server, *words):
+        """What console_check.mjs sees."""
+        pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
+        command = ["node", ROOT / "tests/ops/console_check.mjs", PACKAGES, shutil.which("chromium"), f"http://{server.api}/", pictures, "let-me-in", *words]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return json.loads(done.stdout)
+
+    def test_curves_forget_what_a_restore_gives_up(self):
+        if reason := missing():
+            self.skipTest(reason)
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.token", "let-me-in")
+        for name in ("worker-a", "worker-b"):
+            self.worker(server, name, model="mlp:64-512-512-10")
+        self.wait_rounds(server)
+        seen = self.look(server, "restore")
+        self.assertEqual((seen["errors"], seen["foreign"]), ([], []))
+        self.assertGreater(seen["kept"], 10)  # what was before the checkpoint stays
 
     def assert_walk(self, wanted, got, back):
         """The keyboard reaches all there is, in the order of the page, and one sees where it is."""

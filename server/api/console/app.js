@@ -16,6 +16,7 @@ const curve = new Map() // version -> loss
 const held = new Map() // version -> loss on held-out data
 const learned = new Map() // version -> accuracy on the samples of its epoch so far
 const heldAccuracy = new Map()
+let newest = 0 // version at the look before
 const rates = [[], []] // seconds since this page was opened, samples per second
 const opened = performance.now()
 let sums = { at: 0, workers: new Map(), server: new Map() } // of the look before
@@ -198,6 +199,7 @@ function eventText(event) {
 async function listen() {
   if (heard === null) heard = Math.max(0, (await call('/v1/events?limit=1')).last - 2000)
   const { events, last, next } = await call(`/v1/events?since=${heard}&limit=1000&type=${TOLD}`)
+  for (const event of events) if (event.type === 'checkpoint.restored') giveUp(event.version)
   told.unshift(...events.reverse())
   told.length = Math.min(told.length, EVENTS)
   heard = next && told.length ? told[0].id : last
@@ -281,9 +283,20 @@ function smooth(values) {
   })
 }
 
+// The job has gone back to this version: what curves have of later ones is of rounds that are given up.
+function giveUp(version) {
+  for (const map of [curve, held, learned, heldAccuracy]) for (const key of map.keys()) if (key > version) map.delete(key)
+  tick = -1 // the next look is as the first: at all rounds that are kept
+}
+
 function learn(rounds) {
+  if (cluster.version > 0) { // 0: it begins, and may go on from a checkpoint
+    if (cluster.version < newest) giveUp(cluster.version)
+    newest = cluster.version
+  }
   for (const round of rounds) if (round.outcome === 'committed' && Number.isFinite(round.loss)) curve.set(round.version, round.loss)
-  if (cluster.test_loss >= 0) held.set(cluster.test_version, cluster.test_loss)
+  const isHeld = cluster.test_version <= cluster.version // else it is of a version that was given up
+  if (isHeld && cluster.test_loss >= 0) held.set(cluster.test_version, cluster.test_loss)
   const versions = [...new Set([...curve.keys(), ...held.keys()])].sort((a, b) => a - b)
   while (versions.length > KEPT_POINTS) {
     const oldest = versions.shift()
@@ -292,7 +305,7 @@ function learn(rounds) {
   }
   const values = (map) => versions.map((version) => (map.has(version) ? map.get(version) : null))
   if (cluster.train_accuracy >= 0) learned.set(cluster.version, cluster.train_accuracy)
-  if (cluster.test_accuracy >= 0) heldAccuracy.set(cluster.test_version, cluster.test_accuracy)
+  if (isHeld && cluster.test_accuracy >= 0) heldAccuracy.set(cluster.test_version, cluster.test_accuracy)
   for (const map of [learned, heldAccuracy]) while (map.size > KEPT_POINTS) map.delete(map.keys().next().value)
   const reached = [...new Set([...learned.keys(), ...heldAccuracy.keys()])].sort((a, b) => a - b)
   const shares = (map) => reached.map((version) => (map.has(version) ? map.get(version) : null))
