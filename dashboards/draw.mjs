@@ -2,15 +2,17 @@
 //   node draw.mjs PACKAGES CHROMIUM PROMETHEUS OUT [SECONDS [RATE]]
 // PACKAGES: a folder with playwright-core in node_modules; SECONDS: how much of the past; RATE: window of rates. Writes OUT/NAME-dark.png and
 // NAME-light.png for each dashboard, and prints one JSON object of what a person should look at: panels without a line, text that does not fit.
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 
 const [, , packages, executablePath, prometheus, out, seconds = '60', rate = '10s'] = process.argv
 const here = path.dirname(fileURLToPath(import.meta.url))
 const uplot = path.join(here, '..', 'server', 'api', 'console')
-writeFileSync(path.join(packages, 'load.mjs'), 'export const load = (name) => import(name)\n')
-const { load } = await import(pathToFileURL(path.join(path.resolve(packages), 'load.mjs')))
+const loader = path.join(path.resolve(packages), `load-${process.pid}.mjs`) // of its own: others write theirs at the same time
+writeFileSync(loader, 'export const load = (name) => import(name)\n')
+const { load } = await import(pathToFileURL(loader))
+rmSync(loader)
 const { chromium } = (await load('playwright-core')).default
 
 const STEPS = 60

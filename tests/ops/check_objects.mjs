@@ -10,8 +10,10 @@ import { pathToFileURL } from 'node:url'
 const home = path.resolve(process.argv[2])
 const require = createRequire(path.join(home, 'package.json'))
 // Packages are found from where a module stands, so one that stands there imports them.
-writeFileSync(path.join(home, 'load.mjs'), 'export const load = (name) => import(name)\n')
-const { load } = await import(pathToFileURL(path.join(home, 'load.mjs')))
+const loader = path.join(path.resolve(home), `load-${process.pid}.mjs`) // of its own: others write theirs at the same time
+writeFileSync(loader, 'export const load = (name) => import(name)\n')
+const { load } = await import(pathToFileURL(loader))
+rmSync(loader)
 const { parseAllDocuments } = await load('yaml')
 
 // jobset.x-k8s.io has no package of types: its own fields as in the API's v1alpha2, with the Job's type inside.

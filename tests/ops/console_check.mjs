@@ -1,12 +1,14 @@
 // The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore]. Prints one JSON object of what was seen, and writes
 // pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint.
-import { writeFileSync } from 'node:fs'
+import { rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 
 const [, , packages, executablePath, url, out, token, part = 'all'] = process.argv
-writeFileSync(path.join(packages, 'load.mjs'), 'export const load = (name) => import(name)\n')
-const { load } = await import(pathToFileURL(path.join(path.resolve(packages), 'load.mjs')))
+const loader = path.join(path.resolve(packages), `load-${process.pid}.mjs`) // of its own: others write theirs at the same time
+writeFileSync(loader, 'export const load = (name) => import(name)\n')
+const { load } = await import(pathToFileURL(loader))
+rmSync(loader)
 const { chromium } = (await load('playwright-core')).default
 const { AxeBuilder } = await load('@axe-core/playwright')
 
