@@ -101,7 +101,9 @@ const Peer& Session::peer() const { return impl_->peer; }
 Connection& Session::connection() { return *impl_->connection; }
 void Session::close(Error cause) noexcept { impl_->close(std::move(cause)); }
 bool Session::is_closed() const { return impl_->cause.has_value(); }
-std::vector<std::string> Session::waits(TimePoint now) const { return impl_->waits(now); }
+std::vector<Session::Wait> Session::waits() const { return impl_->waits(); }
+
+std::uint64_t Session::credit_left() const { return impl_->receive_credit.left(); }
 SessionCounters Session::counters() const { return impl_->counters; }
 
 Task<Error> Session::run(FrameSink& sink) {

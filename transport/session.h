@@ -138,8 +138,15 @@ class Session {
   Task<void> goodbye(Error why);
   void close(Error cause) noexcept;
   bool is_closed() const;
-  /// What is being waited for, for /v1/waits: "credit from worker-2 for 1048576 bytes, 3.2 s".
-  std::vector<std::string> waits(TimePoint now) const;
+  /// What is being waited for, for /v1/waits: "credit from worker-2 for 1048576 bytes", and since
+  /// when.
+  struct Wait {
+    std::string what;
+    TimePoint since;
+  };
+  std::vector<Wait> waits() const;
+  /// Payload bytes that the peer may still send before it is given credit back.
+  std::uint64_t credit_left() const;
   SessionCounters counters() const;
 
  private:

@@ -28,11 +28,10 @@ Status SendCredit::add(std::uint64_t bytes) {
 
 Status ReceiveCredit::take(std::uint64_t bytes) {
   if (window_ == kUnlimitedCredit) return {};
-  const std::uint64_t left = window_ - held_ - gathered_;
-  if (bytes > left)
+  if (bytes > left())
     return Error(ErrorCode::kResourceExhausted, "a payload of " + std::to_string(bytes) +
                                                     " bytes came, but the sender's credit is " +
-                                                    std::to_string(left) + " of " +
+                                                    std::to_string(left()) + " of " +
                                                     std::to_string(window_));
   held_ += bytes;
   return {};

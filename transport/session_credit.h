@@ -41,6 +41,8 @@ class ReceiveCredit {
   /// What the next Credit frame carries; from here on the peer may use it.
   std::uint64_t take_grant();
   std::uint64_t held() const { return held_; }
+  /// What the sender may still send; all ones of an unlimited window.
+  std::uint64_t left() const { return window_ - held_ - gathered_; }
 
  private:
   std::uint64_t window_;

@@ -81,7 +81,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
   void return_credit(std::uint64_t bytes);  ///< taken, but not used
   void grant_waiting();
   Task<Status> take_credit(std::uint64_t bytes, Deadline deadline);
-  std::vector<std::string> waits(TimePoint now) const;
+  std::vector<Session::Wait> waits() const;
 
   // Reading.
   Task<Status> on_frame(Session& session, FrameSink& sink, InFrame frame);

@@ -113,15 +113,16 @@ Task<Status> Session::Impl::take_credit(std::uint64_t bytes, Deadline deadline) 
   co_return *wait.result;
 }
 
-std::vector<std::string> Session::Impl::waits(TimePoint now) const {
-  std::vector<std::string> out;
+std::vector<Session::Wait> Session::Impl::waits() const {
+  std::vector<Session::Wait> out;
   for (const auto& [id, request] : requests)
-    out.push_back("reply from " + label() + " to request " + std::to_string(id) + " of kind " +
-                  std::to_string(request->kind) + ", " + seconds(now - request->since));
-  std::sort(out.begin(), out.end());
+    out.push_back({"reply from " + label() + " to request " + std::to_string(id) + " of kind " +
+                       std::to_string(request->kind),
+                   request->since});
+  std::ranges::sort(out, {}, &Session::Wait::what);
   for (const CreditWait* wait : credit_waits)
-    out.push_back("credit from " + label() + " for " + std::to_string(wait->bytes) + " bytes, " +
-                  seconds(now - wait->since));
+    out.push_back(
+        {"credit from " + label() + " for " + std::to_string(wait->bytes) + " bytes", wait->since});
   return out;
 }
 

@@ -154,6 +154,25 @@ void Aggregator::advance(ChunkId chunk) {
   hooks_.on_complete(chunk, state.weight);
 }
 
+Aggregator::Queued Aggregator::queued(std::uint32_t rank) const {
+  Queued queued;
+  if (!rule_.is_mean()) return queued;  // its credit has been given back
+  for (const Chunk& chunk : plan_.chunks()) {
+    const ChunkState& state = chunks_[chunk.id.value];
+    const auto own = std::ranges::find(state.waiting, rank, &Waiting::rank);
+    if (own == state.waiting.end() || own->is_deferred) continue;
+    if (queued.bytes == 0) queued.chunk = chunk.id;
+    queued.bytes += own->bytes;
+    if (!in_rank_order_ || state.next >= ranks_.size()) continue;
+    const RankState& next = ranks_[state.next];
+    if (!next.absent && !next.seen[chunk.id.value]) queued.behind.push_back(state.next);
+  }
+  std::ranges::sort(queued.behind);
+  const auto again = std::ranges::unique(queued.behind);
+  queued.behind.erase(again.begin(), again.end());
+  return queued;
+}
+
 /// A rank that is to send the chunk has not.
 bool Aggregator::is_missing(ChunkId chunk) const {
   return std::ranges::any_of(

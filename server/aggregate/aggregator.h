@@ -57,6 +57,14 @@ class Aggregator {
   std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
   /// A chunk of it waits, for other ranks or for memory.
   bool is_waiting(std::uint32_t rank) const { return ranks_[rank].received > ranks_[rank].added; }
+  /// What of a rank waits in the order of the sum; what waits for all ranks together is too little
+  /// to count.
+  struct Queued {
+    std::size_t bytes = 0;              ///< of its sender's credit
+    ChunkId chunk;                      ///< the first
+    std::vector<std::uint32_t> behind;  ///< ranks whose turn it is and who have not sent, ascending
+  };
+  Queued queued(std::uint32_t rank) const;
   double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
   std::size_t waiting() const { return waiting_; }
 

@@ -145,7 +145,7 @@ class Cluster final : public ControlPlane {
   void set_phase(Phase phase, std::string reason);
   Task<void> watch_waits();
   void tell_waits(const std::vector<WaitView>& lasting);
-  bool awaits_others(const Link& link) const;
+  std::optional<Aggregator::Queued> held_up(const Link& link) const;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
 
   // leading.cc
@@ -443,7 +443,7 @@ class Cluster final : public ControlPlane {
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
   void shard_waits(std::vector<WaitView>& views) const;
-  std::string present_round() const;
+  std::string present_round(const Attempt* of = nullptr) const;
   std::array<std::size_t, kWaitCauses.size()> count_waits() const;
   WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;

@@ -50,8 +50,7 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
                      : std::to_string(images()) + " of at most " + std::to_string(image_limit_) +
                            " copies are made, or sent to others";
   };
-  const auto waits =
-      waits_.begin(WaitCause::kState, "worker " + link->join.name, "a copy of the state", what);
+  const auto waits = waits_.begin(WaitCause::kState, "worker " + link->join.name, kStateCopy, what);
   for (;;) {
     if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
     auto present = image_.lock();

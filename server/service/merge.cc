@@ -157,7 +157,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
   Status prepared;
   if (is_imaging_) {
-    const auto waits = waits_.begin(WaitCause::kState, present_round(), "a copy of the state",
+    const auto waits = waits_.begin(WaitCause::kState, present_round(), kStateCopy,
                                     "it is made for a reader or a worker, of one version");
     while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
   }

@@ -72,7 +72,7 @@ Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
 constexpr std::chrono::seconds kSilence{2};
 
 /// There was nothing to read in all that time: mostly a round waits for a server to commit it.
-Error held_up(const Error& why, const ShardGroup& shards, TimePoint now) {
+Error held_up_by(const Error& why, const ShardGroup& shards, TimePoint now) {
   const ShardGroup::Link* silent = nullptr;
   const auto heard = [](const ShardGroup::Link& link) {
     return link.session->connection().last_received();
@@ -368,7 +368,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
       why = Error(ErrorCode::kUnavailable, told.error().message() + ": repeat");
       snapshot.reset();
     }
-    if (clock_.now() > give_up) co_return held_up(why, shards_, clock_.now());
+    if (clock_.now() > give_up) co_return held_up_by(why, shards_, clock_.now());
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }

@@ -186,8 +186,7 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, 
   const auto what = [&is_making] {
     return is_making ? "its tensors are copied" : "another one is made";
   };
-  const auto waits =
-      cluster_.waits_.begin(WaitCause::kState, std::move(who), "a copy of the state", what);
+  const auto waits = cluster_.waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
   const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
   for (;;) {
     while (cluster_.is_imaging_) {

@@ -9,7 +9,25 @@ namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
+/// Beside its outbox, which waits for the state that it is to bring.
+Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head) {
+  const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
+  (void)co_await link->session->send(kind, head, Bytes(), TimePoint::max());
+}
+
 }  // namespace
+
+/// What of a member's contribution waits here in the order of the sum, where that has taken its
+/// credit: it can send nothing more until others have sent theirs, or there is memory.
+std::optional<Aggregator::Queued> Cluster::held_up(const Link& link) const {
+  if (policy_.is_elastic() || config_.is_peer_to_peer() || !store_) return std::nullopt;
+  const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
+  if (!rank || !machine_.is_missing(link.id)) return std::nullopt;
+  auto queued = aggregator_->queued(*rank);
+  const std::size_t next = link.codec->max_bytes(store_->plan().max_chunk_elements());
+  if (queued.bytes == 0 || link.session->credit_left() >= next) return std::nullopt;
+  return queued;
+}
 
 /// For whom the open round waits, and why each of them has not contributed.
 void Cluster::round_waits(std::vector<WaitView>& views) const {
@@ -35,6 +53,24 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
     const auto link = find(member);
     if (link && link->version != attempt_->version) {
       add(member, "contribution, for which it has not got the state yet");
+      continue;
+    }
+    if (const auto queued = link ? held_up(*link) : std::nullopt) {
+      const std::string what = "credit: " + std::to_string(queued->bytes) +
+                               " bytes of its contribution wait here, from chunk " +
+                               to_string(queued->chunk) + " of " + round + " on, ";
+      const double since = seconds(clock_.now() - link->opened_at);  // its last chunk
+      for (const std::uint32_t rank : queued->behind)
+        views.push_back({.who = "worker " + link->join.name,
+                         .for_whom = name_of(attempt_->members[rank]),
+                         .what = what + "which are added behind those of that one",
+                         .seconds = since});
+      if (queued->behind.empty())
+        views.push_back({.who = "worker " + link->join.name,
+                         .for_whom = "memory",
+                         .what = what + "until slower workers have read the results before, or "
+                                        "the journal's disk has taken what came",
+                         .seconds = since});
       continue;
     }
     if (link && link->pending_end) {
@@ -95,13 +131,13 @@ void Cluster::shard_waits(std::vector<WaitView>& views) const {
   }
 }
 
-/// With the fragment whose turn it is, where there are several.
-std::string Cluster::present_round() const {
-  std::string text = "round " + to_string(round_);
-  if (store_ && fragments_.count() > 1)
-    text += ", fragment " + std::to_string(fragments_.turn(store_->optimizer_step()) + 1) + " of " +
-            std::to_string(fragments_.count());
-  return text;
+/// With the fragment whose turn it is, where there are several. `of`: of this attempt's round.
+std::string Cluster::present_round(const Attempt* of) const {
+  std::string text = "round " + to_string(of != nullptr ? of->round : round_);
+  if (!store_ || fragments_.count() <= 1) return text;
+  const std::uint64_t step = of != nullptr ? of->optimizer_step : store_->optimizer_step();
+  return text + ", fragment " + std::to_string(fragments_.turn(step) + 1) + " of " +
+         std::to_string(fragments_.count());
 }
 
 bool Cluster::waits_for_operator() const {
@@ -151,11 +187,11 @@ std::vector<WaitView> Cluster::present_waits() const {
   rows_.waits(views);
   if (rows_servers_) rows_servers_->waits(views);
   for (const auto& [id, link] : links_)
-    for (const std::string& what : link->session->waits(clock_.now()))
+    for (const transport::Session::Wait& wait : link->session->waits())
       views.push_back({.who = "session of " + link->join.name,
                        .for_whom = link->join.name,
-                       .what = what,
-                       .seconds = 0});
+                       .what = wait.what + ", " + present_round(link->sending.lock().get()),
+                       .seconds = seconds(clock_.now() - wait.since)});
   return views;
 }
 
@@ -170,7 +206,9 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
     for (const MemberId member : machine_.missing()) {
       const auto link = find(member);
       const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
-      count(adds ? WaitCause::kAddition : WaitCause::kContribution);
+      count(adds                     ? WaitCause::kAddition
+            : link && held_up(*link) ? WaitCause::kCredit
+                                     : WaitCause::kContribution);
     }
   const auto journal = journal_.state();
   if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
@@ -181,7 +219,7 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, link] : links_) {
     if (!link->is_away && !machine_.may_begin(id)) count(WaitCause::kPace);
-    if (!link->session->waits(clock_.now()).empty()) count(WaitCause::kCredit);
+    if (!link->session->waits().empty()) count(WaitCause::kCredit);
   }
   return counts;
 }
@@ -191,20 +229,16 @@ Task<std::vector<WaitView>> Cluster::waits() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
-/// It has done its part, or has none at the moment.
-bool Cluster::awaits_others(const Link& link) const {
-  if (link.finish) return false;
-  if (!attempt_ || attempt_->closed || !machine_.is_open()) return true;
-  const auto missing = machine_.missing();
-  return link.pending_end || std::ranges::find(missing, link.id) == missing.end();
-}
-
-/// Tell every worker that waits for others why, as long as it does.
+/// Tell every worker that waits for others why, as long as it does: who has done its part, has none
+/// at the moment, or cannot go on with it.
 void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
   constexpr std::chrono::seconds kEvery{2};
   bool has_news = false;
   for (const auto& [id, link] : links_) {
-    if (clock_.now() - link->wait_told < kEvery || !awaits_others(*link)) continue;
+    if (clock_.now() - link->wait_told < kEvery || link->finish) continue;
+    const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
+    const bool has_part = attempt_ && !attempt_->closed && machine_.is_missing(id);
+    if (has_part && !is_for_copy && !link->pending_end && !held_up(*link)) continue;
     proto::Wait wait;
     for (const WaitView& one : lasting) {
       const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
@@ -218,8 +252,12 @@ void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
     }
     if (wait.what.empty()) continue;
     if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
-    link->wait = std::move(wait);
     link->wait_told = clock_.now();
+    if (is_for_copy) {
+      link->tasks->spawn(send_wait(link, proto::encode(wait)));
+      continue;
+    }
+    link->wait = std::move(wait);
     has_news = true;
   }
   if (has_news) outgoing_.notify_all();

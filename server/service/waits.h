@@ -3,6 +3,7 @@
 #include <functional>
 #include <list>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,9 @@ class Raised {
   const bool was_;
   Event& over_;
 };
+
+/// For what a worker, a reader or a round waits while the state is copied, or may not be yet.
+inline constexpr const char* kStateCopy = "a copy of the state";
 
 /// What the service waits for at this moment, each with its name: whoever waits holds a Guard.
 /// Of one thread.
@@ -81,6 +85,11 @@ class Waits {
   void count(const F& add) const {
     for (const Wait& wait : waits_)
       if (clock_.now() - wait.since >= kYoung) add(wait.cause);
+  }
+  bool has(std::string_view who, std::string_view for_whom) const {
+    for (const Wait& wait : waits_)
+      if (wait.who == who && wait.for_whom == for_whom) return true;
+    return false;
   }
   bool has(WaitCause cause) const {
     for (const Wait& wait : waits_)

@@ -76,14 +76,14 @@ class Client final : public transport::FrameSink {
   /// What the session ended with; the server's Goodbye when it said one.
   std::string ended() { return run(wait_end(this)); }
 
-  /// The numbers of a contribution to `open`, without its end.
-  void push(const proto::RoundOpen& open) {
+  /// The numbers of a contribution to `open`, without its end: chunks [from, to).
+  void push(const proto::RoundOpen& open, std::size_t to = SIZE_MAX, std::uint32_t from = 0) {
     proto::Push head;
     head.generation = open.generation;
     head.round = open.round;
     head.attempt = open.attempt;
     head.weight = static_cast<double>(open.end - open.begin);
-    for (std::uint32_t i = 0; i < join.manifest.size(); ++i) {
+    for (std::uint32_t i = from; i < std::min(to, join.manifest.size()); ++i) {
       head.chunk = ChunkId(i);
       EXPECT_TRUE(send(Kind::kPush, head, join.manifest[i].bytes()).ok());
     }

@@ -90,6 +90,131 @@ TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
   EXPECT_FALSE(late.was_told()) << "it waits for nobody";
 }
 
+/// One of two stalls in the middle of a contribution that is larger than the credit: the chunks of
+/// the other wait for those of the stalled one, in the order of the sum, until its credit is used
+/// up. It is not the one that is waited for.
+TEST(Contract, WhoIsQueuedBehindAStalledWorkerIsNotTheOneThatIsWaitedFor) {
+  const TemporaryDirectory directory;
+  server::ServerConfig config;
+  config.run_dir = directory.path();
+  config.chunk_bytes = 64;
+  config.credit_bytes = 128;
+  config.min_workers = 2;
+  config.epochs = 2;
+  config.lease = config.stall_timeout = std::chrono::seconds(90);
+  config.drain_timeout = std::chrono::seconds(2);
+  TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
+  Client stalled, behind;
+  behind.join.name = behind.greeting.name = "w1";
+  for (Client* client : {&stalled, &behind}) {
+    client->join.manifest.clear();
+    for (const char* const name : {"a", "b", "c", "d"})
+      client->join.manifest.push_back({.name = name, .dtype = DType::kF32, .shape = {16}});
+    ASSERT_TRUE(client->open(server.endpoint()).ok());
+    ASSERT_TRUE(client->enter().ok());
+  }
+  const auto first = stalled.round(), second = behind.round();
+  ASSERT_TRUE(first && second);
+  stalled.push(*first, 1);
+  behind.push(*second, 3);  // of its credit there is nothing left: one has been added
+  ASSERT_TRUE(server.wait_for_wait("w0", "credit: 128 bytes of its contribution wait here"));
+  bool is_named = false;
+  for (const server::WaitView& wait : server.waits()) {
+    EXPECT_NE(wait.for_whom, "w1") << wait.who << ": " << wait.what;
+    is_named = is_named || (wait.for_whom == "w0" && wait.who == "round 1");
+    if (wait.who != "worker w1") continue;
+    EXPECT_THAT(wait.what, HasSubstr("from chunk 1 of round 1 on"));
+    EXPECT_GT(wait.seconds, 0);
+  }
+  EXPECT_TRUE(is_named);
+  const auto told = behind.wait();
+  ASSERT_TRUE(told);
+  EXPECT_THAT(told->what, AllOf(HasSubstr("round 1 waits for w0: contribution"),
+                                HasSubstr("worker w1 waits for w0: credit")));
+  EXPECT_FALSE(stalled.was_told()) << "it waits for nobody";
+  stalled.push(*first, 4, 1);  // it goes on
+  behind.push(*second, 4, 3);
+  EXPECT_TRUE(stalled.send(Kind::kPushEnd, Client::end_of(*first)).ok());
+  EXPECT_TRUE(behind.send(Kind::kPushEnd, Client::end_of(*second)).ok());
+  EXPECT_TRUE(stalled.round(Round(2)));
+}
+
+/// With as many copies of the state on their way as there is memory for, a newcomer is told so.
+TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
+  const TemporaryDirectory directory;
+  server::ServerConfig config;
+  config.run_dir = directory.path() / "refused";
+  config.policy = "quorum:1,grace=0";
+  config.apply = "worker";
+  config.optimizer.name = "momentum";  // a copy has two planes
+  config.chunk_bytes = 64;
+  config.epochs = 10;
+  config.memory_limit = 1;
+  config.lease = config.stall_timeout = std::chrono::seconds(90);
+  config.drain_timeout = std::chrono::seconds(2);
+  const auto tcp = [](Executor executor) { return transport::make_tcp(executor); };
+  const auto prepare = [](Client& client, const std::string& name) {
+    client.join.name = client.greeting.name = name;
+    client.join.train_samples = 64;
+    client.join.manifest = {{.name = "v", .dtype = DType::kF32, .shape = {16}},
+                            {.name = "w", .dtype = DType::kF32, .shape = {16}}};
+    client.greeting.credit_bytes = 64;
+  };
+  {  // what the model needs, and not a byte for more copies
+    TestServer refuses(config, tcp);
+    Client client;
+    prepare(client, "w0");
+    ASSERT_TRUE(client.open(refuses.endpoint()).ok());
+    const auto reply = client.enter();
+    ASSERT_FALSE(reply.ok());
+    const std::string why = reply.error().message();
+    const std::size_t at = why.find("needs ");
+    ASSERT_NE(at, std::string::npos) << why;
+    config.memory_limit = std::strtoull(why.c_str() + at + 6, nullptr, 10);
+    refuses.stop();
+    (void)refuses.join();
+  }
+  config.run_dir = directory.path() / "run";
+  TestServer server(config, tcp);
+  Client first, second, third, newcomer;
+  prepare(first, "w0");
+  ASSERT_TRUE(first.open(server.endpoint()).ok());
+  ASSERT_TRUE(first.enter().ok());
+  auto open = first.round();
+  ASSERT_TRUE(open);
+  const auto next = [&] {
+    first.contribute(*open);
+    open = first.round(open->round.next());
+    return open.has_value();
+  };
+  ASSERT_TRUE(next());
+  std::vector<std::shared_ptr<void>> held;
+  int name = 1;
+  for (Client* const client : {&second, &third}) {  // of another version each
+    prepare(*client, "w" + std::to_string(name++));
+    ASSERT_TRUE(client->open(server.endpoint()).ok());
+    ASSERT_TRUE(client->enter().ok());
+    held.push_back(client->hold());
+    const auto is_sent = [&](const auto&) {
+      return std::ranges::any_of(server.waits(), [&](const server::WaitView& wait) {
+        return wait.who == "worker " + client->join.name && wait.for_whom == "its connection";
+      });
+    };
+    ASSERT_TRUE(next());
+    ASSERT_TRUE(server.wait_until(is_sent));
+    ASSERT_TRUE(next());
+  }
+  prepare(newcomer, "w3");
+  ASSERT_TRUE(newcomer.open(server.endpoint()).ok());
+  ASSERT_TRUE(newcomer.enter().ok());
+  ASSERT_TRUE(next());
+  const auto told = newcomer.wait();
+  ASSERT_TRUE(told);
+  EXPECT_THAT(told->what, HasSubstr("worker w3 waits for a copy of the state: 2 of at most 2"));
+  held.clear();
+  EXPECT_TRUE(newcomer.round());
+}
+
 /// A pause that begins late has not lasted for as long as the server.
 TEST_F(ContractTest, APhaseIsWaitedForSinceItBegan) {
   enter();

@@ -96,6 +96,41 @@ TEST(Aggregator, TheBitsOfTheSumDoNotDependOnTheOrderOfArrival) {
   }
 }
 
+/// Ranks 1 and 2 are ahead of rank 0, which has sent one of three chunks; rank 3 sends nothing.
+TEST(Aggregator, WhatWaitsInTheOrderOfTheSumNamesTheRankWhoseTurnItIs) {
+  const std::size_t n = 48;  // three chunks
+  const std::vector<float> ones(n, 1.0f);
+  Fixture f(n);
+  f.begin(4);
+  const auto queued = [&](std::uint32_t rank) { return f.aggregator->queued(rank); };
+  EXPECT_EQ(queued(1).bytes, 0u);
+  for (std::uint32_t chunk = 0; chunk < 3; ++chunk) {
+    ASSERT_TRUE(f.offer(2, chunk, 1, ones).ok());
+    if (chunk < 2) {
+      ASSERT_TRUE(f.offer(1, chunk, 1, ones).ok());
+    }
+  }
+  ASSERT_TRUE(f.offer(0, 0, 1, ones).ok());
+  using Ranks = std::vector<std::uint32_t>;
+  EXPECT_EQ(queued(0).bytes, 0u);
+  EXPECT_EQ(queued(1).bytes, 64u);
+  EXPECT_EQ(queued(1).chunk, ChunkId(1));
+  EXPECT_EQ(queued(1).behind, Ranks{0});
+  EXPECT_EQ(queued(2).bytes, 128u);
+  EXPECT_EQ(queued(2).behind, Ranks{0});
+  f.held[ChunkId(1)] = 1;  // for memory: nobody is to send it
+  ASSERT_TRUE(f.offer(0, 1, 1, ones).ok());
+  ASSERT_TRUE(f.offer(0, 2, 1, ones).ok());
+  EXPECT_EQ(queued(1).bytes, 64u);
+  EXPECT_EQ(queued(1).behind, Ranks{});
+  EXPECT_EQ(queued(2).behind, Ranks{1});
+  f.held.clear();
+  f.aggregator->retry_held();
+  f.aggregator->absent(1);
+  EXPECT_EQ(queued(1).bytes, 0u);
+  EXPECT_EQ(queued(2).bytes, 0u);
+}
+
 /// Of n numbers the few that are not 0, as top-k sends them.
 Buffer short_payload(const Codec& codec, std::span<const float> numbers, std::size_t& bytes) {
   Buffer payload(codec.max_bytes(numbers.size()));
