@@ -1,5 +1,6 @@
 #include "server/rows/push_windows.h"
 
+#include <algorithm>
 #include <string>
 
 namespace centroid::server {
@@ -16,12 +17,18 @@ Result<bool> PushWindows::is_new(std::uint64_t client, std::uint64_t sequence) c
   return !window.applied[sequence % kWindow];
 }
 
+Status PushWindows::check_room(std::uint64_t client) const {
+  if (windows_.size() < kMaxClients || windows_.contains(client)) return {};
+  return Error(ErrorCode::kResourceExhausted,
+               "client " + std::to_string(client) +
+                   " is refused: " + std::to_string(windows_.size()) +
+                   " clients have pushed here, as many as can be " +
+                   "remembered so that no push is applied twice. Try again when one of them has " +
+                   "been away for 10 minutes; use one client for many pushes, not one for each");
+}
+
 void PushWindows::mark(std::uint64_t client, std::uint64_t sequence) {
-  const auto [found, is_first] = windows_.try_emplace(client);
-  Window& window = found->second;
-  if (!is_first) order_.erase(window.place);
-  order_.push_front(client);
-  window.place = order_.begin();
+  Window& window = windows_[client];
   if (sequence > window.newest) {
     if (sequence - window.newest >= kWindow) window.applied.reset();
     // What leaves the window makes room for numbers not yet seen.
@@ -31,9 +38,6 @@ void PushWindows::mark(std::uint64_t client, std::uint64_t sequence) {
     window.newest = sequence;
   }
   window.applied[sequence % kWindow] = true;
-  if (windows_.size() <= kMaxClients) return;
-  windows_.erase(order_.back());
-  order_.pop_back();
 }
 
 std::uint64_t PushWindows::newest(std::uint64_t client) const {
@@ -41,30 +45,20 @@ std::uint64_t PushWindows::newest(std::uint64_t client) const {
   return found == windows_.end() ? 0 : found->second.newest;
 }
 
-void PushWindows::forget(std::uint64_t client) {
-  const auto found = windows_.find(client);
-  if (found == windows_.end()) return;
-  order_.erase(found->second.place);
-  windows_.erase(found);
-}
-
 std::vector<PushWindows::Entry> PushWindows::entries() const {
   std::vector<Entry> entries;
   entries.reserve(windows_.size());
-  for (const std::uint64_t client : order_) {
-    const Window& window = windows_.at(client);
+  for (const auto& [client, window] : windows_)
     entries.push_back({client, window.newest, window.applied});
-  }
+  std::ranges::sort(entries, {}, &Entry::client);
   return entries;
 }
 
 void PushWindows::restore(const std::vector<Entry>& entries) {
-  windows_.clear();
-  order_.clear();
   for (const Entry& entry : entries) {
-    if (windows_.contains(entry.client)) continue;
-    order_.push_back(entry.client);
-    windows_[entry.client] = {entry.newest, entry.applied, std::prev(order_.end())};
+    const auto [found, is_first] = windows_.try_emplace(entry.client);
+    if (is_first || found->second.newest < entry.newest)
+      found->second = {entry.newest, entry.applied};
   }
 }
 

@@ -300,10 +300,6 @@ Result<PushedRows> read_pushes(const fs::path& path) {
   for (const TensorInfo& info : file.manifest())
     if (info.name == "clients" && !info.shape.empty()) clients = info.shape[0];
   CENTROID_TRY(check_tensors(path, file.manifest(), tensors_of_pushes(clients)));
-  if (clients > PushWindows::kMaxClients)
-    return Error(ErrorCode::kDataLoss, path.string() + ": " + std::to_string(clients) +
-                                           " clients, at most " +
-                                           std::to_string(PushWindows::kMaxClients) + " are kept");
   std::vector<std::uint64_t> ids, newest;
   std::vector<std::uint8_t> applied;
   const auto n = static_cast<std::size_t>(clients);

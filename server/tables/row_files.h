@@ -45,12 +45,12 @@ Status restore_block(RowTable& table, const RowTable::Block& block, std::uint64_
 
 /// What the rows of a checkpoint hold, or of several servers those of one.
 struct PushedRows {
-  std::vector<PushWindows::Entry> clients;  ///< who pushed last first
-  std::uint64_t journal = 0;                ///< the first segment of the journal behind them
-  std::string server;                       ///< its name; empty: there was one server
-  bool is_followed = false;  ///< several: their journals may have more, which must not be lost
-  std::uint64_t route = 0;   ///< several: by which they lay so
-  std::string buckets;       ///< several: that lay there (to_ranges)
+  std::vector<PushWindows::Entry> clients;
+  std::uint64_t journal = 0;  ///< the first segment of the journal behind them
+  std::string server;         ///< its name; empty: there was one server
+  bool is_followed = false;   ///< several: their journals may have more, which must not be lost
+  std::uint64_t route = 0;    ///< several: by which they lay so
+  std::string buckets;        ///< several: that lay there (to_ranges)
 };
 Result<FileRecord> write_pushes(const std::filesystem::path& path, const PushedRows& pushed);
 Result<PushedRows> read_pushes(const std::filesystem::path& path);

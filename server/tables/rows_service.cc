@@ -534,6 +534,7 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, con
   const auto* const gradients = reinterpret_cast<const float*>(keys.data() + keys.size());
   const std::lock_guard lock(tables_->mutex);
   RowTable& table = tables_->tables[head.table];
+  CENTROID_TRY(windows_.check_room(client.id));
   // Only now: one that was applied before its rows went elsewhere was applied.
   CENTROID_TRY(check_keys(table, keys));
   CENTROID_TRY(check_open());

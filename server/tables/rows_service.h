@@ -149,7 +149,7 @@ class RowsService {
   std::uint64_t clock() const { return now(); }
   std::string restored_from() const { return restored_from_; }
   proto::TablesReport report() const;
-  /// What all clients have pushed, who pushed last first.
+  /// What all clients have pushed, by client.
   std::vector<PushWindows::Entry> pushes() const { return windows_.entries(); }
 
   // rows_moves.cc: buckets that come and go while the tables are in use

@@ -72,27 +72,10 @@ Status RowsService::load(std::size_t table, const RowTable::Block& block, std::u
   return restore_block(tables_->tables[table], block, now, &left_out_);
 }
 
-/// Of lists that each begin with who pushed last, those who pushed last stay: who stands at the
-/// same place in both lists pushed about as long ago.
+/// Beside what is here. Nobody who has pushed is forgotten while it may come again.
 void RowsService::load_pushes(const std::vector<PushWindows::Entry>& clients) {
-  const std::vector<PushWindows::Entry> here = windows_.entries();
-  std::unordered_map<std::uint64_t, const PushWindows::Entry*> newest;
-  for (const auto* list : {&here, &clients})
-    for (const PushWindows::Entry& entry : *list) {
-      const PushWindows::Entry*& known = newest[entry.client];
-      if (known == nullptr || known->newest < entry.newest) known = &entry;
-    }
-  std::vector<PushWindows::Entry> all;
-  for (std::size_t i = 0; i < std::max(here.size(), clients.size()); ++i)
-    for (const auto* list : {&here, &clients}) {
-      if (i >= list->size() || all.size() == PushWindows::kMaxClients) continue;
-      const auto found = newest.find((*list)[i].client);
-      if (found == newest.end()) continue;
-      all.push_back(*found->second);
-      newest.erase(found);
-    }
-  windows_.restore(all);
-  for (const PushWindows::Entry& entry : all) gone_[entry.client] = clock_.now();
+  windows_.restore(clients);
+  for (const PushWindows::Entry& entry : clients) gone_[entry.client] = clock_.now();
 }
 
 void RowsService::end_load(std::uint64_t clock, std::uint64_t journal, const std::string& from) {

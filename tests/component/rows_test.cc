@@ -386,5 +386,122 @@ TEST_F(RowsRestartTest, AClientThatIsSilentForALeaseIsClosedAndOneThatStaysIsNot
   EXPECT_EQ(connected(), 1);
 }
 
+/// Tables alone, under a clock that the test moves, and the sessions of clients.
+class TimedTables {
+ public:
+  TimedTables() : thread_("tables") {
+    post([this] {
+      auto listening = transport_->listen(transport::Endpoint());
+      EXPECT_TRUE(listening.ok());
+      listener_ = std::move(listening).value();
+      tasks_.spawn(accept(this));
+    });
+  }
+  ~TimedTables() { thread_.wait(stop(this)); }
+  transport::Endpoint endpoint() const { return listener_->endpoint(); }
+  /// Let time pass, and look who has gone.
+  void pass(Duration time) {
+    clock_.advance(time);
+    post([this] { rows_.tick(); });
+  }
+  void load(const std::vector<server::PushWindows::Entry>& clients) {
+    post([&] { rows_.load_pushes(clients); });
+  }
+  std::size_t known() {
+    std::size_t clients = 0;
+    post([&] { clients = rows_.pushes().size(); });
+    return clients;
+  }
+
+ private:
+  /// Of one session.
+  struct Sink final : transport::FrameSink {
+    Sink(server::RowsService& rows, transport::Session& session)
+        : rows_(rows), client_(rows, session) {}
+    Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override {
+      co_return co_await rows_.on_frame(session, frame, client_);
+    }
+    server::RowsService& rows_;
+    server::RowsService::Client client_;
+  };
+  template <class F>
+  void post(F work) {
+    std::promise<void> done;
+    boost::asio::post(thread_.executor(), [&] { work(), done.set_value(); });
+    done.get_future().wait();
+  }
+  static Task<void> accept(TimedTables* self) {
+    for (;;) {
+      auto connection = co_await self->listener_->accept();
+      if (!connection.ok()) co_return;
+      self->tasks_.spawn(serve(self, std::move(connection).value()));
+    }
+  }
+  static Task<void> serve(TimedTables* self, std::unique_ptr<transport::Connection> connection) {
+    transport::Greeting greeting;
+    greeting.role = "server";
+    greeting.name = "tables";
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    auto session = co_await transport::Session::accept(std::move(connection), greeting, limit);
+    if (!session.ok()) co_return;
+    Sink sink(self->rows_, **session);
+    (void)co_await (*session)->run(sink);
+  }
+  static Task<void> stop(TimedTables* self) {
+    self->listener_->close();
+    self->tasks_.cancel();
+    co_await self->tasks_.join();
+    self->listener_.reset();
+  }
+
+  ManualClock clock_;
+  metrics::Registry registry_;
+  // Sessions have the system's clock: nobody is silent.
+  server::RowsService rows_{"emb:dim=2", std::chrono::hours(1'000'000), clock_, registry_};
+  IoThread thread_;
+  std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
+  TaskGroup tasks_{thread_.executor()};
+  std::unique_ptr<transport::Listener> listener_;
+};
+
+/// With as many clients as are remembered a new one is refused, by name, instead of another's
+/// pushes being forgotten within the time in which it may send one again.
+TEST(RowsClients, NobodyIsForgottenWithinTenMinutesAndWhoIsTooManyIsRefused) {
+  TimedTables tables;
+  std::vector<server::PushWindows::Entry> entries(server::PushWindows::kMaxClients);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    entries[i].client = i + 1;
+    entries[i].newest = 1;
+    entries[i].applied[1] = true;
+  }
+  tables.load(entries);
+  const auto applied = [](const Result<transport::Reply>& reply) {
+    return proto::decode<proto::RowsPushReply>(reply.value().head).value().applied;
+  };
+  const auto push = [&](std::uint64_t client, std::uint64_t sequence) {
+    RawClient session(tables.endpoint());
+    EXPECT_TRUE(session.open_table(client, "emb").ok());
+    return session.push(sequence, {1}, {1, 2});
+  };
+  RawClient stays(tables.endpoint());
+  ASSERT_TRUE(stays.open_table(7, "emb").ok());
+  for (const Duration time : {Duration(0), Duration(std::chrono::seconds(599))}) {
+    tables.pass(time);
+    const auto refused = push(99'999, 1);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+    EXPECT_THAT(refused.error().message(), HasSubstr("client 99999 is refused"));
+    EXPECT_FALSE(applied(push(1, 1))) << "it came again";
+    EXPECT_TRUE(applied(push(2, 2 + (time.count() > 0)))) << "who is known goes on";
+  }
+  const std::size_t before = tables.known();
+  EXPECT_EQ(before, entries.size());
+  tables.pass(std::chrono::seconds(2));
+  EXPECT_EQ(tables.known(), 3u) << "who is here, and the two that were heard of since";
+  EXPECT_TRUE(applied(push(99'999, 1)));
+  EXPECT_FALSE(applied(stays.push(1, {1}, {1, 2}))) << "ten minutes begin when it leaves";
+  EXPECT_FALSE(applied(push(1, 1)));
+}
+
 }  // namespace
 }  // namespace centroid::test

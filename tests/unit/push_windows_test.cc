@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
@@ -35,15 +36,39 @@ TEST(PushWindows, NoPushIsNewTwice) {
   }
 }
 
-TEST(PushWindows, TheClientWhoPushedLongestAgoIsForgotten) {
+TEST(PushWindows, NobodyIsForgottenForAnother) {
   PushWindows windows;
-  for (std::uint64_t client = 1; client <= PushWindows::kMaxClients; ++client)
+  for (std::uint64_t client = 1; client <= PushWindows::kMaxClients; ++client) {
+    ASSERT_TRUE(windows.check_room(client).ok());
     windows.mark(client, 1);
-  windows.mark(1, 2);
+  }
+  const Status refused = windows.check_room(99'999);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message(),
+              ::testing::AllOf(::testing::HasSubstr("client 99999 is refused"),
+                               ::testing::HasSubstr("16384 clients"),
+                               ::testing::HasSubstr("use one client for many pushes")));
+  EXPECT_TRUE(windows.check_room(1).ok()) << "it is known";
+  EXPECT_FALSE(*windows.is_new(1, 1));
+  windows.forget(2);
+  EXPECT_TRUE(windows.check_room(99'999).ok());
   windows.mark(99'999, 1);
-  EXPECT_EQ(windows.clients(), PushWindows::kMaxClients);
-  EXPECT_EQ(windows.newest(1), 2u);
-  EXPECT_EQ(windows.newest(2), 0u);
+  EXPECT_FALSE(windows.check_room(2).ok());
+}
+
+/// Those of several servers come together on one.
+TEST(PushWindows, MoreThanThereIsRoomForMayBeBroughtBack) {
+  PushWindows windows;
+  std::vector<PushWindows::Entry> entries(PushWindows::kMaxClients + 10);
+  for (std::size_t i = 0; i < entries.size(); ++i) entries[i] = {.client = i + 1, .newest = 3};
+  for (auto& entry : entries) entry.applied[3] = true;
+  windows.restore(entries);
+  EXPECT_EQ(windows.clients(), entries.size());
+  EXPECT_FALSE(*windows.is_new(entries.size(), 3));
+  EXPECT_FALSE(windows.check_room(entries.size() + 1).ok());
+  for (std::uint64_t client = 1; client <= 11; ++client) windows.forget(client);
+  EXPECT_TRUE(windows.check_room(entries.size() + 1).ok());
 }
 
 }  // namespace
