@@ -112,7 +112,8 @@ RoundDecision RoundMachine::failed(MemberId member, std::string why) {
   return retry(std::move(why));
 }
 
-RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent) {
+RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent, Progress progress,
+                                      TimePoint now) {
   const auto is_silent = [&](const Seat& s) {
     return s.present && !s.done && std::ranges::find(silent, s.member) != silent.end();
   };
@@ -120,7 +121,15 @@ RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent) {
   const bool anybody = std::ranges::any_of(
       seats_, [&](const Seat& s) { return (s.present || s.done) && !is_silent(s); });
   if (!open_ || lost == seats_.end() || !anybody) return {};
-  return retry("member " + to_string(lost->member) + " has not contributed in time");
+  // It cannot be asked to send that again.
+  const bool would_lose =
+      std::ranges::any_of(seats_, [](const Seat& s) { return s.done && !s.present; });
+  if (!would_lose)
+    return retry("member " + to_string(lost->member) + " has not contributed in time");
+  if (progress == Progress::kPart) return {};
+  for (Seat& s : seats_)
+    if (is_silent(s)) s.present = false;
+  return decide(now);
 }
 
 RoundDecision RoundMachine::retry(std::string why) {

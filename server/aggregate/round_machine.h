@@ -87,8 +87,12 @@ class RoundMachine {
   RoundDecision failed(MemberId member, std::string why);
 
   /// Who is missing has had its time, though it has not gone: kRetry, to be begun anew without
-  /// `silent`. kWait when the round is not open, or would be left without anybody.
-  RoundDecision timed_out(const std::vector<MemberId>& silent);
+  /// `silent`. Where that would lose what a member had contributed completely that has gone since,
+  /// the round goes on without `silent`, who lose their seats; when the sum holds a part of them
+  /// (`progress`) they keep them and are waited for, as when the round would be left without
+  /// anybody.
+  RoundDecision timed_out(const std::vector<MemberId>& silent, Progress progress,
+                          TimePoint now = {});
 
   /// The contribution that `member` owes is complete. The weight with which it counts in the open
   /// round, or in the next one when none is open; 0: it does not count (`late` rule, too late, not

@@ -105,9 +105,10 @@ Probe::Probe(metrics::Registry& r) : ServerProbe(r), registry_(r) {
                      "Contributions whose round closed without them, by what became of them.",
                      {{"fate", fate}});
   };
-  silent_ = r.counter("centroid_server_members_silent_total",
-                      "Members that a round was repeated without, for they contributed nothing "
-                      "within round_timeout.");
+  silent_ = r.counter(
+      "centroid_server_members_silent_total",
+      "Members that a round was repeated or went on without, for they contributed nothing "
+      "within round_timeout.");
   carried_ = late("carried");
   dropped_ = late("dropped");
   restarted_ = r.counter("centroid_server_state_restarts_total",

@@ -336,7 +336,7 @@ TimePoint Cluster::round_limit() const {
 
 /// Of whom nothing has come for `round_timeout` since it was told to begin, who lives, and is the
 /// one that is waited for (nothing of it waits for others here) is left out: the attempt is given
-/// up and repeated without it.
+/// up and repeated without it, or goes on without it where others have contributed and gone.
 void Cluster::leave_silent_out() {
   const TimePoint now = clock_.now();
   if (now < round_limit()) return;
@@ -356,14 +356,22 @@ void Cluster::leave_silent_out() {
     else
       looked_at_ = std::min(looked_at_, until - config_.round_timeout);
   }
-  RoundDecision decision = machine_.timed_out(silent);
-  if (decision.action == RoundAction::kWait) return;
+  const bool has_part = std::ranges::any_of(silent, [this](MemberId member) {
+    return aggregator_->has_part_of(*attempt_->rank_of(member));
+  });
+  const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
+  RoundDecision decision = machine_.timed_out(silent, progress, now);
+  std::erase_if(silent, [this](MemberId member) { return machine_.is_missing(member); });
+  if (silent.empty()) return;
   std::string names;
   for (const MemberId member : silent)
     names.append(names.empty() ? "" : ", ").append(name_of(member));
-  decision.text = names + ": no contribution within round_timeout, " +
-                  std::to_string(config_.round_timeout.count()) + " ms (at most " +
-                  std::to_string(kMostRoundTimeouts) + " times that of who came late)";
+  if (decision.action == RoundAction::kRetry)
+    decision.text = names + ": no contribution within round_timeout, " +
+                    std::to_string(config_.round_timeout.count()) + " ms (at most " +
+                    std::to_string(kMostRoundTimeouts) + " times that of who came late)";
+  else
+    for (const MemberId member : silent) aggregator_->absent(*attempt_->rank_of(member));
   for (const MemberId member : silent) set_silent(*find(member));
   decide(std::move(decision));
 }

@@ -70,6 +70,44 @@ TEST(Contract, WhatIsSentAgainCountsOnce) {
   EXPECT_EQ(server.workers().front().rounds, 1u);
 }
 
+/// Who has contributed and left cannot be asked again: a worker that is silent for round_timeout
+/// beside it does not cost that contribution.
+TEST(Contract, WhatALostWorkerContributedCountsThoughAnotherIsTooSlow) {
+  const TemporaryDirectory directory;
+  server::ServerConfig c;
+  c.run_dir = directory.path();
+  c.epochs = 2;
+  c.min_workers = 2;
+  c.round_timeout = std::chrono::seconds(3);
+  c.lease = std::chrono::seconds(90);
+  c.drain_timeout = std::chrono::seconds(2);
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
+  Client leaves, slow;
+  slow.join.name = slow.greeting.name = "w1";
+  slow.says_ready = true;
+  for (Client* const client : {&leaves, &slow}) {
+    ASSERT_TRUE(client->open(server.endpoint()).ok());
+    ASSERT_TRUE(client->enter().ok());
+  }
+  const auto open = leaves.round();
+  ASSERT_TRUE(open && slow.round());
+  leaves.contribute(*open);
+  ASSERT_TRUE(leaves.ask(Kind::kLeave, proto::Leave{.reason = "done"}).ok());
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.version == 2; }));
+  EXPECT_EQ(server.view().samples_total, 4u);
+  EXPECT_EQ(server.view().aborted_attempts, 0u);
+  const auto again = slow.round(Round(2));  // it is taken along
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->version, Version(2));
+  slow.contribute(*again);
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.version == 3; }));
+  const auto rounds = server.rounds();
+  const auto first = std::ranges::find(rounds, 1u, &server::RoundView::round);
+  ASSERT_NE(first, rounds.end());
+  EXPECT_THAT(first->contributors, testing::ElementsAre("w0"));
+  EXPECT_THAT(first->missing, testing::ElementsAre("w1"));
+}
+
 TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
   enter();
   const auto alone = client.round();

@@ -238,15 +238,16 @@ TEST(Control, AnAbortedAttemptLeavesNothingBehind) {
 /// somebody else is meant, all are waited for.
 TEST(Control, ARoundThatTakesTooLongIsRepeatedWithoutTheSilent) {
   RoundMachine rounds = machine("bsp");
-  EXPECT_EQ(rounds.timed_out({kB}).action, RoundAction::kWait);  // not open
+  EXPECT_EQ(rounds.timed_out({kB}, Progress::kNothing).action, RoundAction::kWait);  // not open
   rounds.open(Round(1), 0, {kA, kB, kC});
-  EXPECT_EQ(rounds.timed_out({}).action, RoundAction::kWait);
-  EXPECT_EQ(rounds.timed_out({kA, kB, kC}).action, RoundAction::kWait);
+  EXPECT_EQ(rounds.timed_out({}, Progress::kNothing).action, RoundAction::kWait);
+  EXPECT_EQ(rounds.timed_out({kA, kB, kC}, Progress::kNothing).action, RoundAction::kWait);
   EXPECT_EQ(contribute(rounds, kA), RoundAction::kWait);
-  EXPECT_EQ(rounds.timed_out({kA}).action, RoundAction::kWait);  // it has contributed
+  EXPECT_EQ(rounds.timed_out({kA}, Progress::kNothing).action,
+            RoundAction::kWait);  // it has contributed
   EXPECT_EQ(contribute(rounds, kC), RoundAction::kWait);
   EXPECT_TRUE(rounds.is_open());
-  EXPECT_EQ(rounds.timed_out({kB}).action, RoundAction::kRetry);
+  EXPECT_EQ(rounds.timed_out({kB}, Progress::kNothing).action, RoundAction::kRetry);
   EXPECT_FALSE(rounds.is_open());
   EXPECT_FALSE(rounds.contribute(kB, {}).ok());
   rounds.open(Round(1), 1, {kA, kC});
@@ -290,7 +291,7 @@ Waited wait_for(double third) {
       ++out.in;
     } else if (takes_part) {
       now = opened + allowed;
-      EXPECT_EQ(rounds.timed_out({kC}).action, RoundAction::kRetry);
+      EXPECT_EQ(rounds.timed_out({kC}, Progress::kNothing).action, RoundAction::kRetry);
       ++out.left_out;
       is_away = true;
       done_at = opened + own;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -30,26 +31,36 @@ class Ledger {
   explicit Ledger(RoundPolicy policy) : policy_(policy), machine_(policy) { open(); }
 
   static constexpr int kMembers = 3;
-  static constexpr int kEvents = 5 * kMembers + 1;
+  static constexpr int kOfMembers = 10, kOfAll = 3;  ///< kinds of events
+  static constexpr int kEvents = kOfMembers * kMembers + kOfAll;
 
   /// Do event number `event`, if it can happen now. False: it cannot.
   bool apply(int event) {
     const int m = event % kMembers;
     const MemberId id(static_cast<std::uint64_t>(m) + 1);
     if (is_halted_) return false;
-    if (event == 5 * kMembers) return pass_time();
+    if (event == kOfMembers * kMembers) return pass_time();
+    if (event == kOfMembers * kMembers + 1) return time_out({0, 1, 2}, Progress::kNothing);
+    if (event == kOfMembers * kMembers + 2) return change_policy();
     if (gone_.count(m) > 0) return false;
     switch (event / kMembers) {
       case 0:
         return contribute(m, id, true);
-      case 1: {
-        gone_.insert(m);
-        owes_.erase(m);
-        others_.erase(m);
-        steps_.erase(m);
-        settle(machine_.gone(id, Progress::kNothing, now_));
+      case 1:
+        return go(m, id, Progress::kNothing);
+      case 5:  // sums that grow as contributions come are those of bsp
+        return is_star() && go(m, id, Progress::kPart);
+      case 6:
+        return time_out({m}, Progress::kNothing);
+      case 7:
+        return time_out({m}, Progress::kPart);
+      case 8:
+        return fail(m, id);
+      case 9:
+        if (owes_.erase(m) == 0) return false;
+        machine_.forgive(id);
+        enter(m, id);
         return true;
-      }
       case 2: {
         if (owes_.count(m) == 0) return false;
         const std::uint64_t origin = owes_[m];
@@ -67,6 +78,10 @@ class Ledger {
       case 3:
         return owes_.count(m) > 0 ? late_not_finite(m, id) : contribute(m, id, false);
       default:
+        if (away_.erase(m) > 0) {
+          machine_.caught_up(id, now_);
+          return true;
+        }
         if (owes_.count(m) == 0) return false;
         machine_.caught_up(id, now_);
         owes_.erase(m);
@@ -76,9 +91,112 @@ class Ledger {
     }
   }
 
-  std::size_t merges = 0, lates = 0, skips = 0;
+  std::size_t merges = 0, lates = 0, skips = 0, retries = 0;
 
  private:
+  bool is_star() const { return policy_.kind == PolicyKind::kBsp && !policy_.is_joint; }
+  bool is_missing(int m) const {
+    return is_open_ && seats_.count(m) > 0 && gone_.count(m) == 0 && done_.count(m) == 0;
+  }
+  /// Contributions that are whole and that nobody can send again.
+  bool holds_of_the_gone() const {
+    return std::ranges::any_of(done_, [this](int m) { return gone_.count(m) > 0; });
+  }
+
+  bool go(int m, MemberId id, Progress progress) {
+    const bool was_missing = is_missing(m);
+    gone_.insert(m);
+    owes_.erase(m);
+    others_.erase(m);
+    steps_.erase(m);
+    away_.erase(m);
+    const RoundDecision decision = machine_.gone(id, progress, now_);
+    if (!was_missing || (!policy_.is_joint && progress == Progress::kNothing)) {
+      settle(decision);
+      return true;
+    }
+    const bool anybody = std::ranges::any_of(seats_, [this](int other) {
+      return gone_.count(other) == 0 || (!policy_.is_joint && done_.count(other) > 0);
+    });
+    EXPECT_EQ(decision.action, anybody ? RoundAction::kRetry : RoundAction::kDeserted);
+    repeat({});  // with nobody, where it is deserted
+    return true;
+  }
+
+  /// Who lives has had its time, with exchange star and bsp.
+  bool time_out(const std::set<int>& whom, Progress progress) {
+    if (!is_star()) return false;
+    std::set<int> silent;
+    std::vector<MemberId> told;
+    for (const int m : whom) {
+      if (is_missing(m)) silent.insert(m);
+      told.push_back(MemberId(static_cast<std::uint64_t>(m) + 1));
+    }
+    const bool anybody = std::ranges::any_of(seats_, [&](int m) {
+      return silent.count(m) == 0 && (gone_.count(m) == 0 || done_.count(m) > 0);
+    });
+    const RoundDecision decision = machine_.timed_out(told, progress, now_);
+    const bool is_kept = holds_of_the_gone();
+    if (silent.empty() || !anybody || (is_kept && progress == Progress::kPart)) {
+      EXPECT_EQ(decision.action, RoundAction::kWait);
+      for (const int m : silent)
+        EXPECT_TRUE(machine_.is_missing(MemberId(static_cast<std::uint64_t>(m) + 1)));
+      return !silent.empty();
+    }
+    for (const int m : silent)
+      EXPECT_FALSE(machine_.is_missing(MemberId(static_cast<std::uint64_t>(m) + 1)));
+    away_.insert(silent.begin(), silent.end());
+    if (decision.action == RoundAction::kRetry) {
+      EXPECT_FALSE(is_kept) << "a complete contribution is given up though nobody was lost with "
+                               "a part of one";
+      repeat(silent);
+      return true;
+    }
+    EXPECT_TRUE(is_kept) << "without a cause others wait, or are not asked again";
+    for (const int m : silent) seats_.erase(m);
+    settle(decision);
+    return true;
+  }
+
+  /// It could not complete the sum that all make together.
+  bool fail(int m, MemberId id) {
+    if (!policy_.is_joint) return false;
+    const bool may = is_missing(m);
+    const RoundDecision decision = machine_.failed(id, "planted");
+    EXPECT_EQ(decision.action, may ? RoundAction::kRetry : RoundAction::kWait);
+    if (may) repeat({});
+    return may;
+  }
+
+  /// The attempt is over; another one begins with who is left.
+  void repeat(const std::set<int>& without) {
+    EXPECT_FALSE(machine_.is_open());
+    ++retries;
+    std::erase_if(seats_, [&](int m) { return gone_.count(m) > 0 || without.count(m) > 0; });
+    done_.clear();
+    broken_.clear();
+    std::vector<MemberId> members;
+    for (const int m : seats_) members.push_back(MemberId(static_cast<std::uint64_t>(m) + 1));
+    is_open_ = !members.empty();
+    if (!is_open_) return;
+    present_ = members.size();
+    opened_ = now_;
+    enough_at_.reset();
+    machine_.open(Round(round_), ++attempt_, members, {}, now_);
+    EXPECT_EQ(machine_.missing(), members) << "nothing of the attempt before is left";
+  }
+
+  /// An operator's, between two rounds.
+  bool change_policy() {
+    if (is_open_ || !policy_.is_elastic()) return false;
+    is_changed_ = !is_changed_;
+    policy_.max_late = is_changed_ ? policy_.max_late + 1 : policy_.max_late - 1;
+    if (policy_.kind == PolicyKind::kBackup || policy_.kind == PolicyKind::kQuorum)
+      policy_.count = is_changed_ ? policy_.count + 1 : policy_.count - 1;
+    machine_.set_policy(policy_);
+    return true;
+  }
+
   bool late_not_finite(int m, MemberId id) {
     const bool halts = policy_.nonfinite == NonFinitePolicy::kHalt && expected_factor(owes_[m]) > 0;
     Contribution broken = of(16.0 * (m + 1));
@@ -106,7 +224,7 @@ class Ledger {
     others_.clear();
     std::vector<MemberId> members, others;
     for (int m = 0; m < kMembers; ++m) {
-      if (gone_.count(m) > 0) continue;
+      if (gone_.count(m) > 0 || away_.count(m) > 0) continue;
       if (policy_.kind == PolicyKind::kSsp) steps_.emplace(m, least_steps());
       const MemberId id(static_cast<std::uint64_t>(m) + 1);
       EXPECT_EQ(round_ == 0 || machine_.may_begin(id), may_begin(m));
@@ -120,11 +238,12 @@ class Ledger {
     EXPECT_EQ(machine_.late_waiting(), pending_late_.size());
     if (!is_open_) {
       if (gone_.size() < kMembers) {
-        EXPECT_FALSE(owes_.empty()) << "all wait, for nobody";
+        EXPECT_FALSE(owes_.empty() && away_.empty()) << "all wait, for nobody";
       }
       return;
     }
     ++round_;
+    attempt_ = 0;
     opened_ = now_;
     enough_at_.reset();
     machine_.open(Round(round_), 0, members, others, now_);
@@ -287,8 +406,10 @@ class Ledger {
   TimePoint now_ = at(1000), opened_;
   std::optional<TimePoint> enough_at_;
   std::uint64_t round_ = 0;
-  bool is_open_ = false, is_halted_ = false, has_weight_ = false;
+  std::uint32_t attempt_ = 0;
+  bool is_open_ = false, is_halted_ = false, has_weight_ = false, is_changed_ = false;
   std::set<int> seats_, others_, done_, broken_, gone_;
+  std::set<int> away_;  // timed out, and not done with that round
   std::size_t present_ = 0;
   std::map<int, std::uint64_t> owes_;
   std::set<std::pair<int, std::uint64_t>> counted_;
@@ -307,6 +428,8 @@ std::vector<RoundPolicy> all_policies() {
                                policy("asp:max=2,power=1"),
                                policy("ssp:0"),
                                policy("ssp:1")};
+  all.push_back(policy("bsp"));
+  all.back().is_joint = true;
   for (RoundPolicy& one : all) one.nonfinite = NonFinitePolicy::kSkip;
   all.push_back(policy("asp:max=2,power=1"));  // that one halts, as does
   all.push_back(policy("quorum:1,grace=0", "carry"));
@@ -320,13 +443,14 @@ std::uint64_t seed_of_run() {
 }
 
 TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
-  std::size_t sequences = 0, merges = 0, lates = 0;
+  std::size_t sequences = 0, merges = 0, lates = 0, retries = 0;
   const std::function<void(const Ledger&, int)> extend = [&](const Ledger& ledger, int depth) {
     if (::testing::Test::HasFailure()) return;
     if (depth == 0) {
       ++sequences;
       merges += ledger.merges;
       lates += ledger.lates;
+      retries += ledger.retries;
       return;
     }
     for (int event = 0; event < Ledger::kEvents; ++event) {
@@ -335,10 +459,11 @@ TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
     }
   };
   for (const RoundPolicy& one : all_policies()) extend(Ledger(one), 6);
-  std::printf("%zu sequences, %zu merges, %zu late contributions counted\n", sequences, merges,
-              lates);
+  std::printf("%zu sequences, %zu merges, %zu late contributions counted, %zu attempts repeated\n",
+              sequences, merges, lates, retries);
   EXPECT_GT(sequences, 100'000u);
   EXPECT_GT(lates, 1000u);
+  EXPECT_GT(retries, 1000u);
 }
 
 TEST(RoundLedger, LongRandomSequencesKeepTheLedger) {
@@ -352,8 +477,9 @@ TEST(RoundLedger, LongRandomSequencesKeepTheLedger) {
       for (int step = 0; step < 400; ++step) {
         int event = static_cast<int>(rng.below(Ledger::kEvents));
         // Deaths end the game early, so they are rare.
-        if (event / Ledger::kMembers == 1 && rng.below(200) != 0) event = 0;
-        if (event / Ledger::kMembers == 3 && rng.below(4) != 0) event = 0;
+        const int kind = event / Ledger::kMembers;
+        if ((kind == 1 || kind == 5) && rng.below(200) != 0) event = 0;
+        if ((kind == 3 || (kind >= 6 && kind <= 8)) && rng.below(4) != 0) event = 0;
         ledger.apply(event);
         ASSERT_FALSE(::testing::Test::HasFailure())
             << "TEST_SEED=" << seed << ", run " << run << ", step " << step;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace centroid::server {
@@ -157,6 +158,32 @@ TEST(RoundMachine, AJointRoundWithoutLivingMembersIsDeserted) {
   (void)machine.gone(kA, Progress::kNothing);
   machine.open(Round(7), 1, {kB});
   EXPECT_EQ(machine.gone(kB, Progress::kNothing).action, RoundAction::kDeserted);
+}
+
+TEST(RoundMachine, WhatADeadMemberHadGivenCompletelyCountsThoughAnotherTimesOut) {
+  for (const Progress progress : {Progress::kNothing, Progress::kPart}) {
+    RoundMachine machine = opened();
+    EXPECT_EQ(act(machine.contribute(kA, of(2))), RoundAction::kWait);
+    EXPECT_EQ(machine.gone(kA, Progress::kPart).action, RoundAction::kWait);
+    EXPECT_EQ(act(machine.contribute(kB, of(1))), RoundAction::kWait);
+    const RoundDecision decision = machine.timed_out({kC}, progress);
+    if (progress == Progress::kPart) {  // it cannot be taken back
+      EXPECT_EQ(decision.action, RoundAction::kWait);
+      EXPECT_TRUE(machine.is_missing(kC));
+      EXPECT_EQ(act(machine.contribute(kC, of(1))), RoundAction::kMerge);
+      continue;
+    }
+    EXPECT_EQ(decision.action, RoundAction::kMerge);
+    EXPECT_EQ(decision.total_weight, 3);
+    EXPECT_THAT(decision.contributors, ::testing::ElementsAre(kA, kB));
+  }
+  RoundMachine machine = opened();
+  (void)machine.contribute(kA, of(2));
+  (void)machine.gone(kA, Progress::kPart);
+  EXPECT_EQ(machine.timed_out({kB}, Progress::kNothing).action, RoundAction::kWait);
+  EXPECT_FALSE(machine.is_missing(kB)) << "it is not waited for any more";
+  EXPECT_FALSE(machine.contribute(kB, of(1)).ok());
+  EXPECT_EQ(act(machine.contribute(kC, of(1))), RoundAction::kMerge);
 }
 
 TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
