@@ -302,16 +302,16 @@ class Cluster final : public ControlPlane {
                                 std::optional<Attempt::Key> key);
 
   // state.cc
-  Status check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots);
-  Status check_another(const std::string& name);
-  Status make_store(const Manifest& manifest);
+  Status check_room(const ChunkPlan& plan, std::size_t slots, const std::string& codec);
+  Status check_another(const proto::Join& join);
+  Status make_store(const Manifest& manifest, const std::string& codec);
   Task<bool> initialize();
   bool is_initial_from(const Link& link) const;
   Task<Status> load_checkpoint();
   Task<Status> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
   Task<Status> load_initial_file();
   MemoryQuestion memory_question() const;
-  std::uint64_t expected_workers() const;
+  std::uint64_t expected_workers(bool keeps_whole) const;
   Status check_tables_room();
   Task<Status> load_rows();
   Status prepare_rows();

@@ -76,6 +76,9 @@ class KnownScalars {
 /// A worker may ask whether its contribution to one of so many last rounds counted.
 inline constexpr std::uint64_t kCountedRounds = 16;
 
+/// By which the size of contributions is reckoned while no worker has said how it encodes them.
+inline constexpr const char* kUnknownCodec = "f32";
+
 /// Training data, as workers tell of it.
 struct DataIdentity {
   std::uint64_t samples = 0, fingerprint = 0;

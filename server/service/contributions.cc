@@ -89,8 +89,10 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
                                                      " bytes, at most " + std::to_string(limit) +
                                                      " with codec " + link->codec->spec());
   std::optional<Buffer> buffer;
-  if (bytes >= pool_->buffer_bytes() / 2 && bytes <= pool_->buffer_bytes())
-    buffer = pool_->try_acquire();
+  // What is kept whole is not to take more memory than it has bytes.
+  const bool keeps_whole = is_elastic || !aggregate_.is_mean();
+  const std::size_t least = pool_->buffer_bytes() / (keeps_whole ? 1 : 2);
+  if (bytes >= least && bytes <= pool_->buffer_bytes()) buffer = pool_->try_acquire();
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));

@@ -21,7 +21,7 @@ Task<Status> Cluster::load_initial_file() {
   };
   const auto file = co_await run_on(blocking_, std::move(open));
   if (!file->ok()) co_return std::move(*file).error().with_context(where);
-  CENTROID_CO_TRY(make_store((*file)->manifest()));
+  CENTROID_CO_TRY(make_store((*file)->manifest(), kUnknownCodec));
   auto read = [store = store_.get(), file]() -> Status {
     fault::point("init.reading");
     for (const Chunk& chunk : store->plan().chunks()) {

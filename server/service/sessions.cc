@@ -366,9 +366,9 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   if (!store_ && epilogue_) {
     CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
   } else if (!store_) {
-    CENTROID_TRY(make_store(join.manifest));
+    CENTROID_TRY(make_store(join.manifest, join.codec));
   } else if (!epilogue_) {
-    CENTROID_TRY(check_another(join.name));
+    CENTROID_TRY(check_another(join));
   }
   join.manifest = {};  // the store has it
   if (!agreed_ && !epilogue_) agreed_ = join;

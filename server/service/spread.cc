@@ -199,7 +199,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal_sync.count());
   model.servers = static_cast<std::uint32_t>(
       std::max<std::uint64_t>(config_.servers, shards_.present().size() + 1));
-  model.workers = static_cast<std::uint32_t>(expected_workers());
+  model.workers = static_cast<std::uint32_t>(expected_workers(false));
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.codec_down;

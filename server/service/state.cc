@@ -36,6 +36,31 @@ void warn_if_not_durable(const ServerConfig& config) {
                   journal}});
 }
 
+std::uint64_t elements_of_largest(const FragmentPlan& fragments) {
+  std::uint64_t most = 0;
+  for (std::uint32_t i = 0; i < fragments.count(); ++i)
+    most = std::max(most, fragments[i].elements);
+  return most;
+}
+
+/// Of the fragment that takes most, as the codec may encode it.
+Result<std::uint64_t> contribution_bytes(const FragmentPlan& fragments, const std::string& spec) {
+  CENTROID_ASSIGN(const auto codec, make_codec(spec));
+  std::uint64_t most = 0;
+  for (std::uint32_t i = 0; i < fragments.count(); ++i) {
+    std::uint64_t bytes = 0;
+    for (const Chunk& chunk : fragments[i].chunks) bytes += codec->max_bytes(chunk.elements);
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+/// As the workers said that were there when the checkpoint was written.
+std::string codec_in(const CheckpointInfo& info) {
+  const auto kept = info.extra.find("codec");
+  const bool is_known = kept != info.extra.end() && CodecSpec::parse(kept->second).ok();
+  return is_known ? kept->second : kUnknownCodec;
+}
 }  // namespace
 
 Task<Status> Cluster::prepare() {
@@ -113,26 +138,40 @@ MemoryQuestion Cluster::memory_question() const {
 }
 
 /// That may bring contributions at once: those that are here and one more, in any case so many as
-/// a job often has.
-std::uint64_t Cluster::expected_workers() const {
+/// a job often has. Where each has a model's size (`keeps_whole`), as the settings say: each one
+/// beyond is looked at when it comes.
+std::uint64_t Cluster::expected_workers(bool keeps_whole) const {
   constexpr std::uint64_t kOften = 8;
-  return std::min(std::max({config_.min_workers, kOften, links_.size() + 1}), config_.max_workers);
+  const RoundPolicy policy = policy_of(config_);
+  std::uint64_t named = keeps_whole ? 1 : kOften;
+  if (keeps_whole && policy.kind == PolicyKind::kQuorum) named = policy.count;
+  if (keeps_whole && policy.kind == PolicyKind::kBackup) named = policy.count + 1;
+  return std::min(std::max({config_.min_workers, named, links_.size() + 1}), config_.max_workers);
 }
 
-/// Before anything is taken for a model.
-Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, std::size_t slots) {
+/// Before anything is taken for a model; `fragments_` are its. `codec`: of a worker that comes, or
+/// as it was known last.
+Status Cluster::check_room(const ChunkPlan& plan, std::size_t slots, const std::string& codec) {
   CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
   MemoryQuestion question = memory_question();
-  question.parameters = model_bytes / sizeof(float);
-  question.tensors = manifest.size();
-  question.chunks = manifest.size() + model_bytes / config_.chunk_bytes;
+  question.parameters = plan.total_elements();
+  question.tensors = plan.manifest().size();
+  question.chunks = plan.chunks().size();
+  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments_, codec));
+  std::set<std::string> others;
+  for (const auto& [id, link] : links_) others.insert(link->join.codec);
+  for (const std::string& one : others) {
+    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments_, one));
+    question.contribution_bytes = std::max(question.contribution_bytes, bytes);
+  }
+  question.result_bytes = elements_of_largest(fragments_) * sizeof(float);
   question.slots = slots;
   question.keeps_residual = codec_down.feedback.enabled;
   question.compresses_results = config_.compresses_results();
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
-  question.workers = expected_workers();
+  question.workers = expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.credit_bytes;
   question.journal_copies =
       config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
@@ -156,22 +195,22 @@ Status Cluster::check_room(const Manifest& manifest, std::uint64_t model_bytes, 
   return {};
 }
 
-/// One more worker than memory was reckoned with may bring more than there is room for. Who comes
-/// back has its room.
-Status Cluster::check_another(const std::string& name) {
-  const auto is_it = [&](const auto& entry) { return entry.second->join.name == name; };
-  const std::uint64_t count = expected_workers();
-  if (count > links_.size() + 1 || std::ranges::any_of(links_, is_it)) return {};
-  const ChunkPlan& plan = store_->plan();
-  const Status fits = check_room(plan.manifest(), plan.total_elements() * sizeof(float),
-                                 store_->optimizer().slots());
+/// One more worker than memory was reckoned with may bring more than there is room for, and so may
+/// one with another codec: the first after a restart, too. Who comes back has its room.
+Status Cluster::check_another(const proto::Join& join) {
+  const auto is_it = [&](const auto& entry) { return entry.second->join.name == join.name; };
+  const auto is_alike = [&](const auto& entry) { return entry.second->join.codec == join.codec; };
+  const std::uint64_t count = expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
+  const bool is_reckoned = count > links_.size() + 1 || std::ranges::any_of(links_, is_it);
+  if (is_reckoned && std::ranges::any_of(links_, is_alike)) return {};
+  const Status fits = check_room(store_->plan(), store_->optimizer().slots(), join.codec);
   if (fits.ok()) return {};
   return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
-               "worker '" + name + "' is refused: there is no memory for contributions of " +
+               "worker '" + join.name + "' is refused: there is no memory for contributions of " +
                    std::to_string(count) + " workers: " + fits.error().message());
 }
 
-Status Cluster::make_store(const Manifest& manifest) {
+Status Cluster::make_store(const Manifest& manifest, const std::string& codec) {
   CENTROID_TRY(validate(manifest));
   std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
   for (const TensorInfo& tensor : manifest) model_bytes += tensor.bytes();
@@ -181,11 +220,11 @@ Status Cluster::make_store(const Manifest& manifest) {
                      " bytes of parameters, the server takes at most " +
                      std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
-  CENTROID_TRY(check_room(manifest, model_bytes, optimizer->slots()));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
   CENTROID_ASSIGN(fragments_,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
+  CENTROID_TRY(check_room(plan, optimizer->slots(), codec));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
   // taken at all only when it needs nothing else: not who contributes.
   early_ =
@@ -205,7 +244,7 @@ Status Cluster::make_store(const Manifest& manifest) {
   const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
-      expected_workers();
+      expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };
@@ -274,7 +313,7 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
     co_return Status();
   }
   CENTROID_CO_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(*entry));
-  CENTROID_CO_TRY(make_store(manifest));
+  CENTROID_CO_TRY(make_store(manifest, codec_in(info)));
   const std::vector<std::string> slots = store_->optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   if (info.optimizer != config_.optimizer.name ||
@@ -393,6 +432,8 @@ CheckpointInfo Cluster::checkpoint_info() const {
     if (round.value + kCountedRounds >= round_.value)
       info.extra[kCountedPrefix + name] = to_string(round);
   if (agreed_) info.extra["model"] = agreed_->model;
+  if (agreed_ || resumed_from_)
+    info.extra["codec"] = agreed_ ? agreed_->codec : codec_in(resumed_from_->info);
   if (const auto data = agreed_data()) {
     info.extra["train_samples"] = std::to_string(data->samples);
     info.extra["data_fingerprint"] = std::to_string(data->fingerprint);

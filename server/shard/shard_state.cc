@@ -120,6 +120,11 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   question.applies_on_worker = model.apply_on_worker;
   question.is_elastic = model.is_elastic;
   if (model.is_elastic) question.kept = kKept;
+  std::uint64_t largest = 0;  // of the fragments, one a round
+  for (std::uint32_t i = 0; i < fragments_.count(); ++i)
+    largest = std::max(largest, fragments_[i].elements);
+  question.result_bytes = std::min(question.parameters, largest) * sizeof(float);
+  question.contribution_bytes = question.result_bytes;
   question.workers = model.workers;
   question.credit_bytes = UINT64_MAX;  // contributions are kept whole
   question.snapshot_bytes = std::min<std::uint64_t>(kSnapshotBudgetBytes, options_.snapshot_budget);

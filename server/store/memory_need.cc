@@ -25,14 +25,15 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.planes = need.plane_count * plane;
   // With `late` each worker may bring a second one before the first is added; a worker that reads
   // results or a state of one plane slowly has none under way.
-  need.contributions = q.is_elastic      ? q.kept * q.workers * plane
-                       : q.waits_for_all ? q.workers * plane
-                                         : std::min(q.credit_bytes, q.workers * plane);
+  const std::uint64_t once = q.workers * q.contribution_bytes;  // one of each worker
+  need.contributions = q.is_elastic      ? q.kept * once
+                       : q.waits_for_all ? once
+                                         : std::min(q.credit_bytes, q.workers * q.result_bytes);
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
-  if (q.compresses_results) need.copies += plane;  // payloads are no longer than that
+  if (q.compresses_results) need.copies += q.result_bytes;  // payloads are no longer than that
   if (q.is_elastic) {
     need.image = plane * (1 + (q.applies_on_worker ? q.slots : 0));
-    need.copies += plane + MemoryQuestion::kImages * need.image;  // results, and states
+    need.copies += q.result_bytes + MemoryQuestion::kImages * need.image;  // and states
   }
   need.tables = q.tables_bytes;
   need.base = kProcessBytes + 512 * q.tensors + 256 * q.chunks;

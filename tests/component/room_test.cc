@@ -85,6 +85,62 @@ TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers
   }
 }
 
+/// With a policy that keeps contributions whole they are the larger part of what is needed.
+TEST_F(Room, ContributionsAreReckonedByFragmentCodecAndTheWorkersOfTheSettings) {
+  const auto data = make_blobs(256, 8, 4, 1);
+  int runs = 0;
+  using Change = std::function<void(server::ServerConfig&, WorkerSpec&)>;
+  const auto needed = [&](const Change& change) -> std::uint64_t {
+    server::ServerConfig c = config(1);
+    c.run_dir += "/" + std::to_string(runs++);
+    c.policy = "quorum:2";
+    WorkerSpec worker = spec(0);
+    change(c, worker);
+    TestServer server(c, tcp());
+    const Status refused = run_worker(worker, data, server.endpoint(), tcp()).status;
+    std::smatch found;
+    const std::string why = refused.ok() ? "it was taken" : refused.error().message();
+    EXPECT_TRUE(std::regex_search(why, found, std::regex("needs ([0-9]+) bytes"))) << why;
+    return found.empty() ? 0 : std::stoull(found[1]);
+  };
+  const std::uint64_t need = needed([](auto&, auto&) {});
+  const std::uint64_t more = need - (2 + 2 + 3 + 2 * 2) * kPlane - kProcess;
+  EXPECT_LT(more, 1u << 16) << "planes, copies, results and images, two of each of two workers";
+  EXPECT_EQ(needed([](auto& c, auto&) { c.policy = "quorum:5"; }) - need, 3 * 2 * kPlane);
+  EXPECT_EQ(needed([](auto& c, auto&) { c.policy = "backup:3"; }) - need, 2 * 2 * kPlane);
+  EXPECT_EQ(needed([](auto& c, auto&) { c.min_workers = 6; }) - need, 4 * 2 * kPlane);
+  EXPECT_EQ(need - needed([](auto&, auto& worker) { worker.codec = "bf16"; }), 2 * 2 * kPlane / 2);
+  const std::uint64_t of_fragments = needed([](auto& c, auto&) {
+    c.local_steps = 4;
+    c.fragments = 2;
+  });
+  const std::uint64_t largest = 256 * 1024 * sizeof(float);  // one tensor is nearly all
+  EXPECT_EQ(need - of_fragments, (2 * 2 + 1) * (kPlane - largest));
+}
+
+/// A server that goes on reckons as it did: with the codec that its checkpoint tells of. One with
+/// another codec is looked at when it comes.
+TEST_F(Room, AfterARestartMemoryIsReckonedWithTheCodecThatTheWorkersHad) {
+  const auto data = make_blobs(256, 8, 4, 1);
+  server::ServerConfig c = config(kProcess + (2 + 2 + 3 + 2 * 2) * kPlane - kPlane);
+  c.policy = "quorum:2";
+  c.rounds = 2;
+  c.exit_when_finished = true;
+  WorkerSpec small = spec(0), large = spec(1);
+  small.codec = "int8";
+  large.join_timeout = std::chrono::milliseconds(1000);
+  for (c.rounds = 2; c.rounds <= 4; c.rounds += 2, c.resume = true) {
+    SCOPED_TRACE(c.rounds);
+    TestServer server(c, tcp());
+    const Status refused = run_worker(large, data, server.endpoint(), tcp()).status;
+    ASSERT_FALSE(refused.ok());
+    EXPECT_THAT(refused.error().to_string(), HasSubstr("needs "));
+    const Status trained = run_worker(small, data, server.endpoint(), tcp()).status;
+    EXPECT_TRUE(trained.ok()) << trained.error().to_string();
+    EXPECT_TRUE(server.join().ok());
+  }
+}
+
 /// What is left beside the model is given to tables, readers and copies once, not to each of them.
 TEST_F(Room, TablesAndReadersShareWhatIsFree) {
   const auto data = make_blobs(256, 8, 4, 1);

@@ -20,6 +20,7 @@ void put(const fs::path& path, const std::string& text) {
 MemoryQuestion plain(std::uint64_t parameters) {
   MemoryQuestion question;
   question.parameters = parameters;
+  question.contribution_bytes = question.result_bytes = 4 * parameters;
   question.workers = 6;
   question.credit_bytes = 128u << 20;
   question.snapshot_bytes = 64u << 20;
@@ -46,6 +47,24 @@ TEST(MemoryNeed, PoliciesKeepContributionsWhole) {
   EXPECT_GE(memory_need(question).contributions, 6u * 4'000'000'000u);
   question.kept = 4;  // as a shard server does
   EXPECT_EQ(memory_need(question).contributions, 4 * 6 * std::uint64_t{4'000'000'000});
+}
+
+/// 0.84 billion parameters with quorum:2, of which each may have two contributions here.
+TEST(MemoryNeed, ContributionsAreReckonedByWorkersCodecAndFragment) {
+  MemoryQuestion question = plain(840'000'000);
+  question.is_elastic = true;
+  question.workers = 2;
+  EXPECT_EQ(memory_need(question).contributions, 13'440'000'000u);
+  question.contribution_bytes /= 2;  // bf16
+  EXPECT_EQ(memory_need(question).contributions, 6'720'000'000u);
+  question.contribution_bytes /= 24;  // as many fragments
+  EXPECT_EQ(memory_need(question).contributions, 280'000'000u);
+  const std::uint64_t copies = memory_need(question).copies;
+  question.result_bytes /= 24;
+  EXPECT_EQ(copies - memory_need(question).copies, 3'220'000'000u) << "results, too";
+  question.is_elastic = false;
+  question.credit_bytes = ~std::uint64_t{0};
+  EXPECT_EQ(memory_need(question).contributions, 280'000'000u) << "of two workers, as float32";
 }
 
 TEST(MemoryNeed, PoliciesCountTwoImagesOfTheState) {
