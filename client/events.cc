@@ -28,7 +28,8 @@ Colour colour_of(const std::string& type) {
     return Colour::kBad;
   if (type == "round.committed") return Colour::kFaint;
   const bool is_trouble = type == "wait.lasted" || type == "round.aborted" ||
-                          type == "round.skipped" || type == "member.evicted";
+                          type == "round.skipped" || type == "member.evicted" ||
+                          type == "checkpoint.state_not_kept";
   return is_trouble ? Colour::kWarning : Colour::kGood;
 }
 

@@ -160,9 +160,14 @@ Status Trainer::Impl::open(std::span<const float> start) {
     gradients_memory = Buffer();
     return local.contribution();
   };
-  memory.keep_local = [this](Round round) {
-    if (options.on_keep && after == round) options.on_keep(round);
-  };
+  if (options.on_keep)
+    memory.keep_local = [this](Round round) -> Status {
+      if (after != round)
+        return state_error("the program's parameters are not those after round " +
+                           to_string(round));
+      options.on_keep(round);
+      return {};
+    };
   exchange = worker::make_cluster_exchange(io.executor(), transport::make_tcp(io.executor(), wire),
                                            std::move(cluster), std::move(memory), registry);
   return {};

@@ -371,7 +371,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     else
       std::ranges::copy(adapters, params.begin());
   };
-  memory.keep_local = [&](Round round) { local->keep(round); };
+  if (!config.state_dir.empty())
+    memory.keep_local = [&](Round round) { return local->keep(round); };
   memory.begin_local = [&](const LocalTerms& terms, const ChunkPlan& plan) {
     return local->begin(terms, plan);
   };

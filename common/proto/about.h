@@ -10,6 +10,7 @@ namespace centroid::proto {
 
 enum class AboutKind : std::uint16_t {
   kMeasure = 38,  ///< server -> worker, request: measure your way to another worker
+  kKept = 39,     ///< worker -> server: what became of my part of the state that you save
 };
 
 inline constexpr std::uint32_t kMaxMeasureMs = 3'000;
@@ -23,6 +24,35 @@ struct Beat {
     f(unix_seconds), f(version, kMaxNameBytes);
   }
   Status check() const;
+};
+
+/// Head of the Heartbeat with which a server answers a worker's; one without a head takes none of
+/// these.
+struct BeatReply {
+  static constexpr std::uint32_t kTakesKept = 1;
+  std::uint32_t takes = 0;  ///< bits: messages that came later; others are for later programs
+  template <class F>
+  void fields(F& f) {
+    f(takes);
+  }
+};
+
+enum class KeptState : std::uint8_t {
+  kWillTell = 0,  ///< every Keep from here on is answered
+  kKept = 1,
+  kNotKept = 2,
+};
+constexpr std::uint8_t last_value(KeptState) { return 2; }
+
+/// Answer to Keep, for a server whose BeatReply takes it.
+struct Kept {
+  Round round;  ///< of the Keep; 0 with kWillTell
+  KeptState state = KeptState::kWillTell;
+  std::string why;  ///< it was not
+  template <class F>
+  void fields(F& f) {
+    f(round), f(state), f(why, kMaxTextBytes);
+  }
 };
 
 struct Measure {

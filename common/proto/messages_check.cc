@@ -45,6 +45,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind::kKeep, .name = "Keep"},
     Rule{.kind = Kind::kWait, .name = "Wait"},
     Rule{.kind = Kind(AboutKind::kMeasure), .name = "Measure", .is_request = true},
+    Rule{.kind = Kind(AboutKind::kKept), .name = "Kept"},
     Rule{.kind = Kind(RowsKind::kOpen), .name = "RowsOpen", .is_request = true},
     Rule{
         .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},

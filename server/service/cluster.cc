@@ -330,6 +330,8 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   if (!link) return;
   links_.erase(id);
   link->is_gone = true;
+  if (const Member* const member = roster_.find(id))
+    keep_unanswered(events_, *link, "the worker is gone: " + member->reason);
   departed_.push_back(id);
   if (!attempt_ || attempt_->closed) forget_departed();
   link->traffic = link->session->connection().traffic();

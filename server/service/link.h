@@ -43,6 +43,8 @@ struct Link {
   bool state_requested = false;
   bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
   std::optional<Round> keep;      ///< to be told that the state after this round is saved
+  bool tells_kept = false;        ///< answers Keep
+  std::optional<Round> keeping;   ///< it was told so, and has not answered
   Generation told;                ///< whose peers it knows
   Attempt::Key computed;          ///< the last attempt for which its gradients were complete
   DataPart part;                  ///< its share, until a contribution of it is here

@@ -2,6 +2,7 @@
 #include "common/base/log.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster.h"
+#include "server/service/kept.h"
 
 namespace centroid::server {
 
@@ -55,6 +56,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
     } else if (is_free && link->keep) {
       proto::Keep keep;
       keep.round = *std::exchange(link->keep, std::nullopt);
+      keep_told(events_, *link, keep.round);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
     } else if (is_free && has_seat && !link->behind) {
       // Of this attempt, though it may be over when the state is there.

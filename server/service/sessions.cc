@@ -78,6 +78,11 @@ class Cluster::MemberSink final : public transport::FrameSink {
       co_return Error(ErrorCode::kAborted,
                       "fenced: this member is no longer part of the cluster; join again");
     CENTROID_CO_TRY(is_legal);
+    if (frame.header.kind == static_cast<std::uint16_t>(proto::AboutKind::kKept)) {
+      CENTROID_CO_ASSIGN(const auto kept, proto::decode<proto::Kept>(frame.head));
+      keep_answered(cluster_.events_, *link_, kept);
+      co_return Status();
+    }
     switch (kind) {
       case Kind::kPush: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Push>(frame.head));
@@ -94,7 +99,10 @@ class Cluster::MemberSink final : public transport::FrameSink {
           link_->program = beat.version;
         }
         const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
-        co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
+        proto::BeatReply reply;
+        reply.takes = proto::BeatReply::kTakesKept;
+        const auto head = proto::encode(reply);
+        co_return co_await session.send(answer, head, Bytes(), TimePoint::max());
       }
       case Kind::kInitChunk: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::InitChunk>(frame.head));
@@ -137,6 +145,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
           tell(cluster_.events_, log::Level::kInfo, "member.left",
                {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
           cluster_.probe_.member_left();
+          link_->keeping.reset();  // who leaves keeps its part as it goes
           cluster_.member_gone(link_->id, std::nullopt);
         }
         co_return co_await session.respond(frame.header, Bytes());

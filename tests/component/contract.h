@@ -7,6 +7,7 @@
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
+#include "common/proto/about.h"
 #include "tests/support/cluster.h"
 #include "tests/unit/temporary_directory.h"
 
@@ -58,6 +59,10 @@ class Client final : public transport::FrameSink {
   std::optional<proto::RoundOpen> newest() { return run(look_open(this)); }
   /// Why it waits, as the server says.
   std::optional<proto::Wait> wait() { return run(wait_wait(this)); }
+  /// After which round it was to keep its state last.
+  std::optional<Round> keep() { return run(look_keep(this)); }
+  /// What the server takes, as it says in its answer to a Heartbeat.
+  std::optional<proto::BeatReply> beat_reply() { return run(wait_beat(this)); }
   bool was_told() const { return wait_.has_value(); }  ///< when nothing comes any more
   /// Hear and say nothing until the handle is gone.
   std::shared_ptr<void> hold() {
@@ -198,6 +203,13 @@ class Client final : public transport::FrameSink {
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->wait_;
   }
+  static Task<std::optional<Round>> look_keep(Client* self) { co_return self->keep_; }
+  static Task<std::optional<proto::BeatReply>> wait_beat(Client* self) {
+    const TimePoint deadline = self->limit();
+    while (!self->beat_)
+      if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
+    co_return self->beat_;
+  }
   static Task<std::optional<proto::Finish>> wait_finish(Client* self) {
     const TimePoint deadline = self->limit();
     while (!self->finish_)
@@ -266,6 +278,16 @@ class Client final : public transport::FrameSink {
         wait_ = wait;
         break;
       }
+      case Kind::kKeep: {
+        CENTROID_CO_ASSIGN(const auto keep, proto::decode<proto::Keep>(frame.head));
+        keep_ = keep.round;
+        break;
+      }
+      case Kind::kHeartbeat: {
+        CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::BeatReply>(frame.head));
+        beat_ = beat;
+        break;
+      }
       case Kind::kResult:
         if (!result_) result_ = frame.header;
         break;
@@ -287,6 +309,8 @@ class Client final : public transport::FrameSink {
   std::optional<proto::RoundOpen> open_;
   std::optional<proto::Finish> finish_;
   std::optional<proto::Wait> wait_;
+  std::optional<Round> keep_;
+  std::optional<proto::BeatReply> beat_;
   std::optional<transport::FrameHeader> result_;
   std::optional<Error> cause_;
 };

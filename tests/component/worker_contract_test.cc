@@ -8,7 +8,9 @@
 #include <gmock/gmock.h>
 
 #include "common/async/io_thread.h"
+#include "common/proto/about.h"
 #include "common/proto/messages.h"
+#include "tests/unit/temporary_directory.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
 
@@ -53,6 +55,12 @@ class Server final : public transport::FrameSink {
   proto::PushEnd end() {
     const std::lock_guard lock(mutex_);
     return end_;
+  }
+  /// Its answers to Keep, when there are so many, or within 20 s.
+  std::vector<proto::Kept> kept(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    heard_more_.wait_for(lock, std::chrono::seconds(20), [&] { return kept_.size() >= count; });
+    return kept_;
   }
   /// What it sent of its state.
   std::vector<float> state() {
@@ -106,6 +114,11 @@ class Server final : public transport::FrameSink {
       const std::lock_guard lock(mutex_);
       end_ = end;
     }
+    if (kind == Kind(proto::AboutKind::kKept)) {
+      CENTROID_CO_ASSIGN(const auto kept, proto::decode<proto::Kept>(frame.head));
+      const std::lock_guard lock(mutex_);
+      kept_.push_back(kept);
+    }
     heard(kind, values);
     if (kind == Kind::kLeave) co_return co_await session.respond(frame.header, Bytes());
     if (kind != Kind::kJoin) co_return Status();
@@ -148,17 +161,19 @@ class Server final : public transport::FrameSink {
   std::set<Kind> heard_;
   std::vector<float> state_;
   proto::PushEnd end_;
+  std::vector<proto::Kept> kept_;
   std::future<void> serving_;
 };
 
 /// Numbers that two threads may look at while the exchange has no business with them.
 struct WorkerContractTest : testing::Test {
-  WorkerContractTest() {
+  explicit WorkerContractTest(const std::string& codec = "f32") {
     worker::ClusterOptions options;
     options.servers = {server.endpoint()};
     options.join.name = "w0";
     options.join.exchange = "star";
-    options.join.codec = "f32";
+    options.join.codec = codec;
+    options.state_dir = directory.path();
     options.join.batch = 4;
     options.join.train_samples = 8;
     options.join.data_fingerprint = 1;
@@ -222,6 +237,7 @@ struct WorkerContractTest : testing::Test {
     return std::get<worker::Share>(next.value());
   }
 
+  TemporaryDirectory directory;
   Server server;
   std::vector<float> params = std::vector<float>(4, 0.0f);
   std::vector<float> gradients = std::vector<float>(4, 0.5f);
@@ -317,6 +333,57 @@ TEST_F(WorkerContractTest, TheEndIsHeardWhileTheLoopWaits) {
   ASSERT_TRUE(said.has_value());
   EXPECT_EQ(said->reason, worker::Finished::Reason::kDrained);
   EXPECT_EQ(said->text, "drained by an operator");
+}
+
+/// Keeps what its codec has left to send.
+struct KeepingWorkerTest : WorkerContractTest {
+  KeepingWorkerTest() : WorkerContractTest("topk:0.5") {}
+  void train(std::uint64_t round, const worker::Share& share) {
+    close_skipped(round);
+    EXPECT_EQ(work(share), worker::RoundReport::Outcome::kSkipped);
+  }
+  void keep(std::uint64_t round) {
+    proto::Keep message;
+    message.round = Round(round);
+    ASSERT_TRUE(server.send(Kind::kKeep, message).ok());
+  }
+};
+
+TEST_F(KeepingWorkerTest, TellsWhatBecameOfItsPartWhereThatIsTaken) {
+  const worker::Share share = begin();
+  proto::BeatReply reply;
+  reply.takes = ~std::uint32_t{0};  // a later server's, too
+  ASSERT_TRUE(server.send(Kind::kHeartbeat, reply).ok());
+  const auto will = server.kept(1);
+  ASSERT_EQ(will.size(), 1u);
+  EXPECT_EQ(will[0].state, proto::KeptState::kWillTell);
+  train(1, share);
+  keep(1);
+  const auto first = server.kept(2);
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(first[1].round, Round(1));
+  EXPECT_EQ(first[1].state, proto::KeptState::kKept) << first[1].why;
+  keep(1);  // it is there
+  keep(7);
+  const auto kept = server.kept(4);
+  ASSERT_EQ(kept.size(), 4u);
+  EXPECT_EQ(kept[2].round, Round(1));
+  EXPECT_EQ(kept[2].state, proto::KeptState::kKept);
+  EXPECT_EQ(kept[3].round, Round(7));
+  EXPECT_EQ(kept[3].state, proto::KeptState::kNotKept);
+  EXPECT_EQ(kept[3].why, "what is in memory is the state after round 1");
+}
+
+TEST_F(KeepingWorkerTest, TellsNothingToAServerThatDoesNotKnowIt) {
+  const worker::Share share = begin();
+  ASSERT_TRUE(server.send(Kind::kHeartbeat, proto::Empty()).ok());
+  train(1, share);
+  keep(7);  // would be answered at once
+  auto end = std::async(std::launch::async, [this] { return finished(); });
+  ask_for_the_state();
+  EXPECT_THAT(server.kept(0), testing::IsEmpty());
+  exchange->request_stop("enough");
+  EXPECT_TRUE(end.get().has_value());
 }
 
 }  // namespace

@@ -213,6 +213,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   memory.begin_local = [&](const worker::LocalTerms& terms, const ChunkPlan& plan) {
     return local->begin(terms, plan);
   };
+  if (!spec.state_dir.empty()) memory.keep_local = [&](Round round) { return local->keep(round); };
   if (spec.custom && spec.custom->residual)
     memory.device_residual = [&](const std::string& codec, const ChunkPlan& plan) {
       return spec.custom->residual(*group, codec, plan);

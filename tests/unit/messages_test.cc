@@ -151,8 +151,8 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<Keep>("keep");
   expect_documented<Wait>("wait");
   expect_documented<Beat>("beat");
-  expect_documented<Measure>("measure");
-  expect_documented<Measured>("measured");
+  expect_documented<BeatReply>("beat-reply"), expect_documented<Kept>("kept");
+  expect_documented<Measure>("measure"), expect_documented<Measured>("measured");
   expect_documented<RowsOpen>("rows-open");
   expect_documented<RowsOpenReply>("rows-open-reply");
   expect_documented<RowsPull>("rows-pull");

@@ -37,6 +37,7 @@ class ClusterExchange final : public Exchange {
 
   Result<std::variant<Share, Finished>> next() override {
     post([this, serial = serial_] { link_.loop_waits(serial); });
+    if (keep_) keep_local(*std::exchange(keep_, std::nullopt));
     for (;;) {
       auto event = mailbox_.pop(true);
       if (!event)
@@ -48,8 +49,7 @@ class ClusterExchange final : public Exchange {
         post([this, serial = serial_] { link_.loop_waits(serial); });
         continue;
       }
-      if (auto* keep = std::get_if<proto::Keep>(&event->what))
-        if (memory_.keep_local) memory_.keep_local(keep->round);
+      if (auto* keep = std::get_if<proto::Keep>(&event->what)) keep_local(keep->round);
       if (auto* finish = std::get_if<proto::Finish>(&event->what))
         return std::variant<Share, Finished>(
             Finished{.reason = static_cast<Finished::Reason>(finish->reason),
@@ -117,6 +117,7 @@ class ClusterExchange final : public Exchange {
         report.reason = lost->cause.message();
         return report;
       }
+      if (auto* keep = std::get_if<proto::Keep>(&event->what)) keep_ = keep->round;
       if (auto* closed = std::get_if<proto::RoundClosed>(&event->what)) {
         report.version = closed->version;
         report.reason = closed->reason;
@@ -187,6 +188,12 @@ class ClusterExchange final : public Exchange {
   template <class F>
   void post(F f) {
     boost::asio::post(executor_, std::move(f));
+  }
+
+  void keep_local(Round round) {
+    if (!memory_.keep_local) return;
+    const Status kept = memory_.keep_local(round);
+    post([this, round, kept] { link_.local_kept(round, kept); });
   }
 
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
@@ -337,6 +344,7 @@ class ClusterExchange final : public Exchange {
   std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   std::uint32_t fragment_ = 0;  // of the round
+  std::optional<Round> keep_;   // a Keep that came before its round's end was heard
   bool is_complete_ = false;    // the round's contribution
   LoopSeconds before_;          // of the round that ended last
   bool left_ = false;

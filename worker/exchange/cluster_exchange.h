@@ -53,8 +53,9 @@ struct ExchangeMemory {
   /// once, while `next` waits; then `gradients` is read no more. fails: the host does it
   std::function<Result<std::unique_ptr<DeviceResidual>>(const std::string& codec, const ChunkPlan&)>
       device_residual;
-  /// Optional: the server saves the state after this round. Called by the loop's thread in `next`.
-  std::function<void(Round)> keep_local;
+  /// Optional: the server saves the state after this round, and is told whether this worker has
+  /// kept its own. Called by the loop's thread in `next`.
+  std::function<Status(Round)> keep_local;
 };
 
 /// Training as a member of a cluster. Contributions go to the parameter server and results come

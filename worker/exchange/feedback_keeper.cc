@@ -174,13 +174,12 @@ bool FeedbackKeeper::closed(Round round) {
   return identity_.every_rounds > 0 && round.value % identity_.every_rounds == 0;
 }
 
-bool FeedbackKeeper::is_wanted(Round round) const {
+Result<bool> FeedbackKeeper::is_wanted(Round round) const {
   if (after_ == round) return saved_ != round;
-  log::warn("feedback.not_saved",
-            {{"round", round.value},
-             {"why", after_ ? "what is in memory is the state after round " + to_string(*after_)
-                            : "what is in memory is the state after no round"}});
-  return false;
+  if (!after_ && !is_used_) return false;
+  return Error(ErrorCode::kFailedPrecondition,
+               after_ ? "what is in memory is the state after round " + to_string(*after_)
+                      : "what is in memory is the state after no round");
 }
 
 void FeedbackKeeper::save(const ErrorFeedback& feedback) {
@@ -208,6 +207,7 @@ void FeedbackKeeper::save(const ErrorFeedback& feedback) {
       log::debug("feedback.saved", {{"path", written->path.string()}});
     else
       log::error("feedback.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+    if (tell_) tell_(info.round, written.ok() ? Status() : Status(written.error()));
   });
 }
 

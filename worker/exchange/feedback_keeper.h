@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -46,6 +47,9 @@ class FeedbackKeeper {
                                                       Identity identity);
   ~FeedbackKeeper();
 
+  /// From now on called with what became of each `save`, by the thread that wrote.
+  using Written = std::function<void(Round, const Status&)>;
+  void tell(Written written) { tell_ = std::move(written); }
   /// Whether what is in memory is the state that round `next` begins with.
   bool is_before(Round next) const { return after_ && after_->value + 1 == next.value; }
   /// Round `next` is to be computed. Restores the state after the round before it, unless that is
@@ -54,8 +58,11 @@ class FeedbackKeeper {
   /// The round is over, committed or skipped; what is in memory is the state after it. True: `save`
   /// it.
   bool closed(Round round);
-  /// The server saves the state after `round`. True: `save` ours.
-  bool is_wanted(Round round) const;
+  /// The server saves the state after `round`. True: `save` ours; false: it has been saved, or
+  /// nothing has been left out yet. fails failed_precondition: what is in memory is another state
+  Result<bool> is_wanted(Round round) const;
+  /// `tell` is still to hear of the newest save, or has just heard.
+  bool is_writing() const { return writing_.valid(); }
   void save(const ErrorFeedback& feedback);
   /// A round broke off: what is in memory belongs to no round.
   void broken() { after_.reset(); }
@@ -77,6 +84,7 @@ class FeedbackKeeper {
   std::optional<Round> after_;  // the round after which memory is
   std::optional<Round> saved_;
   bool is_used_ = false;  // rounds have been closed in this process
+  Written tell_;
   std::future<void> writing_;
 };
 

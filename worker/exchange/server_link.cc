@@ -243,6 +243,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
       identity.manifest = options_.join.manifest;
       identity.every_rounds = reply.checkpoint_rounds;
       CENTROID_ASSIGN(keeper_, FeedbackKeeper::open(options_.state_dir, std::move(identity)));
+      tell_of_writes();
     }
     if (reply.apply_on_worker) {
       OptimizerConfig config;
@@ -352,6 +353,8 @@ Task<Error> ServerLink::serve(Session& session) {
   undelivered_.reset();
   opened_meanwhile_.reset();
   behind_.reset();
+  keeping_.reset();
+  tells_kept_ = false;
   wake_.notify_all();
   joined_.notify_all();
   arrived_.notify_all();
@@ -428,6 +431,7 @@ void ServerLink::loop_waits(std::uint64_t serial) {
 
 void ServerLink::end(std::string reason) {
   ending_ = true;
+  here_.reset();
   loop_ready_.notify_all();
   if (session_ == nullptr) return;
   if (is_joined_)

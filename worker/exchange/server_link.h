@@ -61,8 +61,9 @@ class Mailbox {
 
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
 /// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
-/// server_route.cc (a model on several servers), peer_round.cc (rounds whose gradients are added
-/// among the workers), peer_way.cc (the way to another worker).
+/// server_keep.cc (what is kept with the server's checkpoints), server_route.cc (a model on several
+/// servers), peer_round.cc (rounds whose gradients are added among the workers), peer_way.cc (the
+/// way to another worker).
 class ServerLink final : public transport::FrameSink {
  public:
   ServerLink(Executor executor, std::unique_ptr<transport::Transport> transport,
@@ -81,6 +82,7 @@ class ServerLink final : public transport::FrameSink {
   void ready(std::uint64_t serial, TensorId tensor);
   void finish(std::uint64_t serial, StepStats stats, LoopSeconds before);
   void report(Evaluation evaluation);
+  void local_kept(Round round, const Status& kept);  ///< of a Keep that the loop has heard
 
   // Fixed after the first join; read by the loop when it has got its first RoundOpen.
   const proto::JoinReply& terms() const { return terms_; }
@@ -139,7 +141,13 @@ class ServerLink final : public transport::FrameSink {
   void round_is_over(bool committed, bool is_closed);
   void settle(Round counted);
   ErrorFeedback* feedback_at_rest();
-  void save_feedback();
+  Status save_feedback();
+  void tell_of_writes();
+  Status beat_answered(transport::Session& session, Bytes head);
+  void keep_asked(Round round);
+  void feedback_written(Round round, const Status& written);
+  void say_kept();
+  Task<void> tell_kept(transport::Session& session, std::vector<std::byte> head);
   Task<Status> send_end(transport::Session& session, const proto::RoundOpen& open);
   bool is_current(const proto::RoundOpen& open) const;
   double weight_of(const proto::RoundOpen& open) const;
@@ -178,6 +186,17 @@ class ServerLink final : public transport::FrameSink {
   std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
   std::unique_ptr<ErrorFeedback> feedback_;  // what the codec leaves out, when it is to be kept
   std::unique_ptr<FeedbackKeeper> keeper_;   // with state_dir
+  /// A Keep that is not answered yet.
+  struct Keeping {
+    Round round;
+    bool awaits_feedback = false, awaits_loop = false;
+    Status kept;
+  };
+  std::optional<Keeping> keeping_;
+  bool tells_kept_ = false;                          // the server takes answers to Keep
+  std::optional<std::pair<Round, Status>> written_;  // by keeper_, last
+  /// What other threads post is for this, until `end`.
+  std::shared_ptr<ServerLink*> here_ = std::make_shared<ServerLink*>(this);
   Generation feedback_generation_;
   Event wake_;  // sender
   Event loop_ready_, joined_;

@@ -62,7 +62,7 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
   }
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kHeartbeat:
-      co_return Status();
+      co_return beat_answered(session, frame.head);
     case Kind::kInitRequest:
       memory_.initialize(terms_.seed);
       for (auto& slot : slots_) std::fill(slot.begin(), slot.end(), 0.0f);
@@ -101,7 +101,7 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
     }
     case Kind::kKeep: {
       CENTROID_CO_ASSIGN(const auto keep, proto::decode<proto::Keep>(frame.head));
-      if (keeper_ && keeper_->is_wanted(keep.round)) save_feedback();
+      keep_asked(keep.round);
       if (terms_.local_steps > 1) mailbox_.push({keep});
       co_return Status();
     }
@@ -478,7 +478,7 @@ void ServerLink::round_is_over(bool committed, bool is_closed) {
   }
   if (!keeper_) return;
   if (is_closed) {
-    if (keeper_->closed(open_->round)) save_feedback();
+    if (keeper_->closed(open_->round)) (void)save_feedback();
   } else if (is_touched) {
     keeper_->broken();
   }
@@ -498,25 +498,12 @@ void ServerLink::settle(Round counted) {
   if (!is_counted)
     keeper_->broken();
   else if (keeper_->closed(round))
-    save_feedback();
+    (void)save_feedback();
 }
 
 /// Error feedback between rounds; nullptr while the peers' thread has it.
 ErrorFeedback* ServerLink::feedback_at_rest() {
   return options_.peers ? options_.peers->feedback_at_rest() : feedback_.get();
-}
-
-void ServerLink::save_feedback() {
-  if (const ErrorFeedback* feedback = feedback_at_rest())
-    keeper_->save(*feedback);
-  else
-    log::warn("feedback.not_saved", {{"why", "gradients are still being added"}});
-}
-
-void ServerLink::leave_feedback() {
-  settle(Round());
-  if (!keeper_) return;
-  if (const ErrorFeedback* feedback = feedback_at_rest()) keeper_->leave(*feedback);
 }
 
 void ServerLink::look_at_residual() {

@@ -94,16 +94,26 @@ LocalKeeper::Found LocalKeeper::resume(Round next, State& state) {
 void LocalKeeper::closed(Round round, const Source& state) {
   after_ = round;
   is_used_ = true;
-  if (every_ > 0 && round.value % every_ == 0) save(round, state);
+  if (every_ > 0 && round.value % every_ == 0) (void)save(round, state);
 }
 
-void LocalKeeper::save(Round round, const Source& source) {
+Status LocalKeeper::keep(Round round, const Source& state) {
+  if (!after_ && !is_used_) return {};  // nothing has been trained here yet
+  if (after_ != round)
+    return Error(ErrorCode::kFailedPrecondition,
+                 after_ ? "what is in memory is the state after round " + to_string(*after_)
+                        : "what is in memory is the state after no round");
+  return saved_ == after_ ? Status() : save(round, state);
+}
+
+Status LocalKeeper::save(Round round, const Source& source) {
   const auto state = source();
   const Status written = state.ok() ? write(round, *state) : Status(state.error());
   if (written.ok())
     saved_ = round;
   else
     log::error("local.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+  return written;
 }
 
 Status LocalKeeper::write(Round round, const State& state) {
@@ -129,7 +139,7 @@ Status LocalKeeper::write(Round round, const State& state) {
 }
 
 void LocalKeeper::leave(const Source& state) {
-  if (is_used_ && after_ && saved_ != after_) save(*after_, state);
+  if (is_used_ && after_ && saved_ != after_) (void)save(*after_, state);
 }
 
 }  // namespace centroid::worker

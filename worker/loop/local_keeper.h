@@ -46,10 +46,8 @@ class LocalKeeper {
   Found resume(Round next, State& state);
   /// The round is over, the state is the one after it.
   void closed(Round round, const Source& state);
-  /// The server saves the state after `round`.
-  void keep(Round round, const Source& state) {
-    if (after_ == round && saved_ != after_) save(round, state);
-  }
+  /// The server saves the state after `round`. fails: ours is another one; as `source` and files
+  Status keep(Round round, const Source& state);
   /// A round broke off: the state belongs to no round.
   void broken() { after_.reset(); }
   void leave(const Source& state);
@@ -61,7 +59,7 @@ class LocalKeeper {
         run_id_(std::move(run_id)),
         every_(every),
         manifest_(std::move(manifest)) {}
-  void save(Round round, const Source& source);
+  Status save(Round round, const Source& source);
   Status write(Round round, const State& state);
   Status restore(const CheckpointEntry& entry, State& state) const;
 

@@ -48,9 +48,7 @@ class LocalSteps {
   /// For ExchangeMemory.
   Result<std::span<const float>> begin(const LocalTerms& terms, const ChunkPlan& plan);
   void use_params(std::span<float> params);
-  void keep(Round round) {
-    if (keeper_) keeper_->keep(round, source());
-  }
+  Status keep(Round round) { return keeper_ ? keeper_->keep(round, source()) : Status(); }
 
   /// The replicas read the cluster's parameters, until the next round.
   void rest();

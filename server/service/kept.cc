@@ -1,0 +1,34 @@
+#include "server/service/kept.h"
+
+#include <utility>
+
+namespace centroid::server {
+
+namespace {
+
+void not_kept(EventLog& events, const Link& link, Round round, const std::string& why) {
+  tell(events, log::Level::kWarn, "checkpoint.state_not_kept",
+       {{"worker", link.join.name}, {"round", round.value}, {"why", why}});
+}
+
+}  // namespace
+
+void keep_told(EventLog& events, Link& link, Round round) {
+  keep_unanswered(events, link, "it had not answered when it was to keep the next one");
+  if (link.tells_kept) link.keeping = round;
+}
+
+void keep_answered(EventLog& events, Link& link, const proto::Kept& kept) {
+  link.tells_kept = true;
+  if (kept.state == proto::KeptState::kWillTell) return;
+  if (link.keeping == kept.round) link.keeping.reset();
+  if (kept.state == proto::KeptState::kNotKept) not_kept(events, link, kept.round, kept.why);
+}
+
+void keep_unanswered(EventLog& events, Link& link, const std::string& why) {
+  if (!link.keeping) return;
+  const Round round = *std::exchange(link.keeping, std::nullopt);
+  not_kept(events, link, round, why);
+}
+
+}  // namespace centroid::server
