@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/centroid.h"
+#include "client/program_trace.h"
 #include "client/pull.h"
 #include "client/rows_client.h"
 #include "client/trainer.h"
@@ -22,6 +23,7 @@ using centroid::ErrorCode;
 using centroid::Result;
 using centroid::Status;
 using centroid::TensorId;
+namespace program_trace = centroid::client::program_trace;
 
 struct centroid_trainer {
   std::unique_ptr<centroid::client::Trainer> it;
@@ -470,5 +472,47 @@ int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count
 uint64_t centroid_rows_pushed(const centroid_rows* rows) { return rows ? rows->it->pushed() : 0; }
 uint64_t centroid_rows_lost(const centroid_rows* rows) { return rows ? rows->it->lost() : 0; }
 void centroid_rows_close(centroid_rows* rows) { delete rows; }
+
+int centroid_trace_open(const char* path, const char* process, uint64_t limit_bytes) {
+  return guarded([&]() -> Status {
+    quiet_logs();
+    CENTROID_TRY(given(path, "path"));
+    constexpr std::uint64_t kLimit = std::uint64_t{256} << 20;
+    return program_trace::open(path, text(process, "program"),
+                               limit_bytes > 0 ? limit_bytes : kLimit);
+  });
+}
+
+int centroid_trace_close(void) {
+  return guarded([]() -> Status {
+    program_trace::close();
+    return {};
+  });
+}
+
+int centroid_trace_begin(const char* name) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(name, "name"));
+    return program_trace::begin(name);
+  });
+}
+
+int centroid_trace_end(void) {
+  return guarded([] { return program_trace::end(); });
+}
+
+int centroid_trace_mark(const char* name, const char* what) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(name, "name"));
+    return program_trace::mark(name, text(what));
+  });
+}
+
+int centroid_trace_lane(const char* name) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(name, "name"));
+    return program_trace::lane(name);
+  });
+}
 
 }  // extern "C"

@@ -195,6 +195,26 @@ CENTROID_API uint64_t centroid_rows_pushed(const centroid_rows* rows);
 CENTROID_API uint64_t centroid_rows_lost(const centroid_rows* rows);
 CENTROID_API void centroid_rows_close(centroid_rows* rows);
 
+/* ---- traces: what the program and the library do when ---------------------------------------- */
+
+/* From now on spans and marks go to a file, twice a second, that chrome://tracing, Perfetto and
+ * `centroidctl trace --from` read, until centroid_trace_close or the end of the process: the
+ * library's (lanes loop and server: what waits, sends, encodes), and the program's own. The file is
+ * whole JSON after each write. One a process. process: its name in the picture, NULL: "program".
+ * limit_bytes: spans beyond it are left out; 0: 256 MiB. */
+CENTROID_API int centroid_trace_open(const char* path, const char* process, uint64_t limit_bytes);
+CENTROID_API int centroid_trace_close(void);
+/* A span of the calling thread begins, within the one that began last; and the innermost one ends.
+ * A lane in which something is called "compute" counts as a device, whose gaps are told. Names
+ * have 1 to 64 bytes; at most 255 are told apart. About 100 ns each, also without a file. */
+CENTROID_API int centroid_trace_begin(const char* name);
+CENTROID_API int centroid_trace_end(void);
+/* Something happens now. text: NULL: none; 200 bytes of it are kept. */
+CENTROID_API int centroid_trace_mark(const char* name, const char* text);
+/* The calling thread's lane (a row of the picture) from now on; else "program", "program 2", ... in
+ * the order in which threads begin. One lane is for spans of one thread at a time. */
+CENTROID_API int centroid_trace_lane(const char* name);
+
 #ifdef __cplusplus
 }
 #endif

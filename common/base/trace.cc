@@ -25,13 +25,15 @@ constexpr std::size_t kMaxLanes = 256, kMaxText = 200;
 constexpr std::chrono::milliseconds kTurn{500};  // between two samples, and two writes
 constexpr std::string_view kHead = "[", kTail = "\n]\n";
 
+enum class Kind : std::uint8_t { kStage, kPeriod, kNamed };
+
 struct Span {
   std::int64_t begin_ns = 0;  // of the steady clock
   std::uint64_t round = 0;
   std::uint32_t duration_us = 0;
   std::uint16_t lane = 0;
-  std::uint8_t what = 0;  // Stage, or Period
-  bool is_period = false;
+  std::uint8_t what = 0;  // Stage, Period, or a number of names_
+  Kind kind = Kind::kStage;
   std::int64_t end_ns() const { return begin_ns + std::int64_t{1000} * duration_us; }
 };
 struct Mark {
@@ -123,6 +125,14 @@ class Recorder {
     const std::lock_guard lock(mutex_);
     spans_.add(span);
   }
+  void add(Span span, std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    span.kind = Kind::kNamed;
+    static_assert(kMaxLanes <= 256);
+    span.what =
+        static_cast<std::uint8_t>(number_of(names_, std::string(name), std::string("others")));
+    spans_.add(span);
+  }
   void add(Mark mark) {
     const std::lock_guard lock(mutex_);
     marks_.add(std::move(mark));
@@ -193,6 +203,10 @@ class Recorder {
     return static_cast<std::uint16_t>(names.size() - 1);
   }
 
+  std::string name_of(const Span& span) const {
+    if (span.kind == Kind::kNamed) return names_[span.what];
+    return span.kind == Kind::kPeriod ? kPeriodNames[span.what] : kStageNames[span.what];
+  }
   double us_of(std::int64_t ns) const { return static_cast<double>(ns + offset_ns_) / 1000; }
   Place end() const { return {spans_.next(), marks_.next(), samples_.next()}; }
 
@@ -203,13 +217,12 @@ class Recorder {
     out.lanes = lanes_;
     out.tracks = tracks_;
     spans_.each(place.span, since, [&](const Span& span) {
-      out.spans.push_back(
-          {.begin_us = us_of(span.begin_ns),
-           .duration_us = static_cast<double>(span.duration_us),
-           .round = span.round,
-           .lane = span.lane,
-           .is_period = span.is_period,
-           .name = span.is_period ? kPeriodNames[span.what] : kStageNames[span.what]});
+      out.spans.push_back({.begin_us = us_of(span.begin_ns),
+                           .duration_us = static_cast<double>(span.duration_us),
+                           .round = span.round,
+                           .lane = span.lane,
+                           .is_period = span.kind == Kind::kPeriod,
+                           .name = name_of(span)});
     });
     marks_.each(place.mark, since, [&](const Mark& mark) {
       out.marks.push_back({us_of(mark.end_at_ns), mark.lane, mark.name, mark.text});
@@ -293,7 +306,7 @@ class Recorder {
   Newest<Span> spans_{kSpans};
   Newest<Mark> marks_{kMarks};
   Newest<Sample> samples_{kSamples};
-  std::vector<std::string> lanes_{"process"};
+  std::vector<std::string> lanes_{"process"}, names_;
   std::vector<std::pair<std::string, std::string>> tracks_;
   std::string process_ = "centroid";
   const std::int64_t offset_ns_ = unix_offset_ns();
@@ -343,8 +356,14 @@ void EventLane::period(Period period, TimePoint begin, TimePoint end, std::uint6
   Span span = span_of(begin, end, number);
   span.lane = number_;
   span.what = static_cast<std::uint8_t>(period);
-  span.is_period = true;
+  span.kind = Kind::kPeriod;
   Recorder::instance().add(span);
+}
+
+void EventLane::span(std::string_view name, TimePoint begin, TimePoint end) const {
+  Span span = span_of(begin, end, 0);
+  span.lane = number_;
+  Recorder::instance().add(span, name);
 }
 
 void EventLane::mark(std::string_view name, std::string_view text) const {

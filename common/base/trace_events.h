@@ -9,8 +9,8 @@
 #include "common/base/trace.h"
 #include "common/base/trace_capture.h"
 
-/// What a trace has beside stages (trace.h): epochs and rounds, what happened, and what the process
-/// and its GPUs took.
+/// What a trace has beside stages (trace.h): epochs and rounds, spans with names of their own, what
+/// happened, and what the process and its GPUs took.
 ///
 /// bounds  4096 marks, 16,384 samples; 255 tracks, further ones are one
 /// thread  any
@@ -26,6 +26,9 @@ class EventLane {
   explicit EventLane(std::string_view name);
   /// `number`: the round's, or the epoch's
   void period(Period period, TimePoint begin, TimePoint end, std::uint64_t number) const;
+  /// Work that is no stage of ours, as a training program names it. 255 names, further ones are
+  /// one.
+  void span(std::string_view name, TimePoint begin, TimePoint end) const;
   /// Something happens now; of `text` the first 200 bytes are kept.
   void mark(std::string_view name, std::string_view text) const;
 

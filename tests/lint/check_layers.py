@@ -65,7 +65,8 @@ MAY = {
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
     "client/pull": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
     "client/trainer": [BASE, TENSOR, ASYNC, "transport", "transport/tls", "worker/exchange", "worker/loop"],
-    "client/c_api": [BASE, TENSOR, "client/centroid", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
+    "client/program_trace": [BASE],
+    "client/c_api": [BASE, TENSOR, "client/centroid", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
     "client/centroid": [],
 }
 MAY["tests"] = list(MAY)

@@ -3,15 +3,45 @@
 import csv
 import io
 import json
+import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree
 
-from cluster import ClusterTest, main, wait_for
+from cluster import DONE, ClusterTest, main, wait_for
+
+PYTHON = pathlib.Path(__file__).resolve().parents[2] / "client" / "python"
+sys.path.insert(0, str(PYTHON))
+import centroid  # noqa: E402
+
+PROGRAM = """
+import array, sys, threading
+import centroid, centroid.trace
+centroid.trace.open(sys.argv[2], process="my program")
+w = array.array("f", [1])
+with centroid.Trainer(sys.argv[1], {"w": w}, samples=60, batch=4, name="t0", timeout=60) as trainer:
+    for share in trainer:
+        with centroid.trace.span("step"):
+            with centroid.trace.span("compute"):
+                gradient = array.array("f", [len(share)])
+            trainer.finish({"w": gradient}, loss_sum=1.0)
+    centroid.trace.mark("ended", trainer.end_reason)
+def load():
+    centroid.trace.lane("loader")
+    centroid.trace.span("load")(lambda: None)()
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+try:
+    centroid.trace.mark("", "")
+except centroid.CentroidError as error:
+    print(error.code)
+"""
 
 
 def lanes(events):
@@ -211,6 +241,38 @@ class Trace(ClusterTest):
         done = subprocess.run(program, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
         self.assertIn("no trace", done.stderr)
+
+
+class Program(ClusterTest):
+    """A training program of others: its own spans, beside the library's."""
+
+    def test_spans_and_marks_of_a_program_are_in_one_file_with_the_librarys(self):
+        library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
+        try:
+            centroid.load(library)
+        except centroid.CentroidError as error:
+            self.skipTest(f"a library with a sanitizer cannot be loaded by Python: {error.message}")
+        server = self.server("--rounds", 5, "--min-workers", 1, "--exit-when-finished")
+        file = self.folder / "program.json"
+        environment = {**os.environ, "LIBCENTROID": str(library), "PYTHONPATH": str(PYTHON)}
+        done = subprocess.run([sys.executable, "-c", PROGRAM, server.data, file], env=environment, capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "invalid_argument\n"), done.stderr)
+        self.assertEqual(server.exit_status(), DONE)
+        events = json.loads(file.read_text())  # nobody has closed it
+        found = lanes(events)
+        self.assertEqual(stages(found["loop"]), {"wait", "apply"})
+        self.assertEqual(stages(found["program"]), {"step", "compute"})
+        self.assertEqual(stages(found["loader"]), {"load"})
+        steps, computed = ([span for span in found["program"] if span["name"] == name] for name in ("step", "compute"))
+        self.assertEqual((len(steps), len(computed)), (5, 5))
+        for outer, inner in zip(steps, computed):
+            self.assertLessEqual(outer["ts"], inner["ts"])
+            self.assertLessEqual(inner["ts"] + inner["dur"], outer["ts"] + outer["dur"] + 1)
+        self.assertIn("my program", [event["args"]["name"] for event in events if event["name"] == "process_name"])
+        self.assertEqual(len([event for event in events if event["ph"] == "i" and event["name"] == "ended"]), 1)
+        summary = subprocess.run([pathlib.Path(self.programs) / "centroidctl", "--output", "json", "trace", "--from", file], capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(summary.returncode, 0, summary.stderr)
+        self.assertIn("compute", summary.stdout)
 
 
 if __name__ == "__main__":

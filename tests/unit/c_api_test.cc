@@ -1,11 +1,17 @@
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "client/centroid.h"
+#include "tests/unit/temporary_directory.h"
 
 /// The library as a C program sees it: what is wrong with arguments is an error with a text.
 namespace {
@@ -151,6 +157,68 @@ TEST_F(CApi, RowsLookAtEveryArgument) {
   refused(centroid_rows_pull(nullptr, nullptr, 0, nullptr), "rows is NULL");
   EXPECT_EQ(centroid_rows_dim(nullptr), 0u);
   centroid_rows_close(nullptr);
+}
+
+TEST(CApiTrace, LooksAtEveryArgument) {
+  const auto refused = [](int code, const std::string& text) {
+    EXPECT_EQ(code, CENTROID_INVALID_ARGUMENT);
+    EXPECT_THAT(centroid_error(), HasSubstr(text));
+  };
+  refused(centroid_trace_open(nullptr, nullptr, 0), "path is NULL");
+  refused(centroid_trace_open("/nowhere/at/all.json", nullptr, 0), "/nowhere/at/all.json");
+  refused(centroid_trace_begin(nullptr), "name is NULL");
+  refused(centroid_trace_begin(""), "1 to 64 bytes");
+  refused(centroid_trace_mark(std::string(65, 'x').c_str(), nullptr), "1 to 64 bytes");
+  refused(centroid_trace_lane(""), "1 to 64 bytes");
+  EXPECT_EQ(centroid_trace_end(), CENTROID_FAILED_PRECONDITION);
+  EXPECT_THAT(centroid_error(), HasSubstr("no span"));
+}
+
+/// Spans of a thread are within each other, those of another thread have a lane of their own.
+TEST(CApiTrace, AFileHasTheProgramsOwnSpansAndMarks) {
+  const centroid::TemporaryDirectory directory;
+  const std::string path = directory.path() / "trace.json";
+  ASSERT_EQ(centroid_trace_open(path.c_str(), "my program", 0), CENTROID_OK) << centroid_error();
+  EXPECT_EQ(centroid_trace_open(path.c_str(), nullptr, 0), CENTROID_ALREADY_EXISTS);
+  EXPECT_EQ(centroid_trace_begin("step"), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_begin("compute"), CENTROID_OK);
+  std::thread other([] {
+    EXPECT_EQ(centroid_trace_end(), CENTROID_FAILED_PRECONDITION) << "another thread's";
+    EXPECT_EQ(centroid_trace_lane("loader"), CENTROID_OK);
+    EXPECT_EQ(centroid_trace_begin("load"), CENTROID_OK);
+    EXPECT_EQ(centroid_trace_end(), CENTROID_OK);
+  });
+  other.join();
+  EXPECT_EQ(centroid_trace_mark("diverged", "loss is \"nan\""), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_end(), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_end(), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_begin("never ends"), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_close(), CENTROID_OK);
+  EXPECT_EQ(centroid_trace_close(), CENTROID_OK);
+
+  std::ifstream file(path);
+  const auto events = nlohmann::json::parse(file, nullptr, false);
+  ASSERT_TRUE(events.is_array());
+  std::map<std::uint64_t, std::string> lanes;
+  std::map<std::string, nlohmann::json> spans;
+  std::string process, text;
+  for (const auto& event : events) {
+    if (event["name"] == "thread_name") lanes[event["tid"]] = event["args"]["name"];
+    if (event["name"] == "process_name") process = event["args"]["name"];
+    if (event["ph"] == "X") spans[event["name"]] = event;
+    if (event["ph"] == "i" && event["name"] == "diverged") text = event["args"]["text"];
+  }
+  EXPECT_EQ(process, "my program");
+  EXPECT_EQ(text, "loss is \"nan\"");
+  ASSERT_EQ(spans.size(), 3u);
+  EXPECT_EQ(lanes[spans["load"]["tid"]], "loader");
+  EXPECT_EQ(spans["compute"]["tid"], spans["step"]["tid"]);
+  EXPECT_THAT(lanes[spans["step"]["tid"]], testing::StartsWith("program"));
+  const auto end = [&](const char* name) {
+    return spans[name]["ts"].get<double>() + spans[name]["dur"].get<double>();
+  };
+  EXPECT_GE(spans["compute"]["ts"].get<double>(), spans["step"]["ts"].get<double>());
+  EXPECT_LE(end("compute"), end("step") + 1);  // each is told to the microsecond
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ TEST(TraceSampling, TellsPeriodsMarksAndSamples) {
   const TimePoint end = steady_clock::now();
   const EventLane lane("what else");
   lane.period(Period::kEpoch, end - std::chrono::seconds(2), end, 3);
+  lane.span("loading", end - std::chrono::seconds(1), end);
   lane.mark("it.happened", "because \"of\" \xff " + std::string(300, 'x'));
   static std::atomic<bool> is_asked = false;  // the source outlives the test
   add_source([](const Tell& tell) {
@@ -156,9 +157,12 @@ TEST(TraceSampling, TellsPeriodsMarksAndSamples) {
   EXPECT_GT(memory.value("resident_bytes", 0.0), 1e6);
   const Json document = Json::parse(to_json(60));
   const auto spans = spans_of(document["traceEvents"], "what else");
-  ASSERT_EQ(spans.size(), 1u);
+  ASSERT_EQ(spans.size(), 2u);
   EXPECT_EQ(spans[0]["cat"], "period");
   EXPECT_EQ(spans[0]["args"], (Json{{"epoch", 3}}));
+  EXPECT_EQ(spans[1]["name"], "loading");
+  EXPECT_FALSE(spans[1].contains("cat"));
+  EXPECT_EQ(spans[1]["dur"], 1'000'000);
   std::string text;
   for (const Json& event : document["traceEvents"])
     if (event["ph"] == "i") text = event["args"]["text"];
