@@ -168,6 +168,56 @@ TEST(BatchLoader, SaysOfEachBatchWhetherDevicesHaveIt) {
   EXPECT_FALSE(loader.take(data, std::vector<std::uint64_t>{7, 3}).is_on_devices);
 }
 
+/// A list that moves on, as rounds expect it: no batch is loaded twice.
+TEST(BatchLoader, WhatIsExpectedStillIsNotLoadedAgain) {
+  const Dataset data = dense_data(403);
+  const auto order = permutation(403, 1, 1);
+  std::vector<std::span<const std::uint64_t>> batches;
+  for (std::size_t at = 0; at < 403; at += 4)
+    batches.push_back(std::span(order).subspan(at, std::min<std::size_t>(4, 403 - at)));
+  for (const std::uint64_t depth : {1, 3, 8}) {
+    NotedStage stage;
+    BatchLoader loader(depth, &stage);
+    loader.stage_at_most(1000);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      const auto from = batches.begin() + static_cast<std::ptrdiff_t>(i);
+      const auto to =
+          from + static_cast<std::ptrdiff_t>(std::min<std::size_t>(depth + 2, batches.size() - i));
+      loader.expect(data, {from, to});
+      expect_is(loader.take(data, batches[i]), data, batches[i]);
+    }
+    EXPECT_EQ(loader.hits(), batches.size());
+    EXPECT_EQ(stage.calls_, batches.size());
+  }
+}
+
+/// The list changes from any place on: a share is another, or the plan.
+TEST(BatchLoader, WhatIsExpectedNoMoreIsDropped) {
+  const Dataset data = dense_data(200);
+  const auto first = permutation(200, 1, 1), second = permutation(200, 1, 2);
+  const auto cut = [](const std::vector<std::uint64_t>& order, std::size_t at, std::size_t size) {
+    std::vector<std::span<const std::uint64_t>> batches;
+    for (; at < order.size(); at += size)
+      batches.push_back(std::span(order).subspan(at, std::min(size, order.size() - at)));
+    return batches;
+  };
+  for (std::size_t same = 0; same < 8; ++same) {
+    SCOPED_TRACE(same);
+    BatchLoader loader(5);
+    loader.expect(data, cut(first, 0, 10));
+    auto changed = cut(first, 0, 10);
+    changed.resize(same);
+    for (const auto samples : cut(second, 10 * same, 9)) changed.push_back(samples);
+    if (same > 0) {
+      expect_is(loader.take(data, changed[0]), data, changed[0]);
+      changed.erase(changed.begin());
+    }
+    loader.expect(data, changed);
+    for (const auto samples : changed) expect_is(loader.take(data, samples), data, samples);
+    EXPECT_EQ(loader.misses(), 0u);
+  }
+}
+
 TEST(BatchLoader, MayGoWhileItLoads) {
   const Dataset data = dense_data(5000);
   const auto order = permutation(5000, 1, 1);

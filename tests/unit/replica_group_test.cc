@@ -409,6 +409,21 @@ TEST(ReplicaGroup, LoadingAheadChangesNoBit) {
   }
 }
 
+TEST(ReplicaGroup, LongerBatchesAreFewerAhead) {
+  const auto ahead = [](std::uint64_t depth, std::uint64_t batch, std::uint64_t samples) {
+    return make_replica_group(*small_model(),
+                              {.devices = "cpu:0", .load_ahead = depth, .batch = batch})
+        .value()
+        ->load_ahead(samples);
+  };
+  EXPECT_EQ(ahead(8, 10, 10), 8u);
+  EXPECT_EQ(ahead(8, 10, 3), 8u);
+  EXPECT_EQ(ahead(8, 10, 20), 4u);
+  EXPECT_EQ(ahead(8, 10, 1000), 1u);
+  EXPECT_EQ(ahead(8, 0, 1000), 8u) << "the batch is not known";
+  EXPECT_EQ(ahead(0, 10, 10), 0u);
+}
+
 TEST(CheckFits, NamesWhatModelAndDataTakeAndHave) {
   const auto text = random_text(3, 1), rows = random_data(3, 1);
   const auto said = [](const Model& model, const Dataset& data) {

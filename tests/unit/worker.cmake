@@ -9,6 +9,7 @@ centroid_test(adapters_test LABEL unit SOURCES unit/adapters_test.cc
   DEPS centroid::model centroid::checkpoint ZLIB::ZLIB)
 centroid_test(replica_group_test LABEL unit SOURCES unit/replica_group_test.cc DEPS centroid::node)
 
+centroid_test(epoch_order_test LABEL unit SOURCES unit/epoch_order_test.cc DEPS centroid::loop centroid::data)
 centroid_test(local_planes_test LABEL unit SOURCES unit/local_planes_test.cc DEPS centroid::loop)
 # The transformer's CUDA kernels, on the CPU (tests/unit/codec.cmake does so with the codecs').
 if(NOT CENTROID_SANITIZE MATCHES "thread")

@@ -57,12 +57,30 @@ void BatchLoader::expect(const Dataset& data,
                          const std::vector<std::span<const std::uint64_t>>& batches) {
   if (depth_ == 0) return;
   const std::lock_guard lock(mutex_);
-  is_forgotten_ = is_loading_;
-  for (LoadedBatch& batch : ready_) put_aside(std::move(batch));
-  ready_.clear();
-  expected_.clear();
+  std::size_t kept = 0;
+  bool goes_on = data_ == &data;
+  // Cheap: should both ends be the same and not what is between, `take` sees it.
+  const auto stays = [&](std::span<const std::uint64_t> have) {
+    goes_on = goes_on && kept < batches.size() && have.size() == batches[kept].size() &&
+              (have.empty() ||
+               (have.front() == batches[kept].front() && have.back() == batches[kept].back()));
+    kept += goes_on ? 1 : 0;
+    return goes_on;
+  };
+  const auto first_other = [&](auto& queue, const auto& samples_of) {
+    auto at = queue.begin();
+    while (at != queue.end() && stays(samples_of(*at))) ++at;
+    return at;
+  };
+  const auto other = first_other(ready_, [](const auto& batch) { return std::span(batch.index); });
+  for (auto at = other; at != ready_.end(); ++at) put_aside(std::move(*at));
+  ready_.erase(other, ready_.end());
+  if (is_loading_ && !is_forgotten_) is_forgotten_ = !stays(*loading_);
+  expected_.erase(first_other(expected_, [](const auto& samples) { return std::span(samples); }),
+                  expected_.end());
   data_ = &data;
-  for (const auto& samples : batches) expected_.emplace_back(samples.begin(), samples.end());
+  for (const auto& samples : std::span(batches).subspan(kept))
+    expected_.emplace_back(samples.begin(), samples.end());
   work_.notify_one();
 }
 
@@ -118,6 +136,7 @@ void BatchLoader::run(const std::stop_token& stop) {
     expected_.pop_front();
     is_loading_ = true;
     is_forgotten_ = false;
+    loading_ = &batch.index;
     const auto staged =
         static_cast<std::uint64_t>(std::ranges::count(ready_, true, &LoadedBatch::is_on_devices));
     const bool is_to_stage = stage_ != nullptr && staged < most_staged_;
@@ -132,6 +151,7 @@ void BatchLoader::run(const std::stop_token& stop) {
     }
     lock.lock();
     is_loading_ = false;
+    loading_ = nullptr;
     if (is_loaded && !is_forgotten_) {
       ready_.push_back(std::move(batch));
       batch = LoadedBatch();

@@ -74,8 +74,9 @@ class BatchLoader {
   std::uint64_t depth() const { return depth_; }
   /// From now on so many; what is loaded stays.
   void set_depth(std::uint64_t depth);
-  /// These batches come next, in this order; what was expected before is forgotten. `data` must
-  /// outlive it, `batches` are copied. Empty ones are fine.
+  /// These batches come next, in this order. Of what was expected before stays, loaded or not, what
+  /// this list begins with; the rest is forgotten. `data` must outlive it, `batches` are copied.
+  /// Empty ones are fine.
   void expect(const Dataset& data, const std::vector<std::span<const std::uint64_t>>& batches);
   /// The batch of these samples: the loaded one when it was expected next, waiting for it where it
   /// is on the way; else loaded now, and what was expected is forgotten. Valid until the
@@ -103,8 +104,9 @@ class BatchLoader {
   std::deque<std::vector<std::uint64_t>> expected_;  // not begun
   std::deque<LoadedBatch> ready_;                    // in order
   std::vector<LoadedBatch> spare_;
-  bool is_loading_ = false, is_forgotten_ = false;  // of the batch on the way
-  std::jthread thread_;                             // last
+  bool is_loading_ = false, is_forgotten_ = false;       // of the batch on the way
+  const std::vector<std::uint64_t>* loading_ = nullptr;  // its samples
+  std::jthread thread_;                                  // last
 };
 
 }  // namespace centroid::worker

@@ -1,6 +1,7 @@
 #include "worker/loop/epoch_order.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "worker/data/data_source.h"
 
@@ -8,7 +9,9 @@ namespace centroid::worker {
 
 std::span<const std::uint64_t> EpochOrder::part(std::uint64_t samples, const Share& share) {
   if (last_ && last_->epoch == share.epoch && share.begin > last_->begin)
-    stride_ = share.begin - last_->begin;
+    before_ = std::exchange(stride_, share.begin - last_->begin);
+  else if (last_ && last_->epoch != share.epoch && before_ > 0)
+    stride_ = before_;  // the last part of an epoch is what was left
   last_ = share;
   if (share.end <= samples) {
     load(samples, share.seed, share.epoch);
@@ -27,10 +30,14 @@ std::span<const std::uint64_t> EpochOrder::part(std::uint64_t samples, const Sha
   return joined_;
 }
 
-std::vector<std::span<const std::uint64_t>> EpochOrder::next(const Share& share) const {
-  const std::uint64_t begin = share.begin + stride_;
-  if (stride_ == 0 || begin >= order_.size()) return {};
-  return {std::span(order_).subspan(begin, std::min(share.samples(), order_.size() - begin))};
+std::vector<std::span<const std::uint64_t>> EpochOrder::next(const Share& share,
+                                                             std::uint64_t most) const {
+  std::vector<std::span<const std::uint64_t>> parts;
+  if (stride_ == 0 || share.samples() == 0) return parts;
+  for (std::uint64_t at = share.begin + stride_; at < order_.size() && parts.size() < most;
+       at += stride_)
+    parts.push_back(std::span(order_).subspan(at, std::min(share.samples(), order_.size() - at)));
+  return parts;
 }
 
 void EpochOrder::load(std::uint64_t samples, std::uint64_t seed, std::uint64_t epoch) {

@@ -30,8 +30,8 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
   return {};
 }
 
-/// One round of one gradient. `next`: what the round after it may train on, to be loaded meanwhile.
-/// `parameter_norm`: to be told with this contribution; then of the next one, or -1.
+/// One round of one gradient. `next`: what the rounds after it may train on, to be loaded
+/// meanwhile. `parameter_norm`: to be told with this contribution; then of the next one, or -1.
 Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, const Share& share,
                                    std::span<const std::uint64_t> samples,
                                    const std::vector<std::span<const std::uint64_t>>& next,
@@ -98,7 +98,8 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     const auto samples = order.part(data.train.samples, share);
     auto report = share.is_local
                       ? local->round(share, data.train, samples, exchange, stats)
-                      : gradient_round(group, data.train, share, samples, order.next(share),
+                      : gradient_round(group, data.train, share, samples,
+                                       order.next(share, group.load_ahead(share.samples())),
                                        exchange, parameter_norm, stats);
     if (!report.ok()) {
       tally();

@@ -154,6 +154,11 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     loader_.expect(data, steps);
   }
   void set_load_ahead(std::uint64_t depth) override { loader_.set_depth(depth); }
+  std::uint64_t load_ahead(std::uint64_t samples) const override {
+    const std::uint64_t depth = loader_.depth();
+    if (depth == 0 || batch_ == 0 || samples <= batch_) return depth;
+    return std::max<std::uint64_t>(depth * batch_ / samples, 1);
+  }
 
   std::uint64_t staged() const override { return staged_; }
   Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,

@@ -103,6 +103,12 @@ class ReplicaGroup {
   virtual std::uint64_t staged() const { return 0; }
   /// Load so many batches ahead from now on. Between steps only.
   virtual void set_load_ahead(std::uint64_t) {}
+  /// Batches of so many samples that may be loaded ahead: fewer, where they are longer than
+  /// GroupOptions::batch.
+  virtual std::uint64_t load_ahead(std::uint64_t samples) const {
+    (void)samples;
+    return 0;
+  }
   /// Forward and backward on `samples` (indices into the data set). Blocks until all devices are
   /// done.
   virtual Result<GroupStep> step(const Dataset& data, std::span<const std::uint64_t> samples,
