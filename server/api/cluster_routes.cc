@@ -25,9 +25,9 @@ Reply get_worker(Services services, Call call) {
 }
 
 Reply get_rounds(Services services, Call call) {
-  const bool is_first = call.parameter("cursor") == nullptr;
-  const std::size_t most = is_first ? call.limit + 1 : kMaxLimit;  // one more: is there a next page
-  const auto views = co_await services.control.rounds(most);
+  CENTROID_CO_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
+  const std::size_t most = call.limit + 1;  // one more: is there a next page
+  const auto views = co_await services.control.rounds(most, cursor);
   const auto key = [](const RoundView& view) { return ListKey(view.round, view.attempt); };
   co_return list_page(call, "rounds", views, key, true);
 }

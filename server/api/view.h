@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/async/task.h"
@@ -73,6 +74,9 @@ struct RoundView {
   std::vector<std::string> late;  ///< whose contributions to earlier rounds counted in it
   Scalars scalars;                ///< that training programs have named
 };
+
+/// A round and its attempt.
+using RoundPlace = std::pair<std::uint64_t, std::uint64_t>;
 
 struct WaitView {
   std::string who, for_whom, what;
@@ -187,7 +191,10 @@ class ControlPlane {
   virtual ~ControlPlane() = default;
   virtual Task<ClusterView> cluster() = 0;
   virtual Task<std::vector<WorkerView>> workers() = 0;
-  virtual Task<std::vector<RoundView>> rounds(std::size_t limit) = 0;  ///< newest first
+  /// Newest first, at most `limit`; of those before `before`, a round and an attempt, where it is
+  /// given.
+  virtual Task<std::vector<RoundView>> rounds(std::size_t limit,
+                                              std::optional<RoundPlace> before) = 0;
   virtual Task<std::vector<WaitView>> waits() = 0;
   /// The leader first; those that stand by last.
   virtual Task<std::vector<ServerView>> servers() = 0;

@@ -85,7 +85,7 @@ class Cluster final : public ControlPlane {
   // ControlPlane; callable from any executor.
   Task<ClusterView> cluster() override;
   Task<std::vector<WorkerView>> workers() override;
-  Task<std::vector<RoundView>> rounds(std::size_t limit) override;
+  Task<std::vector<RoundView>> rounds(std::size_t limit, std::optional<RoundPlace>) override;
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<ServerView>> servers() override;
   Task<Status> drain_server(const std::string& name) override;

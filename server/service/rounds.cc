@@ -11,7 +11,9 @@ namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
-constexpr std::size_t kHistory = 256;
+/// Rounds that are kept for GET /v1/rounds: so many, or fewer where they name many workers, down to
+/// kLeastHistory. 262,144 names are about 10 MB.
+constexpr std::size_t kHistory = 4096, kLeastHistory = 256, kHistoryNames = 262144;
 
 /// Those that are not about to leave, whatever they do at the moment.
 std::uint64_t workers_here(const Roster& roster) {
@@ -453,8 +455,11 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   }
   view.late = attempt_->late;
   view.scalars = round_tally_.scalars;
+  const std::size_t names = view.contributors.size() + view.missing.size() + view.late.size();
+  const std::size_t most =
+      std::clamp(kHistoryNames / std::max<std::size_t>(1, names), kLeastHistory, kHistory);
   history_.push_front(std::move(view));
-  if (history_.size() > kHistory) history_.pop_back();
+  while (history_.size() > most) history_.pop_back();
   forget_departed();
   outgoing_.notify_all();
 }

@@ -162,10 +162,13 @@ Task<std::vector<WorkerView>> Cluster::workers() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
-  auto read = [this, limit] {
+Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<RoundPlace> before) {
+  auto read = [this, limit, before] {
     std::vector<RoundView> views;
-    if (attempt_ && !attempt_->closed) {
+    const auto is_wanted = [&](std::uint64_t round, std::uint64_t attempt) {
+      return !before || RoundPlace(round, attempt) < *before;
+    };
+    if (attempt_ && !attempt_->closed && is_wanted(attempt_->round.value, attempt_->number)) {
       RoundView open;
       open.round = attempt_->round.value;
       open.attempt = attempt_->number;
@@ -182,7 +185,7 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit) {
     }
     for (const RoundView& view : history_) {
       if (views.size() >= limit) break;
-      views.push_back(view);
+      if (is_wanted(view.round, view.attempt)) views.push_back(view);
     }
     return views;
   };

@@ -45,15 +45,18 @@ class SampleControl final : public server::ControlPlane {
     views[1].state = "dead";
     co_return views;
   }
-  Task<std::vector<server::RoundView>> rounds(std::size_t limit) override {
+  Task<std::vector<server::RoundView>> rounds(std::size_t limit,
+                                              std::optional<server::RoundPlace> before) override {
     co_await answer();
     last_limit = limit;
+    std::vector<server::RoundView> views;
     server::RoundView view;
-    view.round = 3;
     view.state = "closed";
     view.outcome = "committed";
     view.contributors.assign(1, "alpha");
-    co_return std::vector<server::RoundView>(std::min<std::size_t>(limit, 3), view);
+    for (view.round = 3; view.round > 0 && views.size() < limit; --view.round)
+      if (!before || server::RoundPlace(view.round, view.attempt) < *before) views.push_back(view);
+    co_return views;
   }
   Task<std::vector<server::WaitView>> waits() override {
     co_await answer();

@@ -55,6 +55,18 @@ TEST_F(ApiTest, ViewsArriveWithTheirValues) {
   EXPECT_EQ(Json::parse(request("GET", "/v1/rounds?limit=2").body)["rounds"].size(), 2U);
 }
 
+TEST_F(ApiTest, RoundsComeInPages) {
+  const auto first = Json::parse(request("GET", "/v1/rounds?limit=2").body);
+  ASSERT_EQ(first["rounds"].size(), 2U);
+  EXPECT_EQ(first["rounds"][1]["round"], 2);
+  EXPECT_EQ(first["next"], "/v1/rounds?cursor=2&limit=2");
+  const auto second = Json::parse(request("GET", first["next"].get<std::string>()).body);
+  EXPECT_EQ(control.last_limit, 3U) << "what is before the page is not asked for";
+  ASSERT_EQ(second["rounds"].size(), 1U);
+  EXPECT_EQ(second["rounds"][0]["round"], 1);
+  EXPECT_TRUE(second["next"].is_null());
+}
+
 TEST_F(ApiTest, ActionsReachTheControlPlane) {
   EXPECT_EQ(request("POST", "/v1/checkpoints").status, 201);
   const HttpReply drain = request("POST", "/v1/workers/7:drain");

@@ -93,6 +93,22 @@ class Rest(ClusterTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, first, server)
 
+    def test_rounds_of_a_while_ago_are_listed_page_by_page(self):
+        server, _ = self.training(workers=("w0",))
+        server.wait_round(400)
+        server.post("/v1/job:pause")
+        server.wait_cluster("a pause", lambda cluster: cluster["state"] == "paused")
+        found, path = [], "/v1/rounds?limit=150"
+        while path:
+            page = self.json(server, "GET", path)
+            self.assertLessEqual(len(page["rounds"]), 150)
+            found += [one["round"] for one in page["rounds"] if one["outcome"] == "committed"]
+            path = page["next"]
+        last = max(found)
+        self.assertGreaterEqual(last, 399)
+        self.assertEqual(found, list(range(last, max(0, last - 4096), -1))[: len(found)])
+        self.assertGreaterEqual(len(found), min(last, 4000))
+
     def test_tokens_open_the_data_plane_and_rest(self):
         server = self.server("--token", "of-the-cluster", "--api.token", OPERATOR, "--epochs", "1000000")
         made = self.json(server, "POST", "/v1/tokens", {"name": "node", "role": "worker"}, 201, token=OPERATOR)

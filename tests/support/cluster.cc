@@ -93,7 +93,8 @@ std::vector<server::WorkerView> TestServer::workers() {
 }
 
 std::vector<server::RoundView> TestServer::rounds() {
-  return asio::co_spawn(service_.context(), cluster_->rounds(1000), asio::use_future).get();
+  return asio::co_spawn(service_.context(), cluster_->rounds(1000, std::nullopt), asio::use_future)
+      .get();
 }
 
 std::size_t TestServer::present() {
