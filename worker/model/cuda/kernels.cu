@@ -22,6 +22,18 @@ unsigned row_blocks(std::uint64_t rows, const Queue& queue) {
   return blocks_for(rows * kLanes, queue.processors);
 }
 
+/// choose(layer, wide, held) as constants.
+template <class Choose>
+auto of_norm(bool layer, bool wide, bool held, const Choose& choose) {
+  const auto third = [&](auto a, auto b) {
+    return held ? choose(a, b, std::true_type()) : choose(a, b, std::false_type());
+  };
+  const auto second = [&](auto a) {
+    return wide ? third(a, std::true_type()) : third(a, std::false_type());
+  };
+  return layer ? second(std::true_type()) : second(std::false_type());
+}
+
 template <bool kBack>
 void launch_gelu(std::uint64_t n, const float* in, float* out, const Queue& queue) {
   const std::uint64_t wide = is_wide(0, in, out) ? n / 4 * 4 : 0;
@@ -84,9 +96,9 @@ Status add_norm(const Norm& norm, const Dropout& dropout, std::uint64_t rows, st
                 const Queue& queue) {
   if (rows * width == 0) return {};
   const bool wide = is_wide(width, norm.weight, norm.bias, residual, branch, x, y);
-  const auto kernel = norm.bias != nullptr
-                          ? (wide ? add_norm_kernel<true, true> : add_norm_kernel<true, false>)
-                          : (wide ? add_norm_kernel<false, true> : add_norm_kernel<false, false>);
+  const auto kernel =
+      of_norm(norm.bias != nullptr, wide, width <= kHeldColumns,
+              [](auto layer, auto four, auto held) { return &add_norm_kernel<layer, four, held>; });
   CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), norm.weight,
                   norm.bias, dropout, rows, width, residual, branch, x, y, stats);
   return launched("kernel of add_norm");
@@ -102,17 +114,18 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
   const cudaStream_t stream = stream_of(queue);
   if (rows * width > 0) {
     const bool wide = is_wide(width, norm.weight, x, dy, gradient);
-    const auto kernel =
-        norm.bias != nullptr
-            ? (wide ? norm_back_kernel<true, true> : norm_back_kernel<true, false>)
-            : (wide ? norm_back_kernel<false, true> : norm_back_kernel<false, false>);
+    const auto kernel = of_norm(
+        norm.bias != nullptr, wide, width <= kHeldColumns,
+        [](auto layer, auto four, auto held) { return &norm_back_kernel<layer, four, held>; });
     CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream, norm.weight, rows, width, x,
                     stats, dy, gradient);
   }
   if (weight_gradient == nullptr && bias_gradient == nullptr) return launched("norm_back");
   const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
   if (parts > 0) {
-    CENTROID_LAUNCH(norm_columns_kernel, blocks_for(parts * width, queue.processors), kThreads,
+    const bool wide = is_wide(width, x, dy, scratch);
+    const auto kernel = wide ? norm_columns_kernel<true> : norm_columns_kernel<false>;
+    CENTROID_LAUNCH(kernel, blocks_for(parts * width / (wide ? 4 : 1), queue.processors), kThreads,
                     stream, rows, width, x, stats, dy, scratch);
   }
   CENTROID_LAUNCH(norm_sums_kernel, blocks_for(width, queue.processors), kThreads, stream, parts,
@@ -124,8 +137,11 @@ Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t beg
                       std::uint64_t width, float scale, float* scores, float* lse,
                       const RowNumbers& at, const Queue& queue) {
   if (count * rows == 0) return {};
+  const bool held = width <= kHeldColumns;
   const auto kernel =
-      is_wide(width, scores) ? causal_softmax_kernel<true> : causal_softmax_kernel<false>;
+      is_wide(width, scores)
+          ? (held ? causal_softmax_kernel<true, true> : causal_softmax_kernel<true, false>)
+          : (held ? causal_softmax_kernel<false, true> : causal_softmax_kernel<false, false>);
   CENTROID_LAUNCH(kernel, row_blocks(count * rows, queue), kThreads, stream_of(queue), count, rows,
                   begin, width, scale, scores, lse, at);
   return launched("kernel of causal_softmax");
@@ -218,7 +234,9 @@ Status sum_rows(std::uint64_t rows, std::uint64_t width, const float* values, fl
   if (rows == 0) return zero(width, sums, queue);
   const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
   float* const into = parts > 1 ? scratch : sums;
-  CENTROID_LAUNCH(column_parts_kernel, blocks_for(parts * width, queue.processors), kThreads,
+  const bool wide = is_wide(width, values, into);
+  const auto kernel = wide ? column_parts_kernel<true> : column_parts_kernel<false>;
+  CENTROID_LAUNCH(kernel, blocks_for(parts * width / (wide ? 4 : 1), queue.processors), kThreads,
                   stream_of(queue), rows, width, values, into);
   if (parts > 1) {
     CENTROID_LAUNCH(column_sums_kernel, blocks_for(width, queue.processors), kThreads,

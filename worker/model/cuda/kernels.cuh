@@ -39,6 +39,29 @@ __device__ __forceinline__ std::uint64_t first_column() {
 template <bool kWide>
 constexpr std::uint64_t kColumnStep = std::uint64_t{kPer<kWide>} * kLanes;
 
+/// Of a row of at most so many columns (kHeld) a lane keeps its part, 32 numbers, in registers
+/// between two passes, instead of reading it again.
+constexpr std::uint64_t kHeldColumns = 1024;
+template <bool kWide, bool kHeld>
+constexpr unsigned kSteps = kHeld ? static_cast<unsigned>(kHeldColumns / kColumnStep<kWide>) : 1;
+
+/// each(column, step) for this lane's columns below `width`; step is where it keeps them, and known
+/// to the compiler.
+template <bool kWide, bool kHeld, class Each>
+__device__ __forceinline__ void for_columns(std::uint64_t width, const Each& each) {
+  if constexpr (kHeld) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (unsigned step = 0; step < kSteps<kWide, true>; ++step) {
+      const std::uint64_t j = first_column<kWide>() + step * kColumnStep<kWide>;
+      if (j < width) each(j, step);
+    }
+  } else {
+    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) each(j, 0u);
+  }
+}
+
 template <bool kWide, bool kBack>
 __global__ void __launch_bounds__(kThreads)
     gelu_kernel(std::uint64_t n, const float* in, float* out) {
@@ -113,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kLayer, bool kWide>
+template <bool kLayer, bool kWide, bool kHeld>
 __global__ void __launch_bounds__(kThreads)
     add_norm_kernel(const float* weight, const float* bias, Dropout dropout, std::uint64_t rows,
                     std::uint64_t width, const float* residual, const float* branch, float* x,
@@ -126,8 +149,10 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint64_t key = drops ? mix64(dropout.keys[r / dropout.context], dropout.site) : 0;
     const std::uint64_t first = drops ? (r % dropout.context) * ((width + 3) / 4) : 0;
     float sum = 0, squares = 0;
-    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
-      float v[kMany], more[kMany];
+    float held[kSteps<kWide, kHeld>][kMany] = {};
+    for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+      float(&v)[kMany] = held[step];
+      float more[kMany];
       load<kWide>(residual + row + j, v);
       if (branch != nullptr) {
         load<kWide>(branch + row + j, more);
@@ -143,34 +168,35 @@ __global__ void __launch_bounds__(kThreads)
         sum += v[i];
         squares += v[i] * v[i];
       }
-    }
+    });
     float mean = 0;
     if constexpr (kLayer) {
       mean = warp_sum(sum) / n;
       squares = 0;  // about the mean: the difference of two large sums would lose what counts
-      for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
-        float v[kMany];
-        load<kWide>(x + row + j, v);  // what this lane stored
+      for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+        float(&v)[kMany] = held[step];
+        if constexpr (!kHeld) load<kWide>(x + row + j, v);  // what this lane stored
         for (unsigned i = 0; i < kMany; ++i) squares += (v[i] - mean) * (v[i] - mean);
-      }
+      });
     }
     const float inverse = 1.0f / std::sqrt(warp_sum(squares) / n + kEpsilon);
     if (threadIdx.x % kLanes == 0) {
       stats[2 * r] = mean;
       stats[2 * r + 1] = inverse;
     }
-    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
-      float v[kMany], w[kMany], b[kMany] = {};
-      load<kWide>(x + row + j, v);
+    for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+      float(&v)[kMany] = held[step];
+      float w[kMany], b[kMany] = {};
+      if constexpr (!kHeld) load<kWide>(x + row + j, v);
       load<kWide>(weight + j, w);
       if constexpr (kLayer) load<kWide>(bias + j, b);
       for (unsigned i = 0; i < kMany; ++i) v[i] = (v[i] - mean) * inverse * w[i] + b[i];
       store<kWide>(y + row + j, v);
-    }
+    });
   }
 }
 
-template <bool kLayer, bool kWide>
+template <bool kLayer, bool kWide, bool kHeld>
 __global__ void __launch_bounds__(kThreads)
     norm_back_kernel(const float* weight, std::uint64_t rows, std::uint64_t width, const float* x,
                      const float* stats, const float* dy, float* gradient) {
@@ -180,47 +206,61 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint64_t row = r * width;
     const float mean = stats[2 * r], inverse = stats[2 * r + 1];
     float sum = 0, dot = 0;
-    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
+    float at[kSteps<kWide, kHeld>][kMany] = {};  // x̂
+    float of[kSteps<kWide, kHeld>][kMany] = {};  // dy * weight
+    const auto read = [&](std::uint64_t j, unsigned step) {
       float v[kMany], w[kMany], d[kMany];
       load<kWide>(x + row + j, v);
       load<kWide>(weight + j, w);
       load<kWide>(dy + row + j, d);
       for (unsigned i = 0; i < kMany; ++i) {
-        sum += d[i] * w[i];
-        dot += d[i] * w[i] * ((v[i] - mean) * inverse);
+        at[step][i] = (v[i] - mean) * inverse;
+        of[step][i] = d[i] * w[i];
       }
-    }
+    };
+    for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+      read(j, step);
+      for (unsigned i = 0; i < kMany; ++i) {
+        sum += of[step][i];
+        dot += of[step][i] * at[step][i];
+      }
+    });
     const float mean_g = kLayer ? warp_sum(sum) / n : 0.0f;
     const float mean_dot = warp_sum(dot) / n;
-    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
-      float v[kMany], w[kMany], d[kMany], g[kMany];
-      load<kWide>(x + row + j, v);
-      load<kWide>(weight + j, w);
-      load<kWide>(dy + row + j, d);
+    for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+      float g[kMany];
+      if constexpr (!kHeld) read(j, step);
       load<kWide>(gradient + row + j, g);
       for (unsigned i = 0; i < kMany; ++i)
-        g[i] += inverse * (d[i] * w[i] - mean_g - (v[i] - mean) * inverse * mean_dot);
+        g[i] += inverse * (of[step][i] - mean_g - at[step][i] * mean_dot);
       store<kWide>(gradient + row + j, g);
-    }
+    });
   }
 }
 
-/// partial[c] = sums over rows [c * kColumnRows, ...) of dy * x̂, then of dy; a thread per column.
+/// partial[c] = sums over rows [c * kColumnRows, ...) of dy * x̂, then of dy; a thread for what it
+/// reads at a time.
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     norm_columns_kernel(std::uint64_t rows, std::uint64_t width, const float* x, const float* stats,
                         const float* dy, float* partial) {
-  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
-  for (std::uint64_t t = thread_number(); t < parts * width; t += thread_count()) {
-    const std::uint64_t part = t / width, column = t % width;
+  constexpr unsigned kMany = kPer<kWide>;
+  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows, groups = width / kMany;
+  for (std::uint64_t t = thread_number(); t < parts * groups; t += thread_count()) {
+    const std::uint64_t part = t / groups, column = t % groups * kMany;
     const std::uint64_t end = (part + 1) * kColumnRows < rows ? (part + 1) * kColumnRows : rows;
-    float of_weight = 0, of_bias = 0;
+    float of_weight[kMany] = {}, of_bias[kMany] = {};
     for (std::uint64_t r = part * kColumnRows; r < end; ++r) {
-      const float d = dy[r * width + column];
-      of_weight += d * ((x[r * width + column] - stats[2 * r]) * stats[2 * r + 1]);
-      of_bias += d;
+      float v[kMany], d[kMany];
+      load<kWide>(x + r * width + column, v);
+      load<kWide>(dy + r * width + column, d);
+      for (unsigned i = 0; i < kMany; ++i) {
+        of_weight[i] += d[i] * ((v[i] - stats[2 * r]) * stats[2 * r + 1]);
+        of_bias[i] += d[i];
+      }
     }
-    partial[2 * part * width + column] = of_weight;
-    partial[(2 * part + 1) * width + column] = of_bias;
+    store<kWide>(partial + 2 * part * width + column, of_weight);
+    store<kWide>(partial + (2 * part + 1) * width + column, of_bias);
   }
 }
 __global__ void __launch_bounds__(kThreads)
@@ -264,7 +304,7 @@ __device__ __forceinline__ std::uint64_t number_of(const RowNumbers& at, std::ui
   return matrix / at.heads * at.of_sample + matrix % at.heads + row * at.of_row;
 }
 
-template <bool kWide>
+template <bool kWide, bool kHeld>
 __global__ void __launch_bounds__(kThreads)
     causal_softmax_kernel(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
                           std::uint64_t width, float scale, float* scores, float* lse,
@@ -274,20 +314,25 @@ __global__ void __launch_bounds__(kThreads)
     float* row = scores + r * width;
     const std::uint64_t seen = begin + r % rows + 1;
     Softmax of;
-    float x[kMany];
-    for (std::uint64_t j = first_column<kWide>(); j < seen; j += kColumnStep<kWide>) {
+    float held[kSteps<kWide, kHeld>][kMany] = {};
+    for_columns<kWide, kHeld>(seen, [&](std::uint64_t j, unsigned step) {
+      float(&x)[kMany] = held[step];
       load<kWide>(row + j, x);
       for (unsigned i = 0; i < kMany; ++i) x[i] *= scale;
       take(of, x, seen - j < kMany ? static_cast<unsigned>(seen - j) : kMany);
-    }
+    });
     join(of);
     const float inverse = 1.0f / of.sum;
-    for (std::uint64_t j = first_column<kWide>(); j < width; j += kColumnStep<kWide>) {
-      load<kWide>(row + j, x);
+    for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
+      float(&x)[kMany] = held[step];
+      if constexpr (!kHeld) {
+        load<kWide>(row + j, x);
+        for (unsigned i = 0; i < kMany; ++i) x[i] *= scale;
+      }
       for (unsigned i = 0; i < kMany; ++i)
-        x[i] = j + i < seen ? exp_of(x[i] * scale - of.top) * inverse : 0.0f;
+        x[i] = j + i < seen ? exp_of(x[i] - of.top) * inverse : 0.0f;
       store<kWide>(row + j, x);
-    }
+    });
     if (threadIdx.x % kLanes == 0)
       lse[number_of(at, r / rows, r % rows)] = of.top + std::log(of.sum);
   }

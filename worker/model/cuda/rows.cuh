@@ -42,16 +42,22 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// partial[c] = sums of the columns over rows [c * kColumnRows, ...), in the order of rows.
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     column_parts_kernel(std::uint64_t rows, std::uint64_t width, const float* values,
                         float* partial) {
-  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows;
-  for (std::uint64_t t = thread_number(); t < parts * width; t += thread_count()) {
-    const std::uint64_t part = t / width, column = t % width;
+  constexpr unsigned kMany = kPer<kWide>;
+  const std::uint64_t parts = (rows + kColumnRows - 1) / kColumnRows, groups = width / kMany;
+  for (std::uint64_t t = thread_number(); t < parts * groups; t += thread_count()) {
+    const std::uint64_t part = t / groups, column = t % groups * kMany;
     const std::uint64_t end = (part + 1) * kColumnRows < rows ? (part + 1) * kColumnRows : rows;
-    float sum = 0;
-    for (std::uint64_t r = part * kColumnRows; r < end; ++r) sum += values[r * width + column];
-    partial[t] = sum;
+    float sum[kMany] = {};
+    for (std::uint64_t r = part * kColumnRows; r < end; ++r) {
+      float x[kMany];
+      load<kWide>(values + r * width + column, x);
+      for (unsigned i = 0; i < kMany; ++i) sum[i] += x[i];
+    }
+    store<kWide>(partial + part * width + column, sum);
   }
 }
 
