@@ -1,11 +1,19 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/restore_mark.h"
 #include "server/service/cluster.h"
 
 /// Going back to a checkpoint while the job runs: for the workers it is as if the server had been
-/// restarted with that checkpoint as the newest.
+/// restarted with that checkpoint as the newest. With a journal a mark decides (RestoreMark).
 namespace centroid::server {
+
+namespace {
+/// Between two tries of a leader whose lease could not be renewed.
+constexpr std::chrono::milliseconds kAgain{50};
+}  // namespace
 
 Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, bool delete_newer) {
   auto ask = [](Cluster* self, Version wanted,
@@ -13,15 +21,17 @@ Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, boo
     const auto refuse = [](const std::string& why) {
       return Error(ErrorCode::kFailedPrecondition, "restore: " + why);
     };
-    if (self->config_.keeps_journal())
-      co_return refuse(
-          "the journal holds the rounds behind the checkpoint: stop the server, move the journal "
-          "and the newer checkpoints away, and start it with `resume`");
     if (self->is_beginning()) co_return self->check_lead().error();
     if (self->phase_ == Phase::kStandby)
       co_return refuse("this server is a " + self->leadership_.to_string() + ": ask the leader");
     if (self->rounds_ended_ || self->stop_requested_ || self->stop_)
       co_return refuse("the job is over: " + self->phase_reason_);
+    const bool has_others =
+        self->config_.servers > 1 || self->spread_.has_others() || !self->shards_.present().empty();
+    if (self->config_.keeps_journal() && has_others)
+      co_return refuse(
+          "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
+          "the journals and the newer checkpoints away, and start them with `resume`");
     if (self->restore_) co_return refuse("another one is under way");
     const auto mine = std::make_shared<Restore>();
     mine->version = wanted;
@@ -80,12 +90,14 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   struct Folder {
     std::optional<Result<CheckpointEntry>> found;
     std::vector<CheckpointEntry> newer;
+    bool has_journal = false;
   };
   auto look = [this, version] {
     Folder folder;
     folder.found.emplace(checkpoints_->find(version, true));
     for (const CheckpointEntry& other : checkpoints_->list(false))
       if (other.version > version) folder.newer.push_back(other);
+    folder.has_journal = !journal::segments_of(config_.journal_dir).empty();
     return std::make_shared<Folder>(std::move(folder));
   };
   const auto folder = co_await run_on(blocking(), std::move(look));
@@ -113,6 +125,13 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
                         newer.front().path.string() +
                         ", with the versions that the job will make again: say "
                         "{\"delete_newer\": true}, or take the newest");
+  const bool is_marked = config_.keeps_journal() || folder->has_journal;
+  if (is_marked && rows_.has_tables() && !newer.empty())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "the rows of the tables are in the newest checkpoint, " +
+                        newer.front().path.string() +
+                        ", and in the journal behind it: with tables and a journal a job goes "
+                        "back to the newest one only");
   RestoreView view;
   view.path = entry.path.string();
   view.version = version.value;
@@ -120,17 +139,35 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   view.from_version = store_ ? store_->version().value : 0;
   const Generation generation = roster_.generation();
   restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
+  const Raised loading(is_loading_, changed_);  // nobody joins the state that is given up
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
-  for (const CheckpointEntry& other : newer) {
-    auto remove = [this, other] { return std::make_optional(checkpoints_->remove(other)); };
-    const auto removed = co_await run_on(blocking(), std::move(remove));
-    CENTROID_CO_TRY(*removed);
-    ++view.deleted;
-    tell(events_, log::Level::kInfo, "checkpoint.deleted",
-         {{"path", other.path.string()},
-          {"version", other.version.value},
-          {"why", "newer than the one that was restored"}});
+  const auto may_write =
+      fence_ != nullptr ? [fence = fence_] { return fence->check(); } : RestoreMark::MayWrite();
+  auto remove_newer = [this, folder, may_write]() -> Status {
+    for (const CheckpointEntry& other : folder->newer) {
+      if (may_write) CENTROID_TRY(may_write());
+      CENTROID_TRY(checkpoints_->remove(other));
+    }
+    return {};
+  };
+  if (!is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(remove_newer)));
+  if (is_marked) {
+    const auto waits = journal_wait();
+    co_await journal_.drop_attempt();  // from here on nothing is written to it
   }
+  const auto mark = std::make_shared<RestoreMark>();
+  mark->run_id = run_id_;
+  mark->version = version;
+  for (const CheckpointEntry& other : newer) mark->newer.push_back(other.path.filename().string());
+  auto decide = [this, mark, may_write] {
+    for (const LogSegment& one : journal::segments_of(config_.journal_dir))
+      mark->segments.push_back({one.path.filename().string(), one.bytes});
+    return mark->write(config_.journal_dir, may_write);
+  };
+  // When it fails the job goes on with the state that it has: nothing of that has been touched.
+  if (is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(decide)));
+  restore_->is_half = true;
+  journal_.stop();  // it begins anew behind the rounds of the checkpoint
   attempt_.reset();
   staged_.clear();
   late_staged_.clear();
@@ -139,11 +176,32 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   machine_ = RoundMachine(policy_);
   decision_.reset();
   aggregator_.reset();  // before the buffers that it holds
-  restore_->is_half = true;
   replay_.reset();
+  // The state that is given up is in no checkpoint from here on, whatever happens.
+  if (is_marked) store_.reset();
+  restore_->doing = "newer checkpoints and the journal are removed";
+  while (is_marked) {
+    CENTROID_CO_TRY(co_await may_commit());
+    auto complete = [this, mark, may_write] {
+      return mark->complete(config_.journal_dir, *checkpoints_, may_write);
+    };
+    const Status completed = co_await run_on(blocking(), std::move(complete));
+    if (completed.ok()) break;
+    const bool is_held = fence_ != nullptr && completed.error().code() == ErrorCode::kUnavailable;
+    if (!is_held) co_return completed.error();
+    if (!co_await sleep_until(clock_.now() + kAgain)) co_return completed.error();
+  }
+  for (const CheckpointEntry& other : newer) {
+    ++view.deleted;
+    tell(events_, log::Level::kInfo, "checkpoint.deleted",
+         {{"path", other.path.string()},
+          {"version", other.version.value},
+          {"why", "newer than the one that was restored"}});
+  }
   restore_->doing = "the files of checkpoint " + to_string(version) + " are read";
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
   CENTROID_CO_TRY(co_await load_checkpoint(chosen));
+  fault::point("restore.loaded");
   forget_servers();  // the chunks are here, and are placed anew
   roster_.restore(std::max(generation, roster_.generation()));
   history_.clear();

@@ -2,6 +2,7 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/restore_mark.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
@@ -84,6 +85,13 @@ Task<Status> Cluster::prepare() {
   CENTROID_CO_TRY(take_operator_state());
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
+    auto complete = [this] {
+      const auto may_write =
+          fence_ != nullptr ? [fence = fence_] { return fence->check(); } : RestoreMark::MayWrite();
+      return complete_restore(config_.journal_dir, *checkpoints_, may_write);
+    };
+    CENTROID_CO_TRY(co_await may_commit());
+    CENTROID_CO_TRY(co_await run_on(blocking_, std::move(complete)));
     CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
@@ -113,6 +121,7 @@ Task<Status> Cluster::prepare() {
     run_id_ = fresh.run_id;
   }
   co_await heed_stop();
+  if (!config_.resume) CENTROID_CO_TRY(RestoreMark::remove(config_.journal_dir));  // of another job
   if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
   if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
   if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(co_await load_initial_file());

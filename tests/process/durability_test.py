@@ -107,12 +107,12 @@ class Rates(DurabilityTest):
 
 class Kill(DurabilityTest):
     def points(self):
-        """Names in the sources, but for those of several servers (servers_journal_test.py)."""
+        """Names in the sources, but for those of several servers and of restores (servers_journal_test.py, restore_test.py)."""
         found = set()
         for folder in ("common/checkpoint", "server"):
             for path in (SOURCES / folder).rglob("*.cc"):
                 found.update(re.findall(r'fault::point\("([a-z_.]+)"\)', path.read_text()))
-        elsewhere = ("rows_journal.", "rows_moves.", "servers.")  # rows_test.py, rows_moves_test.py and servers_journal_test.py reach those
+        elsewhere = ("rows_journal.", "rows_moves.", "servers.", "restore.")  # rows_test.py, rows_moves_test.py and servers_journal_test.py reach those
         return {name for name in found if not name.startswith(elsewhere)}
 
     def test_every_write_point(self):

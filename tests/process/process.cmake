@@ -5,13 +5,13 @@ set(process_environment "")
 if(CENTROID_SANITIZE)
   set(process_environment CENTROID_TEST_PATIENCE=4)
 endif()
-foreach(area IN ITEMS beginning cadence client codec ctl durability feedback fetch flood kill local_steps membership models metrics policy recovery refusals rest rest_contract ring robust rows rows_moves rows_servers servers servers_journal servers_refusals standby start stop trace tls training waits)
+foreach(area IN ITEMS beginning cadence client codec ctl durability feedback fetch flood kill local_steps membership models metrics policy recovery refusals rest rest_contract restore ring robust rows rows_moves rows_servers servers servers_journal servers_refusals standby start stop trace tls training waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
     ENVIRONMENT "${process_environment}")
 endforeach()
-set_tests_properties(process.servers_journal PROPERTIES TIMEOUT 1800)  # a job for each write point of each server
+set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
 add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
 # Python loads libcentroid.so late: what it was built with must be there before. What Python itself does not give back is not ours.

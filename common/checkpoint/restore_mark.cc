@@ -1,0 +1,169 @@
+#include "common/checkpoint/restore_mark.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/checkpoint/file.h"
+#include "common/checkpoint/journal_reader.h"
+
+namespace centroid {
+namespace {
+
+namespace fs = std::filesystem;
+
+Status may(const RestoreMark::MayWrite& may_write) { return may_write ? may_write() : Status(); }
+
+Status remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "remove " + path.string() + ": " + error.message());
+  return {};
+}
+
+}  // namespace
+
+Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write) const {
+  nlohmann::json json;
+  json["run_id"] = run_id;
+  json["version"] = version.value;
+  json["newer"] = newer;
+  json["segments"] = nlohmann::json::array();
+  for (const Segment& segment : segments)
+    json["segments"].push_back({{"name", segment.name}, {"bytes", segment.bytes}});
+  const std::string text =
+      json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  const fs::path path = journal / kFile;
+  const fs::path draft = path.string() + ".draft";
+  std::error_code ignored;
+  fs::create_directories(journal, ignored);
+  CENTROID_TRY(remove_file(draft));
+  CENTROID_ASSIGN(file::Descriptor file, file::create(draft));
+  CENTROID_TRY(file::write_all(file, draft, std::as_bytes(std::span(text))));
+  CENTROID_TRY(file::sync(file, draft));
+  CENTROID_TRY(file::close(std::move(file), draft));
+  fault::point("restore.mark_written");
+  CENTROID_TRY(may(may_write));
+  CENTROID_TRY(file::rename(draft, path));
+  // Not known to last: take it back, so that failure always means "not there".
+  if (const Status synced = file::sync_directory(journal); !synced.ok()) {
+    CENTROID_TRY(remove(journal));
+    return synced;
+  }
+  fault::point("restore.marked");
+  return {};
+}
+
+Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {
+  const fs::path path = journal / kFile;
+  std::ifstream in(path);
+  std::error_code error;
+  if (!in && !fs::exists(path, error) && !error) return std::optional<RestoreMark>();
+  std::stringstream text;
+  text << in.rdbuf();
+  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  const auto bad = [&] {
+    return Error(ErrorCode::kDataLoss,
+                 path.string() +
+                     " does not say which checkpoint a job went back to, and is altered or "
+                     "cannot be read: move it away to go on from the newest checkpoint and the "
+                     "journal");
+  };
+  if (!in || !json.is_object()) return bad();
+  RestoreMark mark;
+  try {
+    mark.run_id = json.at("run_id").get<std::string>();
+    mark.version = Version(json.at("version").get<std::uint64_t>());
+    mark.newer = json.at("newer").get<std::vector<std::string>>();
+    for (const auto& one : json.at("segments"))
+      mark.segments.push_back(
+          {one.at("name").get<std::string>(), one.at("bytes").get<std::uint64_t>()});
+  } catch (const nlohmann::json::exception&) {
+    return bad();
+  }
+  return std::make_optional(std::move(mark));
+}
+
+Status RestoreMark::remove(const fs::path& journal) {
+  const fs::path path = journal / kFile;
+  std::error_code error;
+  if (!fs::exists(path, error) && !error) return {};
+  CENTROID_TRY(remove_file(path));
+  return file::sync_directory(journal);
+}
+
+std::string RestoreMark::why_stale(const fs::path& journal,
+                                   const CheckpointDirectory& checkpoints) const {
+  for (const LogSegment& there : journal::segments_of(journal)) {
+    const std::string name = there.path.filename().string();
+    const auto known = std::ranges::find(segments, name, &Segment::name);
+    if (known == segments.end()) return "it does not name " + there.path.string();
+    if (there.bytes > known->bytes) return there.path.string() + " has grown since";
+  }
+  for (const CheckpointEntry& there : checkpoints.list(false)) {
+    const std::string name = there.path.filename().string();
+    const bool is_newer = there.version > version;
+    if (is_newer && std::ranges::find(newer, name) == newer.end())
+      return "it does not name " + there.path.string();
+  }
+  return {};
+}
+
+Status RestoreMark::complete(const fs::path& journal, const CheckpointDirectory& checkpoints,
+                             const MayWrite& may_write) const {
+  for (const CheckpointEntry& there : checkpoints.list(false)) {
+    if (!(there.version > version)) continue;
+    CENTROID_TRY(may(may_write));
+    CENTROID_TRY(checkpoints.remove(there));
+  }
+  CENTROID_TRY(file::sync_directory(checkpoints.root()));
+  auto left = journal::segments_of(journal);
+  std::ranges::reverse(left);  // what is left always fits together
+  for (const LogSegment& segment : left) {
+    CENTROID_TRY(may(may_write));
+    CENTROID_TRY(remove_file(segment.path));
+    fault::point("restore.segment_removed");
+  }
+  CENTROID_TRY(file::sync_directory(journal));
+  fault::point("restore.files_removed");
+  CENTROID_TRY(may(may_write));
+  CENTROID_TRY(remove(journal));
+  fault::point("restore.mark_removed");
+  return {};
+}
+
+Status complete_restore(const fs::path& journal, const CheckpointDirectory& checkpoints,
+                        const RestoreMark::MayWrite& may_write) {
+  CENTROID_ASSIGN(const auto mark, RestoreMark::read(journal));
+  if (!mark) return {};
+  const std::string path = (journal / RestoreMark::kFile).string();
+  if (const std::string why = mark->why_stale(journal, checkpoints); !why.empty()) {
+    log::warn("checkpoint.restore_stale",
+              {{"path", path}, {"version", mark->version.value}, {"why", why}});
+    CENTROID_TRY(may(may_write));
+    return RestoreMark::remove(journal);
+  }
+  const auto entry = checkpoints.find(mark->version, true);
+  const std::string wanted =
+      path + ": the job was going back to the checkpoint of version " + to_string(mark->version);
+  if (!entry.ok()) return Error(ErrorCode::kDataLoss, wanted + ": " + entry.error().message());
+  if (!entry->problem.empty() || entry->info.run_id != mark->run_id)
+    return Error(ErrorCode::kDataLoss,
+                 wanted + ", " + entry->path.string() + " is " +
+                     (entry->problem.empty() ? "of run '" + entry->info.run_id + "'"
+                                             : "damaged: " + entry->problem) +
+                     ". Move the file away to go on from the newest checkpoint and the journal");
+  CENTROID_TRY(mark->complete(journal, checkpoints, may_write));
+  log::warn("checkpoint.restore_completed",
+            {{"path", entry->path.string()}, {"version", mark->version.value}});
+  return {};
+}
+
+}  // namespace centroid
