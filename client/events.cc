@@ -29,7 +29,7 @@ Colour colour_of(const std::string& type) {
   if (type == "round.committed") return Colour::kFaint;
   const bool is_trouble = type == "wait.lasted" || type == "round.aborted" ||
                           type == "round.skipped" || type == "member.evicted" ||
-                          type == "checkpoint.state_not_kept";
+                          type == "checkpoint.state_not_kept" || type == "job.short_of_workers";
   return is_trouble ? Colour::kWarning : Colour::kGood;
 }
 

@@ -37,6 +37,7 @@ constexpr auto kTypes = std::to_array<std::string_view>({
     "wait.lasted",
     "audit.recorded",
     "job.begun_again",
+    "job.short_of_workers",
     "checkpoint.state_not_kept",
 });
 
