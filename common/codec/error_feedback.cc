@@ -82,15 +82,6 @@ struct Subtract {
   }
 };
 
-/// What was left out is in the device's memory alone: after an error of it nobody knows what is to
-/// be sent, and a GPU that has failed once fails until its process is a new one.
-Error device_failed(const std::string& what, const Error& error) {
-  return {ErrorCode::kInternal,
-          "error feedback on the GPU: " + what + " failed (" + error.message() +
-              "). What was left out so far is lost with it, so this worker cannot go on: it ends "
-              "with status 1, and may be started again, with nothing left to send"};
-}
-
 std::span<float> of(const Buffer& buffer, std::uint64_t n) {
   return buffer.as<float>().first(static_cast<std::size_t>(n));
 }
@@ -123,7 +114,10 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
       residual_(owns_residual_ ? plan.total_elements() * sizeof(float) : 0),
       payloads_(plan.chunks().size()),
       out_(codec_->max_bytes(plan.max_chunk_elements())) {
-  if (spec_.feedback.momentum != 0) momentum_ = Buffer(plan.total_elements() * sizeof(float));
+  const std::uint64_t bytes = plan.total_elements() * sizeof(float);
+  if (spec_.feedback.momentum != 0) momentum_ = Buffer(bytes);
+  if (owns_residual_) residual_before_ = Buffer(bytes);
+  if (momentum_) momentum_before_ = Buffer(bytes);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
   for (const Chunk& chunk : plan.chunks()) {
     const bool is_same =
@@ -137,6 +131,7 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
     ++units_.back().chunks;
     units_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
   }
+  is_kept_.resize(units_.size());
   reset();
 }
 
@@ -165,12 +160,14 @@ void ErrorFeedback::write_device() {
 
 void ErrorFeedback::reset() {
   end_begun();
+  promised_.reset();
   if (owns_residual_) {
     sums_ = of(residual_, plan_.total_elements());
     std::ranges::fill(sums_, 0.0f);
   }
   if (momentum_) std::ranges::fill(of(momentum_, plan_.total_elements()), 0.0f);
   for (Payload& payload : payloads_) payload.is_there = false;
+  drop_kept();
   is_open_ = false;
   rounds_ = 0;
   write_device();
@@ -206,7 +203,7 @@ std::pair<ChunkId, ChunkId> ErrorFeedback::unit_of(ChunkId chunk) const {
 Result<Bytes> ErrorFeedback::payload_of(ChunkId chunk, std::span<const float> added,
                                         std::uint64_t round) {
   CENTROID_CHECK(chunk.value < payloads_.size());
-  if (is_open_ && round != round_) commit();
+  if (round != round_) commit();
   round_ = round;
   const Payload& payload = payloads_[chunk.value];
   if (!payload.is_there) {
@@ -250,7 +247,8 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
   if (device_status_.ok() && begun_ != &unit) {
     end_begun();
     if (device_status_.ok()) {
-      const Status begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
+      Status begun = keep(unit);
+      if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
       if (!begun.ok()) device_status_ = device_failed("selecting of " + unit.name, begun.error());
     }
   }
@@ -273,13 +271,14 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
 
 bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
   if (!device_ || !device_status_.ok()) return true;
-  if (is_open_ && round != round_) commit();
+  if (round != round_) commit();
   round_ = round;
   if (payloads_[chunk.value].is_there) return true;
   const Unit& unit = units_[units_of_[chunk.value]];
   if (begun_ != &unit) {
     end_begun();
-    const Status begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
+    Status begun = keep(unit);
+    if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
     if (!begun.ok()) {  // `encode` will tell
       device_status_ = device_failed("selecting of " + unit.name, begun.error());
       return true;
@@ -300,6 +299,7 @@ void ErrorFeedback::end_begun() {
 
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
   if (device_) return encode_on_device(unit);
+  CENTROID_TRY(keep(unit));
   const std::span<const float> added = correct(unit, gradient);
   const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
@@ -400,6 +400,7 @@ void ErrorFeedback::keep_payload(const Chunk& chunk, std::size_t bytes, std::uin
 }
 
 void ErrorFeedback::commit() {
+  drop_kept();
   if (!is_open_) return;
   end_begun();
   for (Payload& payload : payloads_) payload.is_there = false;
@@ -430,6 +431,7 @@ void ErrorFeedback::take_back() {
       residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
   }
   if (has_sent) write_device();
+  drop_kept();
   is_open_ = false;
 }
 

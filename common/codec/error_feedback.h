@@ -39,6 +39,12 @@ class DeviceResidual {
   virtual Result<bool> done() = 0;
   /// The payload of `elements` numbers from `first` on of those that were begun; once per number.
   virtual Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) = 0;
+  /// Copy what residual and momentum are at [position, position + elements), and bring that copy
+  /// back, behind what was queued.
+  virtual Status keep(std::uint64_t position, std::uint64_t elements) = 0;
+  virtual Status undo(std::uint64_t position, std::uint64_t elements) = 0;
+  /// The copies, to the host, as with `read`. Where nothing was kept they are of no account.
+  virtual Status read_kept(std::span<float> residual, std::span<float> momentum) = 0;
   /// All of it, to and from the host. `momentum` is empty without momentum correction.
   virtual Status read(std::span<float> residual, std::span<float> momentum) = 0;
   virtual Status write(std::span<const float> residual, std::span<const float> momentum) = 0;
@@ -59,8 +65,9 @@ class DeviceResidual {
 /// +=
 ///         u + g); u = 0 where something was sent; g scaled to a norm of clip / sqrt(world) per
 ///         unit
-/// owns    one float per element, two with momentum, and a round's payloads; made with
-/// Residual::kCallers only the payloads
+/// undo    a round that never was leaves no trace: what is computed again sends the same bytes
+/// owns    two floats per element, four with momentum (of each the present one and the one before
+///         the round), and a round's payloads; made with Residual::kCallers only the payloads
 /// thread  one at a time; selection runs on `pool` when there is one
 /// source  Karimireddy et al. 2019, "Error Feedback Fixes SignSGD"; Lin et al. 2018, "Deep Gradient
 ///         Compression"
@@ -99,8 +106,20 @@ class ErrorFeedback {
 
   /// The round's payloads were added to the sum: they are forgotten.
   void commit();
-  /// They were not, and will not be: residual += sent. Momentum that was masked stays masked.
+  /// They were not, and will not be, nor are the gradients computed again: residual += sent.
+  /// Momentum that was masked stays masked.
   void take_back();
+  /// They were not, and the round is begun anew, here or by others: residual and momentum are those
+  /// before it, bit for bit.
+  void undo();
+  /// As `commit`, of payloads that may yet be lost with who holds them, until `promise_kept` or
+  /// another one. Memory as for two residuals (with momentum four) as long.
+  void commit_promised();
+  void promise_kept() { promised_.reset(); }
+  /// They are lost, and the gradients are computed again by others: bit for bit what was before
+  /// them where no round has been committed since; else what they had changed in the residual is
+  /// taken out of it. Between rounds.
+  void undo_promised();
   /// With kCallers: the round never was.
   void forget();
   /// residual += factor * left for the elements from `position` on: what others left out of what
@@ -164,8 +183,12 @@ class ErrorFeedback {
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
   Status encode_on_device(const Unit& unit);
   void end_begun();
+  Status keep(const Unit& unit);
+  void drop_kept();
+  void read_kept();
   void read_device() const;
   void write_device();
+  static Error device_failed(const std::string& what, const Error& error);
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
   Status add_all(const Unit& unit, std::span<const float> gradient, bool& has_nonfinite);
   void send_sparse(const Chunk& chunk, const Unit& unit, const TopkSelector::Selection& kept);
@@ -180,6 +203,16 @@ class ErrorFeedback {
   TopkSelector selector_;
   bool owns_residual_;
   Buffer residual_, momentum_;
+  Buffer residual_before_, momentum_before_;  // the round: of the units that are kept
+  std::vector<bool> is_kept_;                 // unit; with a device its copies are there
+  /// What was before a round that is promised, by unit; once there was another round: what was
+  /// before less what was after it.
+  struct Promised {
+    enum class What : std::uint8_t { kNothing, kBefore, kDifference };
+    Buffer residual, momentum;
+    std::vector<What> what;
+  };
+  std::unique_ptr<Promised> promised_;
   std::unique_ptr<DeviceResidual> device_;  // then residual_ and momentum_ are copies for the host
   Status device_status_;
   const Unit* begun_ = nullptr;    // on the device, and not encoded

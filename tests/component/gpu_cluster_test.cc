@@ -227,6 +227,15 @@ class FailingResidual final : public DeviceResidual {
   Result<Sent> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out) override {
     return residual_->encode(first, elements, out);
   }
+  Status keep(std::uint64_t position, std::uint64_t elements) override {
+    return residual_->keep(position, elements);
+  }
+  Status undo(std::uint64_t position, std::uint64_t elements) override {
+    return residual_->undo(position, elements);
+  }
+  Status read_kept(std::span<float> residual, std::span<float> momentum) override {
+    return residual_->read_kept(residual, momentum);
+  }
   Status read(std::span<float> residual, std::span<float> momentum) override {
     return residual_->read(residual, momentum);
   }

@@ -122,8 +122,11 @@ class Cluster {
     for (const Floats& mean : means) EXPECT_TRUE(same_bits(mean, means[0]));
   }
 
+  void round_over(RoundEnd end) {
+    for (auto& one : coded) one->round_over(end);
+  }
   void round_over(bool committed) {
-    for (auto& one : coded) one->round_over(committed);
+    round_over(committed ? RoundEnd::kCommitted : RoundEnd::kSkipped);
   }
 
   Job job;
@@ -246,6 +249,38 @@ TEST_P(Coded, ManyRoundsOfALargeModelHaveTheBitsToo) {
       for (std::size_t rank = 0; rank < by_hand.feedback().size(); ++rank)
         EXPECT_TRUE(same_bits(cluster.coded[rank]->feedback()->state().residual,
                               by_hand.feedback()[rank]->state().residual));
+    }
+  }
+}
+
+TEST_P(Coded, RoundsThatAreBegunAnewHaveTheBitsOfThoseThatNobodyDisturbed) {
+  const ChunkPlan plan = plan_of({900, 33, 400});
+  const std::vector<double> weights = {32, 8, 1, 17};
+  for (const std::string codec :
+       {"topk:0.02", "topk:0.05,values=int8,momentum=0.9", "int8:feedback=on", "sign"}) {
+    for (const bool in_nodes : {false, true}) {
+      SCOPED_TRACE(codec + (in_nodes ? " in nodes" : ""));
+      Cluster right(GetParam(), 4, plan, codec), cluster(GetParam(), 4, plan, codec);
+      for (std::uint64_t round = 1; round <= 6; ++round) {
+        std::vector<Floats> gradients;
+        for (std::uint32_t rank = 0; rank < 4; ++rank)
+          gradients.push_back(gradient_of(rank, round, cluster.elements));
+        for (std::uint64_t again = 0; again < round % 3; ++again) {
+          cluster.expect_good_run(round, weights, gradients, in_nodes);
+          cluster.round_over(RoundEnd::kUndone);
+        }
+        right.expect_good_run(round, weights, gradients, in_nodes);
+        cluster.expect_good_run(round, weights, gradients, in_nodes);
+        EXPECT_TRUE(same_bits(cluster.means[0], right.means[0]));
+        right.round_over(RoundEnd::kCommitted);
+        cluster.round_over(RoundEnd::kCommitted);
+        for (std::size_t rank = 0; rank < 4; ++rank) {
+          const auto left = cluster.coded[rank]->feedback()->state();
+          const auto wanted = right.coded[rank]->feedback()->state();
+          EXPECT_TRUE(same_bits(left.residual, wanted.residual));
+          EXPECT_TRUE(same_bits(left.momentum, wanted.momentum));
+        }
+      }
     }
   }
 }

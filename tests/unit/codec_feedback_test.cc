@@ -86,6 +86,66 @@ const std::vector<std::string> kSpecs = {
     "topk:0.97", "topk:0.001,warmup=9",   "int8:feedback=on",     "topk:1",
 };
 
+/// With momentum correction, and what is not exact, too.
+const std::vector<std::string> kMoreSpecs = {
+    "sign", "topk:0.05,momentum=0.9", "topk:0.1,momentum=0.9,masking=off,nesterov=on",
+    "topk:0.05,values=int8,momentum=0.5,clip=1,warmup=4", "topk:0.1,scope=global,momentum=0.9"};
+
+/// Rounds that break off at every chunk, begun anew, against rounds that nobody disturbs.
+void expect_undone(const std::string& spec) {
+  Feedback right(spec), f(spec);
+  std::uint64_t round = 1;
+  for (std::size_t broken = 0; broken <= f.plan.chunks().size(); ++broken, ++round) {
+    const auto g = f.gradient(round);
+    const auto residual = f.residual(), momentum = f.momentum();
+    for (std::size_t c = 0; c < broken; ++c)
+      ASSERT_TRUE(f.feedback->encode(f.plan.chunks()[c].id, g, round).ok());
+    f.feedback->undo();
+    EXPECT_FALSE(f.feedback->is_open());
+    EXPECT_TRUE(same_bits(f.residual(), residual)) << broken;
+    EXPECT_TRUE(same_bits(f.momentum(), momentum)) << broken;
+    EXPECT_EQ(f.feedback->rounds(), right.feedback->rounds());
+    EXPECT_TRUE(same_bits(f.send(g, round), right.send(g, round))) << broken;
+    EXPECT_TRUE(same_bits(f.residual(), right.residual())) << broken;
+    EXPECT_TRUE(same_bits(f.momentum(), right.momentum())) << broken;
+    f.feedback->commit();
+    right.feedback->commit();
+  }
+}
+
+/// A promise that is lost: at once, behind a round that is undone, and behind one that counts.
+void expect_promise_undone(const std::string& spec) {
+  for (const int rounds_behind : {0, 1, 2}) {
+    SCOPED_TRACE(rounds_behind);
+    Feedback f(spec);
+    f.send(f.gradient(1), 1);
+    f.feedback->commit();
+    const auto before = f.residual(), momentum = f.momentum();
+    f.send(f.gradient(2), 2);
+    f.feedback->commit_promised();
+    EXPECT_EQ(f.feedback->rounds(), 2u);
+    const auto after = f.residual();
+    if (rounds_behind > 0) f.send(f.gradient(3), 3);
+    if (rounds_behind == 1) f.feedback->undo();
+    if (rounds_behind == 2) f.feedback->commit();
+    const auto left = f.residual();
+    f.feedback->undo_promised();
+    EXPECT_EQ(f.feedback->rounds(), rounds_behind == 2 ? 2u : 1u);
+    const auto now = f.residual();
+    if (rounds_behind < 2) {
+      EXPECT_TRUE(same_bits(now, before));
+      EXPECT_TRUE(same_bits(f.momentum(), momentum));
+      continue;
+    }
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      const float right = left[i] + (before[i] - after[i]);
+      ASSERT_EQ(now[i], right) << i;
+    }
+    f.feedback->undo_promised();  // once
+    EXPECT_TRUE(same_bits(f.residual(), now));
+  }
+}
+
 class FeedbackOfCodec : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(FeedbackOfCodec, SentPlusResidualIsResidualBeforePlusGradientBitForBit) {
@@ -163,6 +223,14 @@ TEST_P(FeedbackOfCodec, WhatIsTakenBackStaysInTheResidual) {
   EXPECT_TRUE(same_bits(added(again, f.residual()), added(added(before, g), f.gradient(3))));
 }
 
+TEST_P(FeedbackOfCodec, ARoundThatIsUndoneLeavesNoTraceAndSendsTheSameBytesAgain) {
+  expect_undone(GetParam());
+}
+
+TEST_P(FeedbackOfCodec, WhatWasPromisedAndIsLostIsTakenOutAgain) {
+  expect_promise_undone(GetParam());
+}
+
 TEST_P(FeedbackOfCodec, RestoredStateGoesOnWithTheSameBits) {
   Feedback whole(GetParam()), first(GetParam()), second(GetParam());
   for (std::uint64_t round = 1; round <= 3; ++round) {
@@ -195,6 +263,37 @@ INSTANTIATE_TEST_SUITE_P(All, FeedbackOfCodec, ::testing::ValuesIn(kSpecs), [](c
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name;
 });
+
+TEST(ErrorFeedback, RoundsAreUndoneWithMomentumAndWithSignsToo) {
+  for (const std::string& spec : kMoreSpecs) {
+    SCOPED_TRACE(spec);
+    expect_undone(spec);
+    expect_promise_undone(spec);
+  }
+}
+
+TEST(ErrorFeedback, APromiseThatIsKeptIsNotUndone) {
+  Feedback f("topk:0.1");
+  f.send(f.gradient(1), 1);
+  f.feedback->commit_promised();
+  f.feedback->promise_kept();
+  const auto left = f.residual();
+  f.feedback->undo_promised();
+  EXPECT_TRUE(same_bits(f.residual(), left));
+}
+
+TEST(ErrorFeedback, AGradientThatWasRefusedIsUndone) {
+  Feedback f("topk:0.1,momentum=0.9");
+  f.send(f.gradient(1), 1);
+  f.feedback->commit();
+  const auto residual = f.residual(), momentum = f.momentum();
+  auto g = f.gradient(2);
+  g[3] = kNan;
+  EXPECT_FALSE(f.feedback->encode(ChunkId(0), g, 2).ok());
+  f.feedback->undo();
+  EXPECT_TRUE(same_bits(f.residual(), residual));
+  EXPECT_TRUE(same_bits(f.momentum(), momentum));
+}
 
 TEST(ErrorFeedback, HundredStepsSendEverythingButTheResidual) {
   Feedback f("topk:0.01");

@@ -121,6 +121,51 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnDevice,
                            return "Codec" + std::to_string(of.index);
                          });
 
+/// Rounds that are begun anew, and one that is promised and lost: the bits of the host, each time.
+TEST_P(OnDevice, UndoesRoundsAsTheHostDoes) {
+  const auto model = make_model("mlp:30-60-5,relu").value();
+  const Dataset data = random_data();
+  const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
+  Sender host(*model, GetParam(), false, plan), device(*model, GetParam(), true, plan);
+  const auto expect_same = [&] {
+    const auto left = device.feedback->state(), right = host.feedback->state();
+    EXPECT_TRUE(std::ranges::equal(left.residual, right.residual));
+    EXPECT_TRUE(std::ranges::equal(left.momentum, right.momentum));
+    EXPECT_EQ(left.rounds, right.rounds);
+  };
+  for (std::uint64_t round = 1; round <= 6; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    for (Sender* const one : {&host, &device})
+      ASSERT_TRUE(one->group->step(data, std::vector<std::uint64_t>{1, 2, round}, {}).ok());
+    const auto before = copy_of(device.feedback->state().residual);
+    for (std::size_t until = round; until-- > 0;) {  // some chunks, one begun, then none of it was
+      for (std::size_t c = 0; c < std::min(until, plan.chunks().size()); ++c)
+        ASSERT_TRUE(
+            device.feedback->encode(plan.chunks()[c].id, device.group->gradients(), round).ok());
+      if (until % 2 == 0) (void)device.feedback->prepare(plan.chunks().back().id, round);
+      device.feedback->undo();
+      EXPECT_EQ(copy_of(device.feedback->state().residual), before);
+    }
+    for (const Chunk& chunk : plan.chunks()) {
+      const auto right = host.feedback->encode(chunk.id, host.group->gradients(), round);
+      const auto got = device.feedback->encode(chunk.id, device.group->gradients(), round);
+      ASSERT_TRUE(right.ok() && got.ok());
+      EXPECT_TRUE(std::ranges::equal(*right, *got)) << to_string(chunk.id);
+    }
+    for (Sender* const one : {&host, &device}) {
+      if (round % 3 == 0)
+        one->feedback->commit_promised();
+      else
+        one->feedback->commit();
+      if (round == 4 || round == 6) one->feedback->undo_promised();  // of round 3, and at once
+    }
+    expect_same();
+    if (round == 6) {
+      EXPECT_EQ(copy_of(device.feedback->state().residual), before);
+    }
+  }
+}
+
 /// Who looks whether it is ready never waits, and gets the same bytes. A unit that was begun when
 /// its round ends is taken back as if it had been sent, and its gradient is not read afterwards.
 TEST(DeviceResidual, IsLookedAtWithoutWaiting) {

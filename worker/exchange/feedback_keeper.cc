@@ -168,6 +168,12 @@ void FeedbackKeeper::forget_after(Round round) {
     if (entry.version.value > round.value) fs::remove_all(entry.path, ignored);
 }
 
+void FeedbackKeeper::undone(Round round) {
+  wait_for_write();
+  forget_after(Round(round.value - 1));
+  after_.reset();
+}
+
 bool FeedbackKeeper::closed(Round round) {
   after_ = round;
   is_used_ = true;

@@ -64,6 +64,8 @@ class FeedbackKeeper {
   /// `tell` is still to hear of the newest save, or has just heard.
   bool is_writing() const { return writing_.valid(); }
   void save(const ErrorFeedback& feedback);
+  /// What the round had left is not in memory any more: states on disk that have it are removed.
+  void undone(Round round);
   /// A round broke off: what is in memory belongs to no round.
   void broken() { after_.reset(); }
   /// The worker goes. Writes files.

@@ -566,10 +566,12 @@ void CodedMean::list(const Chunk& chunk, std::span<const std::uint32_t> index,
   sparse_.value.insert(sparse_.value.end(), value.begin(), value.end());
 }
 
-void CodedMean::round_over(bool committed) {
+void CodedMean::round_over(RoundEnd end) {
   if (!feedback_) return;
   if (rounds_++ % kResidualRounds == 0) residual_norm_ = feedback_->residual_norm();
-  if (!committed) {
+  if (end == RoundEnd::kUndone) {
+    feedback_->undo();
+  } else if (end == RoundEnd::kSkipped) {
     feedback_->take_back();
   } else {
     feedback_->commit();
@@ -581,10 +583,10 @@ void CodedMean::round_over(bool committed) {
                             owned.factor);
         continue;
       }
-      const std::size_t end = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
-      feedback_->add_left(owned.position,
-                          std::span(left_index_).subspan(owned.first, end - owned.first),
-                          std::span(left_).subspan(owned.first, end - owned.first), owned.factor);
+      const std::size_t behind = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
+      feedback_->add_left(
+          owned.position, std::span(left_index_).subspan(owned.first, behind - owned.first),
+          std::span(left_).subspan(owned.first, behind - owned.first), owned.factor);
     }
   }
   owned_.clear();

@@ -46,6 +46,14 @@ struct SparseMean {
   void clear() { parts.clear(), index.clear(), value.clear(); }
 };
 
+/// What became of a round, for what error feedback holds of it.
+enum class RoundEnd : std::uint8_t {
+  kCommitted,
+  kPromised,  ///< it came late, and is to count in a round that is yet to be committed
+  kSkipped,   ///< given up for good: what was sent is to be sent again
+  kUndone     ///< begun anew, here or by others: it never was
+};
+
 /// What the codec did in one job. In an attempt that is repeated the payloads count again.
 struct CodedStats {
   std::uint64_t raw_bytes = 0, encoded_bytes = 0;        ///< of what we gave
@@ -99,8 +107,8 @@ class CodedMean {
   };
   /// Blocks. When it fails every rank's job of these groups ends with the cause.
   Outcome run(const PeerGroups& groups, const Job& job, JobSignals& signals);
-  /// The round of the last job: its mean was applied (`committed`), or never will be.
-  void round_over(bool committed);
+  /// Of the round of the last job.
+  void round_over(RoundEnd end);
 
   /// The mean of the last job; nullptr when all of it stands in job.mean. Until the next job.
   const SparseMean* sparse_mean() const { return lists_ ? &sparse_ : nullptr; }

@@ -95,9 +95,9 @@ void PeerReducer::abort(Error cause) {
   if (groups) groups->abort(cause);
 }
 
-void PeerReducer::round_over(bool committed) {
+void PeerReducer::round_over(RoundEnd end) {
   const std::lock_guard lock(mutex_);
-  if (!round_over_) round_over_ = committed;
+  if (!round_over_) round_over_ = end;
 }
 
 std::optional<Error> PeerReducer::aborted() const {
@@ -137,12 +137,12 @@ PeerReducer::Outcome PeerReducer::run(const Job& job) {
 
 /// What became of the round before.
 void PeerReducer::settle() {
-  std::optional<bool> committed;
+  std::optional<RoundEnd> end;
   {
     const std::lock_guard lock(mutex_);
-    committed = std::exchange(round_over_, std::nullopt);
+    end = std::exchange(round_over_, std::nullopt);
   }
-  if (coded_ && committed) coded_->round_over(*committed);
+  if (coded_ && end) coded_->round_over(*end);
 }
 
 ErrorFeedback* PeerReducer::feedback_at_rest() {

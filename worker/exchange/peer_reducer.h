@@ -79,9 +79,9 @@ class PeerReducer {
   /// The mean of the last job, where it is sparse; nullptr when the plane holds all of it. Until
   /// the next job.
   const SparseMean* sparse_mean() const { return coded_ ? coded_->sparse_mean() : nullptr; }
-  /// The round of the last job is over: its mean was applied, or never will be. Any time after the
-  /// job; for error feedback.
-  void round_over(bool committed);
+  /// The round of the last job is over. Any time after the job; for error feedback.
+  void round_over(RoundEnd end);
+  bool has_feedback() const { return coded_ && coded_->feedback() != nullptr; }
   /// What error feedback has left to send, as the last `round_over` made it; nullptr during a job,
   /// and where there is none. Until the next job.
   ErrorFeedback* feedback_at_rest();
@@ -118,7 +118,7 @@ class PeerReducer {
   std::vector<bool> ready_;
   std::optional<Error> aborted_;
   std::optional<PeerGroups> groups_;
-  std::optional<bool> round_over_;  // and committed; the next job begins with it
+  std::optional<RoundEnd> round_over_;  // the next job begins with it
   transport::TrafficCounters closed_traffic_, live_traffic_;
   bool ends_ = false;
   std::thread thread_;

@@ -67,7 +67,6 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     };
     boost::asio::post(executor_, std::move(take));
   };
-  has_begun_adding_ = true;
   const TimePoint begin = std::chrono::steady_clock::now();
   options_.peers->start(std::move(job), done);
   const auto kComputed = static_cast<std::uint16_t>(Kind::kComputed);

@@ -21,12 +21,6 @@ Status ServerLink::save_feedback() {
   return {};
 }
 
-void ServerLink::leave_feedback() {
-  settle(Round());
-  if (!keeper_) return;
-  if (const ErrorFeedback* feedback = feedback_at_rest()) keeper_->leave(*feedback);
-}
-
 /// The thread that writes tells this one, which may be over by then.
 void ServerLink::tell_of_writes() {
   const std::weak_ptr<ServerLink*> here = here_;

@@ -266,6 +266,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
   }
   joined_once_ = true;
   settle(terms_.counted);
+  settle_promised(terms_.counted);
   have_.assign(plan_.chunks().size(), false);
   held_ = Version();
   peers_.reset();
@@ -344,11 +345,14 @@ Task<Error> ServerLink::serve(Session& session) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
   session_ = nullptr;
-  // Whether a whole contribution was taken is for the server to say (JoinReply.counted).
-  if (open_ && feedback_ && sent_end_ && open_->attempt != ~std::uint32_t{0})
+  // Whether a whole contribution was taken is for the server to say (JoinReply.counted). What was
+  // not is computed again, here or by others.
+  if (open_ && undelivered_)  // it was late, and we were still sending
+    round_is_over(late_end(*undelivered_));
+  else if (open_ && has_feedback() && sent_end_ && open_->attempt != ~std::uint32_t{0})
     unsettled_ = open_->round;
   else if (open_)
-    round_is_over(false, false);
+    round_is_over(RoundEnd::kUndone);
   open_.reset();
   undelivered_.reset();
   opened_meanwhile_.reset();

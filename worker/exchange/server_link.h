@@ -61,7 +61,8 @@ class Mailbox {
 
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
 /// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
-/// server_keep.cc (what is kept with the server's checkpoints), server_route.cc (a model on several
+/// server_feedback.cc (their end, for error feedback), server_keep.cc (what is kept with the
+/// server's checkpoints), server_route.cc (a model on several
 /// servers), peer_round.cc (rounds whose gradients are added among the workers), peer_way.cc (the
 /// way to another worker).
 class ServerLink final : public transport::FrameSink {
@@ -138,8 +139,15 @@ class ServerLink final : public transport::FrameSink {
   Task<Status> send_chunk(transport::Session& session, const Chunk& chunk,
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
-  void round_is_over(bool committed, bool is_closed);
+  void round_is_over(RoundEnd end);
+  void end_feedback(RoundEnd end);
+  /// Of one that came late: it counts in another round, or in none.
+  static RoundEnd late_end(const proto::RoundClosed& closed) {
+    return closed.outcome == proto::Outcome::kCarried ? RoundEnd::kPromised : RoundEnd::kSkipped;
+  }
+  bool has_feedback() const;
   void settle(Round counted);
+  void settle_promised(Round counted);
   ErrorFeedback* feedback_at_rest();
   Status save_feedback();
   void tell_of_writes();
@@ -233,7 +241,6 @@ class ServerLink final : public transport::FrameSink {
   LoopSeconds before_;                              // of the round before
   double send_seconds_ = 0, addition_seconds_ = 0;  // since the last PushEnd
   bool sent_end_ = false, is_sending_ = false;
-  bool has_begun_adding_ = false;  // with the peers
   std::string nonfinite_tensor_;
   double squares_ = 0;                 ///< of the numbers sent in this attempt, as they are decoded
   std::optional<proto::Peers> peers_;  // of the generation that was told last
@@ -242,7 +249,8 @@ class ServerLink final : public transport::FrameSink {
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;
   std::optional<proto::RoundOpen> opened_meanwhile_;  ///< to follow `undelivered_`
-  std::optional<Round> unsettled_;  // sent whole before the connection broke; feedback_ is open
+  std::optional<Round> promised_;   // told to count, and not known to have counted
+  std::optional<Round> unsettled_;  // sent whole before the connection broke; feedback is open
   std::optional<proto::Computed> behind_;  // the round that closed without us
 
   transport::TrafficCounters closed_traffic_, live_traffic_;

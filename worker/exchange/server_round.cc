@@ -17,9 +17,6 @@ using transport::Session;
 
 namespace {
 
-/// Rounds between looks at what error feedback has left to send: each is a pass over it.
-constexpr std::uint64_t kResidualRounds = 16;
-
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
@@ -169,7 +166,7 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
     return Error(ErrorCode::kInvalidArgument, "the share [" + std::to_string(open.begin) + ", " +
                                                   std::to_string(open.end) +
                                                   ") is outside the data");
-  if (!again && open_) round_is_over(false, false);  // it was aborted and not opened again
+  if (!again && open_) round_is_over(RoundEnd::kUndone);  // it was aborted and not opened again
   open_ = open;
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
@@ -184,7 +181,6 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   }
   if (!again) {
     ++serial_;
-    has_begun_adding_ = false;
     order_.clear();
     stats_.reset();
     nonfinite_tensor_.clear();
@@ -268,7 +264,8 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
     behind_ = {open_->generation, open_->round, open_->attempt};
     open_->attempt = ~std::uint32_t{0};
   } else {
-    round_is_over(closed.outcome == proto::Outcome::kCommitted, true);
+    const bool is_committed = closed.outcome == proto::Outcome::kCommitted;
+    round_is_over(is_committed ? RoundEnd::kCommitted : RoundEnd::kSkipped);
     open_.reset();
   }
   undelivered_ = std::move(closed);
@@ -282,7 +279,7 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
 void ServerLink::deliver_closed() {
   if (!undelivered_ || is_sending_) return;
   if (proto::is_late(undelivered_->outcome)) {  // it may have come in the middle of our sending
-    round_is_over(undelivered_->outcome == proto::Outcome::kCarried, true);
+    round_is_over(late_end(*undelivered_));
     open_.reset();
   }
   if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
@@ -462,55 +459,6 @@ Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& ope
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);
   CENTROID_ASSIGN(const auto bytes, codec_->encode(values, encoded_, stream));
   return Bytes(encoded_).first(bytes);
-}
-
-/// What was sent is in the sum, or is to be sent again in a later round.
-void ServerLink::round_is_over(bool committed, bool is_closed) {
-  bool is_touched = has_begun_adding_;
-  if (options_.peers) options_.peers->round_over(committed);
-  if (feedback_) {
-    is_touched = feedback_->is_open() || !nonfinite_tensor_.empty();
-    if (committed)
-      feedback_->commit();
-    else
-      feedback_->take_back();
-    if (open_ && open_->round.value % kResidualRounds == 1) look_at_residual();
-  }
-  if (!keeper_) return;
-  if (is_closed) {
-    if (keeper_->closed(open_->round)) (void)save_feedback();
-  } else if (is_touched) {
-    keeper_->broken();
-  }
-}
-
-/// The server knows, or nobody does: what was sent before the connection broke.
-void ServerLink::settle(Round counted) {
-  if (!unsettled_) return;
-  const Round round = *std::exchange(unsettled_, std::nullopt);
-  const bool is_counted = round == counted;
-  if (is_counted)
-    feedback_->commit();
-  else
-    feedback_->take_back();
-  log::info("contribution.settled", {{"round", round.value}, {"counted", is_counted}});
-  if (!keeper_) return;
-  if (!is_counted)
-    keeper_->broken();
-  else if (keeper_->closed(round))
-    (void)save_feedback();
-}
-
-/// Error feedback between rounds; nullptr while the peers' thread has it.
-ErrorFeedback* ServerLink::feedback_at_rest() {
-  return options_.peers ? options_.peers->feedback_at_rest() : feedback_.get();
-}
-
-void ServerLink::look_at_residual() {
-  if (!feedback_) return;
-  const double norm = feedback_->residual_norm();
-  const std::lock_guard lock(traffic_mutex_);
-  codecs_.residual_norm = norm;
 }
 
 Task<Status> ServerLink::send_end(Session& session, const proto::RoundOpen& open) {

@@ -17,10 +17,13 @@ float* floats(const std::unique_ptr<DeviceMemory>& memory) {
 class CodecResidual final : public DeviceResidual {
  public:
   CodecResidual(std::unique_ptr<DeviceCodec> codec, const float* gradient,
-                std::unique_ptr<DeviceMemory> residual, std::unique_ptr<DeviceMemory> momentum)
+                std::unique_ptr<DeviceMemory> residual, std::unique_ptr<DeviceMemory> momentum,
+                std::unique_ptr<DeviceMemory> before, std::size_t bytes)
       : gradient_(gradient),
         residual_(std::move(residual)),
         momentum_(std::move(momentum)),
+        before_(std::move(before)),
+        bytes_(bytes),
         codec_(std::move(codec)) {}
 
   Status begin(std::uint64_t position, std::uint64_t elements, const std::string& name,
@@ -38,10 +41,31 @@ class CodecResidual final : public DeviceResidual {
     CENTROID_ASSIGN(const std::size_t bytes, codec_->encode(first, elements, out));
     return Sent{bytes, codec_->sent(), codec_->was_dense()};
   }
+  Status keep(std::uint64_t position, std::uint64_t elements) override {
+    const std::size_t at = position * sizeof(float), bytes = elements * sizeof(float);
+    std::byte* const momentum = before_->data() + bytes_;
+    CENTROID_TRY(codec_->stream().copy(before_->data() + at, residual_->data() + at, bytes));
+    if (!momentum_) return {};
+    return codec_->stream().copy(momentum + at, momentum_->data() + at, bytes);
+  }
+  Status undo(std::uint64_t position, std::uint64_t elements) override {
+    const std::size_t at = position * sizeof(float), bytes = elements * sizeof(float);
+    const std::byte* const momentum = before_->data() + bytes_;
+    CENTROID_TRY(codec_->stream().copy(residual_->data() + at, before_->data() + at, bytes));
+    if (!momentum_) return {};
+    return codec_->stream().copy(momentum_->data() + at, momentum + at, bytes);
+  }
   Status read(std::span<float> residual, std::span<float> momentum) override {
     const auto to = std::as_writable_bytes(residual), also = std::as_writable_bytes(momentum);
     CENTROID_TRY(codec_->stream().copy(to.data(), residual_->data(), to.size()));
     if (momentum_) CENTROID_TRY(codec_->stream().copy(also.data(), momentum_->data(), also.size()));
+    return codec_->stream().wait();
+  }
+  Status read_kept(std::span<float> residual, std::span<float> momentum) override {
+    const auto to = std::as_writable_bytes(residual), also = std::as_writable_bytes(momentum);
+    CENTROID_TRY(codec_->stream().copy(to.data(), before_->data(), to.size()));
+    if (momentum_)
+      CENTROID_TRY(codec_->stream().copy(also.data(), before_->data() + bytes_, also.size()));
     return codec_->stream().wait();
   }
   Status write(std::span<const float> residual, std::span<const float> momentum) override {
@@ -54,7 +78,9 @@ class CodecResidual final : public DeviceResidual {
  private:
   const float* gradient_;
   std::unique_ptr<DeviceMemory> residual_, momentum_;
-  std::unique_ptr<DeviceCodec> codec_;  // last: its stream uses the rest
+  std::unique_ptr<DeviceMemory> before_;  // residual, then momentum
+  const std::size_t bytes_;               // of one of them
+  std::unique_ptr<DeviceCodec> codec_;    // last: its stream uses the rest
 };
 
 }  // namespace
@@ -78,8 +104,10 @@ Result<std::unique_ptr<DeviceResidual>> make_device_residual(const std::string& 
   if (parsed.feedback.momentum != 0) {
     CENTROID_ASSIGN(momentum, device.allocate(bytes));
   }
-  return std::unique_ptr<DeviceResidual>(
-      new CodecResidual(std::move(codec), gradient, std::move(residual), std::move(momentum)));
+  CENTROID_ASSIGN(auto before, device.allocate(momentum ? 2 * bytes : bytes));
+  return std::unique_ptr<DeviceResidual>(new CodecResidual(std::move(codec), gradient,
+                                                           std::move(residual), std::move(momentum),
+                                                           std::move(before), bytes));
 }
 
 }  // namespace centroid

@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/codec/error_feedback.h"
+
+/// Rounds that never were, or may yet be lost: what residual and momentum were before them.
+namespace centroid {
+namespace {
+
+std::span<float> of(const Buffer& buffer, std::uint64_t n) {
+  return buffer.as<float>().first(static_cast<std::size_t>(n));
+}
+
+}  // namespace
+
+/// What was left out is in the device's memory alone: after an error of it nobody knows what is to
+/// be sent, and a GPU that has failed once fails until its process is a new one.
+Error ErrorFeedback::device_failed(const std::string& what, const Error& error) {
+  return {ErrorCode::kInternal,
+          "error feedback on the GPU: " + what + " failed (" + error.message() +
+              "). What was left out so far is lost with it, so this worker cannot go on: it ends "
+              "with status 1, and may be started again, with nothing left to send"};
+}
+
+/// Before the unit is changed for the first time in this round.
+Status ErrorFeedback::keep(const Unit& unit) {
+  const auto number = static_cast<std::size_t>(&unit - units_.data());
+  if (!owns_residual_ || is_kept_[number]) return {};
+  if (device_) {
+    CENTROID_TRY(device_->keep(unit.begin, unit.elements));
+  } else {
+    const std::uint64_t n = plan_.total_elements();
+    std::ranges::copy(sums_.subspan(unit.begin, unit.elements),
+                      of(residual_before_, n).subspan(unit.begin).begin());
+    if (momentum_)
+      std::ranges::copy(of(momentum_, n).subspan(unit.begin, unit.elements),
+                        of(momentum_before_, n).subspan(unit.begin).begin());
+  }
+  is_kept_[number] = true;
+  return {};
+}
+
+/// The round will not be undone. Of one that is promised, and came before it, the difference stays.
+void ErrorFeedback::drop_kept() {
+  using What = Promised::What;
+  const bool is_covered = promised_ && std::ranges::find(is_kept_, true) != is_kept_.end();
+  if (is_covered) read_kept();
+  const std::uint64_t n = plan_.total_elements();
+  for (std::size_t i = 0; is_covered && i < units_.size(); ++i) {
+    if (!is_kept_[i] || promised_->what[i] != What::kBefore) continue;
+    promised_->what[i] = What::kDifference;
+    const std::span<float> before =
+        of(promised_->residual, n).subspan(units_[i].begin, units_[i].elements);
+    const std::span<const float> after =
+        of(residual_before_, n).subspan(units_[i].begin, units_[i].elements);
+    for (std::size_t j = 0; j < before.size(); ++j) before[j] -= after[j];
+  }
+  is_kept_.assign(is_kept_.size(), false);
+}
+
+/// Copies of what is kept on the device.
+void ErrorFeedback::read_kept() {
+  if (!device_ || !device_status_.ok()) return;
+  const std::uint64_t n = plan_.total_elements();
+  const auto momentum = momentum_ ? of(momentum_before_, n) : std::span<float>();
+  const Status read = device_->read_kept(of(residual_before_, n), momentum);
+  if (!read.ok()) device_status_ = device_failed("reading what was before a round", read.error());
+}
+
+void ErrorFeedback::commit_promised() {
+  CENTROID_CHECK(owns_residual_);
+  end_begun();
+  read_kept();
+  auto promised = std::make_unique<Promised>();
+  promised->what.resize(units_.size());
+  const std::uint64_t n = plan_.total_elements();
+  promised->residual = Buffer(n * sizeof(float));
+  if (momentum_) promised->momentum = Buffer(n * sizeof(float));
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (!is_kept_[i]) continue;
+    const Unit& unit = units_[i];
+    promised->what[i] = Promised::What::kBefore;
+    std::ranges::copy(of(residual_before_, n).subspan(unit.begin, unit.elements),
+                      of(promised->residual, n).subspan(unit.begin).begin());
+    if (momentum_)
+      std::ranges::copy(of(momentum_before_, n).subspan(unit.begin, unit.elements),
+                        of(promised->momentum, n).subspan(unit.begin).begin());
+  }
+  promised_.reset();  // the one before counts
+  commit();
+  promised_ = std::move(promised);
+}
+
+void ErrorFeedback::undo_promised() {
+  CENTROID_CHECK(owns_residual_ && !is_open_);
+  drop_kept();
+  if (!promised_) return;
+  read_device();
+  const std::uint64_t n = plan_.total_elements();
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    const std::span<float> left = sums_.subspan(unit.begin, unit.elements);
+    const std::span<const float> then =
+        of(promised_->residual, n).subspan(unit.begin, unit.elements);
+    if (promised_->what[i] == Promised::What::kDifference)
+      for (std::size_t j = 0; j < left.size(); ++j)
+        if (const float sum = left[j] + then[j]; std::isfinite(sum)) left[j] = sum;
+    if (promised_->what[i] != Promised::What::kBefore) continue;
+    std::ranges::copy(then, left.begin());
+    if (momentum_)
+      std::ranges::copy(of(promised_->momentum, n).subspan(unit.begin, unit.elements),
+                        of(momentum_, n).subspan(unit.begin).begin());
+  }
+  write_device();
+  promised_.reset();
+  if (rounds_ > 0) --rounds_;
+}
+
+void ErrorFeedback::undo() {
+  CENTROID_CHECK(owns_residual_);
+  end_begun();
+  const std::uint64_t n = plan_.total_elements();
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (!is_kept_[i]) continue;
+    const Unit& unit = units_[i];
+    if (device_) {
+      const Status undone =
+          device_status_.ok() ? device_->undo(unit.begin, unit.elements) : Status();
+      if (!undone.ok()) device_status_ = device_failed("undoing of " + unit.name, undone.error());
+      continue;
+    }
+    std::ranges::copy(of(residual_before_, n).subspan(unit.begin, unit.elements),
+                      sums_.subspan(unit.begin).begin());
+    if (momentum_)
+      std::ranges::copy(of(momentum_before_, n).subspan(unit.begin, unit.elements),
+                        of(momentum_, n).subspan(unit.begin).begin());
+  }
+  for (Payload& payload : payloads_) payload.is_there = false;
+  is_kept_.assign(is_kept_.size(), false);
+  is_open_ = false;
+}
+
+}  // namespace centroid
