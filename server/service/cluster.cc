@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "server/service/kept.h"
 #include "server/service/pulls.h"
 #include "server/shard/read_manifest.h"
 

@@ -6,6 +6,7 @@
 #include "common/proto/about.h"
 #include "common/proto/standby.h"
 #include "server/service/cluster.h"
+#include "server/service/kept.h"
 #include "server/service/pulls.h"
 #include "server/shard/read_manifest.h"
 #include "transport/echo.h"

@@ -61,7 +61,10 @@ TEST(PushWindows, NobodyIsForgottenForAnother) {
 TEST(PushWindows, MoreThanThereIsRoomForMayBeBroughtBack) {
   PushWindows windows;
   std::vector<PushWindows::Entry> entries(PushWindows::kMaxClients + 10);
-  for (std::size_t i = 0; i < entries.size(); ++i) entries[i] = {.client = i + 1, .newest = 3};
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    entries[i].client = i + 1;
+    entries[i].newest = 3;
+  }
   for (auto& entry : entries) entry.applied[3] = true;
   windows.restore(entries);
   EXPECT_EQ(windows.clients(), entries.size());
