@@ -82,8 +82,9 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint n
   steps_.erase(member);
   Seat* const s = seat(member);
   const bool was_other = std::erase(others_, member) > 0;
-  if (!open_ || (!was_other && (s == nullptr || !s->present || s->done))) return {};
-  if (!was_other) s->present = false;
+  const bool was_missing = s != nullptr && s->present && !s->done;
+  if (s != nullptr) s->present = false;
+  if (!open_ || (!was_other && !was_missing)) return {};
   const bool anybody =
       !others_.empty() || std::any_of(seats_.begin(), seats_.end(), [this](const Seat& other) {
         return other.present || (other.done && !policy_.is_joint);

@@ -15,30 +15,14 @@ constexpr std::size_t kMaxText = 512;
 constexpr double kIdsPerSecond = 1'000'000;
 
 constexpr auto kTypes = std::to_array<std::string_view>({
-    "member.joined",
-    "member.left",
-    "member.lost",
-    "member.left_out",
-    "member.drain_asked",
-    "member.evicted",
-    "generation.formed",
-    "job.phase_changed",
-    "round.committed",
-    "round.skipped",
-    "round.aborted",
-    "epoch.ended",
-    "model.evaluated",
-    "checkpoint.written",
-    "checkpoint.failed",
-    "checkpoint.deleted",
-    "checkpoint.restored",
-    "config.changed",
-    "scale.hinted",
-    "wait.lasted",
-    "audit.recorded",
-    "job.begun_again",
-    "job.short_of_workers",
-    "checkpoint.state_not_kept",
+    "member.joined",      "member.left",          "member.lost",
+    "member.left_out",    "member.drain_asked",   "member.evicted",
+    "generation.formed",  "job.phase_changed",    "round.committed",
+    "round.skipped",      "round.aborted",        "epoch.ended",
+    "model.evaluated",    "checkpoint.written",   "checkpoint.failed",
+    "checkpoint.deleted", "checkpoint.restored",  "config.changed",
+    "scale.hinted",       "wait.lasted",          "audit.recorded",
+    "job.begun_again",    "job.short_of_workers", "checkpoint.state_not_kept",
 });
 
 log::Field::Value bounded(log::Field::Value value) {

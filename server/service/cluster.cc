@@ -354,6 +354,8 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
     probe_.contribution_lost();
     if (progress == Progress::kNothing && !config_.is_peer_to_peer()) aggregator_->absent(rank);
     decide(machine_.gone(id, progress));
+  } else if (attempt_) {
+    (void)machine_.gone(id, Progress::kNothing);  // what it has contributed counts, it does not
   }
   changed_.notify_all();
   outgoing_.notify_all();

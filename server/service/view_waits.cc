@@ -10,9 +10,9 @@ namespace {
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 /// Beside its outbox, which waits for the state that it is to bring.
-Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head) {
+Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, TimePoint until) {
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-  (void)co_await link->session->send(kind, head, Bytes(), TimePoint::max());
+  (void)co_await link->session->send(kind, head, Bytes(), until);
 }
 
 }  // namespace
@@ -254,7 +254,7 @@ void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
     if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
     link->wait_told = clock_.now();
     if (is_for_copy) {
-      link->tasks->spawn(send_wait(link, proto::encode(wait)));
+      link->tasks->spawn(send_wait(link, proto::encode(wait), clock_.now() + kEvery));
       continue;
     }
     link->wait = std::move(wait);

@@ -59,6 +59,15 @@ class Client final : public transport::FrameSink {
   std::optional<proto::RoundOpen> newest() { return run(look_open(this)); }
   /// Why it waits, as the server says.
   std::optional<proto::Wait> wait() { return run(wait_wait(this)); }
+  /// The first reason with this text.
+  std::optional<proto::Wait> wait_for_text(const std::string& text) {
+    for (int i = 0; i < 30; ++i) {
+      const auto told = wait();
+      if (!told || told->what.find(text) != std::string::npos) return told;
+      run(drop_wait(this));
+    }
+    return std::nullopt;
+  }
   /// After which round it was to keep its state last.
   std::optional<Round> keep() { return run(look_keep(this)); }
   /// What the server takes, as it says in its answer to a Heartbeat.
@@ -202,6 +211,10 @@ class Client final : public transport::FrameSink {
     while (!self->wait_)
       if (!co_await self->changed_.wait(deadline)) co_return std::nullopt;
     co_return self->wait_;
+  }
+  static Task<bool> drop_wait(Client* self) {
+    self->wait_.reset();
+    co_return true;
   }
   static Task<std::optional<Round>> look_keep(Client* self) { co_return self->keep_; }
   static Task<std::optional<proto::BeatReply>> wait_beat(Client* self) {

@@ -165,7 +165,7 @@ TEST(Contract, WhoIsQueuedBehindAStalledWorkerIsNotTheOneThatIsWaitedFor) {
     EXPECT_GT(wait.seconds, 0);
   }
   EXPECT_TRUE(is_named);
-  const auto told = behind.wait();
+  const auto told = behind.wait_for_text("credit");  // its own wait is younger than the round's
   ASSERT_TRUE(told);
   EXPECT_THAT(told->what, AllOf(HasSubstr("round 1 waits for w0: contribution"),
                                 HasSubstr("worker w1 waits for w0: credit")));
@@ -209,6 +209,7 @@ TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
     const std::size_t at = why.find("needs ");
     ASSERT_NE(at, std::string::npos) << why;
     config.memory_limit = std::strtoull(why.c_str() + at + 6, nullptr, 10);
+    config.memory_limit += 3 * 2 * 2 * 16 * sizeof(float);  // the contributions of three more
     refuses.stop();
     (void)refuses.join();
   }
@@ -246,7 +247,7 @@ TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
   ASSERT_TRUE(newcomer.open(server.endpoint()).ok());
   ASSERT_TRUE(newcomer.enter().ok());
   ASSERT_TRUE(next());
-  const auto told = newcomer.wait();
+  const auto told = newcomer.wait_for_text("copy of the state");
   ASSERT_TRUE(told);
   EXPECT_THAT(told->what, HasSubstr("worker w3 waits for a copy of the state: 2 of at most 2"));
   held.clear();

@@ -112,6 +112,7 @@ TEST_F(Room, ContributionsAreReckonedByFragmentCodecAndTheWorkersOfTheSettings) 
   EXPECT_EQ(need - needed([](auto&, auto& worker) { worker.codec = "bf16"; }), 2 * 2 * kPlane / 2);
   const std::uint64_t of_fragments = needed([](auto& c, auto&) {
     c.local_steps = 4;
+    c.outer = "average";  // without slots, too
     c.fragments = 2;
   });
   const std::uint64_t largest = 256 * 1024 * sizeof(float);  // one tensor is nearly all
