@@ -72,22 +72,17 @@ void ErrorFeedback::commit_promised() {
   CENTROID_CHECK(owns_residual_);
   end_begun();
   read_kept();
-  auto promised = std::make_unique<Promised>();
-  promised->what.resize(units_.size());
+  // The one before counts. Its memory is that of the next round's copies: with asp each is
+  // promised.
+  auto promised = promised_ ? std::move(promised_) : std::make_unique<Promised>();
+  promised->what.assign(units_.size(), Promised::What::kNothing);
   const std::uint64_t n = plan_.total_elements();
-  promised->residual = Buffer(n * sizeof(float));
-  if (momentum_) promised->momentum = Buffer(n * sizeof(float));
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (!is_kept_[i]) continue;
-    const Unit& unit = units_[i];
-    promised->what[i] = Promised::What::kBefore;
-    std::ranges::copy(of(residual_before_, n).subspan(unit.begin, unit.elements),
-                      of(promised->residual, n).subspan(unit.begin).begin());
-    if (momentum_)
-      std::ranges::copy(of(momentum_before_, n).subspan(unit.begin, unit.elements),
-                        of(promised->momentum, n).subspan(unit.begin).begin());
-  }
-  promised_.reset();  // the one before counts
+  if (!promised->residual) promised->residual = Buffer(n * sizeof(float));
+  if (momentum_ && !promised->momentum) promised->momentum = Buffer(n * sizeof(float));
+  std::swap(promised->residual, residual_before_);
+  if (momentum_) std::swap(promised->momentum, momentum_before_);
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    if (is_kept_[i]) promised->what[i] = Promised::What::kBefore;
   commit();
   promised_ = std::move(promised);
 }

@@ -74,7 +74,7 @@ class KnownScalars {
 };
 
 /// A worker may ask whether its contribution to one of so many last rounds counted.
-inline constexpr std::uint64_t kCountedRounds = 16;
+inline constexpr std::uint64_t kCountedRounds = 4096;
 
 /// By which the size of contributions is reckoned while no worker has said how it encodes them.
 inline constexpr const char* kUnknownCodec = "f32";

@@ -353,8 +353,10 @@ Round Cluster::counted_of(const std::string& name) const {
   if (attempt_ && !attempt_->closed)
     for (const MemberId member : machine_.contributed())
       if (name_of(member) == name) return attempt_->round;
+  Round late;
   for (const Part& part : late_staged_)  // they count in one of the next
-    if (name_of(part.counts.key.member) == name) return part.counts.key.round;
+    if (name_of(part.counts.key.member) == name) late = std::max(late, part.counts.key.round);
+  if (late != Round()) return late;
   for (const Part& part : parts_)  // of the round that is being merged
     if (name_of(part.counts.key.member) == name) return part.counts.key.round;
   const auto found = counted_.find(name);

@@ -97,7 +97,7 @@ class KeptContractTest : public KeptTest {
  protected:
   ServerConfig config() {
     ServerConfig c = config_of_own();
-    c.epochs = 1000;
+    c.epochs = 1'000'000;
     c.local_steps = 2;
     c.checkpoint_every_rounds = 1;
     return c;

@@ -45,7 +45,7 @@ class Server final : public transport::FrameSink {
                             std::vector<std::byte>(bytes.begin(), bytes.end())))
         .get();
   }
-  /// The worker has sent a message of this kind, or does so within 20 s.
+  /// The worker has sent a message of this kind, or does so within two minutes.
   bool hears(Kind kind) {
     std::unique_lock lock(mutex_);
     return heard_more_.wait_for(lock, std::chrono::seconds(120),
@@ -56,10 +56,10 @@ class Server final : public transport::FrameSink {
     const std::lock_guard lock(mutex_);
     return end_;
   }
-  /// Its answers to Keep, when there are so many, or within 20 s.
+  /// Its answers to Keep, when there are so many, or within two minutes.
   std::vector<proto::Kept> kept(std::size_t count) {
     std::unique_lock lock(mutex_);
-    heard_more_.wait_for(lock, std::chrono::seconds(20), [&] { return kept_.size() >= count; });
+    heard_more_.wait_for(lock, std::chrono::seconds(120), [&] { return kept_.size() >= count; });
     return kept_;
   }
   /// What it sent of its state.
@@ -148,7 +148,7 @@ class Server final : public transport::FrameSink {
     reply.optimizer = "sgd";
     return reply;
   }
-  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(120); }
 
   IoThread thread_{"test-server"};
   std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());

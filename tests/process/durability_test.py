@@ -182,12 +182,12 @@ class Kill(DurabilityTest):
     def test_a_round_that_is_begun_anew_sends_the_same_bits(self):
         """Killed between the contributions and the commit: what codecs had left out, and momentum, are then those before the round."""
         ways = (("topk:0.1", "sgd"), ("topk:0.05,values=int8,momentum=0.9", "sgd"), ("sign", "momentum"), ("int8:feedback=on", "adam"))
-        for codec, optimizer in ways:
+        for number, (codec, optimizer) in enumerate(ways):
             arguments = [*JOURNAL, "--optimizer", optimizer]
-            expected = self.whole(f"whole-{codec[:4]}", *arguments, worker=("--codec", codec))
+            expected = self.whole(f"whole-{number}", *arguments, worker=("--codec", codec))
             for fault in ("journal.chunk_written:11", "journal.payload_torn:32"):
                 with self.subTest(codec=codec, fault=fault):
-                    run = f"{codec[:4]}-{fault.split(':')[0]}"
+                    run = f"{number}-{fault.split(':')[0]}"
                     self.assertTrue(self.disturbed(run, expected, *arguments, fault=fault, worker=("--codec", codec)))
 
     def test_a_late_contribution_is_told_to_have_counted_for_the_round_it_was_made_for(self):

@@ -166,6 +166,7 @@ void FeedbackKeeper::forget_after(Round round) {
   fs::remove(left_file(), ignored);
   for (const CheckpointEntry& entry : directory_.list(false))
     if (entry.version.value > round.value) fs::remove_all(entry.path, ignored);
+  if (saved_ && saved_->value > round.value) saved_.reset();
 }
 
 void FeedbackKeeper::undone(Round round) {

@@ -71,6 +71,8 @@ void PeerReducer::start(Job job, std::function<void(Outcome)> done) {
   const std::lock_guard lock(mutex_);
   CENTROID_CHECK(!job_);
   job_ = std::move(job);
+  job_->before =
+      std::exchange(round_over_, std::nullopt);  // what is told from here on is of this one
   done_ = std::move(done);
   ready_.assign(plan_.manifest().size(), job_->weight == 0);
   aborted_.reset();
@@ -124,7 +126,7 @@ void PeerReducer::work() {
 }
 
 PeerReducer::Outcome PeerReducer::run(const Job& job) {
-  settle();
+  if (coded_ && job.before) coded_->round_over(*job.before);
   Outcome outcome;
   outcome.status = enter(job);
   if (outcome.status.ok() && coded_)

@@ -63,7 +63,8 @@ class PeerReducer {
     std::uint32_t fragment = 0;  ///< whose tensors it is about; the others' mean is left alone
     double weight = 0;           ///< samples; 0: take part without numbers, nothing will be ready
     std::span<const float> gradients;
-    std::span<float> mean;  ///< sum of weight times gradient over the sum of the weights
+    std::span<float> mean;           ///< sum of weight times gradient over the sum of the weights
+    std::optional<RoundEnd> before;  ///< what became of the round before; set by `start`
   };
   struct Outcome {
     Status status;

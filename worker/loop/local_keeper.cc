@@ -84,6 +84,7 @@ LocalKeeper::Found LocalKeeper::resume(Round next, State& state) {
                                  {"round", next.value},
                                  {"inner_steps", state.steps}});
   }
+  if (saved_ && saved_->value > wanted.value) saved_.reset();
   if (found == Found::kNothing)
     log::warn(is_used_ ? "local.kept" : "local.begins_at_zero",
               {{"round", next.value}, {"why", why}});
