@@ -88,9 +88,13 @@ void Cluster::announce_checkpoint() {
 Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool is_beside_rounds) {
   bool has_waited = false;
   std::shared_ptr<Snapshot> snapshot;
-  while (is_loading_) {  // the store has no values: it would look like one of rows only
-    const bool goes_on = co_await changed_.wait(TimePoint::max());
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  if (is_loading_) {  // the store has no values: it would look like one of rows only
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "state",
+                                    "the one that the job goes on with, which is being read");
+    while (is_loading_) {
+      const bool goes_on = co_await changed_.wait(TimePoint::max());
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
   }
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,

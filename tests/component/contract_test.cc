@@ -20,7 +20,7 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
   (void)written.wait_for(std::chrono::milliseconds(300));
   EXPECT_TRUE(server.wait_for_wait("round loop", "the workers leave"));
-  EXPECT_TRUE(server.wait_for_wait("checkpoint", "the one before"));
+  EXPECT_TRUE(server.wait_for_wait("state", "the one that the job goes on with"));
   held.reset();
   const auto outcome = restored.get();
   ASSERT_TRUE(outcome.ok()) << outcome.error().to_string();

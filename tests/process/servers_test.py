@@ -325,7 +325,12 @@ class Change(ServersTest):
         self.assertEqual(leader.post("/v1/servers/leader:drain")[0], 409)
         self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
         self.assert_status(b, DONE, "drained")
-        after = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
+
+        def without_b():
+            servers = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
+            return servers if "b" not in servers else None
+
+        after = wait_for(without_b, "servers without b")
         self.assertEqual(sorted(after), ["c", "leader"])
         self.assertEqual(sum(one["chunks"] for one in after.values()), leader.cluster()["chunks"])
         self.assert_exit(DONE, *workers, leader, c)
