@@ -187,7 +187,9 @@ class GpuClusterFailure : public GpuCluster {};
 /// One worker's NCCL fails in the middle: it goes, and the others train what it had.
 TEST_P(GpuClusterFailure, TheOthersTrainTheShareOfAWorkerWhoseAdditionFailed) {
   const Way way = GetParam();
-  TestServer server(config(way), transports());
+  ServerConfig c = config(way);
+  c.min_workers = 3;  // nobody trains all of it before another has joined
+  TestServer server(c, transports());
   const std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way),
                                       spec("b", "cuda:2,cuda:3", way), spec("c", "cpu:0", way)};
   Trained trained;
@@ -252,7 +254,9 @@ class FailingResidual final : public DeviceResidual {
 /// the job goes on with the others.
 TEST_F(GpuWorkers, AWorkerWhoseGpuFailsEndsAndNotTheJob) {
   const Way way{.name = "topk", .codec = "topk:0.2"};
-  TestServer server(config(way), transports());
+  ServerConfig c = config(way);
+  c.min_workers = 3;  // nobody trains all of it before another has joined
+  TestServer server(c, transports());
   std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way), spec("b", "cpu:0", way),
                                 spec("c", "cpu:0", way)};
   auto failing = std::make_shared<CustomModel>(*specs[0].custom);
