@@ -1,6 +1,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -63,7 +64,9 @@ TEST(RepeatedRuns, MemoryStaysFlat) {
       ASSERT_TRUE(outcome.status.ok());
     ASSERT_TRUE(server.join().ok());
     late = resident_mib();  // with the server that has ended, each time
-    in_use = in_use_mib();
+    // The most of ten runs: a block of 1 MiB is there after most of them, not after all.
+    if (run == kRuns - 9) in_use = 0;
+    in_use = std::max(in_use, in_use_mib());
     if (run == kFirst) early = late, early_in_use = in_use;
   }
   std::printf("after %d runs %.1f MiB resident, %.3f MiB in use; after %d runs %.1f and %.3f\n",
