@@ -302,9 +302,9 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   check_version(report, *version);
   const auto cluster = get_json(session, "/v1/cluster"),
              workers = get_list(session, "/v1/workers", "workers"),
-             waits = get_json(session, "/v1/waits"),
+             waits = get_list(session, "/v1/waits", "waits"),
              checkpoints = get_list(session, "/v1/checkpoints", "checkpoints"),
-             servers = get_json(session, "/v1/servers");
+             servers = get_list(session, "/v1/servers", "servers");
   for (const auto* answer : {&cluster, &workers, &waits, &checkpoints, &servers})
     if (!answer->ok()) {
       report.add(Verdict::kBad, "REST", answer->error().message(), "see the server's log");
@@ -320,20 +320,20 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
     check_data_port(report, session, "data port", *where, model_bytes, *access, is_tls_missing);
   else
     report.add(Verdict::kWarning, "data port", where.error().message());
-  check_servers(report, session, (*servers)["servers"], *access, is_tls_missing);
+  check_servers(report, session, *servers, *access, is_tls_missing);
   const std::string theirs = text_of(*version, "version");
   check_programs(report, *workers, "worker", theirs);
-  check_programs(report, (*servers)["servers"], "server", theirs);
+  check_programs(report, *servers, "server", theirs);
   check_certificates(report, *workers, "worker");
-  check_certificates(report, (*servers)["servers"], "server");
-  check_disks(report, (*servers)["servers"]);
+  check_certificates(report, *servers, "server");
+  check_disks(report, *servers);
   check_host(report, session, *checkpoints);
   if (!leaves_members) {
     check_members(report, session, *workers);
     check_ways(report, session, *cluster, *workers);
   }
   check_job(report, *cluster);
-  check_waits(report, (*waits)["waits"]);
+  check_waits(report, *waits);
   check_workers(report, *workers);
   check_speed(report, *workers);
   check_scale(report, session, *workers);

@@ -32,9 +32,9 @@ struct Wanted {
 };
 
 Result<std::vector<Wanted>> files_of(const Session& session, const std::string& url) {
-  CENTROID_ASSIGN(const Json answer, get_json(session, url));
+  CENTROID_ASSIGN(const Json listed, get_list(session, url, "files"));
   std::vector<Wanted> files;
-  for (const Json& one : answer.value("files", Json::array())) {
+  for (const Json& one : listed) {
     Wanted file;
     file.name = text_of(one, "name");
     file.bytes = one.value("bytes", std::uint64_t{0});

@@ -139,12 +139,12 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
 Result<std::string> status_once(const Session& session) {
   CENTROID_ASSIGN(const Json cluster, get_json(session, "/v1/cluster"));
   CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
-  CENTROID_ASSIGN(const Json waits, get_json(session, "/v1/waits"));
-  if (!session.style.is_json) return status_text(session.style, cluster, workers, waits["waits"]);
+  CENTROID_ASSIGN(const Json waits, get_list(session, "/v1/waits", "waits"));
+  if (!session.style.is_json) return status_text(session.style, cluster, workers, waits);
   Json all;
   all["cluster"] = cluster;
   all["workers"] = workers;
-  all["waits"] = waits["waits"];
+  all["waits"] = waits;
   return all.dump() + "\n";
 }
 
@@ -276,8 +276,8 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       app.add_subcommand("servers", "The servers that the model lies on, and what is on each.");
   servers->callback([=, &status] {
     if (!servers->get_subcommands().empty()) return;
-    status = show(*session, "/v1/servers",
-                  [](const Json& answer) { return servers_table(answer["servers"]); });
+    status = show_list(*session, "/v1/servers", "servers",
+                       [](const Json& answer) { return servers_table(answer["servers"]); });
   });
 
   CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");
@@ -292,8 +292,8 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const waits =
       app.add_subcommand("waits", "Who waits for whom, for what, and how long.");
   waits->callback([=, &status] {
-    status = show(*session, "/v1/waits",
-                  [](const Json& answer) { return waits_table(answer["waits"]); });
+    status = show_list(*session, "/v1/waits", "waits",
+                       [](const Json& answer) { return waits_table(answer["waits"]); });
   });
 
   CLI::App* const tables =

@@ -27,6 +27,7 @@
 #include "common/base/version.h"
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
+#include "server/folder_claim.h"
 #include "server/service/cluster.h"
 #include "server/shard/read_manifest.h"
 #include "server/shard/shard.h"
@@ -220,6 +221,18 @@ struct Ending {
   bool goes_on = false;     ///< a signal ended it before the job was over
 };
 
+/// Of a server without etcd: nobody else writes where it does.
+Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
+  CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
+  CENTROID_TRY(claim.take(config.run_dir));
+  CENTROID_TRY(claim.take(config.checkpoint_dir));
+  // One of before is replayed, and removed, also by who keeps none.
+  std::error_code ignored;
+  const bool has_journal =
+      config.keeps_journal() || std::filesystem::exists(config.journal_dir, ignored);
+  return has_journal ? claim.take(config.journal_dir) : Status();
+}
+
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
@@ -233,6 +246,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     return Error(ErrorCode::kInvalidArgument,
                  "run_dir " + config.run_dir + ": " + failed.message());
 
+  FolderClaim claim;  // outlives everything that writes
   const SystemClock clock;
   metrics::Registry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
@@ -257,7 +271,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   if (config.has_election())
     cluster.stand_by(fence);
   else
-    CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
+    CENTROID_TRY(claim_folders(config, claim));
   ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
   static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
@@ -411,6 +425,12 @@ Status run_shard(const ServerConfig& config) {
   options.join_timeout = config.join_timeout;
   options.stall_timeout = config.stall_timeout;
   options.drain_timeout = config.drain_timeout;
+  // Its folder cannot be created: so it can have no journal, and says so where its leader wants
+  // one.
+  FolderClaim claim;
+  if (const Status taken = claim.take(options.journal_dir);
+      !taken.ok() && taken.error().code() == ErrorCode::kUnavailable)
+    return taken;
   Shard shard(service.executor(), *transport, options, clock, registry);
   CENTROID_ASSIGN(const auto metrics, listen_for_metrics(config, registry, shard, service));
   if (!config.endpoints_file.empty())

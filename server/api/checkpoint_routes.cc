@@ -59,12 +59,8 @@ Reply delete_checkpoint(Services services, Call call) {
 
 Reply get_checkpoint_files(Services services, Call call) {
   CENTROID_CO_ASSIGN(const auto files, co_await services.control.checkpoint_files(call.id()));
-  Json list = Json::array();
-  for (const CheckpointFileView& file : files) list.push_back(to_json_object(file));
-  Json out;
-  out["files"] = std::move(list);
-  out["next"] = nullptr;
-  co_return json_response(out);
+  const auto to_json = [](const CheckpointFileView& view) { return to_json_object(view); };
+  co_return list_page(call, "files", files, position_in(files), false, to_json);
 }
 
 Reply get_checkpoint_file(Services services, Call call) {

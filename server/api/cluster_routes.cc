@@ -32,24 +32,14 @@ Reply get_rounds(Services services, Call call) {
   co_return list_page(call, "rounds", views, key, true);
 }
 
-Reply get_waits(Services services, Call) {
+Reply get_waits(Services services, Call call) {
   const auto views = co_await services.control.waits();
-  Json list = Json::array();
-  for (const WaitView& view : views) list.push_back(to_json_object(view));
-  Json out;
-  out["waits"] = std::move(list);
-  out["next"] = nullptr;  // a picture of one moment: it comes whole
-  co_return json_response(out);
+  co_return list_page(call, "waits", views, position_in(views));
 }
 
-Reply get_servers(Services services, Call) {
+Reply get_servers(Services services, Call call) {
   const auto views = co_await services.control.servers();
-  Json list = Json::array();
-  for (const ServerView& view : views) list.push_back(to_json_object(view));
-  Json out;
-  out["servers"] = std::move(list);
-  out["next"] = nullptr;  // there are few
-  co_return json_response(out);
+  co_return list_page(call, "servers", views, position_in(views));
 }
 
 Reply post_drain_server(Services services, Call call) {

@@ -51,6 +51,14 @@ Result<std::optional<ListKey>> cursor_of(const Call& call);
 /// The same path with ?limit= and the other parameters, from behind `key` on.
 std::string next_link(const Call& call, const std::string& cursor);
 
+/// The keys of a list whose items have no numbers: their positions, from 1.
+template <class View>
+auto position_in(const std::vector<View>& views) {
+  return [first = views.data()](const View& view) {
+    return ListKey(static_cast<std::uint64_t>(&view - first) + 1, 0);
+  };
+}
+
 /// One page of a list: {name: [...], "next": link or null}. `views` are in the list's order, which
 /// goes by `key`, upwards or downwards.
 struct ViewToJson {

@@ -11,7 +11,9 @@ namespace centroid::server {
 
 Result<std::optional<FileLock>> FileLock::try_take(const std::string& path) {
   const auto failure = [&path](const char* doing) {
-    return Error(ErrorCode::kFailedPrecondition, path + ": " + doing + ": " + std::strerror(errno));
+    const auto code =
+        errno == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kFailedPrecondition;
+    return Error(code, path + ": " + doing + ": " + std::strerror(errno));
   };
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return failure("cannot be written");
@@ -20,6 +22,8 @@ Result<std::optional<FileLock>> FileLock::try_take(const std::string& path) {
   while ((locked = ::flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR) continue;
   if (locked == 0) return std::optional<FileLock>(std::move(lock));
   // Without a lock what another server does could be undone.
+  if (errno == ENOTSUP || errno == ENOSYS || errno == ENOLCK)
+    return Error(ErrorCode::kUnimplemented, path + ": this file system has no locks");
   if (errno != EWOULDBLOCK) return failure("cannot be locked");
   return std::optional<FileLock>();
 }

@@ -13,7 +13,8 @@ namespace centroid::server {
 class FileLock {
  public:
   /// None: another one has it now. Waits for nobody. fails failed_precondition: the file cannot be
-  /// written or locked
+  /// written or locked; resource_exhausted: no space for it; unimplemented: nothing can be locked
+  /// in this file system
   static Result<std::optional<FileLock>> try_take(const std::string& path);
   FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FileLock& operator=(FileLock&&) = delete;

@@ -52,7 +52,7 @@ MAY = {
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "transport/tls", "transport/http", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
-    + ["server/events", "server/config", "server/election", "server/shard", "server/api/view"],
+    + ["server/events", "server/config", "server/election", "server/shard", "server/tokens", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, OPTIM, "worker/data", "worker/model"],

@@ -9,10 +9,11 @@ import struct
 import subprocess
 import urllib.request
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
 
 WIDE = "mlp:64-512-512-10"
 NO_SPACE = "No space left on device"
+LOCK = "server.lock"
 
 
 def model_bytes(checkpoint):
@@ -94,7 +95,45 @@ class Crash(RecoveryTest):
         (leftover / "model.safetensors").write_bytes(b"half")
         again = self.server("--resume", name="again")
         again.wait_event("checkpoint.leftover_removed", path=leftover)
-        self.assertEqual([path for path in folder.iterdir() if not path.name.startswith("checkpoint-")], [])
+        self.assertEqual({path.name for path in folder.iterdir() if not path.name.startswith("checkpoint-")}, {LOCK})
+
+
+class SecondServer(RecoveryTest):
+    """Without etcd nothing tells a stopped server that it was replaced, so it cannot be."""
+
+    def assert_second_is_refused(self, first, folder, *arguments, run="run"):
+        second = self.launch_server("--resume", *arguments, name=f"second-{run}", run=run)
+        self.assert_status(second, FAILED, f"{folder} is another server's: process {first.pid} on ", str(folder / LOCK))
+
+    def test_is_refused_while_the_first_lives_also_stopped(self):
+        goal = ["--rounds", 100000, "--min-workers", 1, "--journal", "on", "--checkpoint-every", 20]
+        first = self.server(*goal, name="first")
+        worker = self.worker(first, "w0")
+        first.wait_event("checkpoint.written")
+        first.send(signal.SIGSTOP)
+        run = self.folder / "run"
+        self.assert_second_is_refused(first, run, *goal)
+        self.assert_second_is_refused(first, run / "checkpoints", "--checkpoint-dir", run / "checkpoints", run="other")
+        for keeps in ("on", "off"):  # who keeps none replays one of before, and removes it
+            self.assert_second_is_refused(first, run / "journal", "--journal", keeps, "--journal-dir", run / "journal", run=f"journal-{keeps}")
+        first.send(signal.SIGCONT)
+        first.wait_more_rounds(50)
+        self.assertEqual(worker.events("server.unreachable"), [])
+        first.kill()
+        third = self.server("--resume", *goal, name="third", listen=first.data, api=first.api)  # a killed one holds nothing
+        third.wait_more_rounds(20)
+
+    def test_of_shard_servers_each_has_its_journal(self):
+        leader = self.server("--servers", 2, "--journal", "on", "--min-workers", 1)
+        shard = ["--join", leader.data, "--name", "s1", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
+        first = self._start(Process, "centroid-server", "s1", shard, None)
+        self.worker(leader, "w0")
+        leader.wait_round(5)
+        first.send(signal.SIGSTOP)
+        again = self._start(Process, "centroid-server", "s1-again", shard, None)
+        self.assert_status(again, FAILED, f"{self.folder / 'run' / 'journal-s1'} is another server's: process {first.pid} on ")
+        first.send(signal.SIGCONT)
+        leader.wait_more_rounds(5)
 
 
 class Damage(RecoveryTest):
@@ -266,7 +305,7 @@ class FullDisk(RecoveryTest):
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
         left = {path.name for path in (place / "checkpoints").iterdir() if not path.name.startswith("checkpoint-")}
-        self.assertEqual(left, {"operator.json"})
+        self.assertEqual(left, {"operator.json", LOCK})
 
     def test_result_that_could_not_be_kept_is_a_failure(self):
         place = self.small_disk()

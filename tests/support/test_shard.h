@@ -48,7 +48,9 @@ class TestShard {
   }
   Status join() { return *running_.get(); }
   Status stop() {
-    boost::asio::post(io_.executor(), [this] { shard_->request_stop("the test stops it"); });
+    // Waited for: the shard may have ended by itself, and is then deleted as soon as this returns.
+    const auto ask = [this] { shard_->request_stop("the test stops it"); };
+    boost::asio::post(io_.executor(), boost::asio::use_future(ask)).get();
     return join();
   }
 

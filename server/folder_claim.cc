@@ -1,0 +1,65 @@
+#include "server/folder_claim.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kMaxHolder = 300;
+
+std::string myself() {
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
+  return "process " + std::to_string(::getpid()) + " on " + host;
+}
+
+/// As it wrote into the file; it may have written nothing yet.
+std::string holder_in(const fs::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  line.resize(std::min(line.size(), kMaxHolder));
+  return line.empty() ? "another process" : line;
+}
+
+}  // namespace
+
+Status FolderClaim::take(const std::string& folder) {
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  if (failed)
+    return Error(ErrorCode::kFailedPrecondition,
+                 folder + " cannot be created: " + failed.message());
+  const std::string whole = fs::canonical(folder, failed).string();
+  if (std::find(folders_.begin(), folders_.end(), whole) != folders_.end()) return {};
+  const fs::path path = fs::path(folder) / kFile;
+  auto lock = FileLock::try_take(path.string());
+  if (!lock.ok() && lock.error().code() == ErrorCode::kUnimplemented) {
+    log::warn("server.folder_not_locked",
+              {{"folder", folder},
+               {"why", lock.error()},
+               {"note", "see to it that no second server is started on this folder"}});
+    return {};
+  }
+  CENTROID_TRY(lock);
+  if (!*lock)
+    return Error(ErrorCode::kUnavailable,
+                 folder + " is another server's: " + holder_in(path) + " holds " + path.string() +
+                     ". End that one first (a stopped one, too: it would go on with the same job), "
+                     "or give this one folders of its own");
+  std::ofstream(path, std::ios::trunc) << myself() << '\n';  // for whoever is refused
+  folders_.push_back(whole);
+  locks_.push_back(*std::move(*lock));
+  return {};
+}
+
+}  // namespace centroid::server

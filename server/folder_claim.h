@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "server/tokens/file_lock.h"
+
+namespace centroid::server {
+
+/// One server at a time writes into a folder: without etcd nothing else fences one that was thought
+/// dead (stopped, swapped out) from its successor. Holds `server.lock` of each folder as long as it
+/// lives; the kernel gives it back when the process ends, however it ends.
+///
+/// thread  any, one at a time
+class FolderClaim {
+ public:
+  static constexpr const char* kFile = "server.lock";
+
+  /// Creates the folder. One claimed twice is claimed once. Of a file system without locks the log
+  /// warns.
+  ///
+  /// fails   unavailable: another server has it, and the error says which; failed_precondition,
+  ///         resource_exhausted: the folder cannot be written
+  Status take(const std::string& folder);
+
+ private:
+  std::vector<std::string> folders_;
+  std::vector<FileLock> locks_;
+};
+
+}  // namespace centroid::server
