@@ -397,6 +397,13 @@ TEST_F(ApiTest, ListsComeInPages) {
   ASSERT_EQ(second["workers"].size(), 1U);
   EXPECT_EQ(second["workers"][0]["member"], 9);
   EXPECT_TRUE(second["next"].is_null());
+  std::string seen;  // of a list without numbers, by position
+  for (Json page; page.is_null() || !page["next"].is_null(); seen += page["waits"][0]["who"]) {
+    const std::string path = page.is_null() ? "/v1/waits?limit=1" : std::string(page["next"]);
+    page = Json::parse(request("GET", path).body);
+    ASSERT_EQ(page["waits"].size(), 1U) << page;
+  }
+  EXPECT_EQ(seen, "w0w1w2");
   for (const char* cursor : {"x", "1.", "1.x", "-1", ""})
     expect_problem(request("GET", std::string("/v1/workers?cursor=") + cursor), 400,
                    "invalid_argument", "cursor");
