@@ -478,7 +478,7 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   log::warn("api.deadline_passed", {{"path", instance}, {"limit_ms", limit.count()}});
   const std::string detail = "no answer within " + std::to_string(limit.count()) +
                              " ms; the action may still happen: look at GET /v1/audit, /v1/cluster "
-                             "or what it was to change";
+                             "or what it was to change; GET /v1/waits says what the job waits for";
   co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
 }
 

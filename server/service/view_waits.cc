@@ -8,6 +8,7 @@ namespace centroid::server {
 namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+std::string milliseconds(Duration d) { return std::to_string(static_cast<int>(1000 * seconds(d))); }
 
 /// Beside its outbox, which waits for the state that it is to bring.
 Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, TimePoint until) {
@@ -37,15 +38,14 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
   const std::size_t done = machine_.contributed().size(), needed = machine_.needed();
   const auto add = [&](MemberId member, std::string what) {
     const Duration silent = clock_.now() - roster_.find(member)->heard;
-    const auto milliseconds = std::to_string(static_cast<int>(1000 * seconds(silent)));
     if (open > kLong)
       what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
               " contributions that it needs, of " + std::to_string(attempt_->members.size()) +
               " workers";
     if (silent > config_.lease / 2)  // it should have sent two heartbeats
-      what += ", silent for " + milliseconds + " ms";
+      what += ", silent for " + milliseconds(silent) + " ms";
     else if (open > kLong)
-      what += ", last heard " + milliseconds + " ms ago";
+      what += ", last heard " + milliseconds(silent) + " ms ago";
     views.push_back(
         {.who = round, .for_whom = name_of(member), .what = std::move(what), .seconds = open});
   };
@@ -124,9 +124,12 @@ void Cluster::shard_waits(std::vector<WaitView>& views) const {
     if (link->work.empty()) continue;
     const bool is_move = link->work.front().kind == proto::ServersKind::kLoad;
     const std::string what = is_move ? "the values of chunks" : "its part of the commit";
+    const Duration silent = clock_.now() - link->session->connection().last_received();
+    std::string told = link->report.busy.empty() ? what : what + ": " + link->report.busy;
+    told += ", last heard " + milliseconds(silent) + " ms ago";
     views.push_back({.who = is_move ? "chunks that move" : present_round(),
                      .for_whom = "server '" + name + "'",
-                     .what = link->report.busy.empty() ? what : what + ": " + link->report.busy,
+                     .what = std::move(told),
                      .seconds = seconds(clock_.now() - link->work.front().since)});
   }
 }

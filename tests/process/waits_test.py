@@ -64,6 +64,14 @@ class Waits(ClusterTest):
         server, workers = self.start()
         waits = self.stall(server, workers, "w1")
         self.assertNotIn("w0", {for_whom for _, for_whom, _ in waits})
+
+        def told():  # what is said of a round that is open for more than 2 s
+            return [what for _, for_whom, what in self.waits(server) if for_whom == "w1" and "; the round has " in what]
+
+        why = wait_for(told, "how many are missing")[0]
+        self.assertRegex(why, r"; the round has 1 of the 2 contributions that it needs, of 2 workers, last heard [0-9]+ ms ago$")
+        said = workers["w0"].wait_event("round.waits", why="; the round has 1 of the 2 contributions")["why"]
+        self.assertRegex(said, r"last heard [0-9]+ ms ago")
         self.end(server, workers, "w1")
 
 
