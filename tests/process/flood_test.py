@@ -1,11 +1,13 @@
 """What strangers may do to REST while workers train: 5,000 connections that say nothing, and slow loris. flood_test.py BIN_DIR
 
-What must hold: rounds go on with the members there are, a client that asks is answered, and the slow ones are dropped and counted. What
-it costs is printed: rounds a second beside the flood, by those before it. On a busy machine the two differ by themselves, so only that rounds go
-on is asserted; tests/bench/rest_load.py measures it.
+What must hold: rounds go on with the members there are, a client that asks is answered, the slow ones are dropped and counted, and a round costs
+the server's thread of training and the workers no more processor time than before: strangers are the business of the thread of REST alone. How many
+rounds a second there are beside the flood, by those before it, is printed only: on a busy machine the two differ by themselves, for the flood's own
+processor time is of this machine, too. tests/bench/rest_load.py measures it.
 """
 
 import contextlib
+import pathlib
 import resource
 import socket
 import sys
@@ -17,6 +19,7 @@ from cluster import ClusterTest, main, wait_for
 
 IDLE, DRIPPING, SPARE = 5000, 200, 500
 ROUNDS, RATED_SECONDS, QUESTIONS = 30, 2, 20
+MOST_TIMES, TRIES = 3, 3  # a round's processor time beside the flood, by that before it: caches shared with a busy machine made up to 2.1 of it
 
 
 def make_room():
@@ -28,6 +31,16 @@ def make_room():
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return True
+
+
+def spent(process, thread=""):
+    """Seconds of processor time of a process, or of its thread of this name; /proc counts nanoseconds."""
+    found = 0
+    for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            if thread in ("", (task / "comm").read_text().strip()):
+                found += int((task / "schedstat").read_text().split()[0])
+    return found / 1e9
 
 
 class Dripping(threading.Thread):
@@ -61,20 +74,34 @@ class Dripping(threading.Thread):
 
 
 class Flood(ClusterTest):
-    def rate(self, server):
-        """Rounds a second, over at least so many rounds and so long."""
-        first, begin = server.cluster()["round"], time.monotonic()
+    def rate(self, server, workers):
+        """Rounds a second, over at least so many rounds and so long; what a round costs the server's thread of training and the workers, in seconds."""
+
+        def now():
+            return spent(server, "service"), sum(map(spent, workers))
+
+        first, before, begin = server.cluster()["round"], now(), time.monotonic()
         enough = lambda cluster: cluster["round"] >= first + ROUNDS and time.monotonic() >= begin + RATED_SECONDS  # noqa: E731
         last = server.wait_cluster(f"{ROUNDS} more rounds", enough)["round"]
-        return (last - first) / (time.monotonic() - begin)
+        after, seconds = now(), time.monotonic() - begin
+        return (last - first) / seconds, [(end - start) / (last - first) for start, end in zip(before, after)]
+
+    def assert_costs(self, alone, server, workers):
+        """A round costs what it did, and not some times that. The best of some tries, for what else this machine does falls on them, too."""
+        tried = []
+        while len(tried) < TRIES and not any(max(times) < MOST_TIMES for times in tried):
+            rate, costs = self.rate(server, workers)
+            tried.append([now / then for now, then in zip(costs, alone[1])])
+            print(f"{rate:.0f} rounds a second beside the flood, {alone[0]:.0f} before it: ratio {rate / alone[0]:.2f}; processor time of a round: "
+                  f"service thread {1e6 * costs[0]:.0f} us ({tried[-1][0]:.2f} of before), workers {1e6 * costs[1]:.0f} us ({tried[-1][1]:.2f})", file=sys.stderr)  # fmt: skip
+        self.assertLess(min(map(max, tried)), MOST_TIMES, f"what a round costs (service thread, workers) beside the flood, by before: {tried}")
 
     @unittest.skipUnless(make_room(), f"no {IDLE + 2 * DRIPPING + SPARE} files may be open at a time (ulimit -Hn)")
     def test_5000_silent_connections_and_slow_loris_hold_up_nobody(self):
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.read_timeout", "2s", "--api.idle_timeout", "600s")
-        for name in ("w0", "w1"):
-            self.worker(server, name)
-        server.wait_round(3)
-        alone = self.rate(server)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        server.wait_round(100)
+        alone = self.rate(server, workers)
         before = server.cluster()
         host, _, port = server.api.rpartition(":")
         address = (host, int(port))
@@ -89,8 +116,7 @@ class Flood(ClusterTest):
             for _ in range(QUESTIONS):
                 for path in ("/v1/cluster", "/livez", "/metrics"):
                     self.assertEqual(server.call("GET", path)[0], 200)
-            flooded = self.rate(server)
-            print(f"{flooded:.0f} rounds a second beside the flood, {alone:.0f} before it: ratio {flooded / alone:.2f}", file=sys.stderr)
+            self.assert_costs(alone, server, workers)
             wait_for(lambda: server.metric("centroid_api_dropped_connections_total", reason="slow") >= DRIPPING, "slow loris dropped")
             wait_for(lambda: dripping.dropped >= DRIPPING, "what the slow ones see of it")
             after = server.cluster()
