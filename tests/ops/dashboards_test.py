@@ -286,7 +286,7 @@ class Live(Scraped):
         for text in (server, shard, worker):
             done = promtool("check", "metrics", text=text)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertLess(len(text.splitlines()), 2000)  # series are bounded
+            self.assertLess(len(text.splitlines()), 2000)  # that they do not grow: tests/process/metrics_test.py, client_test.py
         wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
         notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
         page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "metrics.md"

@@ -2,18 +2,31 @@
 
 import contextlib
 import http.client
+import itertools
 import json
+import os
+import pathlib
 import signal
 import socket
+import sys
 import unittest
 
 from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
 from standby_test import ETCD, Etcd
 
+SCRAPES = 60
+SCRAPE_BAR_MS = 2 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # of processor time; programs under a sanitizer are slow
+
 
 def series(text):
     """Samples of the text format by their name with labels."""
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
+
+
+def thread_of(process, name):
+    """The file with the processor time of its thread of this name."""
+    (found,) = [task for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir() if (task / "comm").read_text().strip() == name]
+    return found / "schedstat"
 
 
 class MetricsTest(ClusterTest):
@@ -22,6 +35,66 @@ class MetricsTest(ClusterTest):
             connection.request(method, path)
             reply = connection.getresponse()
             return reply.status, reply.headers, reply.read().decode()
+
+
+class Cost(MetricsTest):
+    def test_a_scrape_costs_a_thread_that_does_not_train_two_milliseconds_at_most(self):
+        """Processor time, which others' load changes little, of what answers: while the cluster trains, all series there."""
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--checkpoint.every_rounds", "50", "--tables", "emb:dim=4", "--journal", "on")
+        workers = [self.worker(server, name, "--metrics-listen", "127.0.0.1:0", "--codec", "int8") for name in ("w0", "w1")]
+        place = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        server.wait_round(100)
+        for program, process, endpoint, thread in (("server", server, server.api, "control"), ("worker", workers[0], place, "metrics")):
+            with self.subTest(program), contextlib.closing(http.client.HTTPConnection(endpoint, timeout=30)) as connection:
+                file = thread_of(process, thread)
+                before = int(file.read_text().split()[0])
+                for _ in range(SCRAPES):
+                    connection.request("GET", "/metrics")
+                    reply = connection.getresponse()
+                    text = reply.read()
+                    self.assertEqual(reply.status, 200)
+                cost = (int(file.read_text().split()[0]) - before) / 1e6 / SCRAPES
+                lines = sum(not line.startswith(b"#") for line in text.splitlines())
+                print(f"a scrape of the {program}: {cost:.3f} ms of its thread {thread}, {lines} series, {len(text)} bytes (bar {SCRAPE_BAR_MS} ms)", file=sys.stderr)
+                self.assertGreater(cost, 0)
+                self.assertLessEqual(cost, SCRAPE_BAR_MS)
+
+
+class Bounded(MetricsTest):
+    def churn(self, server, exchange, numbers):
+        """Requests of strangers, and workers of other names that come and go: a half is killed, a half leaves."""
+        for number in numbers:
+            for method, path in itertools.product(("GET", "POST", "DELETE", "BREW"), (f"/no/{number}", f"/v1/workers/{number}00:{number}", f"/v1/checkpoints/{number}00", "/livez")):
+                status = self.get(server.api, f"{path}?n={number}", method)[0]
+                self.assertTrue(200 <= status < 500 and status != 429, f"{method} {path}: {status}")
+            worker = self.worker(server, f"other-{number}", "--exchange", exchange)
+            server.wait_worker(f"other-{number}", "active")
+            server.wait_more_rounds(3)
+            worker.send(signal.SIGKILL if number % 2 else signal.SIGTERM)
+            worker.exit_status()
+            server.wait_worker(f"other-{number}", "dead" if number % 2 else "left")
+            server.wait_more_rounds(3)
+
+    def test_series_do_not_grow_with_paths_and_names_of_others(self):
+        for exchange in ("star", "ring"):
+            with self.subTest(exchange):
+                server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.rate", "0", "--exchange", exchange, name=exchange, run=exchange)
+                stays = [self.worker(server, f"{exchange}{k}", "--exchange", exchange, "--metrics-listen", "127.0.0.1:0") for k in range(2)]
+                places = [server.api, stays[0].wait_event("worker.metrics_listening")["endpoint"]]
+                server.wait_round(20)
+
+                def names(places=places):
+                    return [set(series(self.get(place)[2])) for place in places]
+
+                names()
+                self.churn(server, exchange, range(2))  # of each kind one: a route's series begin with its first request, and /metrics has one, too
+                before = names()
+                self.churn(server, exchange, range(2, 8))
+                after = names()
+                self.assertEqual([sorted(now - then) for then, now in zip(before, after)], [[], []])
+                print(f"{exchange}: {len(after[0])} series of the server, {len(after[1])} of a worker, after strangers' paths and 8 workers that came and went", file=sys.stderr)
+                server.post("/v1/job:stop")
+                self.assert_exit(DONE, *stays, server)
 
 
 class WorkerMetrics(MetricsTest):
