@@ -17,6 +17,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
 from cluster import ClusterTest, main  # noqa: E402
+from kubernetes_test import KEEP, SPARE_SECONDS, seconds_of_checkpoint  # noqa: E402
 
 SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "deploy/compose/make-secrets", "etcd", "openssl")
 QUIET = ("etcd", "openssl", "cp", "mkdir", "man", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here
@@ -139,6 +140,11 @@ class Words(ClusterTest):
                       "CENTROID_DATA: idx:/data", "storageClassName: fast", "storage: 100Gi", "memory: 4Gi", "memory: 6Gi", "claimName: training-data", "mountPath: /data"):  # fmt: skip
             self.assertIn(words, done.stdout)
         self.assertNotIn("localhost/", done.stdout)
+        server = next(text for text in done.stdout.split("\n---\n") if "\nkind: StatefulSet\n" in text)
+        grace = int(re.search(r"terminationGracePeriodSeconds: (\d+)", server)[1])
+        drain = int(re.search(r"CENTROID_DRAIN_TIMEOUT: (\d+)s", done.stdout)[1])
+        claim, memory = re.search(r"storage: (\w+)", server)[1], re.search(r"limits:\s+memory: (\w+)", server)[1]
+        self.assertGreater(grace, drain + seconds_of_checkpoint(claim, memory, KEEP) + SPARE_SECONDS)
 
     def test_libraries_of_the_image_with_cuda_are_those_that_the_worker_looks_for(self):
         """Nobody could build it yet (docs/deployment.md says so): at least names and releases fit."""

@@ -29,6 +29,9 @@ FITTING = {
 }
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
+KEEP = 3  # checkpoint.keep, where nothing is said of it
+DISK_BYTES_PER_SECOND = 100e6  # of docs/operations.md, "Sizing"
+SPARE_SECONDS = 20
 
 
 def kustomize(folder):
@@ -108,6 +111,27 @@ def pod_templates(object_):
 
     walk(object_)
     return found
+
+
+def claims_of(all_objects):
+    """The claim that the server's volume is of: an object of its own, or of the StatefulSet."""
+    claims = [one for one in all_objects if one["kind"] == "PersistentVolumeClaim"]
+    for one in all_objects:
+        if one["kind"] == "StatefulSet" and one["metadata"]["name"] == "centroid-server":
+            claims += one["spec"].get("volumeClaimTemplates", [])
+    return claims
+
+
+def bytes_of(quantity):
+    """Bytes of a quantity such as 50Gi."""
+    number, unit = re.fullmatch(r"(\d+)([KMGT]i)", quantity).groups()
+    return int(number) * 1024 ** ("KMGT".index(unit[0]) + 1)
+
+
+def seconds_of_checkpoint(claim, memory, keep):
+    """Of the largest that claim or memory allows, as docs/operations.md reckons: `keep` of them and the one that is written lie on the disk, and one
+    is smaller than the memory."""
+    return max(bytes_of(claim) / (keep + 1), bytes_of(memory)) / DISK_BYTES_PER_SECOND
 
 
 def jobs(object_):
@@ -295,13 +319,29 @@ class Rendered(unittest.TestCase):
             self.assertEqual(names, [base], chosen)
 
     def test_pods_have_time_to_end_in_order(self):
-        for name, spec in self.specs():
-            if spec["containers"][0]["name"] in ("server", "shard", "worker"):
-                self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], 120, name)
-        for all_objects in self.objects.values():
-            for one in all_objects:
-                if one["kind"] == "ConfigMap" and "CENTROID_DRAIN_TIMEOUT" in one["data"]:
-                    self.assertLess(int(one["data"]["CENTROID_DRAIN_TIMEOUT"].removesuffix("s")), 180 - 20)
+        """A server's round and its checkpoint, of the size that its claim or its memory allows; a shard server's chunks; a worker's round."""
+        seen = set()
+        for chosen, all_objects in self.objects.items():
+            maps = {one["metadata"]["name"]: one["data"] for one in all_objects if one["kind"] == "ConfigMap"}
+            for spec in [spec for one in all_objects for spec in pod_specs(one)]:
+                (container,) = spec["containers"]
+                if container["name"] == "etcd":
+                    continue
+                grace, settings = spec["terminationGracePeriodSeconds"], maps[container["envFrom"][0]["configMapRef"]["name"]]
+                if container["name"] == "worker":
+                    self.assertGreaterEqual(grace, 120, chosen)
+                    continue
+                self.assertIn("CENTROID_DRAIN_TIMEOUT", settings, chosen)
+                needed = int(settings["CENTROID_DRAIN_TIMEOUT"].removesuffix("s"))
+                if container["name"] == "server":
+                    (claim,) = claims_of(all_objects)
+                    keep = int(settings.get("CENTROID_CHECKPOINT_KEEP", KEEP))
+                    needed += seconds_of_checkpoint(claim["spec"]["resources"]["requests"]["storage"], container["resources"]["limits"]["memory"], keep)
+                self.assertGreater(grace, needed + SPARE_SECONDS, f"{chosen}: {container['name']}")
+                seen.add((container["name"], grace))
+        self.assertEqual(seen, {("server", 180), ("server", 240), ("shard", 180)})
+        printed = subprocess.run([self.programs / "centroid-server", "--print-config"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(json.loads(printed)["checkpoint.keep"]["default"], KEEP)
 
     def test_the_check_finds_what_is_wrong(self):
         prod = self.texts["prod", ()]
