@@ -181,25 +181,6 @@ class Arrays(ClientTest):
         self.assertEqual(workers["t1"], [{"name": "of.t1", "mean": 2.0, "count": 1}, {"name": "reward/mean", "mean": 5.0, "count": 1}])
         self.assertEqual(server.metric("centroid_server_scalar", name="reward/mean"), 2.0)
 
-    def test_series_of_numbers_are_bounded_whatever_programs_call_them(self):
-        """Sixteen names in a job, then none more: neither by other names of one program nor by other programs."""
-        server = self.server("--epochs", 1_000_000, "--min-workers", 1)
-
-        def shown():
-            return {line.partition(" ")[0] for line in server.call("GET", "/metrics")[1].splitlines() if line.startswith("centroid_server_scalar{")}
-
-        for program in range(4):
-            with self.trainer(server, f"t{program}", {"w": array.array("f", [1])}) as trainer:
-                for _ in range(3):
-                    next(trainer)
-                    for number in range(10):
-                        trainer.record(f"n{program}.{number}", number)
-                    trainer.finish({"w": array.array("f", [1])})
-            server.wait_worker(f"t{program}", "left")
-            count = len(shown())
-            self.assertEqual(count, min(16, 10 * (program + 1)), shown())
-        self.assertEqual(len(server.events("scalar.left_out")), 1)
-
     def test_local_steps_are_averaged(self):
         server = self.launch_server("--rounds", 3, "--min-workers", 2, "--local-steps", 5, "--outer", "average").wait_ready()
         tensors = [{"w": array.array("f", [0])} for _ in range(2)]

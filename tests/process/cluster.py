@@ -49,6 +49,11 @@ def wait_for(condition, what, seconds=DEADLINE_SECONDS):
         time.sleep(POLL_SECONDS)  # lint-ok: the step of a poll under a deadline
 
 
+def load_factor():
+    """By how much a bar of time may be missed for what else this machine does: twice at most, so that what is slow cannot hide behind load."""
+    return min(2, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
 @functools.lru_cache(maxsize=1)
 def digits():
     """A data set in the form of digits.csv.gz that a small model can learn: a pattern a class, and noise."""

@@ -1,5 +1,6 @@
 """What programs tell Prometheus and probes. metrics_test.py BIN_DIR"""
 
+import array
 import contextlib
 import http.client
 import itertools
@@ -11,6 +12,7 @@ import socket
 import sys
 import unittest
 
+from client_test import ClientTest
 from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
 from standby_test import ETCD, Etcd
 
@@ -95,6 +97,27 @@ class Bounded(MetricsTest):
                 print(f"{exchange}: {len(after[0])} series of the server, {len(after[1])} of a worker, after strangers' paths and 8 workers that came and went", file=sys.stderr)
                 server.post("/v1/job:stop")
                 self.assert_exit(DONE, *stays, server)
+
+
+class Numbers(ClientTest):
+    def test_series_of_numbers_are_bounded_whatever_programs_call_them(self):
+        """Sixteen names in a job, then none more: neither by other names of one program nor by other programs."""
+        server = self.server("--epochs", 1_000_000, "--min-workers", 1)
+
+        def shown():
+            return {line.partition(" ")[0] for line in server.call("GET", "/metrics")[1].splitlines() if line.startswith("centroid_server_scalar{")}
+
+        for program in range(4):
+            with self.trainer(server, f"t{program}", {"w": array.array("f", [1])}) as trainer:
+                for _ in range(3):
+                    next(trainer)
+                    for number in range(10):
+                        trainer.record(f"n{program}.{number}", number)
+                    trainer.finish({"w": array.array("f", [1])})
+            server.wait_worker(f"t{program}", "left")
+            count = len(shown())
+            self.assertEqual(count, min(16, 10 * (program + 1)), shown())
+        self.assertEqual(len(server.events("scalar.left_out")), 1)
 
 
 class WorkerMetrics(MetricsTest):
