@@ -28,7 +28,7 @@ import catalog  # noqa: E402
 import centroid  # noqa: E402
 import generate  # noqa: E402
 import reference  # noqa: E402
-from cluster import ClusterTest, Process, free_port, main, wait_for  # noqa: E402
+from cluster import ClusterTest, Process, free_port, load_factor, main, wait_for  # noqa: E402
 from console_test import PACKAGES  # noqa: E402
 from console_test import missing as missing_for_pictures  # noqa: E402
 from standby_test import ETCD, Etcd  # noqa: E402
@@ -286,7 +286,7 @@ class Live(Scraped):
         for text in (server, shard, worker):
             done = promtool("check", "metrics", text=text)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertLess(len(text.splitlines()), 2000)  # that they do not grow: tests/process/metrics_test.py, client_test.py
+            self.assertLess(len(text.splitlines()), 2000)  # that they do not grow: tests/process/metrics_test.py
         wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
         notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
         page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "metrics.md"
@@ -379,8 +379,7 @@ class FirstMetrics(Scraped):
         self.assert_data([("Samples per second", query)])
         seconds = time.monotonic() - self.begun
         print(f"first rate on the dashboard {seconds:.1f} s after the start, scraped every {self.scrape_seconds} s", file=sys.stderr)
-        busy = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))  # others' load is not ours to answer for
-        self.assertLess(seconds, FIRST_METRICS_SECONDS * busy)
+        self.assertLess(seconds, FIRST_METRICS_SECONDS * load_factor())
 
 
 if __name__ == "__main__":
