@@ -1,5 +1,6 @@
-// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore]. Prints one JSON object of what was seen, and writes
-// pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint.
+// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore | frozen]. Prints one JSON object of what was seen, and writes
+// pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint, with `frozen` only what
+// the picture of the cluster shows of a round that waits for somebody.
 import { rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
@@ -13,7 +14,9 @@ const { chromium } = (await load('playwright-core')).default
 const { AxeBuilder } = await load('@axe-core/playwright')
 
 const browser = await chromium.launch({ executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking'] })
-const seen = { errors: [], foreign: [], bytes: 0, views: {} }
+const seen = { errors: [], foreign: [], bytes: 0, views: {}, axe: {} }
+const PAINTS = 3
+const STAGE_SECONDS = 100 // over which the bars are made to show all that the stages took
 
 // As the page's own requests, for what is compared with it.
 const authorization = { Authorization: 'Bearer ' + token }
@@ -22,13 +25,41 @@ const text = (page, id) => page.textContent('#' + id)
 const rows = (page, id) => page.$$eval(`#${id} tr`, (all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)))
 const isIn = (page, word) => page.waitForFunction((state) => document.querySelector('#state').textContent.includes(state), word)
 
-async function open(width, colorScheme, bars = 4) {
-  const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme })
-  const page = await context.newPage()
-  page.on('console', (message) => message.type() === 'error' && !seen.isStopped && seen.errors.push(message.text()))
+// Notes what goes wrong in a page, but for messages that the caller expects, and what it asks of others.
+function watch(page, isExpected = () => false) {
+  page.on('console', (message) => message.type() === 'error' && !seen.isStopped && !isExpected(message) && seen.errors.push(message.text()))
   page.on('pageerror', (error) => seen.errors.push(String(error)))
   page.on('request', (request) => new URL(request.url()).origin === new URL(url).origin || request.url().startsWith('data:') || seen.foreign.push(request.url()))
+}
+
+async function made(options) {
+  const page = await (await browser.newContext(options)).newPage()
+  watch(page)
   await page.addInitScript((secret) => secret && sessionStorage.setItem('token', secret), token)
+  return page
+}
+
+// What assistive technology would stumble over.
+async function look_at(page, name) {
+  const { violations } = await new AxeBuilder({ page }).analyze()
+  seen.axe[name] = violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) => `${one.id}: ${one.nodes.map((node) => node.html).join(' | ')}`)
+}
+
+// Milliseconds to the first paint of a page that nothing is cached of, of some tries.
+async function paints() {
+  const found = []
+  for (let i = 0; i < PAINTS; i++) {
+    const page = await made()
+    await page.goto(url)
+    await page.waitForFunction(() => performance.getEntriesByName('first-contentful-paint').length)
+    found.push(await page.evaluate(() => performance.getEntriesByName('first-contentful-paint')[0].startTime))
+    await page.context().close()
+  }
+  return found
+}
+
+async function open(width, colorScheme, bars = 4) {
+  const page = await made({ viewport: { width, height: 900 }, colorScheme })
   await page.goto(url)
   await page.waitForSelector('#state .badge.good, #state .badge.warn')
   await page.waitForFunction((count) => document.querySelectorAll('.uplot').length === 4 && document.querySelectorAll('#workers tr').length > 1 &&
@@ -36,10 +67,41 @@ async function open(width, colorScheme, bars = 4) {
   return page
 }
 
+// The picture of the cluster: who is drawn, how, with which line.
+const picture = (page) => page.$eval('#picture svg', (svg) => ({
+  label: svg.getAttribute('aria-label'),
+  lines: [...svg.querySelectorAll('line')].map((one) => ({ kind: one.getAttribute('class'), from: [one.x1.baseVal.value, one.y1.baseVal.value], to: [one.x2.baseVal.value, one.y2.baseVal.value] })),
+  parts: [...svg.querySelectorAll('g')].map((one) => {
+    const circle = one.querySelector('circle')
+    return { kind: one.getAttribute('class'), text: one.querySelector('text').textContent, at: [circle.cx.baseVal.value, circle.cy.baseVal.value] }
+  }) }))
+
+// Rectangles of a drawing: class, width, height, title.
+const rectangles = (page, selector) => page.$$eval(selector, (all) => all.map((one) => ({ kind: one.getAttribute('class'), width: one.width.baseVal.value,
+  height: one.height.baseVal.value, title: one.textContent })))
+
+// The bars by stage, made to show all that the stages of a paused job have taken, as if within STAGE_SECONDS: what REST has the sums of.
+async function bars(page) {
+  await page.evaluate(async (seconds) => {
+    const nothing = (worker) => [worker.member, Object.fromEntries(OF_WORKERS.map((stage) => [stage + '_seconds', 0]))]
+    const { workers } = await call('/v1/workers')
+    await refresh()
+    looking = looking.then(() => {
+      sums = { at: performance.now() / 1000 - seconds, workers: new Map(workers.map(nothing)), server: new Map([['none', 0]]) }
+      tick = 5
+      return look()
+    })
+    await looking
+  }, STAGE_SECONDS)
+  return page.$$eval('#stages .bar', (all) => all.map((bar) => ({ name: bar.firstChild.textContent, label: bar.querySelector('svg').getAttribute('aria-label'),
+    title: bar.querySelector('title').textContent, parts: [...bar.querySelectorAll('rect')].map((one) => [one.getAttribute('class'), one.x.baseVal.value, one.width.baseVal.value]) })))
+}
+
 // What a paused job's page says, and what REST says.
 async function shown(page) {
   const said = { cluster: await rest('cluster'), workers: (await rest('workers')).workers, waits: (await rest('waits')).waits,
-    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, servers: (await rest('servers')).servers, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events }
+    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, servers: (await rest('servers')).servers, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events,
+    metrics: await (await fetch(new URL('/metrics', url), { headers: authorization })).text() }
   await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
   await page.waitForFunction(() => !document.querySelector('#resume').disabled)
   await page.waitForTimeout(6000)  // the tables that are asked for each fifth second
@@ -48,7 +110,10 @@ async function shown(page) {
   const curves = await page.evaluate(() => Object.fromEntries(Object.entries(charts).map(([id, one]) => [id, one.plot.data.map((list) => [...list])])))
   const tables = {}
   for (const id of ['workers', 'waits', 'servers', 'checkpoints', 'events', 'evictions']) tables[id] = await rows(page, id)
-  return { rest: said, tiles, curves, tables }
+  const drawn = { picture: await picture(page), timeline: await rectangles(page, '#timeline rect'), timelineLabel: await page.getAttribute('#timeline', 'aria-label'),
+    shares: await page.$$eval('#workers svg', (all) => all.map((one) => [one.getAttribute('aria-label'), ...[...one.querySelectorAll('rect')].map((part) => part.width.baseVal.value)])),
+    bars: await bars(page), stageSeconds: STAGE_SECONDS }
+  return { rest: said, tiles, curves, tables, drawn }
 }
 
 // Tab from the top to the end: what gets the focus, whether one sees it, whether it is the order of the page.
@@ -75,19 +140,35 @@ async function walk(page) {
 async function token_dialog() {
   const context = await browser.newContext()
   const page = await context.newPage()
+  const asked = 4 // requests of one look, of which each is refused
+  let isRefused = true
+  let refused = 0
+  watch(page, (message) => isRefused && message.text() === 'Failed to load resource: the server responded with a status of 401 (Unauthorized)' &&
+    new URL(message.location().url).pathname.startsWith('/v1/') && ++refused)
+  const until_refused = async (count) => {
+    for (const end = Date.now() + 30000; refused < count; ) {
+      if (Date.now() > end) throw new Error(`${refused} requests were refused, not ${count}`)
+      await page.waitForTimeout(20)
+    }
+  }
   await page.goto(url)
   await page.waitForSelector('#ask[open]')
   const hints = [await page.isVisible('#refused')]
+  await until_refused(asked)
+  await look_at(page, 'token dialog')
   await page.keyboard.type('not this one')
   await page.keyboard.press('Enter')
   await page.waitForSelector('#ask[open] #refused', { state: 'visible' })
   hints.push(await page.isVisible('#refused'))
+  await until_refused(2 * asked)
+  await look_at(page, 'token dialog, refused')
+  isRefused = false // from here on nothing may be
   await page.fill('#secret', token)
   await page.click('#ask button')
   await page.waitForFunction(() => document.querySelector('#notice').hidden && document.querySelectorAll('#workers tr').length > 1)
   await page.reload()
   await page.waitForFunction(() => document.querySelectorAll('#workers tr').length > 1)
-  seen.token = { hints, isAsked: await page.isVisible('#ask') }
+  seen.token = { hints, isAsked: await page.isVisible('#ask'), refused }
   await context.close()
 }
 
@@ -145,21 +226,28 @@ async function restored() {
   await page.waitForFunction(([least, most]) => [...learned.keys()].every((key) => key <= least || key > most), [version, last], waits)
 }
 
+// One worker does not come: the open round waits for it.
+async function frozen() {
+  const page = await open(1280, 'dark', 3)
+  await page.waitForSelector('#picture line.waiting', { state: 'attached', timeout: 60000 })
+  seen.frozen = { picture: await picture(page), timeline: (await rectangles(page, '#timeline rect')).at(-1), rounds: (await rest('rounds?limit=1')).rounds, workers: (await rest('workers')).workers }
+}
+
 try {
   if (part === 'restore') await restored()
+  if (part === 'frozen') await frozen()
+  if (part === 'all') seen.paints = await paints()
   for (const [name, width, scheme] of part === 'all' ? [['dark', 1280, 'dark'], ['light', 1280, 'light'], ['narrow', 360, 'dark']] : []) {
     const page = await open(width, scheme)
     await page.screenshot({ path: path.join(out, `console-${name}.png`), fullPage: true })
     const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth)
-    const axe = await new AxeBuilder({ page }).analyze()
-    const bad = axe.violations.filter((one) => ['serious', 'critical'].includes(one.impact))
-    seen.views[name] = { overflow, axe: bad.map((one) => `${one.id}: ${one.nodes.map((node) => node.html).join(' | ')}`) }
+    seen.views[name] = { overflow }
+    await look_at(page, name)
     if (name === 'dark') {
       const timing = await page.evaluate(() => {
-        const paint = performance.getEntriesByName('first-contentful-paint')[0]
         const files = performance.getEntriesByType('resource').filter((entry) => entry.name.includes('/console/'))
         const own = performance.getEntriesByType('navigation')[0]
-        return { paint: paint && paint.startTime, bytes: own.transferSize + files.reduce((sum, entry) => sum + entry.transferSize, 0) }
+        return { bytes: own.transferSize + files.reduce((sum, entry) => sum + entry.transferSize, 0) }
       })
       Object.assign(seen, timing)
       await page.click('#pause')
@@ -168,8 +256,10 @@ try {
       await page.click('#checkpoint')
       await page.waitForFunction(() => [...document.querySelectorAll('#checkpoints tr')].some((row) => row.cells.length === 5))
       seen.paused = await shown(page)
+      await look_at(page, 'paused')
       seen.walk = await walk(page)
       await page.click('#stop')
+      await look_at(page, 'stop dialog')
       await page.keyboard.press('Escape')
       await page.click('#stop')
       await page.click('#sure button[value=no]')
@@ -186,6 +276,9 @@ try {
       const dialog = await page.$('dialog[open]')
       if (dialog) await page.keyboard.press('Enter')
       await page.waitForFunction((label) => ![...document.querySelectorAll('#workers tr button')].some((one) => one.getAttribute('aria-label') === label && !one.disabled), seen.drained)
+      const left = seen.drained.replace(/^Drain /, '')
+      await page.waitForFunction((gone) => ![...document.querySelectorAll('#picture text')].some((one) => one.textContent === gone), left)
+      seen.left = await picture(page)
     }
     await page.context().close()
   }

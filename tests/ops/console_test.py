@@ -17,7 +17,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import ClusterTest, Process, main, wait_for  # noqa: E402
+from cluster import ClusterTest, Process, load_factor, main, wait_for  # noqa: E402
 
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
@@ -27,11 +27,6 @@ STAGES = ("compute", "wait", "encode", "send", "exchange", "decode", "apply", "r
 MAX_BYTES, MAX_PAINT_MS = 150_000, 500
 VIEWS = ("dark", "light", "narrow", "paused", "stop dialog", "token dialog", "token dialog, refused")
 FILES = ("app.css", "app.js", "uplot.css", "uplot.js")
-
-
-def busy():
-    """By how much a bar of time may be missed for what else this machine does: twice at most, so that a slow page cannot hide behind load."""
-    return min(2, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def duration(seconds):
@@ -80,7 +75,7 @@ class Console(ClusterTest):
         self.assertEqual(seen["foreign"], [])
         self.assertLess(seen["bytes"], MAX_BYTES)
         print(f"first paint {' '.join(f'{one:.0f}' for one in seen['paints'])} ms, {seen['bytes']} bytes", file=sys.stderr)
-        self.assertLess(min(seen["paints"]), MAX_PAINT_MS * busy())
+        self.assertLess(min(seen["paints"]), MAX_PAINT_MS * load_factor())
         self.assertEqual({name: view["overflow"] for name, view in seen["views"].items()}, dict.fromkeys(VIEWS[:3], 0))
         self.assertEqual(seen["axe"], {name: [] for name in VIEWS})
         self.assertTrue(seen["keepsFocus"], "the button that had the focus was replaced")
