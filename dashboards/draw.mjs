@@ -108,8 +108,8 @@ h1 { font-size: 18px; margin: 0 0 8px } main { display: grid; grid-template-colu
 h2 { font-size: 14px; margin: 0; align-self: end; border-bottom: 1px solid var(--line) }
 section { background: #fff; border: 1px solid var(--line); border-radius: 4px; padding: 6px 8px; min-width: 0; display: flex; flex-direction: column; overflow: hidden }
 h3 { font-size: 13px; margin: 0; white-space: nowrap; overflow: hidden } section > div { flex: 1; min-height: 0 }
-p { font-size: 22px; margin: 4px 0 0; white-space: nowrap; overflow: hidden } footer { max-height: 3.2em; overflow: auto; font-size: 11px }
-footer span { margin-right: 12px; white-space: nowrap } footer span::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 4px; vertical-align: middle; background: var(--colour) }
+p { font-size: 22px; margin: 4px 0 0; white-space: nowrap; overflow: hidden } footer { flex: none; max-height: 60%; overflow: hidden; font-size: 11px; line-height: 1.3 }
+footer span { display: inline-block; margin-right: 12px; max-width: 100%; white-space: nowrap } footer span::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 4px; vertical-align: middle; background: var(--colour) }
 @media (prefers-color-scheme: dark) { :root { --line: #2c3140 } body { background: #111217; color: #d8d9da } section { background: #181b1f } }
 </style><h1></h1><main></main>`
 
@@ -135,7 +135,8 @@ try {
       await page.evaluate(draw, { title: dashboard.title, panels, times: Array.from({ length: STEPS + 1 }, (_, k) => start + k * step) })
       await page.screenshot({ path: path.join(out, `${name}-${colorScheme}.png`), fullPage: true })
       const boxes = await page.$$eval('section', (sections) => sections.map((box) => ({ panel: box.dataset.panel, lines: Number(box.dataset.lines),
-        cut: [...box.querySelectorAll('h3, p')].some((text) => text.scrollWidth > text.clientWidth) || box.scrollHeight > box.clientHeight + 1 })))
+        cut: [...box.querySelectorAll('h3, p, footer')].some((text) => text.scrollWidth > text.clientWidth || text.scrollHeight > text.clientHeight + 1) ||
+          box.scrollHeight > box.clientHeight + 1 })))
       seen[`${name}-${colorScheme}`] = { errors, panels: boxes.length, charts: await page.$$eval('.uplot', (found) => found.length),
         empty: boxes.filter((box) => !box.lines).map((box) => box.panel), cut: boxes.filter((box) => box.cut).map((box) => box.panel) }
       await context.close()
