@@ -43,6 +43,19 @@ def inline(page):
     return [span for span in spans if span.startswith(tuple(f"{word} " for word in SHELL)) and not re.search(r"\[|\.\.\.|\b[A-Z]{3,}\b", span)]
 
 
+def alternatives(page):
+    """Commands that the comment of another names: `centroidctl job pause   # and: job resume, config set ...`."""
+    lines = [line for block in blocks(page) for line in block.splitlines()]
+    found = [(line.split()[0], line.partition("# and: ")[2].split(", ")) for line in lines if "# and: " in line]
+    return [f"{program} {words.removesuffix(' ...')}" for program, all_words in found for words in all_words]
+
+
+def promtool(*words):
+    """What promtool says of a file, or None where it is not."""
+    path = shutil.which("promtool", path=os.pathsep.join([os.environ.get("OPS_PROMETHEUS", ""), os.environ.get("PATH", "")]))
+    return path and subprocess.run([path, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+
+
 class Words(ClusterTest):
     maxDiff = None
 
@@ -92,7 +105,7 @@ class Words(ClusterTest):
         stand_ins = self.stand_ins()
         count = 0
         for page in PAGES:
-            for span in inline(page):
+            for span in [*inline(page), *alternatives(page)]:
                 if span.startswith("kubectl") and not shutil.which("kubectl"):
                     continue
                 count += 1
@@ -100,6 +113,11 @@ class Words(ClusterTest):
                     faults = self.faults(span, stand_ins)
                     self.assertTrue(not faults or re.search(r" is required| missing$", faults.splitlines()[0]), faults)  # some only name a command
         self.assertGreater(count, 30)
+        named = [span for page in PAGES for span in alternatives(page)]
+        self.assertIn("centroidctl config set", named)
+        for span in named:
+            self.assertNotIn("A subcommand is required", self.faults(span, stand_ins), span)  # which is said of one that there is not
+        self.assertIn("A subcommand is required", self.faults("centroidctl checkpoints create", stand_ins))
         alone = "docker compose -f deploy/compose.yaml up -d --no-deps "
         self.assertIn("profile ha", self.faults(alone + "server-b", stand_ins))
         self.assertEqual("", self.faults(alone.replace("compose -f", "compose --env-file deploy/compose/ha.env -f") + "server-b", stand_ins))
@@ -145,6 +163,27 @@ class Words(ClusterTest):
         drain = int(re.search(r"CENTROID_DRAIN_TIMEOUT: (\d+)s", done.stdout)[1])
         claim, memory = re.search(r"storage: (\w+)", server)[1], re.search(r"limits:\s+memory: (\w+)", server)[1]
         self.assertGreater(grace, drain + seconds_of_checkpoint(claim, memory, KEEP) + SPARE_SECONDS)
+
+    def test_configurations_of_prometheus_as_written(self):
+        """The quickstart's is whole, with the rules that it names, and scrapes where its commands listen; the one of operations.md names files of yours."""
+        if promtool("--version") is None:
+            self.skipTest("no promtool here; ./centroid test --ops fetches it")
+        guide = text_of("docs/quickstart.md")
+        name, config = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", guide, re.MULTILINE | re.DOTALL).groups()
+        (self.folder / name).write_text(config)
+        (self.folder / "dashboards").symlink_to(ROOT / "dashboards")
+        done = promtool("check", "config", self.folder / name)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"SUCCESS: 1 rule files found")
+        self.assertIn(f"--config.file {name} ", guide)
+        targets = set(re.findall(r'"(127\.0\.0\.1:\d+)"', config))
+        self.assertEqual(targets, {*re.findall(r"--metrics-listen (\S+)", guide), "127.0.0.1:8080"})
+        printed = json.loads(subprocess.run([self.programs / "centroid-server", "--print-config"], capture_output=True, text=True, check=True).stdout)
+        self.assertEqual(printed["api.listen"]["default"], "127.0.0.1:8080")
+        (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/operations.md"), re.MULTILINE | re.DOTALL)
+        (self.folder / name).write_text(config)
+        done = promtool("check", "config", "--syntax-only", self.folder / name)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_libraries_of_the_image_with_cuda_are_those_that_the_worker_looks_for(self):
         """Nobody could build it yet (docs/deployment.md says so): at least names and releases fit."""
