@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import time
@@ -46,6 +47,7 @@ class Manifests(Pods):
         self.reach("training of three workers", lambda view: view["world"] == 3 and view["version"] > 20)
         for pod in (*SERVERS, "centroid-worker-0", "centroid-etcd-0"):
             self.assert_probes(pod)
+        self.assert_health_check("centroid-worker-0")
 
         self.kill("centroid-worker-1")
         self.reach_world(2, "after a kill")
@@ -228,18 +230,66 @@ class Manifests(Pods):
             self.assertEqual(self.exit_status(f"centroid-worker-{index}"), 0)
 
 
-@unittest.skipUnless(shutil.which("podman-compose"), "no podman-compose here")
-@unittest.skipIf(images.etcd_folder() is None, "no etcd here; ./centroid test --ops fetches it")
-class Compose(unittest.TestCase):
-    """deploy/compose.yaml with the profile ha: two servers, etcd, three workers."""
+    def test_prod_trains_and_ends(self):
+        """overlays/prod as it is: one server that waits for four workers, which end with the job."""
+        self.rendered = objects(render("prod"))
+        workers = [f"centroid-worker-{index}" for index in range(self.owner("centroid-worker")["spec"]["completions"])]
+        self.assertEqual(len(workers), 4)
+        self.play("centroid-server-0", CENTROID_EPOCHS="100000")
+        for pod in workers[:-1]:
+            self.play(pod)
+
+        def is_waiting():
+            with contextlib.suppress(*GOES_AWAY):
+                return "3 of 4 workers are here" in json.dumps(self.call("centroid-server-0", "/v1/waits"))
+            return False
+
+        wait_for(is_waiting, "a server that waits for the fourth worker", DEADLINE_SECONDS)
+        self.assertEqual(self.view()["version"], 0)
+        self.play(workers[-1])
+        self.reach_world(4, "as prod has them")
+        self.reach_rounds(20)
+        for pod in ("centroid-server-0", workers[0]):
+            self.assert_probes(pod)
+            self.assert_health_check(pod)
+        self.stop("centroid-server-0", 0)
+        told = self.told()
+        self.start("centroid-server-0")
+        self.reach_world(4, "after the server was moved")
+        self.assertGreaterEqual(self.began("centroid-server-0"), told)
+        self.call("centroid-server-0", "/v1/job:stop", "POST")
+        for pod in workers:
+            self.assertEqual(self.exit_status(pod), 0)
+
+    def test_a_jobset_trains_to_its_end(self):
+        """overlays/jobset: the pods of its two Jobs, named as JobSet names them, with nothing changed. All end with status 0."""
+        self.rendered = objects(render("jobset"))
+        (jobset,) = [one for one in self.rendered if one["kind"] == "JobSet"]
+        for one in jobset["spec"]["replicatedJobs"]:
+            spec = {**one["template"]["spec"], "serviceName": jobset["metadata"]["name"]}
+            self.rendered.append({"kind": "Job", "metadata": {"name": f"{jobset['metadata']['name']}-{one['name']}-0"}, "spec": spec})
+        workers = [f"centroid-worker-0-{index}" for index in range(self.owner("centroid-worker-0")["spec"]["completions"])]
+        for pod in (*workers, "centroid-server-0-0"):
+            self.play(pod)
+        for pod in (*workers, "centroid-server-0-0"):
+            self.assertEqual(self.exit_status(pod), 0, self.logs(pod)[-3000:])
+        (end,) = self.events("centroid-server-0-0", "job.ended")
+        self.assertEqual(end["state"], "finished")
+        self.assertGreater(end["version"], 100)
+
+
+class Composed(unittest.TestCase):
+    """deploy/compose.yaml with three workers."""
 
     SERVERS = {"server": 8080, "server-b": 8081}
     WORKERS = ("worker-0", "worker-1", "worker-2")
+    ROLES = ("leader",)
+    ENVIRONMENT = None  # a file for `--env-file`
 
     def setUp(self):
         run(ROOT / "deploy" / "compose" / "make-secrets")
         self.token = (ROOT / "deploy" / "compose" / "secrets" / "api-token").read_text()
-        self.images = {kind: f"localhost/{MARK}-{kind}:compose" for kind in ("server", "worker", "etcd")}
+        self.images = {kind: f"localhost/{MARK}-{kind}:compose" for kind in ("server", "worker", "etcd") if images.exists(kind)}
         for kind, image in self.images.items():
             podman("tag", IMAGES[kind], image)
         self.addCleanup(run, "podman", "rmi", "-f", *self.images.values(), check=False)
@@ -252,9 +302,11 @@ class Compose(unittest.TestCase):
         file = ROOT / "deploy" / f".{MARK}.yaml"
         self.addCleanup(file.unlink)
         file.write_text(text)
+        self.text = text
         self.compose = ["podman-compose", "-p", MARK, "-f", file]
         self.settings = {**os.environ, "EPOCHS": "100000"}
-        for line in (ROOT / "deploy" / "compose" / "ha.env").read_text().splitlines():  # podman-compose has no --env-file
+        lines = self.ENVIRONMENT.read_text().splitlines() if self.ENVIRONMENT else []
+        for line in lines:  # podman-compose has no --env-file
             if not line.startswith("#"):
                 name, _, value = line.partition("=")
                 self.settings[name] = value
@@ -284,7 +336,7 @@ class Compose(unittest.TestCase):
             for service in self.SERVERS:
                 with contextlib.suppress(*GOES_AWAY, AssertionError, IndexError):
                     view = self.call(service, "/v1/cluster")
-                    if view["role"] == "leader":
+                    if view["role"] in self.ROLES:
                         self.leading, last = service, view
                         return view if condition(view) else None
             return None
@@ -298,6 +350,56 @@ class Compose(unittest.TestCase):
 
     def reach_world(self, count, why):
         return self.reach(f"{count} workers {why}", lambda view: view["world"] == count and view["state"] == "training")
+
+    def assert_healthy(self, service):
+        """What compose.yaml or the image says of its health."""
+        wait_for(lambda: run("podman", "healthcheck", "run", self.container(service), check=False).returncode == 0, f"the health of {service}", DEADLINE_SECONDS)
+
+
+@unittest.skipUnless(shutil.which("podman-compose"), "no podman-compose here")
+class Alone(Composed):
+    """Without a profile, as the guide begins: one server, no etcd; and a shard server beside it."""
+
+    SERVERS = {"server": 8080}
+    ROLES = ("alone", "leader")
+
+    def test_one_server_trains_with_a_part_of_the_model_elsewhere_and_ends(self):
+        self.up(*self.WORKERS, "server")
+        self.reach("training of three", lambda view: view["world"] == 3 and view["version"] > 20)
+        for service in ("server", "worker-0"):
+            self.assert_healthy(service)
+        self.up("shard-b")
+        self.reach_servers(["server", "shard-b"])
+        kind, *check = json.loads(re.sub(r"([A-Z]+|/[\w/]+|probe),", r'"\1",', re.search(r"^      test: (\[CMD, .*\])$", self.text.split("\n  shard-b:\n")[1], re.MULTILINE)[1]))
+        self.assertEqual((kind, check[1]), ("CMD", "probe"))
+        run("podman", "exec", self.container("shard-b"), *check)  # by itself: podman-compose 1.0.3 makes a command of /bin/sh of it, which the image has not
+        elsewhere = run("podman", "exec", self.container("shard-b"), *check[:-1], "http://127.0.0.1:8080/livez", check=False)
+        self.assertEqual(elsewhere.returncode, 3, elsewhere.stderr)  # what the image has for a server
+        podman("stop", "-t", 100, self.container("shard-b"), timeout=DEADLINE_SECONDS)
+        self.assertEqual(podman("wait", self.container("shard-b")), "0")
+        self.reach_servers(["server"])
+        view = self.reach("digits that are learned", lambda view: (view["test_accuracy"] or 0) > LEARNED)
+        self.assertEqual(view["world"], 3)
+        podman("exec", self.container("server"), "/usr/bin/centroidctl", "config", "set", f"epochs={view['epoch'] + 3}")
+        for worker in self.WORKERS:
+            self.assertEqual(podman("wait", self.container(worker), timeout=DEADLINE_SECONDS), "0")
+        self.reach("a finished job, of which the server still tells", lambda view: view["state"] == "finished")
+
+    def reach_servers(self, names):
+        def look():
+            with contextlib.suppress(*GOES_AWAY):
+                return sorted(one["name"] for one in self.call("server", "/v1/servers")["servers"] if one["chunks"] > 0) == names
+            return False
+
+        wait_for(look, f"the model on {names}", DEADLINE_SECONDS)
+
+
+@unittest.skipUnless(shutil.which("podman-compose"), "no podman-compose here")
+@unittest.skipIf(images.etcd_folder() is None, "no etcd here; ./centroid test --ops fetches it")
+class Compose(Composed):
+    """With the profile ha: two servers, etcd."""
+
+    ENVIRONMENT = ROOT / "deploy" / "compose" / "ha.env"
 
     def upgrade(self, service):
         """`docker compose up -d --no-deps SERVICE` with a newer image."""
@@ -336,7 +438,8 @@ class Compose(unittest.TestCase):
             self.reach(f"three workers after the upgrade of {service}", lambda view: view["world"] == 3 and view["version"] > version)
         view = self.reach("digits that are learned", lambda view: (view["test_accuracy"] or 0) > LEARNED)
         print(f"compose: accuracy {view['test_accuracy']:.3f} in epoch {view['epoch']}", file=sys.stderr)
-        self.assertEqual(podman("healthcheck", "run", self.container(self.leading)), "")
+        for service in (self.leading, self.WORKERS[0]):
+            self.assert_healthy(service)
         self.call(self.leading, "/v1/job:stop", "POST")
         for worker in self.WORKERS:
             self.assertEqual(podman("wait", self.container(worker), timeout=DEADLINE_SECONDS), "0")
