@@ -258,6 +258,9 @@ uint64_t centroid_struct_size(const char* name) {
   if (which == "step") return sizeof(centroid_step);
   return 0;
 }
+int centroid_is_buffer(const char* name) {
+  return name != nullptr && centroid::is_buffer({.name = name, .shape = {}}) ? 1 : 0;
+}
 const char* centroid_error(void) { return last_error.c_str(); }
 
 int centroid_log_level(const char* level) {

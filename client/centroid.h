@@ -129,6 +129,11 @@ typedef struct centroid_round {
   double wait_seconds;
 } centroid_round;
 
+/* 1: a tensor of this name is a buffer, which is kept and not trained (running_mean, running_var):
+ * the last part of the name, behind the last dot, begins with "running_". Its gradient is what it
+ * was less what it is after the share. */
+CENTROID_API int centroid_is_buffer(const char* name);
+
 CENTROID_API int centroid_trainer_open(const centroid_server* server,
                                        const centroid_training* training,
                                        const centroid_tensor* tensors, uint64_t count,

@@ -68,9 +68,11 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "data text: file of tokens beside the 256 bytes, one a line (docs/models.md); "
                    "empty: bytes only"},
           "data-vocabulary");
-  s.field("model", &c.model,
-          {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu] or transformer:layers=2,width=64,heads=4,"
-                   "context=64,vocabulary=256,... (docs/models.md)"});
+  s.field(
+      "model", &c.model,
+      {.text =
+           "mlp:IN-HIDDEN-…-OUT[,relu|,gelu][,norm=batch] or transformer:layers=2,width=64,heads=4,"
+           "context=64,vocabulary=256,... (docs/models.md)"});
   s.field(
       "base_weights", &c.base_weights,
       {.text = "safetensors file (a checkpoint's model.safetensors) that a transformer begins at "

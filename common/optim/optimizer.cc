@@ -186,6 +186,11 @@ void run_step(const rules::Step& rule, std::span<const float> params,
   std::visit(run, rule);
 }
 
+void step_buffer(std::span<const float> params, std::span<const float> change,
+                 std::span<float> out) {
+  run_step(rules::kBufferStep, params, change, {}, out);
+}
+
 void Optimizer::step_at(std::uint64_t number, std::span<const std::uint32_t> index,
                         std::span<const float> gradient, std::span<float> params) const {
   CENTROID_CHECK(ignores_zeros() && index.size() == gradient.size());

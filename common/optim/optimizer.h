@@ -108,6 +108,11 @@ constexpr double rate_factor_of(std::uint64_t workers, double ratio) {
   return workers > 1 ? 1 + static_cast<double>(workers - 1) * ratio : 1;
 }
 
+/// The step of a buffer (common/tensor/tensor.h), whatever the optimizer is: its value less
+/// `change`, without a learning rate, decay, clipping or slots. `out` may be `params` or `change`.
+void step_buffer(std::span<const float> params, std::span<const float> change,
+                 std::span<float> out);
+
 /// Optimizer::step with the rule of a step.
 void run_step(const rules::Step& rule, std::span<const float> params,
               std::span<const float> gradient, std::span<const std::span<float>> slots,

@@ -29,6 +29,9 @@ struct Sgd {
   }
 };
 
+/// Of buffers (common/tensor/tensor.h), with every optimizer: their gradient is old - new.
+constexpr Sgd kBufferStep{1.0f, 0.0f};
+
 template <bool kNesterov>
 struct Momentum {
   static constexpr std::size_t kSlots = 1;

@@ -71,6 +71,7 @@ Result<ChunkPlan> ChunkPlan::make(Manifest manifest, std::uint64_t max_chunk_byt
     plan.total_elements_ += elements;
   }
   plan.first_chunk_.push_back(static_cast<std::uint32_t>(plan.chunks_.size()));
+  plan.has_buffers_ = std::ranges::any_of(manifest, centroid::is_buffer);
   plan.manifest_ = std::move(manifest);
   return plan;
 }

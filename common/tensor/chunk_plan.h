@@ -42,6 +42,11 @@ class ChunkPlan {
   std::span<const Chunk> chunks() const { return chunks_; }
   const Chunk& chunk(ChunkId id) const { return chunks_[id.value]; }
   std::span<const Chunk> chunks_of(TensorId tensor) const;
+  /// Of a tensor that is kept and not trained (tensor.h).
+  bool is_buffer(const Chunk& chunk) const {
+    return has_buffers_ && centroid::is_buffer(manifest_[chunk.tensor.value]);
+  }
+  bool has_buffers() const { return has_buffers_; }
   std::uint64_t total_elements() const { return total_elements_; }
   /// Elements of the largest chunk there is (0 when no tensor has elements).
   std::uint64_t max_chunk_elements() const { return max_chunk_elements_; }
@@ -62,6 +67,7 @@ class ChunkPlan {
   std::uint64_t max_chunk_elements_ = 0;
   std::uint64_t max_chunk_bytes_ = 0;
   std::uint64_t hash_ = 0;
+  bool has_buffers_ = false;
 };
 
 }  // namespace centroid

@@ -133,6 +133,20 @@ Status validate(const Manifest& manifest) {
   return {};
 }
 
+bool is_buffer(const TensorInfo& tensor) {
+  std::string_view last = tensor.name;
+  last.remove_prefix(last.find_last_of('.') + 1);  // npos + 1 is 0
+  return last.starts_with("running_");
+}
+
+std::uint64_t trained_elements(const Manifest& manifest) {
+  std::uint64_t elements = 0;
+  const auto first = std::ranges::find_if(manifest, is_buffer);
+  for (auto tensor = manifest.begin(); tensor != first; ++tensor) elements += tensor->elements();
+  CENTROID_CHECK(std::all_of(first, manifest.end(), is_buffer));
+  return elements;
+}
+
 std::string describe_difference(const Manifest& ours, const Manifest& theirs) {
   const auto [mine, other] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
   if (mine == ours.end() && other == theirs.end()) return {};

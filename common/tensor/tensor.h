@@ -52,6 +52,18 @@ std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
 /// by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
 Status validate(const Manifest& manifest);
 
+/// Whether a model keeps this tensor without training it, as batch normalisation its running_mean
+/// and running_var: the last part of its name, behind the last dot, begins with "running_".
+///
+/// The "gradient" of such a buffer is old - new, so that a round's weighted mean of gradients is
+/// the mean of what workers have. Every step takes it off as it is (step_buffer,
+/// common/optim/optimizer.h), and norms leave it out.
+bool is_buffer(const TensorInfo& tensor);
+
+/// Elements of what is trained, of a model whose buffers stand behind all else (worker/model); of
+/// another one this stops.
+std::uint64_t trained_elements(const Manifest& manifest);
+
 /// Say how `theirs` differs from `ours`: names the first tensor with both shapes and dtypes. Empty
 /// when equal.
 std::string describe_difference(const Manifest& ours, const Manifest& theirs);

@@ -93,7 +93,8 @@ Task<void> Cluster::measure_mean(double total_weight) {
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
     if (total_weight > 0) store_->scale(chunk, total_weight);
-    norm.add(chunk.position, std::as_const(*store_).spare(chunk));
+    if (!store_->plan().is_buffer(chunk))
+      norm.add(chunk.position, std::as_const(*store_).spare(chunk));
     squares_[chunk.id.value] = norm.end_chunk();
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }

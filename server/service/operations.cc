@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/base/log_level.h"
+#include "server/service/buffers.h"
 #include "server/service/cluster.h"
 #include "server/store/statistics.h"
 
@@ -132,6 +133,7 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
+  if (store_) CENTROID_TRY(check_buffers(config_, store_->plan().manifest(), "f32"));
   CENTROID_TRY(log::parse_level(config_.log_level));
   return {};
 }

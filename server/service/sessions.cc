@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/proto/about.h"
 #include "common/proto/standby.h"
+#include "server/service/buffers.h"
 #include "server/service/cluster.h"
 #include "server/service/kept.h"
 #include "server/service/pulls.h"
@@ -302,6 +303,8 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");
   CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
+  if (const Status right = check_buffers(config_, join.manifest, codec.to_string()); !right.ok())
+    return refuse(right.error().message());
   if (codec.feedback.momentum != 0 && carries_momentum(config_.optimizer))
     return refuse("its codec '" + join.codec +
                   "' carries momentum, and so does the server's optimizer '" +

@@ -369,7 +369,7 @@ Task<Result<proto::MergeReply>> Shard::merge(proto::Merge merge) {
     if (replies_) {
       CENTROID_CO_TRY(encode_reply(chunk));
     } else if (merging_->wants_norm) {
-      norm.add(chunk.position, mean);
+      if (!store_->plan().is_buffer(chunk)) norm.add(chunk.position, mean);
       reply.squares.push_back(norm.end_chunk());
     }
     if (model_.apply_on_worker && !replies_) emit(chunk, std::as_bytes(mean));

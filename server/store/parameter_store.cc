@@ -106,7 +106,7 @@ void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const float> mea
 
 void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                                   std::span<const float> value) {
-  CENTROID_CHECK(!params_->is_held(chunk.id));
+  CENTROID_CHECK(!params_->is_held(chunk.id) && !plan_->is_buffer(chunk));
   is_ahead_ = true;
   preserve(*params_, chunk);
   value = times_factor(value);
@@ -116,6 +116,7 @@ void ParameterStore::shadow_apply(const Chunk& chunk, std::span<const std::uint3
 void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
                           std::span<float> out) {
   is_ahead_ = is_ahead_ || !slots_.empty() || out.data() == params_->values(chunk).data();
+  if (plan_->is_buffer(chunk)) return step_buffer(params_->values(chunk), gradient, out);
   std::vector<std::span<float>> slots;
   slots.reserve(slots_.size());
   for (const auto& slot : slots_) {

@@ -88,7 +88,8 @@ class ParameterStore {
   void shadow_apply(const Chunk& chunk) { shadow_apply(chunk, spare_->values(chunk)); }
   /// The same from a mean that is elsewhere.
   void shadow_apply(const Chunk& chunk, std::span<const float> mean);
-  /// The same, with Optimizer::ignores_zeros, of a mean that is 0 but for these numbers.
+  /// The same, with Optimizer::ignores_zeros, of a mean that is 0 but for these numbers; of no
+  /// buffer.
   void shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                     std::span<const float> value);
 

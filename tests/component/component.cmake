@@ -5,6 +5,7 @@ centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc com
 centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc component/feedback_contract_test.cc DEPS centroid::exchange TIMEOUT 300)
 centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/repeated_runs_test.cc component/replica_numbers_test.cc
   DEPS centroid_test_cluster TIMEOUT 900)
+centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(kept_test LABEL component SOURCES component/kept_test.cc component/load_ahead_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 centroid_test(busy_test LABEL component SOURCES component/busy_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_test.cc

@@ -24,7 +24,7 @@ namespace {
 using server::ServerConfig;
 using testing::HasSubstr;
 
-constexpr const char* kModel = "mlp:12-16-5,gelu";
+constexpr const char *kModel = "mlp:12-16-5,gelu", *kBatchNorm = "mlp:12-16-5,gelu,norm=batch";
 
 /// A policy of the coordinator. Where who has how much does not depend on the time, the parameters
 /// are those of CPUs.
@@ -36,6 +36,7 @@ struct Way {
   std::uint64_t local_steps = 1;
   const char* exchange = "star";
   const char* codec = "f32";
+  const char* model = kModel;
   bool is_joint() const { return policy == std::string("bsp"); }
   bool is_repeatable() const { return is_joint() && cadence != std::string("tuned"); }
 };
@@ -73,7 +74,7 @@ class GpuWorkers : public testing::Test, protected InProcess {
     options.bucket_bytes = 400;  // several
     options.batch = 12;
     options.load_ahead = 3;
-    const auto custom = late_model(kModel, options);
+    const auto custom = late_model(way.model, options);
     custom->make_group = [make = custom->make_group, on_gpus] {
       auto group = make();
       if (on_gpus) CENTROID_CHECK(group->resident() != nullptr);  // by NCCL
@@ -89,7 +90,7 @@ class GpuWorkers : public testing::Test, protected InProcess {
       };
     WorkerSpec out;
     out.name = name;
-    out.model = kModel;
+    out.model = way.model;
     out.batch = 12;
     out.inner.learning_rate = 0.05;
     out.custom = custom;
@@ -175,6 +176,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Way{.name = "sync"}, Way{.name = "sync_ring", .exchange = "ring"},
         Way{.name = "sync_topk", .codec = "topk:0.2"}, Way{.name = "sync_local", .local_steps = 5},
+        Way{.name = "sync_norm", .model = kBatchNorm},
+        Way{.name = "sync_ring_norm", .exchange = "ring", .model = kBatchNorm},
+        Way{.name = "sync_local_norm", .local_steps = 5, .model = kBatchNorm},
         Way{.name = "speed", .cadence = "speed", .ratios = "2,1"},
         Way{.name = "speed_local", .cadence = "speed", .ratios = "2,1", .local_steps = 5},
         Way{.name = "cadence_local", .cadence = "tuned", .local_steps = 5},

@@ -16,6 +16,7 @@ using server::ServerConfig;
 struct Setting {
   std::uint64_t fragments = 1, overlap = 0, rounds = 5;
   OptimizerConfig inner{.name = "adamw", .learning_rate = 0.02, .weight_decay = 0.1};
+  const char* model = "mlp:12-16-5,gelu";
 };
 
 class GpuLocalSteps : public ::testing::Test, protected InProcess {
@@ -41,7 +42,7 @@ class GpuLocalSteps : public ::testing::Test, protected InProcess {
     std::vector<WorkerSpec> specs(2);
     worker::GroupOptions options;
     options.devices = "cuda:0";
-    const auto custom = late_model("mlp:12-16-5,gelu", options);
+    const auto custom = late_model(s.model, options);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       specs[i].name = "worker-" + std::to_string(i);
       specs[i].batch = 3 + i;
@@ -68,12 +69,16 @@ class GpuLocalSteps : public ::testing::Test, protected InProcess {
 };
 
 TEST_F(GpuLocalSteps, GiveTheBitsOfTheOptimizerOnTheHost) {
-  std::vector<Setting> settings(5);
+  std::vector<Setting> settings(8);
   settings[1].inner = {.name = "nesterov", .learning_rate = 0.02};
   settings[1].inner.clip_norm = 0.3;
   settings[2].overlap = 1;
   settings[3].fragments = 2;
   settings[4].inner = {.name = "sgd", .learning_rate = 0.05};
+  for (std::size_t i = 5; i < settings.size(); ++i) {
+    settings[i] = settings[i - 5];
+    settings[i].model = "mlp:12-16-5,gelu,norm=batch";
+  }
   for (const Setting& s : settings) {
     SCOPED_TRACE(s.inner.name + ", " + std::to_string(s.fragments) + " fragments, overlap " +
                  std::to_string(s.overlap));

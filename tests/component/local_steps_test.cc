@@ -16,7 +16,8 @@ struct Setting {
   std::vector<std::uint64_t> batches{4, 4, 4};
   std::uint64_t local_steps = 5, fragments = 1, overlap = 0, rounds = 50, samples = 603;
   double outer_rate = 0.7, outer_momentum = 0.9, inner_rate = 0.05;
-  double sign = 1;  ///< of the contribution
+  double sign = 1;           ///< of the contribution
+  bool has_buffers = false;  ///< quadratic_model
 };
 
 std::uint64_t part(std::uint64_t total, std::uint64_t parts, std::uint64_t i) {
@@ -24,9 +25,10 @@ std::uint64_t part(std::uint64_t total, std::uint64_t parts, std::uint64_t i) {
 }
 
 /// DiLoCo with the quadratic model, one learner after another, in double. Fragments: tensors 0 |
-/// 1, 2, 3. Written from the formulas of docs/low-communication.md, not from the code.
+/// 1, 2, 3; buffers: 2, 3. Written from the formulas of docs/low-communication.md, not from the
+/// code.
 std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
-  const std::size_t n = 80, learners = s.batches.size();
+  const std::size_t n = 80, trained = s.has_buffers ? 49 : n, learners = s.batches.size();
   std::vector<float> initial(n);
   quadratic_model()->initialize(1, initial);
   std::vector<double> global(initial.begin(), initial.end()), momentum(n, 0);
@@ -61,8 +63,10 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
         double target = 0;
         for (std::uint64_t j = 0; j < size; ++j) target += data.train.x[order[offset++]];
         target /= static_cast<double>(size);
-        for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t i = 0; i < trained; ++i)
           own[k][i] -= s.inner_rate * QuadraticGroup::curvature(i) * (own[k][i] - target);
+        for (std::size_t i = trained; i < n; ++i)
+          own[k][i] = 0.9 * own[k][i] + 0.1 * QuadraticGroup::curvature(i) * target;
       }
       if (after == 0) contribute();
       total += static_cast<double>(share);
@@ -70,7 +74,7 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
     for (std::size_t i = begin; i < end; ++i) {
       const double g = mean[i] / total;
       momentum[i] = s.outer_momentum * momentum[i] + g;
-      global[i] -= s.outer_rate * (g + s.outer_momentum * momentum[i]);
+      global[i] -= i < trained ? s.outer_rate * (g + s.outer_momentum * momentum[i]) : g;
       for (std::size_t k = 0; k < learners; ++k) own[k][i] = global[i] + (own[k][i] - sent[k][i]);
     }
     if (offset == s.samples) {
@@ -143,7 +147,7 @@ class LocalStepsTest : public ::testing::TestWithParam<const char*>, protected I
       specs[i].peers = transports();
       specs[i].batch = s.batches[i];
       specs[i].inner = {.name = "sgd", .learning_rate = s.inner_rate};
-      specs[i].custom = quadratic_model();
+      specs[i].custom = quadratic_model(s.has_buffers);
     }
     return specs;
   }
@@ -194,6 +198,28 @@ TEST_P(LocalStepsTest, FiftyRoundsAreThoseOfTheFormulasInDouble) {
     flipped.sign = -1;
     EXPECT_GT(distance(outcomes[0].params, by_hand(flipped, data)), 0.1);
   }
+}
+
+/// Whatever the inner and the outer optimizer is: each step of a worker moves its buffers, and
+/// those of the cluster are the mean.
+TEST_P(LocalStepsTest, BuffersAreAveragedAndNotTrained) {
+  for (const std::uint64_t overlap : {0, 2})
+    for (const std::uint64_t fragments : {1, 2})
+      for (const char* const apply : {"auto", "worker"}) {
+        SCOPED_TRACE(std::string(apply) + ", overlap " + std::to_string(overlap) + ", fragments " +
+                     std::to_string(fragments));
+        Setting s;
+        s.batches = {4, 7};
+        s.local_steps = 6;
+        s.overlap = overlap;
+        s.fragments = fragments;
+        s.has_buffers = true;
+        const auto data = quadratic_data(s.samples);
+        ServerConfig c = config(s);
+        c.apply = apply;
+        const auto outcomes = train(c, workers(s), data);
+        EXPECT_LT(distance(outcomes[0].params, by_hand(s, data)), 1e-6);
+      }
 }
 
 TEST_P(LocalStepsTest, TheMeanOfTheParametersIsOneOfTheOuterSteps) {

@@ -31,10 +31,12 @@ ServerConfig config(const std::string& name, std::uint64_t servers) {
   return c;
 }
 
-std::vector<WorkerSpec> three_workers() {
+/// With buffers, where what goes to the workers goes as it is.
+std::vector<WorkerSpec> three_workers(bool has_buffers = false) {
   std::vector<WorkerSpec> specs(3);
   const std::uint64_t batches[] = {8, 5, 11};
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (has_buffers) specs[i].model = "mlp:8-16-4,relu,norm=batch";
     specs[i].name = std::string(1, static_cast<char>('a' + i));
     specs[i].batch = batches[i];
   }
@@ -102,7 +104,7 @@ TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
       SCOPED_TRACE(servers);
       ServerConfig c = config(name, servers);
       set(c);
-      const auto params = train(c);
+      const auto params = train(c, three_workers(true));
       if (servers == 1) alone = params;
       EXPECT_EQ(params, alone);
     }
@@ -333,7 +335,7 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
     ServerConfig alone = config(std::string("journal-alone-").append(name), 1);
     alone.rounds = 60;
     set(alone);
-    auto specs = three_workers();
+    auto specs = three_workers(alone.codec_down == "f32");
     for (WorkerSpec& spec : specs) {  // a rate that goes by the local steps of all workers so far
       spec.schedules_by_cluster = alone.local_steps > 1;
       if (alone.local_steps > 1) spec.inner.schedule = "linear:rounds=700,floor=0.1";

@@ -8,9 +8,13 @@ namespace centroid::test {
 
 /// A model whose training can be followed by hand: the loss of a sample with target x is the sum
 /// over all elements i of k_i (w_i - x)^2 / 2, so the gradient of a batch is k_i (w_i - mean of x).
+/// Those behind `trained` are buffers, which go a tenth of the way to k_i (mean of x).
 class QuadraticGroup : public CustomGroup {
  public:
-  explicit QuadraticGroup(std::size_t elements) : CustomGroup(elements) {}
+  explicit QuadraticGroup(std::size_t elements) : QuadraticGroup(elements, elements) {}
+  QuadraticGroup(std::size_t elements, std::size_t trained)
+      : CustomGroup(elements), trained_(trained) {}
+  std::size_t trained() override { return trained_; }
   static double curvature(std::size_t i) { return 0.5 + 0.25 * static_cast<double>(i % 5); }
 
   Result<worker::GroupStep> step(const worker::Dataset& data,
@@ -20,8 +24,11 @@ class QuadraticGroup : public CustomGroup {
     for (const std::uint64_t sample : samples) target += data.x[sample];
     target /= static_cast<double>(std::max<std::size_t>(samples.size(), 1));
     const std::span<const float> at = params();
-    for (std::size_t i = 0; i < at.size(); ++i)
-      gradients()[i] = samples.empty() ? 0.0f : static_cast<float>(curvature(i) * (at[i] - target));
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      const double change =
+          i < trained_ ? curvature(i) * (at[i] - target) : 0.1 * (at[i] - curvature(i) * target);
+      gradients()[i] = samples.empty() ? 0.0f : static_cast<float>(change);
+    }
     for (std::uint32_t tensor = 0; tensor < tensors_; ++tensor) on_ready(TensorId(tensor));
     worker::GroupStep done;
     done.samples = samples.size();
@@ -31,16 +38,22 @@ class QuadraticGroup : public CustomGroup {
 
  private:
   static constexpr std::uint32_t tensors_ = 4;
+  std::size_t trained_;
 };
 
-/// Tensors of 40, 9, 30 and 1 elements: in two fragments 40 = 40 and 30 + 9 + 1 = 40.
-inline std::shared_ptr<const CustomModel> quadratic_model() {
+/// Tensors of 40, 9, 30 and 1 elements: in two fragments 40 = 40 and 30 + 9 + 1 = 40. The last two
+/// may be buffers.
+inline std::shared_ptr<const CustomModel> quadratic_model(bool has_buffers = false) {
   auto model = std::make_shared<CustomModel>();
   const std::vector<std::uint64_t> sizes{40, 9, 30, 1};
   for (std::size_t i = 0; i < sizes.size(); ++i)
     model->manifest.push_back(
-        {.name = "t" + std::to_string(i), .dtype = DType::kF32, .shape = {sizes[i]}});
-  model->make_group = [] { return std::make_unique<QuadraticGroup>(80); };
+        {.name = (has_buffers && i > 1 ? "t.running_" : "t") + std::to_string(i),
+         .dtype = DType::kF32,
+         .shape = {sizes[i]}});
+  model->make_group = [has_buffers] {
+    return std::make_unique<QuadraticGroup>(80, has_buffers ? 49 : 80);
+  };
   model->initialize = [](std::uint64_t, std::span<float> params) {
     for (std::size_t i = 0; i < params.size(); ++i)
       params[i] = static_cast<float>(std::sin(1.0 + static_cast<double>(i)));

@@ -52,6 +52,9 @@ TEST_F(CApi, SaysWhatItIs) {
   EXPECT_GT(std::strlen(centroid_version()), 0u);
   EXPECT_EQ(centroid_log_level("error"), CENTROID_OK);
   refused(centroid_log_level("loud"), "loud");
+  EXPECT_EQ(centroid_is_buffer("norm.running_mean"), 1);
+  EXPECT_EQ(centroid_is_buffer("norm.weight"), 0);
+  EXPECT_EQ(centroid_is_buffer(nullptr), 0);
 }
 
 TEST_F(CApi, OpenLooksAtEveryArgument) {

@@ -43,5 +43,20 @@ TEST(LocalPlanesTest, DivergenceOfKnownPlanes) {
   EXPECT_EQ(between(3, 4).ratio, -1);
 }
 
+// Of what is trained: running values may be larger than all of it.
+TEST(LocalPlanesTest, BuffersAreNoDivergence) {
+  const Manifest manifest{{.name = "w", .shape = {2}}, {.name = "n.running_var", .shape = {1}}};
+  const ChunkPlan plan = ChunkPlan::make(manifest, 1024).value();
+  std::vector<float> params{4, 3, 1000};
+  LocalPlanes planes;
+  ASSERT_TRUE(planes.open(plan, 1, params, Buffer(3 * sizeof(float))).ok());
+  Share share;
+  share.end = 10;
+  planes.own()[0] = 3;
+  planes.own()[1] = 4;
+  planes.own()[2] = 1;
+  EXPECT_NEAR(planes.divergence(share).ratio, std::sqrt(2.0) / 5, 1e-12);
+}
+
 }  // namespace
 }  // namespace centroid::worker

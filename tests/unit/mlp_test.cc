@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,33 +57,80 @@ std::vector<float> random_params(const Model& model, std::uint64_t seed) {
   return params;
 }
 
-/// Mean loss by the definition, in double precision: the oracle.
-double reference_loss(const Model& model, const Example& e, const std::vector<double>& params) {
-  const bool is_gelu = model.spec().ends_with(",gelu");
-  const auto& manifest = model.manifest();
-  double loss = 0;
-  for (std::size_t s = 0; s < e.y.size(); ++s) {
-    std::vector<double> a(e.x.begin() + static_cast<std::ptrdiff_t>(s * model.features()),
-                          e.x.begin() + static_cast<std::ptrdiff_t>((s + 1) * model.features()));
-    std::size_t at = 0;
-    for (std::size_t t = 0; t < manifest.size(); t += 2) {
-      const std::size_t out = manifest[t].shape[0];
-      const std::size_t in = manifest[t].shape[1];
-      std::vector<double> z(out);
-      for (std::size_t o = 0; o < out; ++o) {
-        z[o] = params[at + out * in + o];
-        for (std::size_t i = 0; i < in; ++i) z[o] += params[at + o * in + i] * a[i];
-        if (t + 2 < manifest.size())
-          z[o] = is_gelu ? z[o] * 0.5 * std::erfc(-z[o] / std::sqrt(2.0)) : std::max(z[o], 0.0);
-      }
-      at += out * in + out;
-      a = z;
-    }
-    double sum = 0;
-    for (const double logit : a) sum += std::exp(logit);
-    loss += std::log(sum) - a[e.y[s]];
+/// Where the tensor of that name begins; nothing: there is none.
+std::optional<std::size_t> position_of(const Model& model, const std::string& name) {
+  std::size_t at = 0;
+  for (const auto& tensor : model.manifest()) {
+    if (tensor.name == name) return at;
+    at += tensor.elements();
   }
-  return loss / static_cast<double>(e.y.size());
+  return std::nullopt;
+}
+
+using Rows = std::vector<std::vector<double>>;
+
+/// What batch normalisation saw in one column.
+struct Column {
+  double mean = 0, square = 0;  ///< about the mean, divided by the rows
+};
+
+/// Mean loss by the definition, in double precision: the oracle. `columns` gets the moments of each
+/// normalised layer's product, if it is wanted. With `is_training` a batch of two rows or more is
+/// normalised with its own moments.
+double reference_loss(const Model& model, const Example& e, const std::vector<double>& params,
+                      bool is_training = true,
+                      std::vector<std::vector<Column>>* columns = nullptr) {
+  const bool is_gelu = model.spec().find(",gelu") != std::string::npos;
+  const std::size_t rows = e.y.size();
+  Rows a;
+  for (std::size_t s = 0; s < rows; ++s)
+    a.emplace_back(e.x.begin() + static_cast<std::ptrdiff_t>(s * model.features()),
+                   e.x.begin() + static_cast<std::ptrdiff_t>((s + 1) * model.features()));
+  for (std::size_t layer = 0;; ++layer) {
+    const auto at = [&](const std::string& kind, const std::string& what) {
+      return position_of(model, kind + "." + std::to_string(layer) + "." + what);
+    };
+    const auto weight = at("layers", "weight");
+    if (!weight) break;
+    const auto bias = at("layers", "bias"), scale = at("norms", "weight");
+    const bool is_last = !position_of(model, "layers." + std::to_string(layer + 1) + ".weight");
+    const std::size_t in = a.front().size();
+    std::size_t out = 0;
+    for (const auto& tensor : model.manifest())
+      if (tensor.name == "layers." + std::to_string(layer) + ".weight") out = tensor.shape[0];
+    Rows z(rows, std::vector<double>(out));
+    std::vector<Column> seen(out);
+    for (std::size_t o = 0; o < out; ++o) {
+      for (std::size_t s = 0; s < rows; ++s) {
+        z[s][o] = bias ? params[*bias + o] : 0;
+        for (std::size_t i = 0; i < in; ++i) z[s][o] += params[*weight + o * in + i] * a[s][i];
+      }
+      if (scale) {
+        Column& of = seen[o];
+        for (std::size_t s = 0; s < rows; ++s) of.mean += z[s][o] / static_cast<double>(rows);
+        for (std::size_t s = 0; s < rows; ++s)
+          of.square += (z[s][o] - of.mean) * (z[s][o] - of.mean) / static_cast<double>(rows);
+        const bool is_own = is_training && rows > 1;
+        const double mean = is_own ? of.mean : params[*at("norms", "running_mean") + o];
+        const double square = is_own ? of.square : params[*at("norms", "running_var") + o];
+        for (std::size_t s = 0; s < rows; ++s)
+          z[s][o] = (z[s][o] - mean) / std::sqrt(square + 1e-5) * params[*scale + o] +
+                    params[*at("norms", "bias") + o];
+      }
+      for (std::size_t s = 0; s < rows && !is_last; ++s)
+        z[s][o] =
+            is_gelu ? z[s][o] * 0.5 * std::erfc(-z[s][o] / std::sqrt(2.0)) : std::max(z[s][o], 0.0);
+    }
+    if (scale && columns != nullptr) columns->push_back(seen);
+    a = z;
+  }
+  double loss = 0;
+  for (std::size_t s = 0; s < rows; ++s) {
+    double sum = 0;
+    for (const double logit : a[s]) sum += std::exp(logit);
+    loss += std::log(sum) - a[s][e.y[s]];
+  }
+  return loss / static_cast<double>(rows);
 }
 
 TEST(MakeModel, ReadsTheSpecAndNamesTensorsAsPyTorch) {
@@ -99,6 +147,32 @@ TEST(MakeModel, ReadsTheSpecAndNamesTensorsAsPyTorch) {
   EXPECT_EQ(model->clone()->manifest(), expected);
 }
 
+TEST(MakeModel, NormalisesLayersInFrontOfTheirActivation) {
+  const auto model = model_of("mlp:4-3-5-2,norm=batch");
+  EXPECT_EQ(model->spec(), "mlp:4-3-5-2,relu,norm=batch");
+  EXPECT_EQ(model_of("mlp:4-3-2,gelu,norm=batch")->spec(), "mlp:4-3-2,gelu,norm=batch");
+  EXPECT_EQ(model_of("mlp:4-3-2,gelu,norm=none")->spec(), "mlp:4-3-2,gelu");
+  const Manifest expected = {
+      {"layers.0.weight", DType::kF32, {3, 4}},   {"norms.0.weight", DType::kF32, {3}},
+      {"norms.0.bias", DType::kF32, {3}},         {"layers.1.weight", DType::kF32, {5, 3}},
+      {"norms.1.weight", DType::kF32, {5}},       {"norms.1.bias", DType::kF32, {5}},
+      {"layers.2.weight", DType::kF32, {2, 5}},   {"layers.2.bias", DType::kF32, {2}},
+      {"norms.0.running_mean", DType::kF32, {3}}, {"norms.0.running_var", DType::kF32, {3}},
+      {"norms.1.running_mean", DType::kF32, {5}}, {"norms.1.running_var", DType::kF32, {5}}};
+  EXPECT_EQ(model->manifest(), expected);
+  EXPECT_EQ(trained_elements(model->manifest()), 12 + 6 + 15 + 10 + 12U);
+  std::vector<float> params(elements_of(*model), 7);
+  model->initialize(1, params);
+  for (const std::string norm : {"norms.0.", "norms.1."})
+    for (const auto& [name, value] : {std::pair("weight", 1.0F),
+                                      {"bias", 0.0F},
+                                      {"running_mean", 0.0F},
+                                      {"running_var", 1.0F}}) {
+      const std::size_t at = *position_of(*model, norm + name);
+      for (std::size_t i = at; i < at + 3; ++i) EXPECT_EQ(params[i], value) << norm << name;
+    }
+}
+
 TEST(MakeModel, RefusesBadSpecsAndSaysWhy) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "unknown kind"},
@@ -113,6 +187,9 @@ TEST(MakeModel, RefusesBadSpecsAndSaysWhy) {
       {"mlp:4-99999999999999999999", "width 2"},
       {"mlp:4-2,tanh", "'tanh' is neither"},
       {"mlp:4-2,relu,gelu", "neither"},
+      {"mlp:4-2,norm=layer", "'norm=layer' is neither norm=none nor norm=batch"},
+      {"mlp:4-2,norm=batch,relu", "neither"},
+      {"mlp:4-2,relunorm=batch", "neither"},
       {"mlp:1000000-1000000-2", "parameters"}};
   for (const auto& [spec, why] : cases) {
     const auto model = make_model(spec);
@@ -143,9 +220,9 @@ TEST(Initialize, IsDeterministicAndHasTheSpreadOfTheRule) {
 }
 
 TEST(Step, GradientsAreTheDerivativesOfTheMeanLoss) {
-  for (const std::string activation : {"relu", "gelu"})
+  for (const std::string activation : {"relu", "gelu", "relu,norm=batch", "gelu,norm=batch"})
     for (const std::string shape : {"mlp:5-3", "mlp:4-7-3", "mlp:6-9-5-4", "mlp:1-17-2"})
-      for (const std::size_t samples : {1, 2, 13}) {
+      for (const std::size_t samples : {1, 3, 13}) {
         SCOPED_TRACE(shape + "," + activation + " batch " + std::to_string(samples));
         const auto model = model_of(shape + "," + activation);
         const auto params = random_params(*model, 3);
@@ -157,7 +234,7 @@ TEST(Step, GradientsAreTheDerivativesOfTheMeanLoss) {
         EXPECT_NEAR(mean, reference_loss(*model, e, exact), 1e-5);
         double largest = 0;
         for (const float g : gradient) largest = std::max(largest, std::abs(double{g}));
-        for (std::size_t i = 0; i < exact.size(); ++i) {
+        for (std::size_t i = 0; i < trained_elements(model->manifest()); ++i) {
           constexpr double kStep = 1e-6;
           const double middle = exact[i];
           exact[i] = middle + kStep;
@@ -170,28 +247,85 @@ TEST(Step, GradientsAreTheDerivativesOfTheMeanLoss) {
       }
 }
 
+/// Running values move by a tenth of the way to the batch's, the variance with n - 1 (PyTorch).
+TEST(Step, TheGradientOfABufferIsWhatItLoses) {
+  for (const std::size_t samples : {1, 2, 13}) {
+    SCOPED_TRACE(samples);
+    const auto model = model_of("mlp:6-9-5-4,gelu,norm=batch");
+    const auto params = random_params(*model, 3);
+    const Example e = random_example(*model, samples, 17 + samples);
+    std::vector<float> gradient(params.size(), 99.0F);
+    model->step(e.batch(), params, gradient, kIgnore);
+    std::vector<std::vector<Column>> columns;
+    reference_loss(*model, e, {params.begin(), params.end()}, true, &columns);
+    ASSERT_EQ(columns.size(), 2U);
+    for (std::size_t layer = 0; layer < 2; ++layer) {
+      const std::string norm = "norms." + std::to_string(layer);
+      const std::size_t mean = *position_of(*model, norm + ".running_mean"),
+                        variance = *position_of(*model, norm + ".running_var");
+      for (std::size_t j = 0; j < columns[layer].size(); ++j) {
+        const Column& of = columns[layer][j];
+        const double n = static_cast<double>(samples);
+        const double new_mean = 0.9 * params[mean + j] + 0.1 * of.mean;
+        const double new_variance = 0.9 * params[variance + j] + 0.1 * of.square * n / (n - 1);
+        const bool is_one = samples == 1;  // which has no variance
+        EXPECT_NEAR(params[mean + j] - gradient[mean + j], is_one ? params[mean + j] : new_mean,
+                    1e-5);
+        EXPECT_NEAR(params[variance + j] - gradient[variance + j],
+                    is_one ? params[variance + j] : new_variance, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(Evaluate, NormalisesWithTheRunningValues) {
+  for (const std::string activation : {"relu", "gelu"}) {
+    const auto model = model_of("mlp:6-9-5-4," + activation + ",norm=batch");
+    auto params = random_params(*model, 5);
+    const Example e = random_example(*model, 40, 6);
+    std::vector<float> gradient(params.size());
+    const double trained = model->step(e.batch(), params, gradient, kIgnore).loss_sum / 40;
+    const double evaluated = model->evaluate(e.batch(), params).loss_sum / 40;
+    const std::vector<double> exact(params.begin(), params.end());
+    EXPECT_NEAR(evaluated, reference_loss(*model, e, exact, false), 1e-5);
+    EXPECT_GT(std::abs(evaluated - trained), 1e-3);
+    // Sums of changes may bring a variance below 0, which then counts as 0.
+    const std::size_t at = *position_of(*model, "norms.0.running_var");
+    params[at] = 0;
+    const double at_zero = model->evaluate(e.batch(), params).loss_sum;
+    params[at] = -0.5F;
+    EXPECT_EQ(model->evaluate(e.batch(), params).loss_sum, at_zero);
+    params[at] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(model->evaluate(e.batch(), params).loss_sum));
+  }
+}
+
 TEST(Step, AnnouncesEveryTensorOnceBackwardsAndFinal) {
-  const auto model = model_of("mlp:6-9-5-4");
-  const auto params = random_params(*model, 1);
-  const Example e = random_example(*model, 8, 2);
-  std::vector<float> gradient(params.size());
-  model->step(e.batch(), params, gradient, kIgnore);
-  const auto expected = gradient;
-  std::fill(gradient.begin(), gradient.end(), 99.0F);
-  std::vector<std::uint32_t> order;
-  std::size_t end = gradient.size();
-  model->step(e.batch(), params, gradient, [&](TensorId tensor) {
-    order.push_back(tensor.value);
-    const std::size_t begin = end - model->manifest()[tensor.value].elements();
-    for (std::size_t i = begin; i < end; ++i) ASSERT_EQ(gradient[i], expected[i]);
-    end = begin;
-  });
-  EXPECT_THAT(order, ElementsAre(5, 4, 3, 2, 1, 0));
-  EXPECT_EQ(end, 0U);
+  for (const std::string spec : {"mlp:6-9-5-4", "mlp:6-9-5-4,norm=batch"}) {
+    const auto model = model_of(spec);
+    const auto params = random_params(*model, 1);
+    const Example e = random_example(*model, 8, 2);
+    std::vector<float> gradient(params.size());
+    model->step(e.batch(), params, gradient, kIgnore);
+    const auto expected = gradient;
+    std::fill(gradient.begin(), gradient.end(), 99.0F);
+    std::vector<std::uint32_t> order;
+    std::size_t end = gradient.size();
+    model->step(e.batch(), params, gradient, [&](TensorId tensor) {
+      order.push_back(tensor.value);
+      const std::size_t begin = end - model->manifest()[tensor.value].elements();
+      for (std::size_t i = begin; i < end; ++i) ASSERT_EQ(gradient[i], expected[i]);
+      end = begin;
+    });
+    std::vector<std::uint32_t> backwards(model->manifest().size());
+    std::iota(backwards.rbegin(), backwards.rend(), 0U);
+    EXPECT_EQ(order, backwards);
+    EXPECT_EQ(end, 0U);
+  }
 }
 
 TEST(Step, AnEmptyBatchGivesZerosAndStillAnnouncesEveryTensor) {
-  const auto model = model_of("mlp:4-3-2");
+  const auto model = model_of("mlp:4-3-2,norm=batch");
   const auto params = random_params(*model, 1);
   std::vector<float> gradient(params.size(), 99.0F);
   std::vector<std::uint32_t> order;
@@ -200,12 +334,12 @@ TEST(Step, AnEmptyBatchGivesZerosAndStillAnnouncesEveryTensor) {
   EXPECT_EQ(result.loss_sum, 0.0);
   EXPECT_EQ(result.correct, 0U);
   EXPECT_THAT(gradient, testing::Each(0.0F));
-  EXPECT_THAT(order, ElementsAre(3, 2, 1, 0));
+  EXPECT_THAT(order, ElementsAre(6, 5, 4, 3, 2, 1, 0));
   EXPECT_EQ(model->evaluate({}, params).loss_sum, 0.0);
 }
 
 TEST(Step, RepeatsBitForBitWhateverRanBefore) {
-  for (const std::string activation : {"relu", "gelu"}) {
+  for (const std::string activation : {"relu", "gelu", "gelu,norm=batch"}) {
     const auto model = model_of("mlp:64-96-10," + activation);
     const auto params = random_params(*model, 5);
     const Example e = random_example(*model, 33, 6);

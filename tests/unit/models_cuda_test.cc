@@ -99,7 +99,8 @@ class CudaModel : public testing::TestWithParam<Case> {
     auto params = random_floats(elements_of(model.manifest()), 2, 0.3);
     std::size_t at = 0;
     for (const auto& tensor : model.manifest()) {
-      if (tensor.shape.size() == 1 && tensor.name.ends_with("weight"))
+      if (tensor.shape.size() == 1 &&
+          (tensor.name.ends_with("weight") || tensor.name.ends_with("running_var")))
         for (std::size_t i = 0; i < tensor.elements(); ++i) params[at + i] += 1;
       at += tensor.elements();
     }
@@ -356,6 +357,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, CudaModel,
     testing::Values(
         Case{"mlp:12-40-5,relu", 9}, Case{"mlp:13-17-6,gelu", 140}, Case{"mlp:7-3,relu", 4},
+        Case{"mlp:12-40-8-5,relu,norm=batch", 9}, Case{"mlp:13-17-6,gelu,norm=batch", 250},
         Case{"transformer:layers=2,width=16,heads=2,context=6,vocabulary=20", 4},
         Case{"transformer:layers=2,width=12,heads=3,context=5,vocabulary=11,mlp=swiglu,norm=layer,"
              "tied=yes",

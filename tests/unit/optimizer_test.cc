@@ -276,6 +276,16 @@ TEST(Optimizers, OneStepByHand) {
   EXPECT_NEAR(step("adamw", 0.5, 1, 0), 1.0f, 1e-6);  // 2 * (1 - 0.25) - 0.5
 }
 
+TEST(Optimizers, ABufferLosesItsChangeAndNothingElse) {
+  const std::vector<float> params{1, -2, 0.1F, 1e30F}, change{0.25F, -1, 0.1F, 1};
+  std::vector<float> out(4);
+  step_buffer(params, change, out);
+  EXPECT_EQ(out, (std::vector<float>{0.75F, -1, 0, 1e30F}));
+  std::vector<float> in_place = change;
+  step_buffer(params, in_place, in_place);
+  EXPECT_EQ(in_place, out);
+}
+
 TEST(Optimizers, WrongSettingsAreNamed) {
   const auto message = [](void (*change)(OptimizerConfig&)) {
     OptimizerConfig config;

@@ -148,6 +148,40 @@ TEST_P(EveryOptimizer, GivesTheBitsOfOneFlatStepByServerAndByWorker) {
   }
 }
 
+/// Whoever steps: a buffer loses the mean of its changes, without rate, decay, clipping and slots.
+TEST_P(EveryOptimizer, StepsBuffersByTheirChangeAlone) {
+  const Manifest manifest{{"n.running_mean", DType::kF32, {37}},
+                          {"w", DType::kF32, {20}},
+                          {"n.running_var", DType::kF32, {17}}};
+  for (const Mode mode : {Mode::kSwap, Mode::kInPlace}) {
+    CounterRng rng(5);
+    const auto store = initialized_store(ChunkPlan::make(manifest, 64).value(), GetParam(), rng);
+    store->set_rate_factor(3);
+    std::vector<float> right = planes_of(*store)[0];
+    for (int round = 0; round < 3; ++round) {
+      store->set_gradient_factor(0.25F);
+      for (const Chunk& chunk : store->plan().chunks()) {
+        fill(store->spare(chunk), rng);
+        store->scale(chunk, 3.0);
+        const auto mean = std::as_const(*store).spare(chunk);
+        for (std::size_t i = 0; i < chunk.elements; ++i) right[chunk.position + i] -= mean[i];
+        if (mode == Mode::kSwap)
+          store->apply(chunk);
+        else
+          store->shadow_apply(chunk);
+      }
+      commit(*store, mode);
+    }
+    const Planes planes = planes_of(*store);
+    for (const Chunk& chunk : store->plan().chunks())
+      for (std::size_t i = chunk.position; i < chunk.position + chunk.elements; ++i) {
+        EXPECT_EQ(planes[0][i] == right[i], store->plan().is_buffer(chunk)) << i;
+        for (std::size_t k = 1; k < planes.size(); ++k)
+          EXPECT_EQ(planes[k][i] == 0, store->plan().is_buffer(chunk)) << i;
+      }
+  }
+}
+
 TEST_P(EveryOptimizer, LeavesTheMeanInSpareWhenTheWorkersApply) {
   CounterRng rng(5);
   const auto store = initialized_store(small_plan(), GetParam(), rng);

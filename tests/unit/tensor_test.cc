@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/tensor/chunk_plan.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/finite.h"
 #include "common/tensor/multiversion.h"
@@ -224,6 +225,22 @@ TEST(ForeignText, IsMadePrintable) {
   EXPECT_EQ(printable("a\xC3"), "a?");
   EXPECT_EQ(printable("abcö", 4), "abc...");  // never half a character
   EXPECT_EQ(printable("abcö", 5), "abcö");
+}
+
+TEST(Buffers, AreKnownByTheLastPartOfTheirName) {
+  for (const char* name : {"running_mean", "norms.0.running_var", "a.b.running_x"})
+    EXPECT_TRUE(is_buffer({name, DType::kF32, {1}})) << name;
+  for (const char* name : {"running", "running_mean.weight", "norm.weight", "norm.not_running_mean",
+                           "running_mean.", "w.Running_mean"})
+    EXPECT_FALSE(is_buffer({name, DType::kF32, {1}})) << name;
+  const TensorInfo weight{"w", DType::kF32, {2, 3}}, mean{"n.running_mean", DType::kF32, {5}};
+  EXPECT_EQ(trained_elements({weight}), 6U);
+  EXPECT_EQ(trained_elements({weight, mean, {"n.running_var", DType::kF32, {5}}}), 6U);
+  EXPECT_DEATH((void)trained_elements({mean, weight}), "is_buffer");
+  const auto plan = ChunkPlan::make({mean, weight}, 64).value();
+  EXPECT_TRUE(plan.has_buffers() && plan.is_buffer(plan.chunks()[0]));
+  EXPECT_FALSE(plan.is_buffer(plan.chunks()[1]));
+  EXPECT_FALSE(ChunkPlan::make({weight}, 64).value().has_buffers());
 }
 
 TEST(ManifestDifference, IsEmptyForEqualAndNamesTheFirstOtherwise) {

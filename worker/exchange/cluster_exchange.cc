@@ -197,7 +197,8 @@ class ClusterExchange final : public Exchange {
   }
 
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
-  /// mean gradient of so many workers.
+  /// mean gradient of so many workers. (Of models with buffers no result is encoded: the server
+  /// refuses their workers otherwise.)
   Status load(std::uint32_t contributors) {
     const std::span<float> params = link_.params(), results = link_.results();
     if (!link_.terms().apply_on_worker) {
@@ -234,11 +235,12 @@ class ClusterExchange final : public Exchange {
     if (link_.results_are_encoded()) return step_encoded(params, slots);
     if (const SparseMean* mean = link_.sparse_mean()) return step_listed(*mean, params, results);
     // With one fragment that is all tensors, end to end.
-    std::vector<Range> runs{{0, params.size()}};
-    if (link_.fragments().count() > 1) {
+    std::vector<Range> runs{{0, params.size()}}, buffers;
+    if (link_.fragments().count() > 1 || link_.plan().has_buffers()) {
       runs.clear();
       for (const Chunk& chunk : fragment().chunks)
-        runs.push_back({chunk.position, chunk.position + chunk.elements});
+        (link_.plan().is_buffer(chunk) ? buffers : runs)
+            .push_back({chunk.position, chunk.position + chunk.elements});
     }
     const auto part = [](std::span<float> plane, const Range& run) {
       return plane.subspan(run.begin, run.size());
@@ -246,6 +248,7 @@ class ClusterExchange final : public Exchange {
     if (const double bound = optimizer_->config().clip_norm; bound > 0) {
       PlaneNorm norm;
       for (const Chunk& chunk : fragment().chunks) {
+        if (link_.plan().is_buffer(chunk)) continue;
         norm.add(chunk.position, results.subspan(chunk.position, chunk.elements));
         norm.end_chunk();
       }
@@ -260,6 +263,8 @@ class ClusterExchange final : public Exchange {
       const std::span<float> to = part(params, run);
       optimizer_->step(optimizer_step_ + 1, to, part(results, run), parts, to);
     }
+    for (const Range& run : buffers)
+      step_buffer(part(params, run), part(results, run), part(params, run));
     return {};
   }
 

@@ -22,7 +22,8 @@ class LocalExchange final : public Exchange {
       : options_(std::move(options)),
         plan_(std::move(plan)),
         memory_(std::move(memory)),
-        optimizer_(std::move(optimizer)) {
+        optimizer_(std::move(optimizer)),
+        trained_(trained_elements(options_.manifest)) {
     slots_.assign(optimizer_->slots(), std::vector<float>(memory_.params.size()));
     memory_.initialize(options_.seed);
   }
@@ -62,8 +63,11 @@ class LocalExchange final : public Exchange {
                        " is not finite in round " + to_string(round_));
     if (bad.empty()) {
       std::vector<std::span<float>> slots;
-      for (auto& slot : slots_) slots.emplace_back(slot);
-      optimizer_->step(++steps_, memory_.params, gradient(), slots, memory_.params);
+      for (auto& slot : slots_) slots.push_back(std::span(slot).first(trained_));
+      const std::span<float> params = memory_.params.first(trained_),
+                             buffers = memory_.params.subspan(trained_);
+      optimizer_->step(++steps_, params, gradient(), slots, params);
+      step_buffer(buffers, memory_.gradients.subspan(trained_), buffers);
       version_ = version_.next();
     } else {
       report.outcome = RoundReport::Outcome::kSkipped;
@@ -98,18 +102,20 @@ class LocalExchange final : public Exchange {
   }
 
  private:
-  /// The round's gradient, clipped where that is asked for.
+  /// The round's gradient of what is trained, clipped where that is asked for.
   std::span<const float> gradient() {
     PlaneNorm norm;
     const double bound = optimizer_->config().clip_norm;
     if (bound > 0)
       for (const Chunk& chunk : plan_.chunks()) {
+        if (plan_.is_buffer(chunk)) continue;
         norm.add(chunk.position, memory_.gradients.subspan(chunk.position, chunk.elements));
         norm.end_chunk();
       }
     const float factor = clip_factor(norm.value(), bound);
-    if (factor == 1) return memory_.gradients;
-    clipped_.assign(memory_.gradients.begin(), memory_.gradients.end());
+    const std::span<const float> gradient = memory_.gradients.first(trained_);
+    if (factor == 1) return gradient;
+    clipped_.assign(gradient.begin(), gradient.end());
     for (float& g : clipped_) g *= factor;
     return clipped_;
   }
@@ -153,6 +159,7 @@ class LocalExchange final : public Exchange {
   ChunkPlan plan_;  ///< when the norm may be clipped
   ExchangeMemory memory_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::size_t trained_ = 0;  ///< elements in front of the buffers
   std::vector<std::vector<float>> slots_;
   std::vector<float> clipped_;
   Share share_;

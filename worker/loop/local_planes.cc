@@ -67,6 +67,7 @@ Divergence LocalPlanes::divergence(const Share& share) const {
   PlaneNorm apart, norm, own;
   std::array<float, 1024> block;
   for (const TensorId tensor : tensors(share)) {
+    if (is_buffer(plan_.manifest()[tensor.value])) continue;
     const std::span<const float> after = part(global_, tensor),
                                  before = part(sent_.empty() ? own_ : sent_, tensor);
     const std::uint64_t position = plan_.position_of(tensor);

@@ -156,15 +156,20 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
   const double bound = optimizer_->config().clip_norm;
   const std::uint64_t number = steps_ + 1;
   CENTROID_ASSIGN(const auto made, group_.step(data, batch, [](TensorId) {}));
-  const std::span<float> gradient = group_.gradients();
+  const std::size_t trained = group_.trained();
+  const std::span<float> gradient = group_.gradients().first(trained);
   if (bound > 0) {
     gradient_norm_ = std::sqrt(sum_of_squares(gradient));
     const float factor = clip_factor(gradient_norm_, bound);
     if (factor != 1)
       for (float& g : gradient) g *= factor;
   }
-  const std::vector<std::span<float>> slots(slots_.begin(), slots_.end());
-  optimizer_->step(number, planes_.own(), gradient, slots, planes_.own());
+  std::vector<std::span<float>> slots;
+  for (auto& slot : slots_) slots.push_back(std::span(slot).first(trained));
+  const std::span<float> own = planes_.own().first(trained),
+                         buffers = planes_.own().subspan(trained);
+  optimizer_->step(number, own, gradient, slots, own);
+  step_buffer(buffers, group_.gradients().subspan(trained), buffers);
   steps_ = number;
   return made;
 }
@@ -258,7 +263,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
   untold_ = rest;
   if (steps > 0 && share.round.value % kNormRounds == 1)  // the others need not wait for it
-    parameter_norm_ = std::sqrt(sum_of_squares(planes_.own()));
+    parameter_norm_ = std::sqrt(sum_of_squares(planes_.own().first(group_.trained())));
   stats = first;
   add(stats, rest);
   CENTROID_ASSIGN(auto report, exchange.finish(told));

@@ -50,7 +50,7 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
   if (share.samples() > 0 && share.round.value % kNormRounds == 1) {
     exchange.complete(stats);  // the others need not wait for it
     CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());
-    parameter_norm = std::sqrt(sum_of_squares(group.params()));
+    parameter_norm = std::sqrt(sum_of_squares(group.params().first(group.trained())));
   }
   return exchange.finish(stats);
 }

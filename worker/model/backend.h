@@ -12,6 +12,7 @@
 #include "common/optim/rules.h"
 #include "worker/model/activation.h"
 #include "worker/model/attention.h"
+#include "worker/model/batch_norm.h"
 #include "worker/model/kernels.h"
 #include "worker/model/model.h"
 
@@ -39,8 +40,8 @@ struct Update {
 };
 
 /// What models compute with, on one device: the CPU does it in the call, a GPU gets it queued on
-/// one stream and does it in that order. Loops are those of kernels.h, activation.h and loss.h,
-/// shapes as there; matrices are row-major.
+/// one stream and does it in that order. Loops are those of kernels.h, activation.h, batch_norm.h
+/// and loss.h, shapes as there; matrices are row-major.
 ///
 /// memory  addresses are the device's, but where "host" is said
 /// errors  the first one stays: everything after it does nothing, and `status` tells it. What was
@@ -98,6 +99,10 @@ class Backend {
   virtual void norm_back(const kernels::Norm& norm, std::size_t rows, std::size_t width,
                          const float* x, const float* stats, const float* dy, float* gradient,
                          float* weight_gradient, float* bias_gradient) = 0;
+  virtual void batch_norm(const BatchNorm& norm, Activation activation, float* mean_change,
+                          float* var_change, float* out, float* slope) = 0;
+  virtual void batch_norm_back(const BatchNorm& norm, float* gradient, float* weight_gradient,
+                               float* bias_gradient) = 0;
   virtual void gelu(std::size_t elements, const float* in, float* out) = 0;
   virtual void gelu_back(std::size_t elements, const float* in, float* gradient) = 0;
   virtual void swiglu(std::size_t rows, std::size_t width, const float* gate_up, float* out) = 0;

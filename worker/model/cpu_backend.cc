@@ -96,6 +96,14 @@ class CpuBackend final : public Backend {
                  float* bias_gradient) override {
     kernels::norm_back(norm, rows, width, x, stats, dy, gradient, weight_gradient, bias_gradient);
   }
+  void batch_norm(const BatchNorm& norm, Activation activation, float* mean_change,
+                  float* var_change, float* out, float* slope) override {
+    norm.forward(activation, mean_change, var_change, out, slope);
+  }
+  void batch_norm_back(const BatchNorm& norm, float* gradient, float* weight_gradient,
+                       float* bias_gradient) override {
+    norm.backward(gradient, weight_gradient, bias_gradient);
+  }
   void gelu(std::size_t elements, const float* in, float* out) override {
     kernels::gelu(elements, in, out);
   }

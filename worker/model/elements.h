@@ -79,6 +79,26 @@ constexpr float silu_slope_of(float x) {
   return sigma * (1.0f + x * (1.0f - sigma));
 }
 
+/// Batch normalisation, with the numbers of PyTorch's BatchNorm1d: what is added to a variance, and
+/// what of the running values a batch replaces.
+/// source  Ioffe, Szegedy 2015, "Batch normalization", algorithms 1 and 2
+constexpr float kBatchEpsilon = 1e-5F, kBatchMomentum = 0.1F;
+/// The square of the spread. A running variance that sums of changes have brought below 0 is 0.
+constexpr float batch_square(float variance) {
+  return (variance < 0.0F ? 0.0F : variance) + kBatchEpsilon;
+}
+constexpr float batch_normal(float x, float mean, float inverse) { return (x - mean) * inverse; }
+/// old - new of a running value.
+constexpr float running_change(float old, float of_batch) {
+  return kBatchMomentum * (old - of_batch);
+}
+/// d loss / d x. `share`: 1 / rows, or 0 where the moments are not those of the rows; of_weight,
+/// of_bias: the gradients of weight and bias.
+constexpr float batch_back_of(float dy, float normal, float inverse, float weight, float of_weight,
+                              float of_bias, float share) {
+  return weight * inverse * (dy - share * (of_bias + normal * of_weight));
+}
+
 /// Dropout of four neighbours at a time: bit j says that element 4 * group + j stays.
 /// `threshold` = probability to drop, in 1/65536. The same (key, group) gives the same bits
 /// everywhere, so the way back draws again instead of storing.

@@ -73,6 +73,14 @@ Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::st
   constexpr std::string_view kKind = "mlp:";
   if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, known are mlp: and transformer");
   rest.remove_prefix(kKind.size());
+  bool has_norm = false;
+  if (const auto comma = rest.rfind(','); comma != std::string_view::npos) {
+    const std::string_view field = rest.substr(comma + 1);
+    has_norm = field == "norm=batch";
+    if (field.starts_with("norm=") && !has_norm && field != "norm=none")
+      return bad(spec, std::string("'").append(field) + "' is neither norm=none nor norm=batch");
+    if (field.starts_with("norm=")) rest = rest.substr(0, comma);
+  }
   auto activation = std::optional(Activation::kRelu);
   if (const auto comma = rest.find(','); comma != std::string_view::npos) {
     const std::string_view name = rest.substr(comma + 1);
@@ -82,7 +90,7 @@ Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::st
     rest = rest.substr(0, comma);
   }
   CENTROID_ASSIGN(auto widths, parse_widths(rest, spec));
-  return std::unique_ptr<Model>(new Mlp(std::move(widths), *activation));
+  return std::unique_ptr<Model>(new Mlp(std::move(widths), *activation, has_norm));
 }
 
 StepResult Model::step(const Batch& batch, std::span<const float> params,

@@ -8,30 +8,44 @@
 
 namespace centroid::worker {
 
-Mlp::Mlp(std::vector<std::uint64_t> widths, Activation activation, std::unique_ptr<Backend> backend)
-    : widths_(std::move(widths)), activation_(activation), backend_(std::move(backend)) {
+Mlp::Mlp(std::vector<std::uint64_t> widths, Activation activation, bool has_norm,
+         std::unique_ptr<Backend> backend)
+    : widths_(std::move(widths)),
+      activation_(activation),
+      has_norm_(has_norm),
+      backend_(std::move(backend)) {
   CENTROID_CHECK(widths_.size() >= 2);
   std::size_t position = 0;
   const auto add = [&](std::string name, Shape shape) {
     positions_.push_back(position);
     manifest_.push_back({std::move(name), DType::kF32, std::move(shape)});
     position += manifest_.back().elements();
+    return static_cast<std::uint32_t>(manifest_.size() - 1);
   };
   for (std::size_t i = 0; i < layers(); ++i) {
-    const std::string layer = "layers." + std::to_string(i);
-    add(layer + ".weight", {widths_[i + 1], widths_[i]});
-    add(layer + ".bias", {widths_[i + 1]});
+    const std::string layer = "layers." + std::to_string(i), norm = "norms." + std::to_string(i);
+    Layer& of = tensors_.emplace_back();
+    of.weight = add(layer + ".weight", {widths_[i + 1], widths_[i]});
+    if (is_normal(i)) of.scale = add(norm + ".weight", {widths_[i + 1]});
+    of.bias = add((is_normal(i) ? norm : layer) + ".bias", {widths_[i + 1]});
+  }
+  for (std::size_t i = 0; i < layers() && is_normal(i); ++i) {
+    const std::string norm = "norms." + std::to_string(i);
+    tensors_[i].mean = add(norm + ".running_mean", {widths_[i + 1]});
+    tensors_[i].variance = add(norm + ".running_var", {widths_[i + 1]});
   }
   positions_.push_back(position);
   output_.resize(layers());
   slope_.resize(layers());
+  product_.resize(layers());
+  moments_.resize(layers());
 }
 
 std::string Mlp::spec() const {
   std::string text = "mlp:";
   for (const std::uint64_t width : widths_) text.append(std::to_string(width)).append(1, '-');
   text.back() = ',';
-  return text.append(to_string(activation_));
+  return text.append(to_string(activation_)).append(has_norm_ ? ",norm=batch" : "");
 }
 
 /// Give out pieces of `memory` (null: only count); returns the floats taken.
@@ -48,6 +62,9 @@ std::size_t Mlp::lay_out(std::size_t samples, bool with_gradient, float* memory)
     output_[i] = take(samples * widths_[i + 1]);
     const bool has_slope = with_gradient && needs_slope() && i + 1 < layers();
     slope_[i] = has_slope ? take(samples * widths_[i + 1]) : nullptr;
+    if (!is_normal(i)) continue;
+    moments_[i] = take(2 * widths_[i + 1]);
+    product_[i] = with_gradient ? take(samples * widths_[i + 1]) : output_[i];
   }
   gradient_ = with_gradient ? take(samples * widest) : nullptr;
   next_gradient_ = with_gradient ? take(samples * widest) : nullptr;
@@ -55,7 +72,7 @@ std::size_t Mlp::lay_out(std::size_t samples, bool with_gradient, float* memory)
 }
 
 std::uint64_t Mlp::work_bytes(std::uint64_t samples, bool with_gradient) const {
-  Mlp counted(widths_, activation_, nullptr);
+  Mlp counted(widths_, activation_, has_norm_, nullptr);
   return counted.lay_out(samples, with_gradient, nullptr) * sizeof(float);
 }
 
@@ -68,11 +85,18 @@ void Mlp::initialize(std::uint64_t seed, std::span<float> params) const {
     const bool is_last = i + 1 == layers();
     const double fan = static_cast<double>(widths_[i] + (is_last ? widths_[i + 1] : 0));
     const double limit = std::sqrt(6.0 / fan);
-    CounterRng rng(seed, 2 * i);  // stream: the tensor's number
-    for (float& weight : params.subspan(weight_at(i), bias_at(i) - weight_at(i)))
+    CounterRng rng(seed, 2 * i);  // stream: the number that its tensor has without norms
+    const auto tensor = [&](std::uint32_t number) {
+      return params.subspan(positions_[number], manifest_[number].elements());
+    };
+    const Layer& of = tensors_[i];
+    for (float& weight : tensor(of.weight))
       weight = static_cast<float>((2.0 * rng.uniform() - 1.0) * limit);
-    const auto bias = params.subspan(bias_at(i), widths_[i + 1]);
-    std::fill(bias.begin(), bias.end(), 0.0F);
+    std::ranges::fill(tensor(of.bias), 0.0F);
+    if (!is_normal(i)) continue;
+    std::ranges::fill(tensor(of.scale), 1.0F);
+    std::ranges::fill(tensor(of.mean), 0.0F);
+    std::ranges::fill(tensor(of.variance), 1.0F);
   }
 }
 
@@ -86,20 +110,42 @@ const float* Mlp::input_of(std::size_t layer) const {
   return layer == 0 ? in_.x : output_[layer - 1];
 }
 
-void Mlp::forward(const Batch& batch, std::span<const float> params, bool with_gradient) {
+BatchNorm Mlp::norm_of(std::size_t layer, std::size_t rows, std::span<const float> params) const {
+  const Layer& of = tensors_[layer];
+  const auto at = [&](std::uint32_t tensor) { return params.data() + positions_[tensor]; };
+  return {.rows = rows,
+          .width = widths_[layer + 1],
+          .z = product_[layer],
+          .weight = at(of.scale),
+          .bias = at(of.bias),
+          .running_mean = at(of.mean),
+          .running_var = at(of.variance),
+          .moments = moments_[layer]};
+}
+
+void Mlp::forward(const Batch& batch, std::span<const float> params, std::span<float> gradients) {
   const std::size_t rows = batch.samples;
+  const bool with_gradient = !gradients.empty();
   lay_out(rows, with_gradient, backend_->work_space(lay_out(rows, with_gradient, nullptr)));
   in_ = backend_->bring(batch, 0);
   for (std::size_t i = 0; i < layers(); ++i) {
     const std::size_t in = widths_[i];
     const std::size_t out = widths_[i + 1];
     const float* const weight = params.data() + weight_at(i);
-    if (i + 1 < layers())
+    if (i + 1 < layers() && !has_norm_) {
       backend_->layer(activation_, rows, out, in, input_of(i), weight, params.data() + bias_at(i),
                       output_[i], slope_[i]);
-    else  // its bias is added with the loss
-      backend_->gemm(false, true, rows, out, in, 1.0F, input_of(i), in, weight, in, 0.0F,
-                     output_[i], out);
+      continue;
+    }
+    // Of the last layer the bias is added with the loss.
+    backend_->gemm(false, true, rows, out, in, 1.0F, input_of(i), in, weight, in, 0.0F,
+                   is_normal(i) ? product_[i] : output_[i], out);
+    if (!is_normal(i)) continue;
+    const auto change = [&](std::uint32_t tensor) {
+      return with_gradient ? gradients.data() + positions_[tensor] : nullptr;
+    };
+    backend_->batch_norm(norm_of(i, rows, params), activation_, change(tensors_[i].mean),
+                         change(tensors_[i].variance), output_[i], slope_[i]);
   }
   backend_->cross_entropy(rows, widths_.back(), in_.y, params.data() + bias_at(layers() - 1),
                           1.0F / static_cast<float>(rows), with_gradient, output_.back());
@@ -112,11 +158,19 @@ void Mlp::backward_layer(std::size_t layer, std::size_t rows, std::span<const fl
   const std::size_t out = widths_[layer + 1];
   const bool is_last = layer + 1 == layers();
   const float* above = is_last ? output_.back() : gradient_;
-  backend_->sum_rows(rows, out, above, gradients.data() + bias_at(layer));
-  on_ready(TensorId(static_cast<std::uint32_t>(2 * layer + 1)));
+  const Layer& of = tensors_[layer];
+  if (is_normal(layer)) {
+    backend_->batch_norm_back(norm_of(layer, rows, params), gradient_,
+                              gradients.data() + positions_[of.scale],
+                              gradients.data() + bias_at(layer));
+  } else {
+    backend_->sum_rows(rows, out, above, gradients.data() + bias_at(layer));
+  }
+  on_ready(TensorId(of.bias));
+  if (is_normal(layer)) on_ready(TensorId(of.scale));
   backend_->gemm(true, false, out, in, rows, 1.0F, above, out, input_of(layer), in, 0.0F,
                  gradients.data() + weight_at(layer), in);
-  on_ready(TensorId(static_cast<std::uint32_t>(2 * layer)));
+  on_ready(TensorId(of.weight));
   if (layer == 0) return;
   backend_->gemm(false, false, rows, in, out, 1.0F, above, out, params.data() + weight_at(layer),
                  in, 0.0F, next_gradient_, in);
@@ -135,18 +189,20 @@ void Mlp::queue_step(const Batch& batch, std::span<const float> params, std::spa
       on_ready(TensorId(static_cast<std::uint32_t>(t - 1)));
     return;
   }
-  forward(batch, params, true);
+  forward(batch, params, gradients);
+  for (std::size_t t = manifest_.size(); t > 0 && is_buffer(manifest_[t - 1]); --t)
+    on_ready(TensorId(static_cast<std::uint32_t>(t - 1)));
   for (std::size_t i = layers(); i > 0; --i)
     backward_layer(i - 1, batch.samples, params, gradients, on_ready);
 }
 
 void Mlp::queue_evaluate(const Batch& batch, std::span<const float> params) {
   check_sizes(batch, params.size());
-  if (batch.samples > 0) forward(batch, params, false);
+  if (batch.samples > 0) forward(batch, params, {});
 }
 
 std::unique_ptr<Model> Mlp::clone_on(std::unique_ptr<Backend> backend) const {
-  return std::make_unique<Mlp>(widths_, activation_, std::move(backend));
+  return std::make_unique<Mlp>(widths_, activation_, has_norm_, std::move(backend));
 }
 
 }  // namespace centroid::worker

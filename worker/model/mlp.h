@@ -13,16 +13,21 @@
 
 namespace centroid::worker {
 
-/// Fully connected layers with an activation between them and softmax cross-entropy at the end.
+/// Fully connected layers with an activation between them and softmax cross-entropy at the end;
+/// with batch normalisation in front of each activation, if that is wanted.
 ///
 /// shape   layer i: "layers.i.weight" [out, in] and "layers.i.bias" [out] (PyTorch's layout), out =
-/// in @ weight^T + bias order   on_ready runs through the manifest backwards: bias, then weight, of
-/// the last layer first bits    the same input on the same machine gives the same bits; parameters
-/// from `initialize` are equal on every machine
+///         in @ weight^T + bias. Normalised, layer i has no bias but "norms.i.weight" and
+///         "norms.i.bias" [out], and the buffers "norms.i.running_mean" and "norms.i.running_var"
+///         stand behind all layers
+/// order   on_ready runs through the manifest backwards: buffers, then bias and weight of the last
+///         layer first
+/// bits    the same input on the same machine gives the same bits; parameters from `initialize`
+///         are equal on every machine
 class Mlp final : public Model {
  public:
   /// `widths` from input to classes: at least two, each at least 1 (make_model checks).
-  Mlp(std::vector<std::uint64_t> widths, Activation activation,
+  Mlp(std::vector<std::uint64_t> widths, Activation activation, bool has_norm,
       std::unique_ptr<Backend> backend = make_cpu_backend());
 
   const Manifest& manifest() const override { return manifest_; }
@@ -30,7 +35,8 @@ class Mlp final : public Model {
   std::uint32_t classes() const override { return static_cast<std::uint32_t>(widths_.back()); }
   std::string spec() const override;
   std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const override;
-  /// He for ReLU and GELU layers, Glorot for the last, zeros for biases.
+  /// He for ReLU and GELU layers, Glorot for the last, zeros for biases and running means, ones for
+  /// norms' weights and running variances.
   void initialize(std::uint64_t seed, std::span<float> params) const override;
   void queue_step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready) override;
@@ -39,27 +45,39 @@ class Mlp final : public Model {
   std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override;
 
  private:
+  /// Numbers of a layer's tensors. With a norm `bias` is the norm's.
+  struct Layer {
+    std::uint32_t weight = 0, bias = 0;
+    std::uint32_t scale = 0, mean = 0, variance = 0;  // of a norm
+  };
   std::size_t layers() const { return widths_.size() - 1; }
-  std::size_t weight_at(std::size_t layer) const { return positions_[2 * layer]; }
-  std::size_t bias_at(std::size_t layer) const { return positions_[2 * layer + 1]; }
+  bool is_normal(std::size_t layer) const { return has_norm_ && layer + 1 < layers(); }
+  std::size_t weight_at(std::size_t layer) const { return positions_[tensors_[layer].weight]; }
+  std::size_t bias_at(std::size_t layer) const { return positions_[tensors_[layer].bias]; }
   bool needs_slope() const { return activation_ == Activation::kGelu; }
   void check_sizes(const Batch& batch, std::size_t params) const;
   std::size_t lay_out(std::size_t samples, bool with_gradient, float* memory);
   /// Input of a layer: the batch, or the output of the layer before.
   const float* input_of(std::size_t layer) const;
-  void forward(const Batch& batch, std::span<const float> params, bool with_gradient);
+  BatchNorm norm_of(std::size_t layer, std::size_t rows, std::span<const float> params) const;
+  /// `gradients`: where the changes of buffers go, in training; else empty.
+  void forward(const Batch& batch, std::span<const float> params, std::span<float> gradients);
   void backward_layer(std::size_t layer, std::size_t rows, std::span<const float> params,
                       std::span<float> gradients, const std::function<void(TensorId)>& on_ready);
 
   std::vector<std::uint64_t> widths_;
   Activation activation_;
+  bool has_norm_;
   Manifest manifest_;
+  std::vector<Layer> tensors_;
   std::vector<std::size_t> positions_;  // first element of each tensor, plus the end
   std::unique_ptr<Backend> backend_;
   Inputs in_;
   // Work space. output_[last] turns from logits into their gradient.
   std::vector<float*> output_;
   std::vector<float*> slope_;
+  std::vector<float*> product_;     // of a layer with a norm: what the norm is of
+  std::vector<float*> moments_;     // BatchNorm
   float* gradient_ = nullptr;       // of the present layer's output
   float* next_gradient_ = nullptr;  // of the layer's before it
 };

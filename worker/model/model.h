@@ -54,8 +54,10 @@ class Backend;
 class Model {
  public:
   virtual ~Model() = default;
-  virtual const Manifest& manifest() const = 0;  ///< of what is trained
-  virtual std::uint64_t features() const = 0;    ///< of one sample; tokens of the longest sequence
+  /// Of what is trained, and behind it of buffers (common/tensor/tensor.h), whose "gradient" in a
+  /// step is old - new.
+  virtual const Manifest& manifest() const = 0;
+  virtual std::uint64_t features() const = 0;  ///< of one sample; tokens of the longest sequence
   virtual std::uint32_t classes() const = 0;
   virtual std::string spec() const = 0;  ///< "mlp:64-512-512-10,relu"
   /// Samples are sequences of tokens below this; 0: rows of numbers.
@@ -91,10 +93,10 @@ class Model {
   std::unique_ptr<Model> clone() const;
 };
 
-/// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu", or "transformer:FIELD=VALUE,..."
-/// (transformer_config.h). fails invalid_argument saying what is wrong where.
-/// `base_file`: what a transformer begins at or its adapters stand beside (adapters.h); empty:
-/// none.
+/// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu" and ",norm=batch", or
+/// "transformer:FIELD=VALUE,..." (transformer_config.h). fails invalid_argument saying what is
+/// wrong where. `base_file`: what a transformer begins at or its adapters stand beside
+/// (adapters.h); empty: none.
 Result<std::unique_ptr<Model>> make_model(const std::string& spec,
                                           const std::string& base_file = "");
 

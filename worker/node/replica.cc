@@ -108,6 +108,7 @@ class DeviceReplica final : public Replica, public Residence {
     for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
     CENTROID_ASSIGN(params_, device_->allocate(bytes));
     CENTROID_ASSIGN(gradient_, device_->allocate(bytes));
+    trained_ = trained_elements(model.manifest());
     CENTROID_ASSIGN(transfer_, device_->make_stream(Priority::kHigh));
     CENTROID_ASSIGN(loaded_, device_->make_event());
     CENTROID_ASSIGN(added_, device_->make_event());
@@ -195,10 +196,17 @@ class DeviceReplica final : public Replica, public Residence {
     Update update{.rule = step.rule, .clip_norm = step.clip_norm};
     update.params = floats(*params_).data();
     update.gradient = floats(*gradient_).data();
-    update.elements = floats(*params_).size();
+    update.elements = trained_;
     CENTROID_CHECK(slots_.size() <= update.slots.size());
     for (std::size_t k = 0; k < slots_.size(); ++k) update.slots[k] = floats(*slots_[k]).data();
     model_->backend().update(update);
+    if (trained_ < floats(*params_).size()) {
+      Update buffers{.rule = rules::kBufferStep};
+      buffers.params = floats(*params_).data() + trained_;
+      buffers.gradient = floats(*gradient_).data() + trained_;
+      buffers.elements = floats(*params_).size() - trained_;
+      model_->backend().update(buffers);
+    }
     return model_->backend().status();
   }
 
@@ -212,7 +220,7 @@ class DeviceReplica final : public Replica, public Residence {
 
   OnDevice gradient_on_device() override { return {device_.get(), floats(*gradient_).data()}; }
   Result<double> gradient_norm() override {
-    const auto gradient = floats(*gradient_);
+    const auto gradient = floats(*gradient_).first(trained_);
     const double norm = model_->backend().norm(gradient.data(), gradient.size());
     CENTROID_TRY(model_->backend().status());
     return norm;
@@ -366,6 +374,7 @@ class DeviceReplica final : public Replica, public Residence {
   std::unique_ptr<Stream> compute_;
   ReplicaOptions options_;
   std::unique_ptr<DeviceMemory> params_, gradient_;
+  std::size_t trained_ = 0;                           // floats in front of the buffers
   std::vector<std::unique_ptr<DeviceMemory>> slots_;  // of an optimizer that lives here
   std::unique_ptr<Stream> transfer_;
   std::unique_ptr<StreamEvent> loaded_;            // the parameters are here

@@ -34,7 +34,7 @@ struct NcclSeat {
   std::size_t rank = 0;
 };
 
-/// One step of an optimizer over the whole of a model (Update).
+/// One step of an optimizer over all of a model that is trained (Update).
 struct OptimizerStep {
   rules::Step rule{};
   double clip_norm = 0;

@@ -99,6 +99,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       : slowdown_(options.slowdown),
         batch_(options.batch),
         model_(model.clone()),
+        trained_(trained_elements(model.manifest())),
         evaluated_at_a_time_(evaluate_samples(model)),
         memory_(std::move(*parts.memory)),
         params_(std::move(parts.params)),
@@ -125,6 +126,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
 
   std::size_t devices() const override { return seats_.size(); }
   std::span<float> params() override { return current_; }
+  std::size_t trained() override { return trained_; }
   void use_params(std::span<float> memory) override {
     CENTROID_CHECK(memory.size() == current_.size());
     current_ = memory;
@@ -132,7 +134,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   std::span<float> gradients() override { return gradients_.as<float>(); }
   Result<double> gradient_norm() override {
     if (device_gradient().device != nullptr) return seats_.front().replica->gradient_norm();
-    return std::sqrt(sum_of_squares(gradients()));
+    return std::sqrt(sum_of_squares(gradients().first(trained_)));
   }
   Buffer host_memory(std::size_t bytes) override { return memory_.take(bytes); }
   Replica::OnDevice device_gradient() override {
@@ -435,6 +437,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   const double slowdown_;
   const std::uint64_t batch_;           // of all devices
   const std::unique_ptr<Model> model_;  // asked about shapes only
+  const std::size_t trained_;           // elements in front of the buffers
   const std::uint64_t evaluated_at_a_time_;
   HostMemory memory_;
   Buffer params_;

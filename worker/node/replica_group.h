@@ -75,6 +75,8 @@ class ReplicaGroup {
   /// Parameters all replicas read: written by the exchange between steps (one copy: replicas share
   /// host memory).
   virtual std::span<float> params() = 0;
+  /// So many of them are trained; those behind are buffers (common/tensor/tensor.h).
+  virtual std::size_t trained() { return params().size(); }
   /// Read parameters from `memory` (the same length) from the next step on; it must outlive its
   /// use. Between steps only.
   virtual void use_params(std::span<float> memory) = 0;
@@ -82,8 +84,8 @@ class ReplicaGroup {
   virtual Buffer host_memory(std::size_t bytes) { return Buffer(bytes); }
   /// The reduced mean gradient of the last step.
   virtual std::span<float> gradients() = 0;
-  /// Its Euclidean norm: that of the mean, not the mean of the devices' norms. A pass over it,
-  /// where it is. Between steps only.
+  /// Its Euclidean norm, without buffers: that of the mean, not the mean of the devices' norms. A
+  /// pass over it, where it is. Between steps only.
   virtual Result<double> gradient_norm() = 0;
   /// The same on a device, where one device has all of it; complete when `on_ready` says so. Null:
   /// there is none.

@@ -84,6 +84,7 @@ _PROTOTYPES = {
     "error": (_text, []),
     "struct_size": (_u64, [_text]),
     "log_level": (ctypes.c_int, [_text]),
+    "is_buffer": (ctypes.c_int, [_text]),
     "trainer_open": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory]),
     "trainer_next": (ctypes.c_int, [_memory, _memory]),
     "trainer_indices": (ctypes.c_int, [_memory, _memory]),
@@ -263,7 +264,8 @@ class Trainer:
 
     server   HOST:PORT, several separated by commas
     tensors  names and float32 arrays, changed in place: they hold the cluster's parameters in each round. The cluster begins at the first
-             worker's, unless it goes on from a checkpoint
+             worker's, unless it goes on from a checkpoint. Those whose last part of the name begins with running_ are buffers, as batch
+             normalisation has them: they are averaged as the share has changed them, and need no gradient
     samples  of the whole training data, the same for all workers
     batch    samples of one step here
     sample_tokens  that a sample has at most; where the server weighs by tokens, `samples=` of a step says over how many its gradient is the mean
@@ -279,6 +281,8 @@ class Trainer:
         self.tensors = dict(tensors)
         self._names = sorted(self.tensors)  # the same for all, whatever order they were given in
         self._shapes = [_shape(self.tensors[name_], name_) for name_ in self._names]
+        known = getattr(_library, "centroid_is_buffer", None)  # an older library has none
+        self._buffers = {name_ for name_ in self._names if known and known(name_.encode())}
         for name_ in self._names:
             _check_writable(self.tensors[name_], name_)
         keep, structs = [], (_Tensor * max(len(self._names), 1))()
@@ -434,6 +438,8 @@ class Trainer:
         if not share.is_local and gradients is None and share.count > 0:
             raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
         given = self.tensors if share.is_local else gradients or {}
+        changed = set() if share.is_local or share.count == 0 else self._buffers - set(given)
+        given = {**given, **{name: self.tensors[name] for name in changed}}
         if share.count > 0 or share.is_local:
             odd = [name for name in self._names if name not in given] + [name for name in given if name not in self.tensors]
             if odd:
@@ -444,7 +450,13 @@ class Trainer:
         for at in reversed(range(len(self._names))):
             name, size = self._names[at], 4 * _size(self._shapes[at])
             if name in given and size > 0:
-                if name in read:
+                if name in changed:  # what it has lost since the round began
+                    before, now, out = (
+                        (ctypes.c_float * (size // 4)).from_address(address)
+                        for address in (_library.centroid_trainer_parameters(self._handle, at), read[name][0], memory(self._handle, at))
+                    )
+                    out[:] = [old - new for old, new in zip(before, now)]
+                elif name in read:
                     ctypes.memmove(memory(self._handle, at), read[name][0], size)
                 else:  # PyTorch's None: the loss does not depend on it
                     ctypes.memset(memory(self._handle, at), 0, size)

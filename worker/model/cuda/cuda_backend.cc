@@ -14,6 +14,7 @@
 #include "common/base/log.h"
 #include "common/device/host_memory.h"
 #include "common/optim/cuda/kernels.h"
+#include "worker/model/cuda/attention_cut.h"
 #include "worker/model/cuda/kernels.h"
 #include "worker/model/cuda/pinned_batches.h"
 #include "worker/model/cuda/space.h"
@@ -26,23 +27,11 @@ namespace {
 constexpr std::size_t kCublasBytes = 32u << 20;
 /// Rows whose logits are in memory at a time: enough for every processor of the largest GPU.
 constexpr std::size_t kHeadRows = 4096;
-/// Queries of a head whose scores are in memory at a time, and scores of all heads together.
-constexpr std::size_t kQueries = 128, kScores = std::size_t{1} << 24;
 
 /// What a rehearsal gets for an address.
 template <class T>
 T* nowhere() {
   return reinterpret_cast<T*>(std::uintptr_t{1} << 12);
-}
-
-/// How attention is cut into products of many matrices.
-struct Cut {
-  std::size_t samples, queries;
-};
-Cut cut_of(std::size_t samples, std::size_t context, std::size_t heads) {
-  const std::size_t queries = std::min(context, kQueries);
-  const std::size_t fit = kScores / std::max<std::size_t>(heads * queries * context, 1);
-  return {std::clamp<std::size_t>(fit, 1, std::max<std::size_t>(samples, 1)), queries};
 }
 
 class CudaBackend final : public Backend {
@@ -264,6 +253,23 @@ class CudaBackend final : public Backend {
                              weight_gradient, bias_gradient, floats(scratch_), queue_);
     });
   }
+  void batch_norm(const worker::BatchNorm& norm, Activation activation, float* mean_change,
+                  float* var_change, float* out, float* slope) override {
+    if (!grow(scratch_, norm_back_scratch(norm.rows, norm.width) * sizeof(float))) return;
+    const bool is_gelu = activation == Activation::kGelu;
+    run([&] {
+      return cuda::batch_norm(on_device(norm), is_gelu, mean_change, var_change, out, slope,
+                              floats(scratch_), queue_);
+    });
+  }
+  void batch_norm_back(const worker::BatchNorm& norm, float* gradient, float* weight_gradient,
+                       float* bias_gradient) override {
+    if (!grow(scratch_, norm_back_scratch(norm.rows, norm.width) * sizeof(float))) return;
+    run([&] {
+      return cuda::batch_norm_back(on_device(norm), gradient, weight_gradient, bias_gradient,
+                                   floats(scratch_), queue_);
+    });
+  }
   void gelu(std::size_t elements, const float* in, float* out) override {
     run([&] { return cuda::gelu(elements, in, out, queue_); });
   }
@@ -379,6 +385,9 @@ class CudaBackend final : public Backend {
   static Dropout on_device(const kernels::Dropout& d) {
     return {d.threshold, d.scale, d.keys.data(), d.context, d.site};
   }
+  static BatchNorm on_device(const worker::BatchNorm& n) {
+    return {n.rows, n.width, n.z, n.weight, n.bias, n.running_mean, n.running_var, n.moments};
+  }
   bool fits(std::initializer_list<std::size_t> sizes) {
     if (std::max(sizes) <= INT_MAX) return true;
     note(Error(ErrorCode::kInvalidArgument,
@@ -493,10 +502,6 @@ void CudaBackend::multiply(const Product& p, std::size_t samples, std::size_t he
                                        cublas::kDefaultAlgorithm),
                 "cublasGemmBatchedEx");
   });
-}
-
-float scale_of(std::size_t head_width) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_width)));
 }
 
 void CudaBackend::attend(const Attention& a, float* out) {

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "common/device/cuda/launch.h"
+#include "worker/model/cuda/batch_norm.cuh"
 #include "worker/model/cuda/kernels.cuh"
 #include "worker/model/cuda/kernels.h"
 #include "worker/model/cuda/rows.cuh"
@@ -131,6 +132,48 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
   CENTROID_LAUNCH(norm_sums_kernel, blocks_for(width, queue.processors), kThreads, stream, parts,
                   width, scratch, weight_gradient, bias_gradient);
   return launched("kernels of norm_back");
+}
+
+Status batch_norm(const BatchNorm& norm, bool is_gelu, float* mean_change, float* var_change,
+                  float* out, float* slope, float* scratch, const Queue& queue) {
+  if (norm.rows * norm.width == 0) return {};
+  const cudaStream_t stream = stream_of(queue);
+  const bool is_of_rows = mean_change != nullptr && norm.rows > 1;
+  const std::uint64_t parts = is_of_rows ? (norm.rows + kColumnRows - 1) / kColumnRows : 0;
+  if (parts > 0) {
+    const bool wide = is_wide(norm.width, norm.z, scratch);
+    const auto kernel = wide ? batch_columns_kernel<true> : batch_columns_kernel<false>;
+    CENTROID_LAUNCH(kernel, blocks_for(parts * norm.width / (wide ? 4 : 1), queue.processors),
+                    kThreads, stream, norm.rows, norm.width, norm.z, scratch);
+  }
+  CENTROID_LAUNCH(batch_moments_kernel, blocks_for(norm.width, queue.processors), kThreads, stream,
+                  norm, parts, scratch, mean_change, var_change);
+  const bool wide = is_wide(norm.width, norm.z, norm.weight, norm.bias, norm.moments, out, slope);
+  const auto kernel =
+      is_gelu ? (wide ? batch_norm_kernel<true, true> : batch_norm_kernel<true, false>)
+              : (wide ? batch_norm_kernel<false, true> : batch_norm_kernel<false, false>);
+  CENTROID_LAUNCH(kernel, row_blocks(norm.rows, queue), kThreads, stream, norm, out, slope);
+  return launched("kernels of batch_norm");
+}
+Status batch_norm_back(const BatchNorm& norm, float* gradient, float* weight_gradient,
+                       float* bias_gradient, float* scratch, const Queue& queue) {
+  if (norm.rows * norm.width == 0) return {};
+  const cudaStream_t stream = stream_of(queue);
+  const std::uint64_t parts = (norm.rows + kColumnRows - 1) / kColumnRows;
+  {
+    const bool wide = is_wide(norm.width, norm.z, norm.moments, gradient, scratch);
+    const auto kernel = wide ? batch_back_columns_kernel<true> : batch_back_columns_kernel<false>;
+    CENTROID_LAUNCH(kernel, blocks_for(parts * norm.width / (wide ? 4 : 1), queue.processors),
+                    kThreads, stream, norm, gradient, scratch);
+  }
+  CENTROID_LAUNCH(norm_sums_kernel, blocks_for(norm.width, queue.processors), kThreads, stream,
+                  parts, norm.width, scratch, weight_gradient, bias_gradient);
+  const bool wide = is_wide(norm.width, norm.z, norm.weight, norm.moments, gradient,
+                            weight_gradient, bias_gradient);
+  const auto kernel = wide ? batch_back_kernel<true> : batch_back_kernel<false>;
+  CENTROID_LAUNCH(kernel, row_blocks(norm.rows, queue), kThreads, stream, norm, weight_gradient,
+                  bias_gradient, gradient);
+  return launched("kernels of batch_norm_back");
 }
 
 Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,

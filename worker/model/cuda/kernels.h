@@ -53,6 +53,19 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
                  const float* stats, const float* dy, float* gradient, float* weight_gradient,
                  float* bias_gradient, float* scratch, const Queue& queue);
 
+/// As BatchNorm::forward and ::backward of worker/model/batch_norm.h, but that columns are added in
+/// parts of 128 rows. scratch: norm_back_scratch.
+struct BatchNorm {
+  std::uint64_t rows = 0, width = 0;
+  const float *z = nullptr, *weight = nullptr, *bias = nullptr;
+  const float *running_mean = nullptr, *running_var = nullptr;
+  float* moments = nullptr;
+};
+Status batch_norm(const BatchNorm& norm, bool is_gelu, float* mean_change, float* var_change,
+                  float* out, float* slope, float* scratch, const Queue& queue);
+Status batch_norm_back(const BatchNorm& norm, float* gradient, float* weight_gradient,
+                       float* bias_gradient, float* scratch, const Queue& queue);
+
 /// Where a number of each row of many matrices stands: of row r of matrix m at m / heads *
 /// of_sample + m % heads + r * of_row.
 struct RowNumbers {

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "common/base/result.h"
+#include "common/tensor/tensor.h"
+#include "server/config.h"
+
+namespace centroid::server {
+
+/// Whether the buffers of a model (common/tensor/tensor.h), if it has any, come to the right values
+/// with these settings and a worker's codec.
+/// fails  failed_precondition: they do not (names the first one, the setting, and what to do)
+Status check_buffers(const ServerConfig& config, const Manifest& manifest,
+                     const std::string& codec);
+
+}  // namespace centroid::server

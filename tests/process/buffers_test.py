@@ -1,0 +1,116 @@
+"""Batch normalisation on real servers: a worker's model, and a training program's. buffers_test.py BIN_DIR"""
+
+import array
+import json
+import struct
+
+import client_test
+from client_test import centroid
+from cluster import DONE, USAGE, ClusterTest, main
+
+
+def tensors_of(folder):
+    """Name to numbers, of the parameters of a checkpoint."""
+    found = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        data = file.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        for name, what in json.loads(data[8 : 8 + length]).items():
+            if name != "__metadata__":
+                begin, end = what["data_offsets"]
+                found[name] = array.array("f", data[8 + length + begin : 8 + length + end]).tolist()
+    return found
+
+
+class Worker(ClusterTest):
+    model = "mlp:64-32-10,relu,norm=batch"
+
+    def bits(self, run="run"):
+        return (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
+
+    def test_digits_are_learned_and_a_checkpoint_has_the_buffers(self):
+        flags = ["--epochs", 4, "--min-workers", 2, "--optimizer", "adamw", "--lr", "0.005", "--exit-when-finished"]
+        for exchange in ("star", "ring"):
+            with self.subTest(exchange=exchange):
+                run = f"learns-{exchange}"
+                server = self.server("--exchange", exchange, *flags, run=run, name=f"server-{run}")
+                workers = [self.worker(server, f"w{i}-{run}", "--exchange", exchange, model=self.model) for i in range(2)]
+                self.assert_exit(DONE, *workers, server)
+                self.assertGreater(self.summary(f"w0-{run}")["test_accuracy"], 0.95)
+                found = tensors_of(self.checkpoints(run)[-1])
+                self.assertEqual(sorted(name for name in found if "running" in name), ["norms.0.running_mean", "norms.0.running_var"])
+                self.assertTrue(all(value > 0 for value in found["norms.0.running_var"]))
+                self.assertGreater(max(map(abs, found["norms.0.running_mean"])), 0.1)
+
+    def test_journal_brings_back_the_bits_of_a_job_that_was_not_killed(self):
+        for way in (["--optimizer", "adam"], ["--clip-norm", "0.1"], ["--apply", "worker", "--optimizer", "momentum", "--clip-norm", "0.1"]):
+            with self.subTest(way=way):
+                run = "-".join(["journal", *way[1:]]).replace(".", "")
+                flags = ["--min-workers", 2, "--run-id", "r", *way]
+                server = self.server(*flags, "--journal", "on", run=run, name=f"killed-{run}")
+                workers = [self.worker(server, f"w{i}-{run}", model=self.model) for i in range(2)]
+                server.wait_round(31)
+                for process in [server, *workers]:
+                    process.kill()
+                resume = ["--journal", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
+                again = self.launch_server("--optimizer", "sgd", "--lr", "0.05", *flags, *resume, run=run, name=f"again-{run}")
+                rounds = again.wait_event("journal.replayed")["round"]
+                self.assertGreater(rounds, 29)
+                self.assert_exit(DONE, again)
+                whole = self.server(*flags, "--rounds", rounds, "--exit-when-finished", run=f"whole-{run}", name=f"whole-{run}")
+                self.assert_exit(DONE, *[self.worker(whole, f"v{i}-{run}", model=self.model) for i in range(2)], whole)
+                self.assertEqual(self.bits(run), self.bits(f"whole-{run}"))
+
+    def test_what_would_spoil_them_is_refused_by_name(self):
+        server = self.server("--epochs", 1, "--policy", "asp")
+        worker = self.worker(server, "w", model=self.model)
+        self.assert_exit(USAGE, worker)
+        self.assertIn("tensor norms.0.running_mean is a buffer", worker.text())
+        self.assertIn("policy asp", worker.text())
+
+
+class Program(client_test.ClientTest):
+    def test_buffers_are_averaged_and_not_trained(self):
+        server = self.server("--rounds", 2, "--min-workers", 2, "--optimizer", "adam", "--lr", "0.5", "--exit-when-finished")
+        tensors = [{"w": array.array("f", [1]), "n.running_mean": array.array("f", [0, 8]), "n.running_var": array.array("f", [1])} for _ in range(2)]
+
+        def run(i):
+            mine = tensors[i]
+            with self.trainer(server, f"t{i}", mine, batch=2 + 4 * i) as trainer:
+                for share in trainer:
+                    self.assertEqual(len(share), 2 + 4 * i)
+                    # What a forward pass does: half of the way to 4 and 0, or to 8 and 0.
+                    mean, goal = mine["n.running_mean"], 4 + 4 * i
+                    mean[0], mean[1] = (mean[0] + goal) / 2, mean[1] / 2
+                    gradients = {"w": array.array("f", [0])}
+                    if i == 1:  # given by itself
+                        gradients["n.running_var"] = array.array("f", [0.5])
+                    trainer.finish(gradients)
+
+        self.at_once(run)
+        # The goal's weighted mean is 7; the variance loses 3/4 of 0.5 a round.
+        for one in tensors:
+            self.assertEqual(list(one["w"]), [1])
+            self.assertEqual(list(one["n.running_mean"]), [5.25, 2])
+            self.assertEqual(list(one["n.running_var"]), [0.25])
+        self.assertEqual(server.exit_status(), DONE)
+
+    def test_with_local_steps_they_are_trained_in_place(self):
+        server = self.launch_server("--rounds", 1, "--min-workers", 2, "--local-steps", 2, "--exit-when-finished").wait_ready()
+        tensors = [{"w": array.array("f", [1]), "n.running_mean": array.array("f", [0])} for _ in range(2)]
+
+        def run(i):
+            with self.trainer(server, f"t{i}", tensors[i]) as trainer:
+                for share in trainer:
+                    self.assertTrue(share.is_local)
+                    tensors[i]["n.running_mean"][0] = 2 + 4 * i
+                    trainer.finish()
+
+        self.at_once(run)
+        for one in tensors:  # not 0.7 * 1.9 of it
+            self.assertEqual((list(one["w"]), list(one["n.running_mean"])), ([1], [4]))
+        self.assertEqual(server.exit_status(), DONE)
+
+
+if __name__ == "__main__":
+    main()
