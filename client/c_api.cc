@@ -466,9 +466,14 @@ int centroid_rows_pull(centroid_rows* rows, const uint64_t* keys, uint64_t count
 
 int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count,
                        const float* gradients) {
+  return centroid_rows_push_at(rows, keys, count, gradients, 0);
+}
+
+int centroid_rows_push_at(centroid_rows* rows, const uint64_t* keys, uint64_t count,
+                          const float* gradients, uint64_t step) {
   return guarded([&]() -> Status {
     CENTROID_TRY(looked_at(rows, keys, count, gradients, "gradients"));
-    return rows->it->push({keys, count}, {gradients, count * rows->it->dim()});
+    return rows->it->push({keys, count}, {gradients, count * rows->it->dim()}, step);
   });
 }
 

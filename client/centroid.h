@@ -195,6 +195,9 @@ CENTROID_API int centroid_rows_pull(centroid_rows* rows, const uint64_t* keys, u
                                     float* values);
 CENTROID_API int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, uint64_t count,
                                     const float* gradients);
+/* With the step of the training, from 1, that a table with a schedule asks for; 0: not said. */
+CENTROID_API int centroid_rows_push_at(centroid_rows* rows, const uint64_t* keys, uint64_t count,
+                                       const float* gradients, uint64_t step);
 /* Pushes that were answered; those of them that were lost with a server that had no journal. */
 CENTROID_API uint64_t centroid_rows_pushed(const centroid_rows* rows);
 CENTROID_API uint64_t centroid_rows_lost(const centroid_rows* rows);

@@ -104,6 +104,7 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
       push.table = lane->opened->table;
       push.rows = static_cast<std::uint32_t>(part->rows.size());
       push.sequence = part->sequence;
+      push.step = call->step;
       head = proto::encode(push);
     } else {
       proto::RowsPull pull;
@@ -264,13 +265,14 @@ Status RowsClient::pull(std::span<const std::uint64_t> keys, std::span<float> ou
   return {};
 }
 
-Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const float> gradients) {
+Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+                        std::uint64_t step) {
   CENTROID_TRY(impl_->check_size(keys.size(), gradients.size()));
   const TimePoint deadline = in(impl_->options.timeout);
   while (!keys.empty()) {
     const std::size_t n = std::min<std::size_t>(keys.size(), max_rows());
     CENTROID_TRY(impl_->make(
-        {proto::RowsKind::kPush, keys.first(n), gradients.first(n * dim()), {}, deadline}));
+        {proto::RowsKind::kPush, keys.first(n), gradients.first(n * dim()), {}, deadline, step}));
     keys = keys.subspan(n);
     gradients = gradients.subspan(n * dim());
   }

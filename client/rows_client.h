@@ -55,8 +55,11 @@ class RowsClient {
   /// out: keys.size() * dim floats; a row that the server does not store has its initial values.
   Status pull(std::span<const std::uint64_t> keys, std::span<float> out);
   /// gradients: keys.size() * dim floats. Gradients of a key that comes twice in one message are
-  /// added.
-  Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients);
+  /// added. `step`: of the training, from 1, for a table with a schedule, which refuses a push
+  /// without; others pass over it. A server that knows of no schedules for tables takes no push
+  /// with a step.
+  Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+              std::uint64_t step = 0);
 
  private:
   struct Impl;

@@ -63,7 +63,8 @@ struct Call {
   std::span<const float> gradients;
   std::span<float> out;
   TimePoint deadline;
-  bool has_done = false;  ///< a part of it
+  std::uint64_t step = 0;  ///< of a push
+  bool has_done = false;   ///< a part of it
 };
 struct Part {
   Lane* lane = nullptr;

@@ -88,24 +88,27 @@ Result<Base> decode_base(Bytes payload) {
   return base;
 }
 
-std::size_t size_of(const Entry& entry) { return kEntryHeadBytes + padded(entry.data.size()); }
+std::size_t size_of(const Entry& entry) {
+  return kEntryHeadBytes + (entry.step != 0 ? sizeof entry.step : 0) + padded(entry.data.size());
+}
 
 void append(const Entry& entry, std::vector<std::byte>& batch) {
-  std::byte head[kEntryHeadBytes] = {};
+  std::byte head[kEntryHeadBytes + sizeof entry.step] = {};
   std::size_t at = 0;
   const auto put = [&](auto value) {
     std::memcpy(head + at, &value, sizeof value);
     at += sizeof value;
   };
   put(entry.kind);
-  put(std::uint8_t{0});
+  put(std::uint8_t{entry.step != 0});
   put(entry.table);
   put(entry.rows);
   put(entry.now);
   put(entry.client);
   put(entry.sequence);
   put(std::uint64_t{entry.data.size()});
-  batch.insert(batch.end(), head, head + kEntryHeadBytes);
+  if (entry.step != 0) put(entry.step);
+  batch.insert(batch.end(), head, head + at);
   batch.insert(batch.end(), entry.data.begin(), entry.data.end());
   batch.resize(batch.size() + padded(entry.data.size()) - entry.data.size());
 }
@@ -116,15 +119,19 @@ Result<std::vector<Entry>> decode_batch(Bytes payload) {
   while (in.ok() && in.left() > 0) {
     Entry entry;
     entry.kind = in.get<Entry::Kind>();
-    const auto reserved = in.get<std::uint8_t>();
+    const auto has_step = in.get<std::uint8_t>();
     entry.table = in.get<std::uint16_t>();
     entry.rows = in.get<std::uint32_t>();
     entry.now = in.get<std::uint64_t>();
     entry.client = in.get<std::uint64_t>();
     entry.sequence = in.get<std::uint64_t>();
     const auto bytes = in.get<std::uint64_t>();
-    const bool is_known = entry.kind >= Entry::Kind::kPush && entry.kind <= Entry::Kind::kGive;
-    if (!in.ok() || bytes > in.left() || !is_known || reserved != 0)
+    bool is_known = entry.kind >= Entry::Kind::kPush && entry.kind <= Entry::Kind::kGive;
+    if (has_step != 0) {
+      entry.step = in.get<std::uint64_t>();
+      is_known = entry.kind == Entry::Kind::kPush && has_step == 1 && entry.step != 0;
+    }
+    if (!in.ok() || bytes > in.left() || !is_known)
       return refused("a batch has other fields than expected");
     entry.data = in.get_bytes(static_cast<std::size_t>(bytes));
     in.get_bytes(padded(entry.data.size()) - entry.data.size());

@@ -61,6 +61,7 @@ struct Entry {
   std::uint32_t rows = 0;
   std::uint64_t now = 0;                   ///< of the tables' clock, seconds
   std::uint64_t client = 0, sequence = 0;  ///< of a push; client: of a forget
+  std::uint64_t step = 0;                  ///< that a push belongs to; 0: it did not say
   Bytes data;
 };
 

@@ -67,9 +67,10 @@ struct RowsPush {
   std::uint32_t table = 0;
   std::uint32_t rows = 0;
   std::uint64_t sequence = 0;  ///< of this client over all tables, from 1; the same when sent again
+  std::uint64_t step = 0;      ///< of the training, from 1: for the schedule; 0: not said
   template <class F>
   void fields(F& f) {
-    f(table), f(rows), f(sequence);
+    f(table), f(rows), f(sequence), f.tail(step, std::uint64_t{0});
   }
   Status check() const;
 };

@@ -57,25 +57,31 @@ void initial_slots(const RowSpec& spec, std::span<const float> values, std::span
   }
 }
 
-void update_row(const RowSpec& spec, std::span<const float> gradient, std::span<float> values,
-                std::span<float> slots) {
-  const auto rate = static_cast<float>(spec.learning_rate);
+void update_row(const RowSpec& spec, double rate, std::span<const float> gradient,
+                std::span<float> values, std::span<float> slots) {
+  const auto step = static_cast<float>(rate);
   const std::size_t n = gradient.size();
   switch (spec.rule) {
     case RowRule::kSgd:
-      for (std::size_t i = 0; i < n; ++i) values[i] = held(values[i] - rate * gradient[i]);
+      for (std::size_t i = 0; i < n; ++i) values[i] = held(values[i] - step * gradient[i]);
       return;
     case RowRule::kAdagrad:
-      return adagrad(rate, static_cast<float>(spec.epsilon), gradient, values.data(), slots[0]);
+      return adagrad(step, static_cast<float>(spec.epsilon), gradient, values.data(), slots[0]);
     case RowRule::kFtrl:
       break;
   }
-  const auto inverse_rate = static_cast<float>(1 / spec.learning_rate);
+  // As the dense FTRL: a smaller rate is 0, so that no product with its inverse overflows.
+  constexpr double kLeastRate = 1e-15;
+  const auto inverse_rate = static_cast<float>(1 / std::max(rate, kLeastRate));
   const auto l1 = static_cast<float>(spec.l1), l2 = static_cast<float>(spec.l2);
   const auto beta = static_cast<float>(spec.ftrl_beta);
   for (std::size_t i = 0; i < n; ++i) {
     const float g = gradient[i], w = values[i];
     const float squares = std::min(slots[n + i] + g * g, std::numeric_limits<float>::max());
+    if (rate < kLeastRate) {
+      slots[n + i] = squares;
+      continue;
+    }
     const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
     // As in common/optim/rules.h: z follows of a value that is not 0, at whatever rate.
     const float centre = w == 0 ? slots[i] : -w * strength - std::copysign(l1, w);

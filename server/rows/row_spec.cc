@@ -1,9 +1,11 @@
 #include "server/rows/row_spec.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
+#include "common/optim/schedule.h"
 #include "server/rows/row_table.h"
 
 namespace centroid::server {
@@ -15,6 +17,11 @@ bool is_name(std::string_view name) {
            c == '-' || c == '.';
   });
 }
+
+/// No field of a schedule has one of these names.
+constexpr std::array<std::string_view, 13> kParts{
+    "dim",  "optimizer", "lr",   "schedule",    "epsilon",   "l1",     "l2",
+    "beta", "init",      "seed", "admit_after", "max_bytes", "max_age"};
 
 std::string text(double number) {
   std::string out = std::to_string(number);
@@ -35,6 +42,10 @@ Status set_part(RowSpec& spec, std::string_view key, std::string_view value) {
   };
   if (key == "dim") return number(spec.dim);
   if (key == "lr") return number(spec.learning_rate);
+  if (key == "schedule") {
+    spec.schedule = value;
+    return {};
+  }
   if (key == "epsilon") return number(spec.epsilon);
   if (key == "l1") return number(spec.l1);
   if (key == "l2") return number(spec.l2);
@@ -51,9 +62,9 @@ Status set_part(RowSpec& spec, std::string_view key, std::string_view value) {
     CENTROID_ASSIGN(spec.initializer, RowInitializer::parse(value));
     return {};
   }
-  return bad(
-      "one of dim, optimizer, lr, epsilon, l1, l2, beta, init, seed, admit_after, max_bytes, "
-      "max_age");
+  std::string names;
+  for (const std::string_view part : kParts) (names += names.empty() ? "" : ", ") += part;
+  return bad("one of " + names + ", or behind schedule one of its fields");
 }
 
 /// Take what stands before the separator off the front.
@@ -72,10 +83,17 @@ Result<std::vector<RowSpec>> parse_tables(std::string_view text) {
     std::string_view one = take_until(text, ';');
     RowSpec spec;
     spec.name = take_until(one, ':');
+    bool is_in_schedule = false;
     while (!one.empty()) {
-      std::string_view value = take_until(one, ',');
+      const std::string_view part = take_until(one, ',');
+      std::string_view value = part;
       const std::string_view key = take_until(value, '=');
+      if (is_in_schedule && std::ranges::find(kParts, key) == kParts.end()) {
+        spec.schedule.append(",").append(part);
+        continue;
+      }
       CENTROID_TRY(set_part(spec, key, value));
+      is_in_schedule = key == "schedule";
     }
     CENTROID_TRY(spec.check());
     if (std::ranges::find(tables, spec.name, &RowSpec::name) != tables.end())
@@ -128,6 +146,8 @@ Status RowSpec::check() const {
     return refuse("dim", std::to_string(dim), "from 1 to " + std::to_string(kMaxRowDim));
   if (!(learning_rate >= 1e-9 && learning_rate <= 1e6))
     return refuse("learning_rate", text(learning_rate), "from 1e-9 to 1e6");
+  if (auto rates = LearningRateSchedule::parse(schedule); !rates.ok())
+    return std::move(rates).error().with_context("table '" + name + "'");
   if (!(epsilon > 0 && epsilon <= 1)) return refuse("epsilon", text(epsilon), "above 0, at most 1");
   for (const auto& [field, value] : {std::pair{"l1", l1}, std::pair{"l2", l2}})
     if (!(value >= 0 && value <= 1e6)) return refuse(field, text(value), "from 0 to 1e6");
@@ -162,6 +182,7 @@ std::string to_string(const RowSpec& spec) {
     if (value != usual) out.append(",").append(key).append("=").append(std::to_string(value));
   };
   real("lr=", spec.learning_rate, 0);
+  if (spec.schedule != plain.schedule) out.append(",schedule=").append(spec.schedule);
   real("epsilon=", spec.epsilon, plain.epsilon);
   real("l1=", spec.l1, plain.l1);
   real("l2=", spec.l2, plain.l2);

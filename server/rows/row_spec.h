@@ -32,6 +32,7 @@ struct RowSpec {
   std::uint32_t dim = 0;
   RowRule rule = RowRule::kAdagrad;
   double learning_rate = 0.01;
+  std::string schedule = "constant";     ///< of the learning rate: common/optim/schedule.h
   double epsilon = 1e-8;                 ///< Adagrad
   double l1 = 0, l2 = 0, ftrl_beta = 1;  ///< FTRL
   RowInitializer initializer;
@@ -50,9 +51,10 @@ struct RowSpec {
 bool describes_same_rows(const RowSpec& one, const RowSpec& other);
 
 /// Tables as in the server's setting `tables`, separated by ';':
-/// "NAME:dim=16,optimizer=adagrad,lr=0.05,epsilon=1e-8,l1=0,l2=0,beta=1,init=uniform:0.05,seed=1,
-/// admit_after=1,max_bytes=1073741824,max_age=0"; all but dim may be left out. What it returns has
-/// been checked. fails invalid_argument naming the table and the part.
+/// "NAME:dim=16,optimizer=adagrad,lr=0.05,schedule=cosine:rounds=1000,warmup=50,epsilon=1e-8,l1=0,
+/// l2=0,beta=1,init=uniform:0.05,seed=1,admit_after=1,max_bytes=1073741824,max_age=0"; all but dim
+/// may be left out, fields of a schedule stand right behind it. What it returns has been checked.
+/// fails invalid_argument naming the table and the part.
 Result<std::vector<RowSpec>> parse_tables(std::string_view text);
 
 /// As parse_tables takes it, with every part that is not what it is when left out.

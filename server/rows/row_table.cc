@@ -45,11 +45,25 @@ void in_blocks(const RecordMap& map, std::span<const std::uint64_t> keys, Each e
 }  // namespace
 
 RowTable::RowTable(RowSpec spec)
-    : spec_(std::move(spec)), rows_(spec_.dim + spec_.slot_floats()), candidates_(0) {}
+    : spec_(std::move(spec)),
+      schedule_(LearningRateSchedule::parse(spec_.schedule).value()),
+      rows_(spec_.dim + spec_.slot_floats()),
+      candidates_(0) {}
 
 void RowTable::change(RowSpec spec) {
   CENTROID_CHECK(describes_same_rows(spec, spec_));
   spec_ = std::move(spec);
+  schedule_ = LearningRateSchedule::parse(spec_.schedule).value();
+}
+
+/// The learning rate of a step.
+Result<double> RowTable::rate(std::uint64_t step) const {
+  if (schedule_ == LearningRateSchedule()) return spec_.learning_rate;
+  if (step > 0) return spec_.learning_rate * schedule_.factor(step);
+  return Error(ErrorCode::kInvalidArgument,
+               "table '" + spec_.name + "' has the schedule " + spec_.schedule +
+                   ": a push must say which step of the training it belongs to, from 1 (`step` of "
+                   "the client's push, docs/rows.md). Nothing of the push was applied");
 }
 
 std::uint64_t RowTable::payload_bytes() const {
@@ -172,13 +186,14 @@ RecordMap::Number RowTable::create(std::uint64_t key) {
 }
 
 Status RowTable::push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
-                      std::uint64_t now) {
+                      std::uint64_t now, std::uint64_t step) {
   if (gradients.size() != keys.size() * spec_.dim)
     return Error(ErrorCode::kInvalidArgument,
                  "table '" + spec_.name + "': a push of " + std::to_string(keys.size()) +
                      " keys has " + std::to_string(gradients.size()) + " floats of gradient, not " +
                      std::to_string(keys.size() * spec_.dim) + " (dim " +
                      std::to_string(spec_.dim) + ")");
+  CENTROID_ASSIGN(const double learning_rate, rate(step));
   CENTROID_TRY(check_gradients(keys, gradients, "the gradient"));
   const std::uint64_t duplicates = counters_.duplicates;
   if (merge_duplicates(keys, gradients)) {
@@ -199,7 +214,8 @@ Status RowTable::push(std::span<const std::uint64_t> keys, std::span<const float
     }
     const Record record = rows_.writable(number);
     use(record, now);
-    update_row(spec_, gradients.subspan(i * spec_.dim, spec_.dim), values(record), slots(record));
+    update_row(spec_, learning_rate, gradients.subspan(i * spec_.dim, spec_.dim), values(record),
+               slots(record));
   });
   counters_.pushed += keys.size();
   return {};

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "common/optim/schedule.h"
 #include "server/rows/record_map.h"
 #include "server/rows/row_spec.h"
 
@@ -50,11 +51,12 @@ class RowTable {
   /// out: keys.size() * dim. A row that is stored counts as used.
   void pull(std::span<const std::uint64_t> keys, std::span<float> out, std::uint64_t now);
   /// One gradient of dim floats a key. Gradients of a key that comes twice are added in their
-  /// order, and the sum is one update. fails invalid_argument naming the key and column (a gradient
-  /// or a sum that is not finite, or beyond kMaxRowGradient; sizes that do not fit); then nothing
-  /// has changed.
+  /// order, and the sum is one update. `step`: of the training that the push belongs to, from 1;
+  /// what the schedule goes by. fails invalid_argument naming the key and column (a gradient or a
+  /// sum that is not finite, or beyond kMaxRowGradient; sizes that do not fit), or when there is a
+  /// schedule and `step` is 0; then nothing has changed.
   Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
-              std::uint64_t now);
+              std::uint64_t now, std::uint64_t step = 0);
   /// Take away expired rows and candidates at some `places` places of the index, going round.
   void sweep(std::size_t places, std::uint64_t now);
 
@@ -136,6 +138,7 @@ class RowTable {
   std::size_t sweep_map(RecordMap& map, std::size_t from, std::size_t places, std::uint64_t now);
   /// Keys without repeats and the sum of their gradients, into distinct_ and sums_ when there are.
   bool merge_duplicates(std::span<const std::uint64_t> keys, std::span<const float> gradients);
+  Result<double> rate(std::uint64_t step) const;
   Status check_gradients(std::span<const std::uint64_t> keys, std::span<const float> gradients,
                          std::string_view what) const;
   std::span<float> values(const Record& record) const { return {record.floats(), spec_.dim}; }
@@ -144,6 +147,7 @@ class RowTable {
   }
 
   RowSpec spec_;
+  LearningRateSchedule schedule_;
   RecordMap rows_, candidates_;
   std::size_t rows_cursor_ = 0, candidates_cursor_ = 0;
   RowCounters counters_;

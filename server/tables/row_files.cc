@@ -130,6 +130,7 @@ Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
                               const RowTable::State& state, const RowReader& read) {
   std::map<std::string, std::string> metadata = identity(spec);
   metadata["format"] = kFormat;
+  metadata["settings"] = to_string(spec);
   metadata["clock"] = std::to_string(state.now);
   RowCounters counters = state.counters;
   const auto of = fields(counters);

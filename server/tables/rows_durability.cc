@@ -65,6 +65,7 @@ void RowsService::journal_push(const proto::RowsPush& head, const Client& client
   entry.now = now();
   entry.client = client.id;
   entry.sequence = head.sequence;
+  entry.step = head.step;
   entry.data = client.in;
   journal_->append(entry);
 }
@@ -159,7 +160,7 @@ Status RowsService::replay(const Entry& entry, const std::vector<std::size_t>& t
   CENTROID_ASSIGN(const bool is_new, windows_.is_new(entry.client, entry.sequence));
   if (!is_new) return refuse("it is there twice");
   const std::span gradients(reinterpret_cast<const float*>(first + entry.rows), floats);
-  CENTROID_TRY(table.push(keys, gradients, entry.now));
+  CENTROID_TRY(table.push(keys, gradients, entry.now, entry.step));
   windows_.mark(entry.client, entry.sequence);
   table.sweep(2 * keys.size(), entry.now);
   ++changes_;

@@ -541,7 +541,7 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, con
   CENTROID_TRY(check_room(table, keys));
   const std::uint64_t copied = table.frozen_bytes();
   const Status pushed =
-      table.push(keys, std::span(gradients, keys.size() * table.spec().dim), now());
+      table.push(keys, std::span(gradients, keys.size() * table.spec().dim), now(), head.step);
   if (pushed.ok()) {
     windows_.mark(client.id, head.sequence);
     ++changes_;

@@ -80,5 +80,25 @@ TEST_F(RowsJournalled, PullsCountThereWhereTheyDecideWhichRowsAreEvicted) {
   EXPECT_EQ(pull(*client_of(*again), 0, 12000), rows);
 }
 
+TEST_F(RowsJournalled, TheStepsOfPushesStandThereSoThatTheirRatesComeBack) {
+  const std::string table = "emb:dim=64,optimizer=ftrl,lr=0.5,schedule=cosine:rounds=30,warmup=4";
+  const auto server = start("first", table, false);
+  const auto client = client_of(*server);
+  const Keys keys = range(0, 50);
+  const auto push_at = [&](RowsClient& to, std::uint64_t step) {
+    const auto gradient = static_cast<float>(step) - 12.5f;
+    EXPECT_TRUE(to.push(keys, Floats(keys.size() * kDim, gradient), step).ok());
+  };
+  for (std::uint64_t step = 1; step <= 20; ++step) push_at(*client, step);
+  std::filesystem::copy(folder.path() / "first", folder.path() / "second",
+                        std::filesystem::copy_options::recursive);
+  // Rates may be others at the restart: what stands in the journal has those of then.
+  const auto again = start("second", table + ",floor=0.5", true);
+  EXPECT_EQ(pull(*client_of(*again), 0, 50), pull(*client, 0, 50));
+  push_at(*client, 21);
+  push_at(*client_of(*again), 21);
+  EXPECT_NE(pull(*client_of(*again), 0, 50), pull(*client, 0, 50));
+}
+
 }  // namespace
 }  // namespace centroid::test

@@ -20,7 +20,8 @@ using testing::HasSubstr;
 
 /// Large enough that buckets go in several steps.
 constexpr const char* kWide =
-    "emb:dim=64,lr=0.1,init=uniform:0.05,seed=3;seldom:dim=2,optimizer=ftrl,l1=0.01,admit_after=3";
+    "emb:dim=64,lr=0.1,schedule=linear:rounds=1000,init=uniform:0.05,seed=3;"
+    "seldom:dim=2,optimizer=ftrl,l1=0.01,admit_after=3";
 constexpr std::uint64_t kSpace = 20'000;
 
 proto::Route route_of(RawClient& raw) {
@@ -46,8 +47,8 @@ void churn(const std::filesystem::path& folder, bool journal, std::uint64_t seed
   Keys every(kSpace);
   for (std::uint64_t i = 0; i < kSpace; ++i) every[i] = mix64(i);
   const Floats ones(kSpace * 64, 0.5f);
-  ASSERT_TRUE(emb->push(every, ones).ok());
-  ASSERT_TRUE(embs.push(every, ones, 0).ok());
+  ASSERT_TRUE(emb->push(every, ones, 1).ok());
+  ASSERT_TRUE(embs.push(every, ones, 0, 1).ok());
   std::set<std::size_t> here{1};
   std::size_t next = 2;
   for (int turn = 0; turn < 10; ++turn) {
@@ -316,7 +317,7 @@ TEST_F(RowsThatMove, ANewcomerWithoutTheMemoryIsNamedAndCallsGoOn) {
   const auto client = client_of(all.leader->endpoint(), "emb");
   Keys every(kSpace);
   std::iota(every.begin(), every.end(), 0u);
-  ASSERT_TRUE(client->push(every, Floats(kSpace * 64, 1.0f)).ok());
+  ASSERT_TRUE(client->push(every, Floats(kSpace * 64, 1.0f), 1).ok());
   const Floats before = pulled(*client, every);
   // What it needs without rows, and a little.
   all.start(2, 105'200'000);

@@ -19,8 +19,8 @@ using testing::HasSubstr;
 
 class RowsOnServers : public testing::Test {
  protected:
-  static server::RowTable table(std::size_t number) {
-    return server::RowTable(server::parse_tables(kTables)->at(number));
+  static server::RowTable table(std::size_t number, const char* tables = kTables) {
+    return server::RowTable(server::parse_tables(tables)->at(number));
   }
   TemporaryDirectory folder;
 };
@@ -43,6 +43,33 @@ TEST_F(RowsOnServers, AnyNumberOfThemGivesTheSameRowsAndAdmitsTheSameKeys) {
     expect_same(views["emb"], embs);
     expect_same(views["seldom"], seldoms);
     EXPECT_THAT(views["emb"].spec, HasSubstr("emb:dim=4,")) << "of the whole table";
+  }
+}
+
+TEST_F(RowsOnServers, TheStepOfAPushGivesItsRateOnAnyNumberOfThemAndInTheirJournals) {
+  for (const std::size_t servers : {1, 2, 3}) {
+    SCOPED_TRACE(servers);
+    Servers all(folder.path() / std::to_string(servers), servers, false, kScheduledTables, true);
+    const auto emb = client_of(all.leader->endpoint(), "emb");
+    const auto seldom = client_of(all.leader->endpoint(), "seldom");
+    server::RowTable embs = table(0, kScheduledTables), seldoms = table(1, kScheduledTables);
+    CounterRng rng(11);
+    for (int turn = 0; turn < 3; ++turn) {
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *emb, embs, 8));
+      ASSERT_NO_FATAL_FAILURE(call_all(rng, *seldom, seldoms, 8));
+      if (turn == 0) {
+        ASSERT_TRUE(all.leader->checkpoint().ok());
+      }
+      if (servers == 1) continue;
+      all.shards.erase(1);
+      all.start(1);
+    }
+    const Status silent = emb->push(Keys{1, 2, 3, 4}, Floats(16, 1.0f));
+    ASSERT_FALSE(silent.ok());
+    EXPECT_EQ(silent.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(silent.error().message(), HasSubstr("has the schedule cosine:rounds=900"));
+    EXPECT_THAT(all.tables()["emb"].spec, HasSubstr("schedule=cosine:rounds=900,warmup=50"));
+    ASSERT_NO_FATAL_FAILURE(call_all(rng, *emb, embs, 8));
   }
 }
 

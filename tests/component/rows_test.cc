@@ -26,7 +26,8 @@ using Keys = std::vector<std::uint64_t>;
 using Floats = std::vector<float>;
 
 constexpr const char* kTables =
-    "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;wide:dim=4096,optimizer=sgd";
+    "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;wide:dim=4096,optimizer=sgd;"
+    "timed:dim=1,optimizer=sgd,lr=1,schedule=step:every=10,factor=0.5";
 
 server::ServerConfig config(const std::filesystem::path& folder) {
   server::ServerConfig c;
@@ -130,6 +131,20 @@ TEST_F(RowsServiceTest, RefusalsNameTheReasonAndChangeNothing) {
               HasSubstr("over the limit"));
   ASSERT_TRUE(client->pull(Keys{1, 2}, after).ok());
   EXPECT_EQ(before, after);
+}
+
+TEST_F(RowsServiceTest, AClientThatKnowsOfNoStepsIsRefusedByATableWithAScheduleAndMayPull) {
+  RawClient raw(server.endpoint());
+  ASSERT_TRUE(raw.open_table(9, "timed").ok());
+  const auto silent = raw.push(1, {5}, {1.0f}, 2);
+  ASSERT_FALSE(silent.ok());
+  EXPECT_EQ(silent.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(silent.error().message(), HasSubstr("table 'timed' has the schedule step:every=10"));
+  EXPECT_THAT(silent.error().message(), HasSubstr("must say which step"));
+  ASSERT_TRUE(raw.push(1, {5}, {1.0f}, 2, 15).ok()) << "mended, under its number";
+  const auto row = raw.pull({5}, 2);
+  ASSERT_TRUE(row.ok());
+  EXPECT_EQ(*reinterpret_cast<const float*>(row->payload.data()), -0.5f);
 }
 
 TEST_F(RowsServiceTest, APushThatComesAgainOnANewSessionIsNotAppliedAgain) {

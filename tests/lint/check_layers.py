@@ -33,7 +33,7 @@ MAY = {
     "server/membership": [BASE, TENSOR, PROTO],
     "server/aggregate": [BASE, TENSOR, CODEC, "server/aggregate/round_policy"],
     "server/coordinate": [BASE, TENSOR],
-    "server/rows": [BASE],
+    "server/rows": [BASE, OPTIM],
     "server/events": [BASE],
     "server/tokens": [BASE],
     "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],

@@ -325,6 +325,13 @@ class Arrays(ClientTest):
             self.assertEqual(len(rows.pull([])), 0)
         self.assert_fails("not_found", "nothing", centroid.Rows, server.data, "nothing")
 
+    def test_rows_of_a_table_with_a_schedule(self):
+        server = self.server("--tables", "emb:dim=1,lr=0.5,optimizer=sgd,schedule=step:every=2,factor=0.5")
+        with centroid.Rows(server.data, "emb", timeout=20) as rows:
+            self.assert_fails("invalid_argument", "schedule step:every=2,factor=0.5: a push must say which step", rows.push, [3], array_of(1, [1]))
+            rows.push([3], array_of(1, [2]), step=3)  # at half the rate
+            self.assertEqual(rows.pull([3]).tolist(), [[-0.5]])
+
 
 def array_of(columns, values):
     memory = memoryview(array.array("f", values)).cast("B")

@@ -46,8 +46,10 @@ class RawClient final : public transport::FrameSink {
     return ask(proto::RowsKind::kOpen, open);
   }
   Result<transport::Reply> push(std::uint64_t sequence, const std::vector<std::uint64_t>& keys,
-                                const std::vector<float>& gradients, std::uint32_t table = 0) {
+                                const std::vector<float>& gradients, std::uint32_t table = 0,
+                                std::uint64_t step = 0) {
     proto::RowsPush head;
+    head.step = step;
     head.table = table;
     head.rows = static_cast<std::uint32_t>(keys.size());
     head.sequence = sequence;

@@ -27,6 +27,10 @@ using Floats = std::vector<float>;
 inline constexpr const char* kTables =
     "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;seldom:dim=2,optimizer=ftrl,l1=0.01,admit_after=3";
 
+inline constexpr const char* kScheduledTables =
+    "emb:dim=4,lr=0.1,schedule=cosine:rounds=900,warmup=50,init=uniform:0.05,seed=3;"
+    "seldom:dim=2,optimizer=ftrl,lr=0.1,schedule=step:every=300,l1=0.01,admit_after=3";
+
 /// A leader with tables, and shard servers s1, s2, ...
 class Servers {
  public:
@@ -124,9 +128,10 @@ inline void call_all(CounterRng& rng, RowsClient& client, server::RowTable& expe
     }
     Floats gradients(keys.size() * client.dim());
     for (auto& g : gradients) g = static_cast<float>(rng.normal());
-    const Status pushed = client.push(keys, gradients);
+    const std::uint64_t step = 1 + rng.below(1000);  // for tables with a schedule
+    const Status pushed = client.push(keys, gradients, step);
     ASSERT_TRUE(pushed.ok()) << pushed.error().to_string();
-    ASSERT_TRUE(expected.push(keys, gradients, 0).ok());
+    ASSERT_TRUE(expected.push(keys, gradients, 0, step).ok());
   }
 }
 

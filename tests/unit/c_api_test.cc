@@ -158,6 +158,7 @@ TEST_F(CApi, RowsLookAtEveryArgument) {
   EXPECT_NE(centroid_rows_open(&server, "t", &rows), CENTROID_OK);
   EXPECT_EQ(rows, nullptr);
   refused(centroid_rows_pull(nullptr, nullptr, 0, nullptr), "rows is NULL");
+  refused(centroid_rows_push_at(nullptr, nullptr, 0, nullptr, 1), "rows is NULL");
   EXPECT_EQ(centroid_rows_dim(nullptr), 0u);
   centroid_rows_close(nullptr);
 }

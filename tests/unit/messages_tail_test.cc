@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "common/proto/messages.h"
+#include "common/proto/rows.h"
 #include "common/proto/servers.h"
 
 namespace centroid::proto {
@@ -32,6 +33,20 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 3);
   merge.rate_factor = 0.5;
   EXPECT_FALSE(decode<Merge>(encode(merge)).ok());
+  RowsPush push;
+  push.rows = 1;
+  push.sequence = 1;
+  const auto silent = encode(push);  // as clients of before there were steps
+  EXPECT_EQ(decode<RowsPush>(silent).value().step, 0u);
+  push.step = 250;
+  auto stepped = encode(push);
+  EXPECT_EQ(stepped.size(), silent.size() + 8);
+  EXPECT_EQ(decode<RowsPush>(stepped).value().step, 250u);
+  stepped.pop_back();
+  EXPECT_FALSE(decode<RowsPush>(stepped).ok());
+  std::fill(stepped.end() - 7, stepped.end(), std::byte{0});
+  stepped.push_back(std::byte{0});
+  EXPECT_FALSE(decode<RowsPush>(stepped).ok());
 }
 
 }  // namespace

@@ -157,6 +157,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RowsOpenReply>("rows-open-reply");
   expect_documented<RowsPull>("rows-pull");
   expect_documented<RowsPush>("rows-push");
+  expect_documented<RowsPush>("rows-push-step");
   expect_documented<RowsPushReply>("rows-push-reply");
   expect_documented<Pull>("pull");
   expect_documented<PullReply>("pull-reply");
@@ -331,10 +332,7 @@ TEST(Messages, RowsAreAsTheContractSays) {
   EXPECT_EQ(reply.optimizer, "adagrad");
   EXPECT_EQ(reply.lease_ms, 10'000u);
   EXPECT_EQ(reply.restored_from, "c7");
-  RowsPush push;
-  push.table = 1;
-  push.rows = 2;
-  push.sequence = 6;
+  RowsPush push{.table = 1, .rows = 2, .sequence = 6, .step = 0};
   EXPECT_EQ(encode(push), documented("rows-push"));
   for (const std::uint32_t rows : {0u, kMaxRows + 1}) {
     push.rows = rows;

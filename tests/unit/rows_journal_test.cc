@@ -32,6 +32,7 @@ struct Push {
     entry.now = number / 10;
     entry.client = 5;
     entry.sequence = number;
+    entry.step = number % 3;  // some do not say one
     entry.data = data;
   }
 };
@@ -84,6 +85,7 @@ class RowsJournal : public ::testing::Test {
         EXPECT_EQ(entry.rows, was.entry.rows);
         EXPECT_EQ(entry.now, was.entry.now);
         EXPECT_EQ(entry.client, 5u);
+        EXPECT_EQ(entry.step, was.entry.step);
         EXPECT_TRUE(std::ranges::equal(entry.data, was.data));
         out.push_back(entry.sequence);
       }
@@ -110,6 +112,24 @@ TEST_F(RowsJournal, WhatIsDoneComesBackInItsOrder) {
     for (std::uint64_t i = 1; i <= 500; ++i) writer->append(Push(i).entry);
     wait(*writer, 500);
     EXPECT_EQ(pushes().value(), up_to(500));  // while the writer is there: no kill takes them
+  }
+}
+
+TEST_F(RowsJournal, AnEntryWithoutAStepIsThatOfBeforeThereWereSteps) {
+  Push push(3);
+  std::vector<std::byte> plain, stepped;
+  append(push.entry, plain);
+  EXPECT_EQ(plain.size(), 40 + 48);
+  EXPECT_EQ(plain.size(), size_of(push.entry));
+  EXPECT_EQ(plain[1], std::byte{0});
+  push.entry.step = 7;
+  append(push.entry, stepped);
+  EXPECT_EQ(stepped.size(), size_of(push.entry));
+  EXPECT_EQ(rows_journal::decode_batch(stepped).value().at(0).step, 7u);
+  for (const auto& [place, value] : {std::pair(0, 2), std::pair(1, 2), std::pair(40, 0)}) {
+    auto altered = stepped;  // a pull; a later form; no step
+    altered[static_cast<std::size_t>(place)] = std::byte(value);
+    EXPECT_FALSE(rows_journal::decode_batch(altered).ok()) << place;
   }
 }
 

@@ -40,6 +40,7 @@ Floats pulled(RowTable& table, const Keys& keys, std::uint64_t now = 0) {
 struct Reference {
   std::vector<double> w, z, n;
   double sum = 0;
+  double rate = 0;  ///< of the step before
 };
 
 Reference new_reference(const RowSpec& spec, std::uint64_t key) {
@@ -47,6 +48,7 @@ Reference new_reference(const RowSpec& spec, std::uint64_t key) {
   initial_row(spec, key, initial);
   Reference row;
   row.w.assign(initial.begin(), initial.end());
+  row.rate = spec.learning_rate;
   row.z.resize(spec.dim);
   row.n.resize(spec.dim);
   for (std::size_t i = 0; i < spec.dim; ++i)
@@ -56,8 +58,7 @@ Reference new_reference(const RowSpec& spec, std::uint64_t key) {
   return row;
 }
 
-void step(const RowSpec& spec, Reference& row, std::span<const double> g) {
-  const double rate = spec.learning_rate;
+void step(const RowSpec& spec, Reference& row, std::span<const double> g, double rate) {
   double squares = 0;
   for (const double x : g) squares += x * x;
   row.sum += squares / spec.dim;
@@ -67,7 +68,8 @@ void step(const RowSpec& spec, Reference& row, std::span<const double> g) {
       row.w[i] -= rate * g[i] / (std::sqrt(row.sum) + spec.epsilon);
     if (spec.rule != RowRule::kFtrl) continue;
     const double next = row.n[i] + g[i] * g[i];
-    const double sigma = (std::sqrt(next) - std::sqrt(row.n[i])) / rate;
+    const double before = (spec.ftrl_beta + std::sqrt(row.n[i])) / row.rate;
+    const double sigma = (spec.ftrl_beta + std::sqrt(next)) / rate - before;
     row.z[i] += g[i] - sigma * row.w[i];
     row.n[i] = next;
     const double z = row.z[i];
@@ -75,6 +77,7 @@ void step(const RowSpec& spec, Reference& row, std::span<const double> g) {
                                        : -(z - std::copysign(spec.l1, z)) /
                                              ((spec.ftrl_beta + std::sqrt(next)) / rate + spec.l2);
   }
+  row.rate = rate;
 }
 
 TEST(RowTable, FollowsAReferenceInDouble) {
@@ -103,7 +106,7 @@ TEST(RowTable, FollowsAReferenceInDouble) {
       for (const auto& [key, sum] : sums) {
         if (++seen[key] < spec.admit_after) continue;
         if (!rows.contains(key)) rows[key] = new_reference(spec, key);
-        step(spec, rows[key], sum);
+        step(spec, rows[key], sum, spec.learning_rate);
       }
     }
     ASSERT_EQ(table.rows(), rows.size());
@@ -116,43 +119,51 @@ TEST(RowTable, FollowsAReferenceInDouble) {
   }
 }
 
-TEST(RowTable, AThousandUpdatesStayWithinAMillionthOfTheReference) {
-  for (const auto& [rule, name] :
-       {std::pair(RowRule::kSgd, "sgd"), std::pair(RowRule::kAdagrad, "adagrad"),
-        std::pair(RowRule::kFtrl, "ftrl")})
-    for (const double l1 : {0.0, 0.5}) {
-      if (rule != RowRule::kFtrl && l1 > 0) continue;
-      CounterRng rng(8);
-      RowSpec spec = spec_of(rule);
-      spec.l1 = l1;
-      spec.l2 = 0.01;
-      RowTable table(spec);
-      Keys keys(64);
-      std::vector<Reference> rows;
-      for (std::size_t i = 0; i < keys.size(); ++i) {
-        keys[i] = i * 7919;
-        rows.push_back(new_reference(spec, keys[i]));
-      }
-      Floats gradients(keys.size() * spec.dim);
-      for (int push = 0; push < 1000; ++push) {
-        for (auto& g : gradients) g = static_cast<float>(rng.normal());
-        ASSERT_TRUE(table.push(keys, gradients, 0).ok());
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-          const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(i * spec.dim);
-          const std::vector<double> gradient(first, first + spec.dim);
-          step(spec, rows[i], gradient);
-        }
-      }
-      const Floats values = pulled(table, keys);
-      double error = 0, length = 0;
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        const double expected = rows[i / spec.dim].w[i % spec.dim];
-        error += (values[i] - expected) * (values[i] - expected);
-        length += expected * expected;
-      }
-      std::printf("%s, l1 %g: ||w - w64|| / ||w64|| = %.2e\n", name, l1, std::sqrt(error / length));
-      EXPECT_LE(std::sqrt(error / length), 1e-6) << name << ", l1 " << l1;
+/// ||w - w64|| / ||w64|| after a thousand updates of 64 rows.
+double error_after_a_thousand(const RowSpec& spec) {
+  const auto schedule = *LearningRateSchedule::parse(spec.schedule);
+  CounterRng rng(8);
+  RowTable table(spec);
+  Keys keys(64);
+  std::vector<Reference> rows;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = i * 7919;
+    rows.push_back(new_reference(spec, keys[i]));
+  }
+  Floats gradients(keys.size() * spec.dim);
+  for (std::uint64_t push = 1; push <= 1000; ++push) {
+    for (auto& g : gradients) g = static_cast<float>(rng.normal());
+    EXPECT_TRUE(table.push(keys, gradients, 0, push).ok());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto first = gradients.begin() + static_cast<std::ptrdiff_t>(i * spec.dim);
+      const std::vector<double> gradient(first, first + spec.dim);
+      step(spec, rows[i], gradient, spec.learning_rate * schedule.factor(push));
     }
+  }
+  const Floats values = pulled(table, keys);
+  double error = 0, length = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double expected = rows[i / spec.dim].w[i % spec.dim];
+    error += (values[i] - expected) * (values[i] - expected);
+    length += expected * expected;
+  }
+  return std::sqrt(error / length);
+}
+
+TEST(RowTable, AThousandUpdatesStayWithinAMillionthOfTheReference) {
+  for (const char* const schedule :
+       {"constant", "cosine:rounds=1000,warmup=50,floor=0.01", "step:every=200"})
+    for (const RowRule rule : {RowRule::kSgd, RowRule::kAdagrad, RowRule::kFtrl})
+      for (const double l1 : {0.0, 0.5}) {
+        if (rule != RowRule::kFtrl && l1 > 0) continue;
+        RowSpec spec = spec_of(rule);
+        spec.l1 = l1;
+        spec.l2 = 0.01;
+        spec.schedule = schedule;
+        const double error = error_after_a_thousand(spec);
+        std::printf("%s: ||w - w64|| / ||w64|| = %.2e\n", to_string(spec).c_str(), error);
+        EXPECT_LE(error, 1e-6) << to_string(spec);
+      }
 }
 
 TEST(RowTable, AnotherRateMovesNoValueAndIsFollowedFromThenOn) {
@@ -164,10 +175,6 @@ TEST(RowTable, AnotherRateMovesNoValueAndIsFollowedFromThenOn) {
     CounterRng rng(9);
     for (const double rate : {0.1, 0.01, 0.5}) {
       const Floats before = pulled(table, {5});
-      // In double z must be told: by the formula of one rate sigma has no part for its change.
-      for (std::size_t i = 0; i < spec.dim; ++i)
-        row.z[i] +=
-            row.w[i] * (spec.ftrl_beta + std::sqrt(row.n[i])) * (1 / spec.learning_rate - 1 / rate);
       spec.learning_rate = rate;
       table.change(spec);
       ASSERT_TRUE(table.push(Keys{5}, Floats(spec.dim, 0.0f), 0).ok());
@@ -176,12 +183,66 @@ TEST(RowTable, AnotherRateMovesNoValueAndIsFollowedFromThenOn) {
         Floats gradient(spec.dim);
         for (auto& g : gradient) g = static_cast<float>(rng.normal());
         ASSERT_TRUE(table.push(Keys{5}, gradient, 0).ok());
-        step(spec, row, std::vector<double>(gradient.begin(), gradient.end()));
+        step(spec, row, std::vector<double>(gradient.begin(), gradient.end()), rate);
       }
       const Floats values = pulled(table, {5});
       for (std::size_t i = 0; i < spec.dim; ++i)
         EXPECT_NEAR(values[i], row.w[i], 2e-5) << to_string(rule) << " " << rate;
     }
+  }
+}
+
+TEST(RowTable, EachPushHasTheRateOfItsStepWhateverCameBefore) {
+  for (const RowRule rule : {RowRule::kSgd, RowRule::kAdagrad, RowRule::kFtrl}) {
+    RowSpec spec = spec_of(rule);
+    RowSpec plain = spec;
+    spec.schedule = "cosine:rounds=100,warmup=10,floor=0.1";
+    const auto schedule = *LearningRateSchedule::parse(spec.schedule);
+    RowTable table(spec), other(plain);
+    CounterRng rng(4);
+    for (int push = 0; push < 50; ++push) {
+      const std::uint64_t step = 1 + rng.below(120);
+      Floats gradient(2 * spec.dim);
+      for (auto& g : gradient) g = static_cast<float>(rng.normal());
+      ASSERT_TRUE(table.push(Keys{1, 2}, gradient, 0, step).ok());
+      plain.learning_rate = spec.learning_rate * schedule.factor(step);
+      other.change(plain);
+      ASSERT_TRUE(other.push(Keys{1, 2}, gradient, 0, push % 2 == 0 ? 0 : 9).ok());
+    }
+    EXPECT_EQ(pulled(table, {1, 2}), pulled(other, {1, 2})) << to_string(rule);
+  }
+}
+
+TEST(RowTable, APushWithoutAStepIsRefusedByAScheduleAndChangesNothing) {
+  RowSpec spec = spec_of(RowRule::kSgd);
+  spec.schedule = "constant:warmup=3";
+  RowTable table(spec);
+  const Status silent = table.push(Keys{1}, Floats(16, 1.0f), 0);
+  ASSERT_FALSE(silent.ok());
+  EXPECT_EQ(silent.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(silent.error().message(), HasSubstr("'emb' has the schedule constant:warmup=3"));
+  EXPECT_EQ(table.rows(), 0u);
+  EXPECT_TRUE(table.push(Keys{1}, Floats(16, 1.0f), 0, 1).ok());
+  spec.schedule = "constant";
+  table.change(spec);
+  EXPECT_TRUE(table.push(Keys{1}, Floats(16, 1.0f), 0).ok());
+}
+
+TEST(RowTable, AtARateOfZeroEveryRowStaysAndGoesOnFromThere) {
+  for (const RowRule rule : {RowRule::kSgd, RowRule::kAdagrad, RowRule::kFtrl}) {
+    RowSpec spec = spec_of(rule);
+    spec.l1 = rule == RowRule::kFtrl ? 0.5 : 0;
+    spec.schedule = "linear:rounds=10";  // 0 from step 11 on
+    RowTable table(spec);
+    const auto push = [&](std::uint64_t step, float gradient) {
+      ASSERT_TRUE(table.push(Keys{1}, Floats(16, gradient), 0, step).ok());
+    };
+    push(1, 0.3f);
+    const Floats before = pulled(table, {1});
+    for (const float gradient : {1.0f, -3.0f, 1e18f}) push(11, gradient);
+    EXPECT_EQ(pulled(table, {1}), before) << to_string(rule);
+    push(2, 0.0f);
+    EXPECT_EQ(pulled(table, {1}), before) << to_string(rule);
   }
 }
 
@@ -411,6 +472,8 @@ TEST(RowSpec, SaysWhatIsWrong) {
   EXPECT_THAT(refused([](RowSpec& s) { s.admit_after = 0; }), HasSubstr("admit_after is 0"));
   EXPECT_THAT(refused([](RowSpec& s) { s.max_bytes = 1000; }), HasSubstr("max_bytes is 1000"));
   EXPECT_THAT(refused([](RowSpec& s) { s.l1 = NAN; }), HasSubstr("l1"));
+  EXPECT_THAT(refused([](RowSpec& s) { s.schedule = "cosine"; }),
+              HasSubstr("table 'emb': learning rate schedule \"cosine\": field \"rounds\""));
   for (const char* bad : {"", "ones", "uniform", "uniform:", "normal:-1", "normal:1x", "zeros:1"})
     EXPECT_FALSE(RowInitializer::parse(bad).ok()) << bad;
   EXPECT_FALSE(parse_row_rule("adam").ok());
@@ -431,7 +494,15 @@ TEST(RowSpec, TablesAreReadFromTheSetting) {
   EXPECT_EQ(items.l1, 0.1);
   EXPECT_EQ(items.initializer.kind, RowInitializer::Kind::kNormal);
   EXPECT_EQ(items.max_age, 1000u);
+  EXPECT_EQ(items.schedule, "constant");
   EXPECT_TRUE(parse_tables("")->empty());
+  const std::string scheduled =
+      "a:dim=2,optimizer=sgd,lr=0.1,schedule=cosine:rounds=100,warmup=5,floor=0.1,seed=3";
+  const auto again = parse_tables(scheduled);
+  ASSERT_TRUE(again.ok()) << again.error().to_string();
+  EXPECT_EQ(again->at(0).schedule, "cosine:rounds=100,warmup=5,floor=0.1");
+  EXPECT_EQ(again->at(0).seed, 3u);
+  EXPECT_EQ(to_string(again->at(0)), scheduled);
   const auto refused = [](std::string_view text) {
     const auto bad = parse_tables(text);
     EXPECT_FALSE(bad.ok()) << text;
@@ -440,6 +511,8 @@ TEST(RowSpec, TablesAreReadFromTheSetting) {
   EXPECT_THAT(refused("a"), HasSubstr("table 'a': dim is 0"));
   EXPECT_THAT(refused("a:dim=-1"), HasSubstr("'dim=-1': expected a number"));
   EXPECT_THAT(refused("a:dims=1"), HasSubstr("expected one of dim"));
+  EXPECT_THAT(refused("a:dim=1,schedule=cosine:rounds=9,dims=1"), HasSubstr("\"dims\" is unknown"));
+  EXPECT_THAT(refused("a:schedule=cosine:rounds=9,dim=1,floor=0.1"), HasSubstr("expected one of"));
   EXPECT_THAT(refused("a:dim=1;a:dim=2"), HasSubstr("'a' is there twice"));
   EXPECT_THAT(refused("a:dim=1;;b:dim=2"), HasSubstr("name is ''"));
 }

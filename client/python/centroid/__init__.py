@@ -107,6 +107,7 @@ _PROTOTYPES = {
     "rows_dim": (_u32, [_memory]),
     "rows_pull": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
     "rows_push": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
+    "rows_push_at": (ctypes.c_int, [_memory, _memory, _u64, _memory, _u64]),
     "rows_pushed": (_u64, [_memory]),
     "rows_lost": (_u64, [_memory]),
     "rows_close": (None, [_memory]),
@@ -539,11 +540,15 @@ class Rows:
         flat = memoryview(values).cast("B")
         return flat.cast("f", [count, self.dim]) if count else flat.cast("f")
 
-    def push(self, keys, gradients):
-        """Gradients [keys, dim]; the server's rule changes the rows. Applied once, whatever happens to the connection."""
+    def push(self, keys, gradients, step=None):
+        """Gradients [keys, dim]; the server's rule changes the rows. Applied once, whatever happens to the connection.
+
+        step: of the training, from 1; a table with a schedule of the learning rate goes by it, and refuses a push without.
+        """
+        at = [] if step is None else [_number(step, "step", 1, 2**64 - 1)]
         address, count, keep = self._keys(keys)
         values, keep_values = _read(gradients, "gradients", (count, self.dim))
-        _call("rows_push", self._open(), address, count, values)
+        _call("rows_push_at" if at else "rows_push", self._open(), address, count, values, *at)
         del keep, keep_values
 
     @property
