@@ -124,11 +124,30 @@ Result<Json> fetch(const Session& session, const std::string& where, double seco
   return document["traceEvents"];
 }
 
+/// A list that a program is still writing, or that was killed over it, may end in half a line: the
+/// lines before are whole.
+Json whole_lines(const std::string& text) {
+  if (!text.starts_with('[')) return {};
+  const Json all = Json::parse(text + "]", nullptr, false);  // it is the tail that is missing
+  const std::size_t end = text.rfind(",\n");
+  if (!all.is_discarded() || end == std::string::npos) return all;
+  return Json::parse(text.substr(0, end) + "]", nullptr, false);
+}
+
 /// The spans of each process in a file of --trace (a list), or of --out (an object with one).
 Result<std::vector<Json>> read_file(const std::string& path) {
   std::ifstream in(path);
   if (!in) return Error(ErrorCode::kNotFound, path + " cannot be read");
-  const Json document = Json::parse(in, nullptr, false);
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  Json document = Json::parse(text, nullptr, false);
+  if (document.is_discarded()) {
+    document = whole_lines(text);
+    if (document.is_array())
+      std::fprintf(stderr,
+                   "centroidctl: %s ends in half a line, as a file that is being written may: what "
+                   "is whole before it was read\n",
+                   path.c_str());
+  }
   const Json list = document.is_object() ? document.value("traceEvents", Json()) : document;
   if (!list.is_array())
     return Error(ErrorCode::kDataLoss, path + " is no trace: it has no list of events");

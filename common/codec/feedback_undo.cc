@@ -71,6 +71,10 @@ void ErrorFeedback::read_kept() {
 void ErrorFeedback::commit_promised() {
   CENTROID_CHECK(owns_residual_);
   end_begun();
+  if (!is_open_) {  // nothing was sent, so there is nothing to undo; the one before counts
+    promise_kept();
+    return commit();
+  }
   read_kept();
   // The one before counts. Its memory is that of the next round's copies: with asp each is
   // promised.

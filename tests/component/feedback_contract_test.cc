@@ -276,6 +276,27 @@ TEST_P(FeedbackContract, OneThatCountedIsNotUndone) {
   server.finish();
 }
 
+TEST_P(FeedbackContract, OneThatWasToCountAtAReturnAndIsLostWithItsServerIsUndone) {
+  const auto without = undisturbed({1, 3, 4});
+  const TemporaryDirectory folder;
+  Server server;
+  const Worker worker(server.endpoint(), GetParam(), folder.path().string());
+  server.open(1);
+  server.commit(1);
+  server.open(2);
+  server.drop(2);  // its round is open, and has it
+  EXPECT_NE(server.open(3), without[1]);
+  const auto saved = folder.path() / "run@w0" / "checkpoint-000000000002";
+  EXPECT_TRUE(std::filesystem::exists(saved));
+  server.drop(1);  // before that round was over
+  EXPECT_EQ(server.open(3), without[1]);
+  EXPECT_FALSE(std::filesystem::exists(saved)) << "a worker that starts again would read it";
+  server.commit(3);
+  EXPECT_EQ(server.open(4), without[2]);
+  server.commit(4);
+  server.finish();
+}
+
 TEST_P(FeedbackContract, ALateContributionThatIsLostWithItsServerIsUndone) {
   const auto without = undisturbed({1, 3, 4});
   const TemporaryDirectory folder;

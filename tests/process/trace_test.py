@@ -238,6 +238,17 @@ class Trace(ClusterTest):
         self.assertAlmostEqual(device["meanwhile_seconds"]["wait"], 0.15, 9)
         self.assertAlmostEqual(loop["busy_seconds"], 0.15, 9)
         self.assertEqual(loop["gaps"], 3)
+        whole = "[\n" + ",\n".join(json.dumps(event) for event in names + events)
+        rows = self.trace_of(file)
+        for cut in (len(whole), len(whole) - 1, whole.rindex(",\n"), whole.rindex(",\n") + 1, whole.rindex(",\n") + 2):
+            file.write_text(whole[:cut])
+            done = self.ctl("--output", "json", "trace", "--from", file)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("made.json ends in half a line", done.stderr)
+            found = {row["lane"]: row["spans"] for row in json.loads(done.stdout)}
+            self.assertEqual(found["loop"], 1 if cut == whole.rindex(",\n") + 1 else 2)
+        file.write_text(whole + "\n]\n")
+        self.assertEqual(self.trace_of(file), rows)
         file.write_text("{}")
         program = [pathlib.Path(self.programs) / "centroidctl", "trace", "--from", file]
         done = subprocess.run(program, capture_output=True, text=True, timeout=60)

@@ -282,6 +282,15 @@ TEST(ErrorFeedback, APromiseThatIsKeptIsNotUndone) {
   EXPECT_TRUE(same_bits(f.residual(), left));
 }
 
+TEST(ErrorFeedback, APromiseOfNothingLeavesTheWarmUpWhereItIs) {
+  Feedback f("topk:0.001,warmup=9");
+  f.send(f.gradient(1), 1);
+  f.feedback->commit();
+  f.feedback->commit_promised();  // a round without a share
+  f.feedback->undo_promised();
+  EXPECT_EQ(f.feedback->rounds(), 1u);
+}
+
 TEST(ErrorFeedback, AGradientThatWasRefusedIsUndone) {
   Feedback f("topk:0.1,momentum=0.9");
   f.send(f.gradient(1), 1);

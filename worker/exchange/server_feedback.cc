@@ -38,23 +38,26 @@ bool ServerLink::has_feedback() const {
   return feedback_ || (options_.peers && options_.peers->has_feedback());
 }
 
-/// The server knows, or nobody does: what was sent before the connection broke.
+/// The server knows, or nobody does: what was sent before the connection broke. Its round may be
+/// open still, so what counts is a promise.
 void ServerLink::settle(Round counted) {
   if (!unsettled_) return;
   const Round round = *std::exchange(unsettled_, std::nullopt);
   const bool is_counted = round == counted;
-  end_feedback(is_counted ? RoundEnd::kCommitted : RoundEnd::kUndone);
+  end_feedback(is_counted ? RoundEnd::kPromised : RoundEnd::kUndone);
+  if (feedback_ && is_counted) promised_ = round;
   log::info("contribution.settled", {{"round", round.value}, {"counted", is_counted}});
   if (keeper_ && is_counted && keeper_->closed(round)) (void)save_feedback();
 }
 
-/// A late contribution that was to count: the server that was to count it may have gone before.
+/// A contribution that was to count: the server that was to count it may have gone before.
 void ServerLink::settle_promised(Round counted) {
   if (!promised_ || counted == *promised_) return;
   const Round round = *std::exchange(promised_, std::nullopt);
   if (counted > round) return feedback_->promise_kept();
   feedback_->undo_promised();
-  log::info("contribution.settled", {{"round", round.value}, {"counted", false}, {"late", true}});
+  log::info("contribution.settled",
+            {{"round", round.value}, {"counted", false}, {"promised", true}});
   if (keeper_) keeper_->undone(round);
 }
 
