@@ -414,6 +414,13 @@ bool Cluster::retry(const RoundDecision& decision) {
   const bool is_short =
       std::max<std::uint64_t>(members.size(), workers_here(roster_)) < config_.keep_min_workers;
   if (members.empty() || is_short) return false;
+  // The sum begins anew: a whole contribution of one that has gone was in it, and cannot be had
+  // again. Whose was not whole has given its share back when it went.
+  for (const MemberId member : machine_.contributed())
+    if (!find(member)) {
+      const proto::RoundOpen& open = old->opens[*old->rank_of(member)];
+      return_part({open.epoch, open.begin, open.end}, round_);
+    }
   open_attempt(std::move(members), std::move(shares), true);
   return true;
 }

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "common/base/log.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster.h"
+#include "server/service/room.h"
 #include "server/shard/placement.h"
 
 /// A model on several servers: where its chunks lie. The route changes between rounds only, so
@@ -17,6 +19,19 @@ namespace {
 constexpr std::size_t kLeader = 0;
 /// While a checkpoint or copies hold up a server that is to go.
 constexpr std::chrono::milliseconds kDrainLook{50};
+
+/// Workers without a codec that bring as much at once as these with theirs.
+Result<std::uint32_t> without_codec(const FragmentPlan& fragments,
+                                    const std::set<std::string>& codecs, std::uint64_t workers) {
+  std::uint64_t most = 1;
+  for (const std::string& codec : codecs) {
+    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, codec));
+    most = std::max(most, bytes);
+  }
+  const std::uint64_t plain =
+      std::max<std::uint64_t>(1, elements_of_largest(fragments) * sizeof(float));
+  return static_cast<std::uint32_t>((workers * most + plain - 1) / plain);
+}
 
 }  // namespace
 
@@ -199,7 +214,10 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal_sync.count());
   model.servers = static_cast<std::uint32_t>(
       std::max<std::uint64_t>(config_.servers, shards_.present().size() + 1));
-  model.workers = static_cast<std::uint32_t>(expected_workers(false));
+  std::set<std::string> codecs;
+  if (agreed_) codecs.insert(agreed_->codec);
+  for (const auto& [id, worker] : links_) codecs.insert(worker->join.codec);
+  CENTROID_CO_ASSIGN(model.workers, without_codec(fragments_, codecs, expected_workers(true)));
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.codec_down;

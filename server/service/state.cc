@@ -8,6 +8,7 @@
 #include "common/tensor/finite.h"
 #include "server/service/cluster.h"
 #include "server/service/pulls.h"
+#include "server/service/room.h"
 #include "server/store/memory_need.h"
 
 namespace centroid::server {
@@ -37,6 +38,14 @@ void warn_if_not_durable(const ServerConfig& config) {
                   journal}});
 }
 
+/// As the workers said that were there when the checkpoint was written.
+std::string codec_in(const CheckpointInfo& info) {
+  const auto kept = info.extra.find("codec");
+  const bool is_known = kept != info.extra.end() && CodecSpec::parse(kept->second).ok();
+  return is_known ? kept->second : kUnknownCodec;
+}
+}  // namespace
+
 std::uint64_t elements_of_largest(const FragmentPlan& fragments) {
   std::uint64_t most = 0;
   for (std::uint32_t i = 0; i < fragments.count(); ++i)
@@ -44,7 +53,6 @@ std::uint64_t elements_of_largest(const FragmentPlan& fragments) {
   return most;
 }
 
-/// Of the fragment that takes most, as the codec may encode it.
 Result<std::uint64_t> contribution_bytes(const FragmentPlan& fragments, const std::string& spec) {
   CENTROID_ASSIGN(const auto codec, make_codec(spec));
   std::uint64_t most = 0;
@@ -55,14 +63,6 @@ Result<std::uint64_t> contribution_bytes(const FragmentPlan& fragments, const st
   }
   return most;
 }
-
-/// As the workers said that were there when the checkpoint was written.
-std::string codec_in(const CheckpointInfo& info) {
-  const auto kept = info.extra.find("codec");
-  const bool is_known = kept != info.extra.end() && CodecSpec::parse(kept->second).ok();
-  return is_known ? kept->second : kUnknownCodec;
-}
-}  // namespace
 
 Task<Status> Cluster::prepare() {
   CheckpointPolicy policy;
@@ -394,6 +394,10 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
     if (key.starts_with(kCountedPrefix))
       counted_[key.substr(std::string_view(kCountedPrefix).size())] =
           Round(std::strtoull(value.c_str(), nullptr, 10));
+  if (test_version_ > info.version) {  // of a state that is given up
+    test_accuracy_ = test_loss_ = -1;
+    test_version_ = Version();
+  }
   resumed_from_ = *entry;
   log::info("checkpoint.loaded", {{"path", entry->path.string()},
                                   {"version", info.version.value},

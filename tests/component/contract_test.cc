@@ -108,6 +108,42 @@ TEST(Contract, WhatALostWorkerContributedCountsThoughAnotherIsTooSlow) {
   EXPECT_THAT(first->missing, testing::ElementsAre("w1"));
 }
 
+TEST(Contract, WhatALostWorkerContributedIsTrainedByOthersWhereTheSumBeginsAnew) {
+  const TemporaryDirectory directory;
+  server::ServerConfig c;
+  c.run_dir = directory.path();
+  c.epochs = 2;
+  c.min_workers = 3;
+  c.chunk_bytes = 64;
+  c.drain_timeout = std::chrono::seconds(2);
+  TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
+  Client leaves, stays;
+  auto dies = std::make_unique<Client>();
+  dies->join.name = dies->greeting.name = "w1";
+  stays.join.name = stays.greeting.name = "w2";
+  for (Client* const client : {&leaves, dies.get(), &stays}) {
+    client->join.train_samples = 64;
+    client->join.manifest = {{.name = "v", .dtype = DType::kF32, .shape = {16}},
+                             {.name = "w", .dtype = DType::kF32, .shape = {16}}};
+    ASSERT_TRUE(client->open(server.endpoint()).ok());
+    ASSERT_TRUE(client->enter().ok());
+  }
+  const auto whole = leaves.round(), part = dies->round();
+  ASSERT_TRUE(whole && part);
+  leaves.contribute(*whole);
+  ASSERT_TRUE(leaves.ask(Kind::kLeave, proto::Leave{.reason = "done"}).ok());
+  dies->push(*part, 1);
+  dies.reset();  // its part is in the sum, with the whole of the other
+  std::vector<int> trained(64);
+  for (auto open = stays.round(Round(1), 1); open && open->epoch == 0;
+       open = stays.round(open->round.next())) {
+    for (std::uint64_t i = open->begin; i < open->end; ++i) ++trained[i];
+    stays.contribute(*open);
+  }
+  EXPECT_THAT(trained, testing::Each(1));
+  EXPECT_EQ(server.view().aborted_attempts, 1u);
+}
+
 TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
   enter();
   const auto alone = client.round();
