@@ -530,6 +530,8 @@ TEST_F(ContractTest, OneReportAnswersOneQuestion) {
   enter();
   auto round = client.round();
   ASSERT_TRUE(round);
+  const auto begin = server.checkpoint();
+  ASSERT_TRUE(begin.ok());
   // Shares of 4 of 8 samples: the third round is the first of the next epoch, and asks.
   for (int i = 0; i < 2; ++i) {
     client.contribute(*round);
@@ -547,6 +549,9 @@ TEST_F(ContractTest, OneReportAnswersOneQuestion) {
   ASSERT_TRUE(client.send(Kind::kReport, report).ok());
   expect_ended("which nobody asked it to evaluate");
   EXPECT_EQ(server.view().test_accuracy, 0.9);
+  ASSERT_TRUE(server.restore(begin->version).ok());
+  EXPECT_EQ(server.view().test_accuracy, -1) << "of a version that was given up";
+  EXPECT_EQ(server.view().test_version, 0u);
 }
 
 TEST_F(ContractTest, ReportOnOtherParametersEndsTheSession) {
