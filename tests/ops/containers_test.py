@@ -368,6 +368,7 @@ class Alone(Composed):
         self.reach("training of three", lambda view: view["world"] == 3 and view["version"] > 20)
         for service in ("server", "worker-0"):
             self.assert_healthy(service)
+        self.addCleanup(podman, "rm", "-f", "-v", "-i", "-t", "0", self.container("shard-b"))  # and the image's volume, which `down` leaves
         self.up("shard-b")
         self.reach_servers(["server", "shard-b"])
         kind, *check = json.loads(re.sub(r"([A-Z]+|/[\w/]+|probe),", r'"\1",', re.search(r"^      test: (\[CMD, .*\])$", self.text.split("\n  shard-b:\n")[1], re.MULTILINE)[1]))

@@ -126,7 +126,7 @@ class Words(ClusterTest):
         helps = [[self.programs / "centroid-server", "--help"], [self.programs / "centroid-worker", "--help"], [self.programs / "centroidctl", "man"],
                  [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
         known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps).replace("\\-", "-")
-        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg"}  # of docker, kubectl, etcd
+        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd
         settings = set(re.findall(r"CENTROID_[A-Z_]+", "".join(text_of(page) for page in GUIDES)))
         spec = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
         routes = [(re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))), {method.upper() for method in one}) for path, one in spec.items()]

@@ -68,7 +68,7 @@ class Image(unittest.TestCase):
     def assert_no_shell(self, image, program):
         """None of its files is one, or installs one; asked for it is not found, which is another failure than that of a shell."""
         container = podman("create", image)
-        self.addCleanup(podman, "rm", "-f", container)
+        self.addCleanup(podman, "rm", "-f", "-v", container)
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
             podman("export", "-o", archive.name, container)
             with tarfile.open(archive.name) as files:
