@@ -191,6 +191,35 @@ std::string rounds_table(const Json& answer) {
                rows);
 }
 
+/// A line for an epoch, and below it one for each worker.
+std::string epochs_table(const Json& answer) {
+  Rows rows;
+  const auto seconds = [](const Json& of, const char* field) {
+    return duration_text(number_of(of, field));
+  };
+  const auto percent = [](double part) {
+    char text[16];
+    (void)std::snprintf(text, sizeof text, "%.1f%%", 100 * part);
+    return std::string(text);
+  };
+  for (const Json& epoch : answer["epochs"]) {
+    const double took = number_of(epoch, "seconds"), samples = number_of(epoch, "samples");
+    rows.push_back({text_of(epoch, "epoch"), text_of(epoch, "state"), text_of(epoch, "samples"),
+                    percent(number_of(epoch, "trained")), number_text(number_of(epoch, "loss")),
+                    percent(number_of(epoch, "accuracy")), seconds(epoch, "seconds"),
+                    took > 0 ? number_text(samples / took) : "-", ""});
+    for (const Json& worker : epoch["workers"])
+      rows.push_back({"", "  " + text_of(worker, "name"), text_of(worker, "samples"),
+                      percent(number_of(worker, "share")), number_text(number_of(worker, "loss")),
+                      percent(number_of(worker, "accuracy")), seconds(worker, "compute_seconds"),
+                      number_text(number_of(worker, "samples_per_second")),
+                      text_of(worker, "devices")});
+  }
+  return table(
+      {"epoch", "of", "samples", "share", "loss", "accuracy", "time", "samples/s", "devices"},
+      rows);
+}
+
 std::string tables_table(const Json& answer) {
   Rows rows;
   for (const Json& one : answer["tables"])
@@ -287,6 +316,16 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       ->capture_default_str();
   rounds->callback([=, &status] {
     status = show(*session, "/v1/rounds?limit=" + std::to_string(*limit), rounds_table);
+  });
+
+  CLI::App* const epochs = app.add_subcommand(
+      "epochs", "The newest epochs, newest first, and what each worker did in them.");
+  const auto epoch_limit = std::make_shared<std::uint64_t>(5);
+  epochs->add_option("-n,--limit", *epoch_limit, "how many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  epochs->callback([=, &status] {
+    status = show(*session, "/v1/epochs?limit=" + std::to_string(*epoch_limit), epochs_table);
   });
 
   CLI::App* const waits =

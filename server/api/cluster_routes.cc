@@ -32,6 +32,14 @@ Reply get_rounds(Services services, Call call) {
   co_return list_page(call, "rounds", views, key, true);
 }
 
+Reply get_epochs(Services services, Call call) {
+  CENTROID_CO_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
+  const std::size_t most = call.limit + 1;  // one more: is there a next page
+  const auto views = co_await services.control.epochs(most, cursor);
+  const auto key = [](const EpochView& view) { return ListKey(view.epoch, 0); };
+  co_return list_page(call, "epochs", views, key, true);
+}
+
 Reply get_waits(Services services, Call call) {
   const auto views = co_await services.control.waits();
   co_return list_page(call, "waits", views, position_in(views));

@@ -73,6 +73,7 @@ const std::vector<Route>& routes() {
       list("/v1/servers", get_servers),
       post("/v1/servers/{name}:drain", post_drain_server),
       list("/v1/rounds", get_rounds, kDefaultRounds),
+      list("/v1/epochs", get_epochs, kDefaultEpochs),
       list("/v1/waits", get_waits),
       list("/v1/events", get_events, 100, "limit cursor since type"),
       {.method = "GET", .path = "/v1/trace", .handler = get_trace, .query = "seconds format"},

@@ -78,7 +78,7 @@ struct Route {
 /// Every route, in the order of docs/rest.md.
 const std::vector<Route>& routes();
 
-inline constexpr std::size_t kDefaultRounds = 50;
+inline constexpr std::size_t kDefaultRounds = 50, kDefaultEpochs = 10;
 inline constexpr std::size_t kMaxLimit = 1000;
 
 /// Whether a word is one of those that are separated by spaces.

@@ -75,6 +75,28 @@ struct RoundView {
   Scalars scalars;                ///< that training programs have named
 };
 
+/// What one worker did in an epoch.
+struct EpochWorkerView {
+  std::string name;
+  std::uint64_t devices = 0, contributions = 0, samples = 0;
+  double loss = 0, accuracy = 0, compute_seconds = 0, samples_per_second = 0,
+         share = 0;  ///< of the samples of all
+  Scalars scalars;
+};
+
+/// An epoch: what was told of its samples, whenever that came.
+struct EpochView {
+  std::uint64_t epoch = 0, samples = 0;
+  double trained = 0;  ///< part of its samples that were in contributions that counted
+  std::string state;   ///< open | ended
+  double begun_unix_seconds = 0, seconds = 0, loss = 0, accuracy = 0;
+  Scalars scalars;
+  std::vector<EpochWorkerView> workers;  ///< by name
+};
+
+/// An epoch, and 0.
+using EpochPlace = std::pair<std::uint64_t, std::uint64_t>;
+
 /// A round and its attempt.
 using RoundPlace = std::pair<std::uint64_t, std::uint64_t>;
 
@@ -195,6 +217,9 @@ class ControlPlane {
   /// given.
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit,
                                               std::optional<RoundPlace> before) = 0;
+  /// So too, of epochs.
+  virtual Task<std::vector<EpochView>> epochs(std::size_t limit,
+                                              std::optional<EpochPlace> before) = 0;
   virtual Task<std::vector<WaitView>> waits() = 0;
   /// The leader first; those that stand by last.
   virtual Task<std::vector<ServerView>> servers() = 0;

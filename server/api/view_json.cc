@@ -148,6 +148,41 @@ nlohmann::ordered_json to_json_object(const RoundView& view) {
   return out;
 }
 
+nlohmann::ordered_json to_json_object(const EpochView& view) {
+  const auto& [epoch, samples, trained, state, begun_unix_seconds, seconds, loss, accuracy, scalars,
+               workers] = view;
+  nlohmann::ordered_json out;
+  out["epoch"] = epoch;
+  out["samples"] = samples;
+  out["trained"] = trained;
+  out["state"] = state;
+  out["begun_unix_seconds"] = begun_unix_seconds;
+  out["seconds"] = seconds;
+  out["loss"] = loss;
+  out["accuracy"] = accuracy;
+  out["scalars"] = to_json_list(scalars);
+  out["workers"] = nlohmann::ordered_json::array();
+  for (const EpochWorkerView& one : workers) out["workers"].push_back(to_json_object(one));
+  return out;
+}
+
+nlohmann::ordered_json to_json_object(const EpochWorkerView& view) {
+  const auto& [name, devices, contributions, samples, loss, accuracy, compute_seconds,
+               samples_per_second, share, scalars] = view;
+  nlohmann::ordered_json out;
+  out["name"] = name;
+  out["devices"] = devices;
+  out["contributions"] = contributions;
+  out["samples"] = samples;
+  out["loss"] = loss;
+  out["accuracy"] = accuracy;
+  out["compute_seconds"] = compute_seconds;
+  out["samples_per_second"] = samples_per_second;
+  out["share"] = share;
+  out["scalars"] = to_json_list(scalars);
+  return out;
+}
+
 nlohmann::ordered_json to_json_object(const WaitView& view) {
   const auto& [who, for_whom, what, seconds] = view;
   nlohmann::ordered_json out;

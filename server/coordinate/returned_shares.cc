@@ -71,6 +71,15 @@ std::uint64_t ReturnedShares::taken() const {
   return sum;
 }
 
+std::optional<std::uint64_t> ReturnedShares::oldest_epoch() const {
+  std::optional<std::uint64_t> oldest;
+  const auto look = [&](const auto& parts) {
+    for (const DataPart& part : parts) oldest = std::min(oldest.value_or(part.epoch), part.epoch);
+  };
+  look(waiting_), look(taken_), look(lost_);
+  return oldest;
+}
+
 std::uint64_t ReturnedShares::samples() const {
   std::uint64_t sum = 0;
   for (const DataPart& part : waiting_) sum += part.samples();

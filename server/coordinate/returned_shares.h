@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,9 @@ class ReturnedShares {
   /// Once the round is committed.
   bool will_be_empty() const { return waiting_.empty() && lost_.empty(); }
   std::uint64_t samples() const;
-  std::uint64_t taken() const;                          ///< in this round
+  std::uint64_t taken() const;  ///< in this round
+  /// Of all that waits, is taken or was lost in this round, the oldest.
+  std::optional<std::uint64_t> oldest_epoch() const;
   std::uint64_t returned() const { return returned_; }  ///< samples, since the beginning
   void clear() { *this = ReturnedShares(); }
   /// What waits (not what is taken: `give_up` first), "epoch:begin-end,...", and the other way

@@ -83,6 +83,19 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
   rows_.bound_payload(2 * config.chunk_bytes);
 }
 
+void Cluster::set_files(Executor files, Executor looks, Executor verifies) {
+  files_ = std::move(files), looks_ = std::move(looks), verifies_ = std::move(verifies);
+}
+
+void Cluster::set_tokens(std::function<bool(std::string_view)> accepts,
+                         std::function<proto::Tokens()> told) {
+  accepts_token_ = std::move(accepts), joining_tokens_ = std::move(told);
+}
+
+void Cluster::set_endpoints(std::string data, std::string api) {
+  data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
+}
+
 Cluster::~Cluster() = default;
 
 std::shared_ptr<Link> Cluster::find(MemberId member) const {

@@ -48,8 +48,8 @@ namespace centroid::server {
 /// The training service: members' sessions in, rounds, results out, checkpoints. Everything runs on
 /// one executor (one thread), so its state needs no lock. Files: cluster.cc (life, members),
 /// cluster_rows.cc (tables), sessions.cc (frames), outbox.cc (sending), rounds.cc (the round loop),
-/// merge.cc (its end), shares.cc, replies.cc (results through a codec), elastic.cc (rounds that
-/// close without some members), initial.cc (initial values), state.cc, checkpoints.cc,
+/// merge.cc (its end), shares.cc, epochs.cc, replies.cc (results through a codec), elastic.cc
+/// (rounds that close without some members), initial.cc (initial values), state.cc, checkpoints.cc,
 /// durability.cc, replay.cc (the journal), handover.cc (state that the workers hold), spread.cc,
 /// spread_moves.cc, spread_checkpoint.cc (a model on several servers), pulls.cc (readers),
 /// operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc,
@@ -86,6 +86,7 @@ class Cluster final : public ControlPlane {
   Task<ClusterView> cluster() override;
   Task<std::vector<WorkerView>> workers() override;
   Task<std::vector<RoundView>> rounds(std::size_t limit, std::optional<RoundPlace>) override;
+  Task<std::vector<EpochView>> epochs(std::size_t limit, std::optional<EpochPlace>) override;
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<ServerView>> servers() override;
   Task<Status> drain_server(const std::string& name) override;
@@ -115,9 +116,7 @@ class Cluster final : public ControlPlane {
   EventLog& events() override { return events_; }
   /// Where small files are written, and checkpoints looked at and verified, so that nothing waits
   /// for one that is written: a thread each; otherwise where that is. Before `prepare`.
-  void set_files(Executor files, Executor looks, Executor verifies) {
-    files_ = std::move(files), looks_ = std::move(looks), verifies_ = std::move(verifies);
-  }
+  void set_files(Executor files, Executor looks, Executor verifies);
   /// What knows the settings by name; `config` of the constructor are its targets. Before
   /// `prepare`.
   void set_schema(config::Schema* schema) { schema_ = schema; }
@@ -126,12 +125,8 @@ class Cluster final : public ControlPlane {
   /// Which tokens beside `token` let a worker in, and what shard servers are told of them; before
   /// `run`.
   void set_tokens(std::function<bool(std::string_view)> accepts,
-                  std::function<proto::Tokens()> told) {
-    accepts_token_ = std::move(accepts), joining_tokens_ = std::move(told);
-  }
-  void set_endpoints(std::string data, std::string api) {
-    data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
-  }
+                  std::function<proto::Tokens()> told);
+  void set_endpoints(std::string data, std::string api);
 
  private:
   class MemberSink;
@@ -188,7 +183,7 @@ class Cluster final : public ControlPlane {
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
-  Tally tally_of(Link& link, const proto::PushEnd& end);
+  ToldShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
   Status take_push_end(Link& link, const proto::PushEnd& end);
   Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
   Status take_report(Link& link, const proto::Report& report);
@@ -208,12 +203,8 @@ class Cluster final : public ControlPlane {
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
   /// Whose turn it is, until the round is committed.
-  const FragmentPlan::Fragment& fragment() const {
-    return fragments_[fragments_.turn(store_->optimizer_step())];
-  }
-  bool has_turn(const Chunk& chunk) const {
-    return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
-  }
+  const FragmentPlan::Fragment& fragment() const;
+  bool has_turn(const Chunk& chunk) const;
   bool retry(const RoundDecision& decision);
   TimePoint round_limit() const;
   void leave_silent_out();
@@ -248,6 +239,13 @@ class Cluster final : public ControlPlane {
   void coordinate();
   void skip_empty_epoch_end();
 
+  // epochs.cc: what belongs to an epoch, and who may not run ahead of it
+  std::uint64_t oldest_epoch(MemberId* whose = nullptr) const;
+  void end_epochs(bool are_all = false);
+  void count_told(ToldShare told);
+  bool is_epoch_ahead() const;
+  void epoch_waits(std::vector<WaitView>& views) const;
+
   // replies.cc
   Status make_replies();
   void begin_replies();
@@ -272,7 +270,7 @@ class Cluster final : public ControlPlane {
   Status heed_failures();
 
   // elastic.cc: policies that close a round without some members
-  std::vector<MemberId> seated(std::vector<MemberId> members) const;
+  std::vector<MemberId> seated(std::vector<MemberId> members);
   std::vector<MemberId> unseated() const;
   void seat(Link& link);
   void seat_waiting();
@@ -365,12 +363,8 @@ class Cluster final : public ControlPlane {
   void plan_moves();
   void let_go(ShardGroup::Link& server);
   Task<Status> drain_while_paused();
-  bool holds_rows(const std::string& server) const {
-    return rows_servers_ && rows_servers_->holds(server);
-  }
-  bool is_mine(ChunkId chunk) const {
-    return spread_.route.owners.empty() || spread_.route.owners[chunk.value] == 0;
-  }
+  bool holds_rows(const std::string& server) const;
+  bool is_mine(ChunkId chunk) const;
 
   // spread_moves.cc: chunks that change their server while rounds go on
   Task<bool> may_move();
@@ -571,7 +565,9 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<Replay> replay_;  ///< until it is over
   bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
 
-  Tally round_tally_, epoch_tally_;
+  Tally round_tally_;
+  std::vector<ToldShare> round_shares_;  ///< what it is the sum of
+  EpochTallies epochs_;
   KnownScalars known_scalars_;
   TimePoint round_opened_, looked_at_;  // who is silent: last
   std::deque<RoundView> history_;

@@ -14,8 +14,8 @@
 #include "common/proto/servers.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/api/view.h"
+#include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/coordinate/tally.h"
 #include "server/service/duty_cycle.h"
 #include "server/service/fetched_versions.h"
 #include "server/service/operator_file.h"
@@ -57,7 +57,7 @@ struct RestoreWanted {
 struct KeptPart {
   std::unique_ptr<StagedContribution> staged;
   proto::WeighedContribution counts;  ///< which one, and with what weight
-  Tally tally;                        ///< of a late one: it is of the round that counts it
+  ToldShare told;                     ///< of a late one: it is of the round that counts it
   DataPart share;  ///< of a late one, until it is committed: what is lost with it
 };
 

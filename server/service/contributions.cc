@@ -224,14 +224,20 @@ Scalars KnownScalars::of(const proto::PushEnd& end) {
   return out;
 }
 
-Tally Cluster::tally_of(Link& link, const proto::PushEnd& end) {
-  Tally tally{.loss_sum = end.loss_sum,
-              .samples = end.samples,
-              .correct = end.correct,
-              .steps = link.local_steps};
-  tally.scalars = known_scalars_.of(end);
-  if (!tally.scalars.is_empty()) link.scalars = tally.scalars;
-  return tally;
+/// What it told of `share`, which the link may have no more.
+ToldShare Cluster::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
+  ToldShare told;
+  told.part = share;
+  told.worker = link.join.name;
+  told.devices = link.join.devices;
+  told.compute_seconds = end.compute_seconds;
+  told.tally = Tally{.loss_sum = end.loss_sum,
+                     .samples = end.samples,
+                     .correct = end.correct,
+                     .steps = link.local_steps};
+  told.tally.scalars = known_scalars_.of(end);
+  if (!told.tally.scalars.is_empty()) link.scalars = told.tally.scalars;
+  return told;
 }
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
@@ -253,8 +259,9 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   }
   CENTROID_TRY(check_norm(link, end, received > 0 ? link.squares : 0));
   link.pending_end.reset();
+  const DataPart share = link.part;
   count_end(link, end);
-  round_tally_.add(tally_of(link, end));
+  count_told(told_of(link, end, share));
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     aggregator_->absent(*rank);
   Contribution contribution{

@@ -19,11 +19,16 @@ constexpr std::size_t kChunksPerTurn = 4;
 
 /// Members that are free to begin a round, or about to be. The others get no part of the data until
 /// they are.
-std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) const {
+std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
   const bool is_elastic = policy_.is_elastic();
   std::erase_if(members, [&](MemberId id) {
     return find(id)->is_away || (is_elastic && !machine_.may_begin(id));
   });
+  if (!is_epoch_ahead()) return members;
+  // What a lost worker had of the older epoch is for one of them, the others take what it leaves.
+  const auto held = members.begin() + (returned_.is_empty() || members.empty() ? 0 : 1);
+  for (auto at = held; at != members.end(); ++at) find(*at)->hold(clock_.now());
+  members.erase(held, members.end());
   return members;
 }
 
@@ -34,11 +39,14 @@ std::vector<MemberId> Cluster::unseated() const {
   return out;
 }
 
-/// Who had to wait for slower members may begin, for one of those has come, or is gone.
+/// Who had to wait for slower members, or for an older epoch, may begin, for one of those has come,
+/// or is gone.
 void Cluster::seat_waiting() {
-  if (policy_.kind != PolicyKind::kSsp || !attempt_) return;
-  for (const auto& [id, link] : links_)
-    if (!link->is_away && !attempt_->rank_of(id)) seat(*link);
+  if (!policy_.applies_each() || !attempt_) return;
+  for (const auto& [id, link] : links_) {
+    const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
+    if (waits && !link->is_away && !attempt_->rank_of(id)) seat(*link);
+  }
 }
 
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
@@ -46,7 +54,12 @@ void Cluster::seat_waiting() {
 void Cluster::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
-  if (!policy_.is_elastic() || !attempt_ || attempt_->closed || !machine_.admit(link.id)) return;
+  if (!policy_.is_elastic() || !attempt_ || attempt_->closed) return;
+  if (returned_.is_empty() && is_epoch_ahead()) {
+    link.hold(clock_.now());
+    return;
+  }
+  if (!machine_.admit(link.id)) return;
   proto::RoundOpen open = attempt_->opens.front();
   const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
   std::vector<MemberId> members = attempt_->members;
@@ -98,7 +111,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
     attempt_->late.push_back(name_of(one.member));
     parts_.push_back(std::move(late_staged_.front()));
     parts_.back().counts.weight = one.weight;
-    round_tally_.add(parts_.back().tally);
+    count_told(std::move(parts_.back().told));
     late_staged_.pop_front();
   }
   CENTROID_CHECK(late_staged_.size() == machine_.late_waiting());
@@ -170,7 +183,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (!staged->is_whole()) contribution.weight = 0;
   if (!link.late || link.late->key != key) {
-    round_tally_.add(tally_of(link, end));
+    count_told(told_of(link, end, share));
     CENTROID_ASSIGN(auto decision,
                     machine_.contribute(link.id, std::move(contribution), clock_.now()));
     decide(std::move(decision));
@@ -182,7 +195,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     Part part;
     part.staged = std::move(link.late->staged);
     part.counts.key = {link.id, key.generation, key.round, key.number};
-    part.tally = tally_of(link, end);  // before the link gets another share
+    part.told = told_of(link, end, share);
     part.share = share;
     late_staged_.push_back(std::move(part));
   }

@@ -136,6 +136,7 @@ Task<Status> Cluster::go_back() {
     returned_.clear();
   }
   held_position_ = position();
+  epochs_.forget_open();
   next_attempt_ = 0;
   log::error("state.lost", {{"why", "every worker that held it is gone"},
                             {"version", lost.value},

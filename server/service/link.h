@@ -70,8 +70,10 @@ struct Link {
   TimePoint opened_at;      ///< when, or when its last chunk came, with policy bsp
   /// How long it said nothing when it was left out last; falls as it says nothing for less (bsp).
   std::optional<Duration> came_late;
-  Duration silence{};                  ///< the longest, of what it contributes now (bsp)
-  bool is_away = false;                ///< has no seat until it is free again
+  Duration silence{};    ///< the longest, of what it contributes now (bsp)
+  bool is_away = false;  ///< has no seat until it is free again
+  /// Since when it may not begin an epoch, for an older one is not done (asp, ssp).
+  std::optional<TimePoint> held_since;
   std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
   /// What it still gives to a round that is over.
   struct Late {
@@ -103,6 +105,10 @@ struct Link {
   void begin(Round round, std::uint32_t of) {
     if (std::exchange(fragment_of, round) == round) return;
     before = std::exchange(fragment, of);
+  }
+  /// It may not begin now.
+  void hold(TimePoint now) {
+    if (!held_since) held_since = now;
   }
   /// Results that are ready for it and not yet sent.
   std::size_t unsent() const {

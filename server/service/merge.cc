@@ -115,6 +115,14 @@ float Cluster::clip_to(double norm) {
   return factor;
 }
 
+const FragmentPlan::Fragment& Cluster::fragment() const {
+  return fragments_[fragments_.turn(store_->optimizer_step())];
+}
+
+bool Cluster::has_turn(const Chunk& chunk) const {
+  return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
+}
+
 Task<Status> Cluster::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await finish_moves();
@@ -236,7 +244,8 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
   samples_total_ += round_tally_.samples;
   steps_before_ += round_tally_.steps;
-  epoch_tally_.add(round_tally_);
+  for (const ToldShare& told : round_shares_)
+    epochs_.add(told, agreed_->train_samples, clock_.unix_seconds() - elapsed);
   probe_.round_committed(elapsed, round_tally_.samples, loss_);
   for (const auto& [name, sum] : round_tally_.scalars.all()) probe_.scalar(name, sum.mean());
   log::debug("round.committed", {{"round", round_.value},

@@ -208,7 +208,8 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   measured_.reset();
   last_written_.reset();
   announced_.reset();
-  round_tally_ = epoch_tally_ = {};
+  round_tally_ = {};
+  epochs_.forget_open();
   next_attempt_ = 0;
   evaluate_next_ = false;
   await_members_again();

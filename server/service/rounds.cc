@@ -101,7 +101,10 @@ Task<Status> Cluster::run_rounds() {
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
     const bool is_whole = !spread_.lost_since && !has_lost_server();
-    if (stop_requested_ || (goal_reached() && is_whole)) co_return Status();
+    if (stop_requested_ || (goal_reached() && is_whole)) {
+      if (goal_reached()) end_epochs(true);  // what is under way now is left out
+      co_return Status();
+    }
     dismiss_drained();
     if (const auto why = held()) {
       set_phase(Phase::kPaused, why->message());
@@ -195,6 +198,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   complete_chunks_ = 0;
   failed_.clear();
   round_tally_ = {};
+  round_shares_.clear();
   decision_.reset();
   staged_.clear();
   spread_.summed.clear();
@@ -246,6 +250,7 @@ Task<Status> Cluster::one_round() {
     co_await journal_.begin_attempt(journal_base());
   }
   roster_.form(true);
+  end_epochs();  // a late share may have been dropped while no round was open
   auto members = seated(roster_.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
   const bool is_for_late = policy_.applies_each() && machine_.has_late();
@@ -485,14 +490,8 @@ void Cluster::round_over() {
     epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != epoch_ / every;
   epoch_ = next.epoch;
   offset_ = next.offset;
-  if (!is_epoch_over) return;
-  evaluate_next_ = true;
-  if (epoch_tally_.samples > 0) {
-    train_accuracy_ = epoch_tally_.accuracy();
-    tell(events_, log::Level::kInfo, "epoch.ended",
-         {{"epoch", epoch_}, {"loss", epoch_tally_.loss()}, {"accuracy", train_accuracy_}});
-  }
-  epoch_tally_ = {};
+  if (is_epoch_over) evaluate_next_ = true;
+  end_epochs();
 }
 
 }  // namespace centroid::server

@@ -143,6 +143,7 @@ void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
   const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
   link.part = {open.epoch, open.begin, open.end};
   link.part_of = round_;
+  link.held_since.reset();
   link.overlap = open.overlap;
   link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
 }
@@ -220,6 +221,7 @@ void Cluster::skip_empty_epoch_end() {
   ++epoch_;
   offset_ = 0;
   evaluate_next_ = true;
+  end_epochs();
 }
 
 }  // namespace centroid::server

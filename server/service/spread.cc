@@ -35,6 +35,14 @@ Result<std::uint32_t> without_codec(const FragmentPlan& fragments,
 
 }  // namespace
 
+bool Cluster::holds_rows(const std::string& server) const {
+  return rows_servers_ && rows_servers_->holds(server);
+}
+
+bool Cluster::is_mine(ChunkId chunk) const {
+  return spread_.route.owners.empty() || spread_.route.owners[chunk.value] == 0;
+}
+
 const std::vector<Chunk>& Cluster::part() const {
   if (!spread_.has_others()) return fragment().chunks;
   return spread_.parts[fragments_.turn(store_->optimizer_step())];
@@ -416,7 +424,8 @@ Task<Result<bool>> Cluster::recover_servers() {
   measured_.reset();  // of versions that will come again
   announced_.reset();
   last_written_.reset();
-  round_tally_ = epoch_tally_ = {};
+  round_tally_ = {};
+  epochs_.forget_open();
   if (!checkpoints_->list(false).empty()) {
     CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(begin_replay());

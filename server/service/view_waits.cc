@@ -173,6 +173,7 @@ std::vector<WaitView> Cluster::present_waits() const {
                      .seconds = seconds(clock_.now() - phase_since_)});
   if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
   pace_waits(views);
+  epoch_waits(views);
   waits_.list(views);
   if (const auto journal = journal_.state();
       !journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
@@ -221,7 +222,7 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
     if (!link->work.empty()) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, link] : links_) {
-    if (!link->is_away && !machine_.may_begin(id)) count(WaitCause::kPace);
+    if (link->held_since || (!link->is_away && !machine_.may_begin(id))) count(WaitCause::kPace);
     if (!link->session->waits().empty()) count(WaitCause::kCredit);
   }
   return counts;

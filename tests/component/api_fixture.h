@@ -58,6 +58,21 @@ class SampleControl final : public server::ControlPlane {
       if (!before || server::RoundPlace(view.round, view.attempt) < *before) views.push_back(view);
     co_return views;
   }
+  Task<std::vector<server::EpochView>> epochs(std::size_t limit,
+                                              std::optional<server::EpochPlace> before) override {
+    co_await answer();
+    last_limit = limit;
+    std::vector<server::EpochView> views;
+    server::EpochView view;
+    view.state = "ended";
+    view.loss = std::numeric_limits<double>::quiet_NaN();
+    view.workers.resize(1);
+    view.workers[0].name = "alpha";
+    view.workers[0].share = 1;
+    for (view.epoch = 3; view.epoch > 0 && views.size() < limit; --view.epoch)
+      if (!before || server::EpochPlace(view.epoch, 0) < *before) views.push_back(view);
+    co_return views;
+  }
   Task<std::vector<server::WaitView>> waits() override {
     co_await answer();
     std::vector<server::WaitView> views(3);

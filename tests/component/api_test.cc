@@ -67,6 +67,19 @@ TEST_F(ApiTest, RoundsComeInPages) {
   EXPECT_TRUE(second["next"].is_null());
 }
 
+TEST_F(ApiTest, EpochsComePageByPageWithTheirWorkers) {
+  const auto first = Json::parse(request("GET", "/v1/epochs?limit=2").body);
+  ASSERT_EQ(first["epochs"].size(), 2U);
+  EXPECT_EQ(first["epochs"][1]["epoch"], 2);
+  EXPECT_TRUE(first["epochs"][0]["loss"].is_null());
+  EXPECT_EQ(first["epochs"][0]["workers"][0]["name"], "alpha");
+  EXPECT_EQ(first["epochs"][0]["workers"][0]["share"], 1);
+  const auto second = Json::parse(request("GET", first["next"].get<std::string>()).body);
+  ASSERT_EQ(second["epochs"].size(), 1U);
+  EXPECT_EQ(second["epochs"][0]["epoch"], 1);
+  EXPECT_TRUE(second["next"].is_null());
+}
+
 TEST_F(ApiTest, ActionsReachTheControlPlane) {
   EXPECT_EQ(request("POST", "/v1/checkpoints").status, 201);
   const HttpReply drain = request("POST", "/v1/workers/7:drain");

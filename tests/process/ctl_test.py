@@ -33,6 +33,10 @@ class Ctl(CtlTest):
         workers = json.loads(self.ctl(server, "--output", "json", "workers"))["workers"]
         self.assertEqual(sorted(worker["name"] for worker in workers), ["w0", "w1"])
         self.assertEqual(len(self.ctl(server, "rounds", "-n", "2").splitlines()), 3)
+        epochs = json.loads(self.ctl(server, "--output", "json", "epochs", "-n", "1"))["epochs"]
+        self.assertEqual([worker["name"] for worker in epochs[0]["workers"]], ["w0", "w1"])
+        self.assertAlmostEqual(sum(worker["share"] for worker in epochs[0]["workers"]), 1)
+        self.assertEqual(len(self.ctl(server, "epochs", "-n", "1").splitlines()), 4)
         self.assertIn("operator", self.ctl(server, "waits"))
         self.assertRegex(self.ctl(server, "config", "min_"), r"min_workers +2 +workers +flag")
 

@@ -12,6 +12,7 @@
 #include "server/aggregate/round_machine.h"
 #include "server/aggregate/round_timeout.h"
 #include "server/coordinate/coordinator.h"
+#include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/partition.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/coordinate/tally.h"
@@ -400,6 +401,34 @@ TEST(Metrics, WeighBySamples) {
   EXPECT_NEAR(mean_of({named(60, 0.4), named(40, 0.7)}), 0.52, 1e-12);
   EXPECT_NEAR(mean_of({named(30, 1.0), named(50, 1.2), named(20, 1.2)}), 1.14, 1e-12);
 
+  // What an epoch says of the two: 60 and 40 batches of 32 samples in a second each.
+  EpochTallies epochs;
+  const auto told = [](const char* worker, std::uint64_t begin, std::uint64_t batches) {
+    return ToldShare{
+        .part = {.epoch = 0, .begin = begin, .end = begin + 32 * batches},
+        .worker = worker,
+        .devices = 1,
+        .compute_seconds = 1,
+        .tally = {.loss_sum = 0.5 * static_cast<double>(32 * batches), .samples = 32 * batches}};
+  };
+  epochs.add(told("a", 0, 30), 3200, 1), epochs.add(told("b", 30 * 32, 40), 3200, 2);
+  ToldShare rest = told("a", 70 * 32, 30);
+  rest.compute_seconds = 0;
+  epochs.add(rest, 3200, 3);
+  EXPECT_EQ(epochs.end(0, 9), nullptr);
+  const EpochTally* const over = epochs.end(1, 9);
+  ASSERT_NE(over, nullptr);
+  const EpochTally::Member &a = over->members.at("a"), &b = over->members.at("b");
+  EXPECT_NEAR(a.samples_per_second() / 1000, 1.92, 1e-12);  // samples a millisecond
+  EXPECT_NEAR(b.samples_per_second() / 1000, 1.28, 1e-12);
+  EXPECT_DOUBLE_EQ(over->share_of(a), 0.6);
+  EXPECT_DOUBLE_EQ(over->share_of(b), 0.4);
+  EXPECT_EQ(a.contributions, 2u);
+  EXPECT_EQ(over->trained, 3200u);
+  EXPECT_EQ(over->begun_unix_seconds, 1);
+  EXPECT_DOUBLE_EQ(over->all.loss(), 0.5);
+
+  // And what the next shares are made of.
   Coordinator::Options options;
   options.mode = Coordinator::Mode::kSpeed;
   Coordinator coordinator(options);
@@ -410,6 +439,69 @@ TEST(Metrics, WeighBySamples) {
   const auto speeds = coordinator.speeds(members, batches);
   EXPECT_NEAR(speeds[0] / 1000, 1.92, 1e-12);  // samples a millisecond
   EXPECT_THAT(partition(100, speeds), ElementsAre(60, 40));
+}
+
+/// A share counts in the epoch to which its samples belong, by parts where that is two; epochs end
+/// one after the other, and come again after a job has gone back.
+TEST(Metrics, AnEpochHasWhatItsOwnSharesTold) {
+  EpochTallies epochs;
+  ToldShare both{.part = {.epoch = 4, .begin = 8, .end = 12},  // of 10
+                 .worker = "a",
+                 .devices = 2,
+                 .compute_seconds = 4,
+                 .tally = {.loss_sum = 8, .samples = 5, .correct = 3, .steps = 2}};
+  ASSERT_TRUE(both.tally.scalars.record("s", 7).ok());
+  epochs.add(both, 10, 1);
+  epochs.add({.part = {.epoch = 4, .begin = 15, .end = 20},  // wholly of the next
+              .worker = "b",
+              .tally = {.loss_sum = 5, .samples = 5}},
+             10, 2);
+  epochs.add({.part = {.epoch = 4, .begin = 10, .end = 10},  // what is told behind the last share
+              .worker = "b",
+              .tally = {.loss_sum = 1, .samples = 1}},
+             10, 3);
+  EXPECT_EQ(epochs.end(4, 9), nullptr);
+  const EpochTally* over = epochs.end(6, 9);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(over->epoch, 4u);
+  EXPECT_EQ(over->trained, 2u);
+  const EpochTally::Member& a = over->members.at("a");
+  EXPECT_EQ(a.tally.samples, 3u);  // half of 5, and the rest in the other
+  EXPECT_EQ(a.tally.loss_sum, 4);
+  EXPECT_EQ(a.compute_seconds, 2);
+  EXPECT_EQ(a.tally.scalars.all().at("s").count, 1u);
+  EXPECT_EQ(over->members.at("b").tally.samples, 1u);
+  over = epochs.end(6, 9);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(over->epoch, 5u);
+  EXPECT_EQ(over->trained, 7u);
+  EXPECT_EQ(over->members.at("a").tally.samples, 2u);
+  EXPECT_EQ(over->members.at("a").contributions, 0u);
+  EXPECT_TRUE(over->members.at("a").tally.scalars.is_empty());
+  EXPECT_EQ(epochs.end(6, 9), nullptr);
+
+  epochs.add(both, 10, 5);
+  epochs.forget_open();
+  EXPECT_EQ(epochs.end(9, 9), nullptr);
+  epochs.add(both, 10, 5);
+  over = epochs.end(5, 9);
+  ASSERT_NE(over, nullptr);
+  EXPECT_EQ(epochs.ended().size(), 1u) << "4 and 5 of before are not what was trained";
+
+  EpochTallies many;
+  for (const std::size_t workers : {1, 200, 2000}) {
+    for (std::uint64_t epoch = 0; epoch < 1100 / workers + (workers > 1000 ? 20 : 90); ++epoch) {
+      for (std::size_t i = 0; i < workers; ++i)
+        many.add({.part = {.epoch = epoch, .begin = i, .end = i + 1},
+                  .worker = std::to_string(i),
+                  .tally = {.samples = 1}},
+                 workers, 1);
+      (void)many.end(epoch + 1, 1);
+    }
+    EXPECT_EQ(many.ended().size(), workers == 1     ? EpochTallies::kMost
+                                   : workers == 200 ? EpochTallies::kNames / workers
+                                                    : EpochTallies::kLeast);
+  }
 }
 
 /// The learning rate 0.05 of two workers is 0.10 (in a server that trains:

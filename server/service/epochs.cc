@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/cluster.h"
+
+/// What was told of an epoch's samples, and when that is all; who may not run ahead of it.
+namespace centroid::server {
+
+/// The oldest epoch of which samples are not handed out, are being trained, have come and do not
+/// count yet, or are to be given to others. `whose`: of the member that trains them, where one
+/// does.
+std::uint64_t Cluster::oldest_epoch(MemberId* whose) const {
+  std::uint64_t oldest = epoch_;
+  const auto first = [this](const DataPart& part) {
+    return part.epoch +
+           (agreed_ ? part.begin / std::max<std::uint64_t>(agreed_->train_samples, 1) : 0);
+  };
+  const auto look = [&](const DataPart& part, MemberId member) {
+    if (part.samples() == 0 || first(part) >= oldest) return;
+    oldest = first(part);
+    if (whose != nullptr) *whose = member;
+  };
+  for (const auto& [id, link] : links_) look(link->part, id);
+  for (const Part& late : late_staged_) look(late.share, late.counts.key.member);
+  for (const Part& late : parts_) look(late.share, late.counts.key.member);
+  if (const auto returned = returned_.oldest_epoch(); returned && *returned < oldest) {
+    oldest = *returned;
+    if (whose != nullptr) *whose = {};
+  }
+  return oldest;
+}
+
+/// Tell of the epochs of which nothing is outstanding, one after the other; with `are_all` of all
+/// whose samples are handed out.
+void Cluster::end_epochs(bool are_all) {
+  if (!epochs_.has_open() || epochs_.open().begin()->first >= epoch_) return;
+  const std::uint64_t oldest = are_all ? epoch_ : oldest_epoch();
+  while (const EpochTally* const over = epochs_.end(oldest, clock_.unix_seconds())) {
+    if (over->all.samples == 0) continue;
+    train_accuracy_ = over->all.accuracy();
+    tell(events_, log::Level::kInfo, "epoch.ended",
+         {{"epoch", over->epoch + 1},
+          {"loss", over->all.loss()},
+          {"accuracy", train_accuracy_},
+          {"samples", over->all.samples},
+          {"seconds", over->ended_unix_seconds - over->begun_unix_seconds},
+          {"workers", over->members.size()}});
+  }
+}
+
+/// Of the open round.
+void Cluster::count_told(ToldShare told) {
+  round_tally_.add(told.tally);
+  round_shares_.push_back(std::move(told));
+}
+
+/// With asp and ssp, who begins now is at most one epoch ahead of the oldest that is not done.
+bool Cluster::is_epoch_ahead() const {
+  if (!policy_.applies_each() || !agreed_) return false;
+  const bool is_open = attempt_ && !attempt_->closed;
+  const std::uint64_t at = offset_ + (is_open ? round_samples_ : 0);
+  const std::uint64_t begins = epoch_ + (at >= agreed_->train_samples ? 1 : 0);
+  return begins >= oldest_epoch() + 2;
+}
+
+/// Who may not begin an epoch, for an older one is not done.
+void Cluster::epoch_waits(std::vector<WaitView>& views) const {
+  const bool waits = std::ranges::any_of(
+      links_, [](const auto& one) { return one.second->held_since.has_value(); });
+  if (!waits) return;
+  MemberId whose;
+  const std::uint64_t oldest = oldest_epoch(&whose);
+  const Member* const member = roster_.find(whose);
+  for (const auto& [id, link] : links_)
+    if (link->held_since && id != whose)
+      views.push_back(
+          {.who = "worker " + link->join.name,
+           .for_whom = member == nullptr ? "other workers" : name_of(whose),
+           .what = "samples of epoch " + std::to_string(oldest) +
+                   " are not trained yet; until they are, nobody begins epoch " +
+                   std::to_string(oldest + 2),
+           .seconds = std::chrono::duration<double>(clock_.now() - *link->held_since).count()});
+}
+
+namespace {
+
+EpochView view_of_epoch(const EpochTally& tally, std::uint64_t samples, double now) {
+  EpochView view;
+  const bool is_over = tally.ended_unix_seconds > 0;
+  view.epoch = tally.epoch;
+  view.samples = tally.all.samples;
+  view.trained =
+      samples > 0 ? static_cast<double>(tally.trained) / static_cast<double>(samples) : 0;
+  view.state = is_over ? "ended" : "open";
+  view.begun_unix_seconds = tally.begun_unix_seconds;
+  view.seconds = (is_over ? tally.ended_unix_seconds : now) - tally.begun_unix_seconds;
+  view.loss = tally.all.loss();
+  view.accuracy = tally.all.accuracy();
+  view.scalars = tally.all.scalars;
+  for (const auto& [name, member] : tally.members) {
+    EpochWorkerView one;
+    one.name = name;
+    one.devices = member.devices;
+    one.contributions = member.contributions;
+    one.samples = member.tally.samples;
+    one.loss = member.tally.loss();
+    one.accuracy = member.tally.accuracy();
+    one.compute_seconds = member.compute_seconds;
+    one.samples_per_second = member.samples_per_second();
+    one.share = tally.share_of(member);
+    one.scalars = member.tally.scalars;
+    view.workers.push_back(std::move(one));
+  }
+  return view;
+}
+
+}  // namespace
+
+Task<std::vector<EpochView>> Cluster::epochs(std::size_t limit, std::optional<EpochPlace> before) {
+  auto read = [this, limit, before] {
+    std::vector<EpochView> views;
+    const std::uint64_t samples = agreed_ ? agreed_->train_samples : 0;
+    const auto add = [&](const EpochTally& tally) {
+      if (views.size() < limit && (!before || EpochPlace(tally.epoch, 0) < *before))
+        views.push_back(view_of_epoch(tally, samples, clock_.unix_seconds()));
+    };
+    for (auto at = epochs_.open().rbegin(); at != epochs_.open().rend(); ++at) add(at->second);
+    // Those that a job which has gone back trains again are open.
+    const std::uint64_t limit_of = epochs_.has_open() ? epochs_.open().begin()->first : UINT64_MAX;
+    for (const EpochTally& tally : epochs_.ended())
+      if (tally.epoch < limit_of) add(tally);
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+}  // namespace centroid::server
