@@ -308,10 +308,8 @@ Status Trainer::Impl::contribute(const StepStats& stats) {
   StepStats told = std::exchange(untold, {});
   told.tokens = stats.samples;
   told.scalars = std::exchange(recorded, {});
-  if (is_local) {
-    told.exchange_seconds = exchange_seconds;
-    told.divergence = divergence;
-  }
+  told.exchange_seconds = exchange_seconds;
+  if (is_local) told.divergence = divergence;
   exchange->complete(told);
   is_contributed = true;
   computed += stats.compute_seconds;
@@ -340,7 +338,15 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
     return *my.failed;
   }
   RoundReport report = std::move(done).value();
-  if (!my.is_local) return report;
+  const auto measure = [&my] {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - my.began;
+    // A program that does not say how long it computed has told nothing of the exchange.
+    my.exchange_seconds = my.computed > 0 ? std::max(took.count() - my.computed, 0.0) : 0;
+  };
+  if (!my.is_local) {
+    measure();
+    return report;
+  }
   my.divergence = -1;
   if (report.outcome == RoundReport::Outcome::kCommitted) {
     my.divergence = my.local.divergence(share).ratio;
@@ -351,9 +357,7 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
     my.begins_anew = true;
     my.untold = {};
   }
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - my.began;
-  // A program that does not say how long it computed has told nothing of the exchange.
-  my.exchange_seconds = my.computed > 0 ? std::max(took.count() - my.computed, 0.0) : 0;
+  measure();
   return report;
 }
 

@@ -32,8 +32,8 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   world_ = r.gauge("centroid_worker_world_members", "Workers in the present generation.");
   idle_ = r.gauge("centroid_worker_idle_ratio",
                   "Part of this worker's last round in which it did not compute.");
-  exchange_seconds_ = r.gauge("centroid_worker_exchange_seconds",
-                              "What its last round took beside computing (local_steps above 1).");
+  exchange_seconds_ =
+      r.gauge("centroid_worker_exchange_seconds", "What its last round took beside computing.");
   divergence_ = r.gauge("centroid_worker_divergence_ratio",
                         "Distance of its parameters from the mean, by its norm, at the last "
                         "average (local_steps above 1); -1: not measured.");

@@ -226,7 +226,7 @@ struct PushEnd {
   double residual_norm = 0;   ///< of what error feedback has left to send, when last looked at
   std::uint64_t raw_bytes = 0, encoded_bytes = 0;  ///< of this contribution
   std::uint32_t chunks = 0, dense_chunks = 0;      ///< sent; of top-k's those sent whole
-  // of local steps, in the round before
+  // in the round before; a divergence is of local steps
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
   double norm = -1;             ///< of the contribution as the server decodes it; -1: not said

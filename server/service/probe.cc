@@ -125,8 +125,7 @@ Probe::Probe(metrics::Registry& r) : ServerProbe(r), registry_(r) {
                            "Local steps of the slowest worker between two averages.");
   exchange_seconds_ = r.gauge("centroid_server_exchange_seconds",
                               "What an average takes beside computing, smoothed, without waiting "
-                              "for slower workers; 0: not "
-                              "measured (local_steps above 1).");
+                              "for slower workers; 0: not measured yet.");
   overhead_ = r.gauge("centroid_server_exchange_overhead_ratio",
                       "The same as a part of the slowest worker's computing.");
   divergence_ = r.gauge(

@@ -60,7 +60,7 @@ struct StepStats {
   double loss_sum = 0;
   double compute_seconds = 0;
   std::uint64_t tokens = 0;  ///< over which the contribution is the mean; its weight by tokens
-  // of local steps, in the round before
+  // in the round before; a divergence is of local steps
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
   /// Of the mean gradient of the worker's devices, weighted by samples, before clipping; with local

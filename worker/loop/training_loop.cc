@@ -32,10 +32,13 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Exchange& exchange, Ve
 
 /// One round of one gradient. `next`: what the rounds after it may train on, to be loaded
 /// meanwhile. `parameter_norm`: to be told with this contribution; then of the next one, or -1.
+/// `exchange_seconds`: so too, of the round before, and then of this one.
 Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, const Share& share,
                                    std::span<const std::uint64_t> samples,
                                    const std::vector<std::span<const std::uint64_t>>& next,
-                                   Exchange& exchange, double& parameter_norm, StepStats& stats) {
+                                   Exchange& exchange, double& parameter_norm,
+                                   double& exchange_seconds, StepStats& stats) {
+  const auto begin = std::chrono::steady_clock::now();
   exchange.begin(share);
   CENTROID_ASSIGN(const auto step,
                   group.step(data, samples, [&](TensorId tensor) { exchange.ready(tensor); }));
@@ -46,13 +49,18 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
            .compute_seconds = step.compute_seconds,
            // The gradient is the mean over all places of the samples, also those behind their ends.
            .tokens = share.samples() * data.targets(),
+           .exchange_seconds = exchange_seconds,
            .parameter_norm = std::exchange(parameter_norm, -1)};
   if (share.samples() > 0 && share.round.value % kNormRounds == 1) {
     exchange.complete(stats);  // the others need not wait for it
     CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());
     parameter_norm = std::sqrt(sum_of_squares(group.params().first(group.trained())));
   }
-  return exchange.finish(stats);
+  CENTROID_ASSIGN(auto report, exchange.finish(stats));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  exchange_seconds = std::max(took.count() - stats.compute_seconds, 0.0);
+  stats.exchange_seconds = exchange_seconds;
+  return report;
 }
 
 }  // namespace
@@ -66,7 +74,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
     summary.traffic = exchange.traffic();
   };
   EpochOrder order;
-  double parameter_norm = -1;
+  double parameter_norm = -1, exchange_seconds = 0;
   for (;;) {
     auto next = exchange.next();
     if (!next.ok()) {
@@ -100,7 +108,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
                       ? local->round(share, data.train, samples, exchange, stats)
                       : gradient_round(group, data.train, share, samples,
                                        order.next(share, group.load_ahead(share.samples())),
-                                       exchange, parameter_norm, stats);
+                                       exchange, parameter_norm, exchange_seconds, stats);
     if (!report.ok()) {
       tally();
       return std::move(report).error();
