@@ -1,8 +1,12 @@
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <numeric>
 
 #include <gtest/gtest.h>
 
+#include "common/base/trace_events.h"
 #include "tests/support/in_process.h"
 #include "tests/support/quadratic.h"
 #include "tests/support/sleeping.h"
@@ -10,8 +14,8 @@
 #include "worker/model/backend.h"
 
 /// What is to happen at the same time does: devices that compute, an exchange behind computing,
-/// unequal workers. Steps sleep, so that the figures are those of the order of things and not of
-/// the machine; docs/benchmarks.md has what real steps give.
+/// unequal workers. Steps sleep, but for one test, so that the figures are those of the order of
+/// things and not of the machine; docs/benchmarks.md has what real steps give.
 namespace centroid::test {
 namespace {
 
@@ -74,6 +78,51 @@ TEST(Busy, TwoDevicesComputeAtTheSameTime) {
   const double one = seconds("cpu:0", 16), two = seconds("cpu:0,cpu:1", 32);
   EXPECT_GE(one, 0.04);
   EXPECT_LT(two, 1.4 * one);
+}
+
+/// What the threads of this process have run and have waited for a processor, in seconds, by
+/// thread: however busy the machine is, who has something to do counts, and who waits for a lock
+/// does not. Empty where the kernel does not say.
+std::map<std::string, double> wanted_seconds() {
+  std::map<std::string, double> out;
+  std::error_code failed;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", failed)) {
+    std::ifstream in(task.path() / "schedstat");
+    double ran = 0, waited = 0;
+    if (in >> ran >> waited) out[task.path().filename()] = (ran + waited) / 1e9;
+  }
+  return out;
+}
+
+/// So it is with real steps: two devices want more than one processor, which they would not if a
+/// lock let only one of them compute at a time. (1.9 of a transformer; 1.0 with such a lock.)
+TEST(Busy, TwoDevicesWantTwoProcessors) {
+  if (wanted_seconds().empty()) GTEST_SKIP() << "no /proc/self/task/*/schedstat";
+  const auto model = worker::make_model("transformer:layers=2,width=128,context=64").value();
+  constexpr std::uint64_t kSamples = 8;
+  worker::Dataset data;
+  data.samples = kSamples;
+  data.features = model->features();
+  data.classes = model->classes();
+  data.vocabulary = model->vocabulary();
+  for (std::uint64_t i = 0; i <= kSamples; ++i) data.token_begin.push_back(i * (data.features + 1));
+  for (std::uint64_t i = 0; i < kSamples * (data.features + 1); ++i)
+    data.tokens.push_back(static_cast<std::uint32_t>((i * 7) % data.vocabulary));
+  std::vector<std::uint64_t> batch(kSamples);
+  std::iota(batch.begin(), batch.end(), 0);
+  const auto group = worker::make_replica_group(*model, {.devices = "cpu:0,cpu:1"}).value();
+  model->initialize(1, group->params());
+  const auto step = [&] { EXPECT_TRUE(group->step(data, batch, [](TensorId) {}).ok()); };
+  step();  // memory is taken
+  const auto before = wanted_seconds();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20; ++i) step();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  double wanted = 0;
+  for (const auto& [thread, seconds] : wanted_seconds())
+    if (before.contains(thread)) wanted += seconds - before.at(thread);
+  std::printf("%.2f processors\n", wanted / took.count());
+  EXPECT_GT(wanted, 1.4 * took.count());
 }
 
 /// Of an exchange that is shorter than computing most disappears behind it, where tensors leave as
@@ -155,6 +204,36 @@ TEST_F(BusyWorkers, UnequalOnesMakeMostOfTheirSteps) {
   std::printf("%.1f %% of what both make alone\n", 100 * made / possible);
 }
 
+/// Marks of this name in the trace, that is in the last minutes.
+std::size_t marks(const std::string& name) {
+  const auto all = trace::capture(600).marks;
+  return static_cast<std::size_t>(std::ranges::count(all, name, &trace::Capture::Mark::name));
+}
+
+/// The exchange costs more than a hundredth of two short steps: there are more of them, and the
+/// trace says so.
+TEST_F(BusyWorkers, AChangeOfTheCadenceIsInTheTrace) {
+  const auto data = numbers(8000);
+  ServerConfig c = config();
+  c.rounds = 12;
+  c.local_steps = 2;
+  c.cadence_overhead = 0.01;
+  c.cadence_divergence = 0;
+  TestServer server(c, transports());
+  const std::size_t before = marks("cadence.changed");
+  std::vector<WorkerSpec> specs(2);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    specs[i].name = "worker-" + std::to_string(i);
+    specs[i].batch = 1;
+    specs[i].custom = sleeping_model(4, 80, 0.001, Ready::kAtTheEnd);
+  }
+  for (const auto& outcome : run_workers(specs, data, server.endpoint(), transports()))
+    ASSERT_TRUE(outcome.status.ok());
+  ASSERT_TRUE(server.join().ok());
+  EXPECT_GT(server.view().cadence_steps, 2u);
+  EXPECT_GT(marks("cadence.changed"), before);
+}
+
 /// Steps that take a worker's parameters away from the other's, further with every step.
 class DriftingGroup final : public QuadraticGroup {
  public:
@@ -184,6 +263,7 @@ TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
     c.local_steps = c.cadence_max_steps = 40;
     c.cadence_guard = guard;
     TestServer server(c, transports());
+    const std::size_t marked = marks("cadence.nudged_down");
     std::vector<WorkerSpec> specs(2);
     std::vector<double> found;  // by the first worker, at the end of each round
     std::vector<std::uint64_t> steps;
@@ -224,6 +304,7 @@ TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
         << before << " in round " << shorter;
     EXPECT_EQ(server.registry().serialize().find("centroid_server_cadence_nudges_total 0"),
               std::string::npos);
+    EXPECT_GT(marks("cadence.nudged_down"), marked);
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -449,6 +450,16 @@ class NotingGroup final : public QuadraticGroup, public worker::ResidentTraining
   NotingGroup(std::vector<float>& rates, std::chrono::milliseconds pause)
       : QuadraticGroup(80), rates_(rates), pause_(pause), held_(80) {}
   worker::ResidentTraining* resident() override { return this; }
+  /// A gradient a round: all its numbers are 1, so the parameters tell what rates there were.
+  Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
+                                 const std::function<void(TensorId)>& on_ready) override {
+    rates_.push_back(params()[0]);
+    std::ranges::fill(gradients(), 1.0f);
+    for (std::uint32_t tensor = 0; tensor < 4; ++tensor) on_ready(TensorId(tensor));
+    worker::GroupStep done;
+    done.samples = samples.size();
+    return done;
+  }
   Status reserve(std::size_t) override { return {}; }
   Status load(std::span<const float> params) override {
     std::ranges::copy(params, held_.begin());
@@ -465,6 +476,8 @@ class NotingGroup final : public QuadraticGroup, public worker::ResidentTraining
                                     std::span<const worker::OptimizerStep> steps) override {
     std::this_thread::sleep_for(pause_);  // lint-ok: a slow worker
     worker::GroupStep done;
+    done.compute_seconds =
+        std::chrono::duration<double>(pause_).count() * static_cast<double>(steps.size());
     for (const auto& batch : batches) done.samples += batch.size();
     for (const auto& step : steps) rates_.push_back(std::get<rules::Sgd>(step.rule).rate);
     return done;
@@ -477,33 +490,48 @@ class NotingGroup final : public QuadraticGroup, public worker::ResidentTraining
 };
 
 /// The learning rate goes by a worker's own steps and by nothing else, whatever is acknowledged,
-/// comes late, is left out or travels meanwhile.
+/// comes late, is left out or travels meanwhile, and however many steps each makes; of one gradient
+/// a round by the rounds.
 TEST_P(LocalStepsTest, RatesAreOneSequenceInEveryMode) {
   struct Mode {
     const char* policy;
     std::uint64_t overlap;
+    std::string cadence = "off";
+    std::uint64_t local_steps = 4;
   };
-  std::vector<Mode> modes{{"bsp", 0}, {"bsp", 2}};
+  std::vector<Mode> modes{
+      {"bsp", 0}, {"bsp", 2}, {"bsp", 0, "speed"}, {"bsp", 0, "tuned"}, {"bsp", 0, "off", 1}};
   if (GetParam() == std::string("star"))
-    modes.insert(modes.end(), {Mode{"backup:1", 0}, Mode{"asp", 0}});
+    modes.insert(modes.end(), {Mode{"backup:1", 0}, Mode{"asp", 0}, Mode{"asp", 0, "tuned"}});
   for (const Mode& mode : modes) {
-    SCOPED_TRACE(std::string(mode.policy).append(" ").append(std::to_string(mode.overlap)));
+    SCOPED_TRACE(std::string(mode.policy)
+                     .append(" ")
+                     .append(std::to_string(mode.overlap))
+                     .append(" ")
+                     .append(mode.cadence)
+                     .append(" ")
+                     .append(std::to_string(mode.local_steps)));
     Setting s;
     s.batches = {4, 4};
-    s.local_steps = 4;
+    s.local_steps = mode.local_steps;
     s.rounds = 8;
     s.overlap = mode.overlap;
     const auto data = quadratic_data(s.samples);
     ServerConfig c = config(s);
-    c.outer = "average";
+    const bool is_sync = mode.local_steps == 1, is_off = mode.cadence == "off";
+    if (is_sync)
+      c.optimizer = {.name = "sgd", .learning_rate = 1, .schedule = "constant:warmup=100"};
+    else
+      c.outer = "average";
     c.policy = mode.policy;
+    c.cadence_mode = mode.cadence;
     const bool is_joint = mode.policy == std::string("bsp");
     std::vector<std::vector<float>> rates(2);
     auto specs = workers(s);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       specs[i].inner = {.name = "sgd", .learning_rate = 1, .schedule = "constant:warmup=100"};
       auto model = std::make_shared<CustomModel>(*quadratic_model());
-      const std::chrono::milliseconds pause(i == 1 && !is_joint ? 25 : 2);
+      const std::chrono::milliseconds pause(i == 1 && !(is_joint && is_off) ? 25 : 2);
       model->make_group = [&rates, i, pause] {
         return std::make_unique<NotingGroup>(rates[i], pause);
       };
@@ -512,16 +540,28 @@ TEST_P(LocalStepsTest, RatesAreOneSequenceInEveryMode) {
     TestServer server(c, transports());
     const auto outcomes = run_workers(specs, data, server.endpoint(), transports());
     ASSERT_TRUE(server.join().ok());
-    if (!is_joint) {
+    if (!is_joint && is_off) {
       EXPECT_GT(outcomes[1].summary.late, 0u);
     }
+    for (std::size_t i = 0; is_sync && i < rates.size(); ++i) {
+      rates[i].push_back(outcomes[i].params[0]);
+      for (std::size_t k = 0; k + 1 < rates[i].size(); ++k) rates[i][k] -= rates[i][k + 1];
+      rates[i].pop_back();
+      ASSERT_EQ(rates[i].size(), 8u);
+      for (std::size_t k = 0; k < 8; ++k)
+        ASSERT_NEAR(rates[i][k], 0.01 * static_cast<double>(k + 1), 1e-6) << k;
+    }
+    if (is_sync) continue;
     for (const auto& of : rates) {
       EXPECT_GE(of.size(), 4u);
       for (std::size_t k = 0; k < of.size(); ++k)
-        ASSERT_FLOAT_EQ(of[k], 0.01f * static_cast<float>(k + 1)) << k;
+        ASSERT_FLOAT_EQ(of[k], std::min(0.01f * static_cast<float>(k + 1), 1.0f)) << k;
     }
-    if (is_joint) {
+    if (is_joint && is_off) {
       EXPECT_EQ(rates[0].size(), 32u);
+    }
+    if (!is_off) {
+      EXPECT_GT(rates[0].size(), rates[1].size());
     }
   }
 }

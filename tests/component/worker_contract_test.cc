@@ -292,6 +292,22 @@ TEST_F(WorkerContractTest, WhatComesMeanwhileIsNotLost) {
   EXPECT_EQ(third.get().round, Round(3));
 }
 
+// A round that opens ends the one that is open, which nobody has closed: first that at which the
+// loop is at work, then those that it has not begun. Each is the loop's once, in their order.
+TEST_F(WorkerContractTest, ASecondRoundEndsTheFirst) {
+  const worker::Share first = begin();
+  open(2, Version(1));
+  open(3, Version(1));
+  EXPECT_EQ(work(first), worker::RoundReport::Outcome::kLost);
+  const worker::Share second = next();
+  EXPECT_EQ(second.round, Round(2));
+  EXPECT_EQ(work(second), worker::RoundReport::Outcome::kLost);
+  const worker::Share third = next();
+  EXPECT_EQ(third.round, Round(3));
+  close_skipped(3);
+  EXPECT_EQ(work(third), worker::RoundReport::Outcome::kSkipped);
+}
+
 // A worker that is to stop begins no round any more, gives its state to who asks for it, and
 // leaves.
 TEST_F(WorkerContractTest, AStoppingWorkerTrainsNoMoreAndStillAnswers) {
