@@ -95,11 +95,11 @@ std::map<std::string, double> wanted_seconds() {
 }
 
 /// So it is with real steps: two devices want more than one processor, which they would not if a
-/// lock let only one of them compute at a time. (1.9 of a transformer; 1.0 with such a lock.)
+/// lock let only one of them compute at a time. (1.98; 1.02 with such a lock.)
 TEST(Busy, TwoDevicesWantTwoProcessors) {
   if (wanted_seconds().empty()) GTEST_SKIP() << "no /proc/self/task/*/schedstat";
   const auto model = worker::make_model("transformer:layers=2,width=128,context=64").value();
-  constexpr std::uint64_t kSamples = 8;
+  constexpr std::uint64_t kSamples = 64;  // a step is long beside the time a wake-up takes
   worker::Dataset data;
   data.samples = kSamples;
   data.features = model->features();
@@ -116,7 +116,7 @@ TEST(Busy, TwoDevicesWantTwoProcessors) {
   step();  // memory is taken
   const auto before = wanted_seconds();
   const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < 20; ++i) step();
+  for (int i = 0; i < 5; ++i) step();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   double wanted = 0;
   for (const auto& [thread, seconds] : wanted_seconds())

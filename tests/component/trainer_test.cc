@@ -114,7 +114,7 @@ TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
         EXPECT_TRUE(trainer->ready(kScale).ok());
         EXPECT_THAT(trainer->ready(kScale).error().message(), HasSubstr("scale was given already"));
         EXPECT_TRUE(trainer->ready(kWeight).ok());
-        const auto report = trainer->finish({.samples = share->samples()});
+        const auto report = trainer->finish({.samples = share->samples(), .compute_seconds = 1e-6});
         ASSERT_TRUE(report.ok()) << report.error().message();
         EXPECT_EQ(report->outcome, RoundReport::Outcome::kCommitted);
       }
@@ -125,6 +125,7 @@ TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
   for (std::thread& thread : threads) thread.join();
   ASSERT_TRUE(server.join().ok());
   EXPECT_EQ(last[0], last[1]);
+  EXPECT_GT(server.view().exchange_seconds, 0);
   // The mean of 4 samples of 1 and 2 of 2 is 4/3; five steps of 0.5.
   const float start[] = {1, 2, 3, 4, 5};
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(last[0][i], start[i] - 2.5 * 4 / 3, 1e-5);
