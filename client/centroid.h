@@ -131,7 +131,8 @@ typedef struct centroid_round {
 
 /* 1: a tensor of this name is a buffer, which is kept and not trained (running_mean, running_var):
  * the last part of the name, behind the last dot, begins with "running_". Its gradient is what it
- * was less what it is after the share. */
+ * was less what it is after the share. Where is_local is 0 normalise in memory of your own: what
+ * centroid_trainer_parameters returns is the cluster's state, and not to be written then. */
 CENTROID_API int centroid_is_buffer(const char* name);
 
 CENTROID_API int centroid_trainer_open(const centroid_server* server,

@@ -247,6 +247,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                  "run_dir " + config.run_dir + ": " + failed.message());
 
   FolderClaim claim;  // outlives everything that writes
+  if (!config.has_election()) CENTROID_TRY(claim_folders(config, claim));
   const SystemClock clock;
   metrics::Registry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
@@ -268,10 +269,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const ElectionProbe election_probe(registry);
   cluster.set_files(operators.executor(), looks.executor(), verifies.executor());
   cluster.set_schema(&schema);
-  if (config.has_election())
-    cluster.stand_by(fence);
-  else
-    CENTROID_TRY(claim_folders(config, claim));
+  if (config.has_election()) cluster.stand_by(fence);
   ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
   static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
@@ -396,6 +394,15 @@ Status run_shard(const ServerConfig& config) {
     return Error(ErrorCode::kInvalidArgument,
                  "listen " + config.listen +
                      " does not say where workers reach this server: set `advertise`");
+  // Servers of one machine have one run_dir by default.
+  const bool is_default = config.journal_dir == config.run_dir + "/journal";
+  options.journal_dir = config.journal_dir + (is_default ? "-" + config.name : "");
+  // Its folder cannot be created: so it can have no journal, and says so where its leader wants
+  // one.
+  FolderClaim claim;
+  if (const Status taken = claim.take(options.journal_dir);
+      !taken.ok() && taken.error().code() == ErrorCode::kUnavailable)
+    return taken;
   const SystemClock clock;
   metrics::Registry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.name));
@@ -417,20 +424,11 @@ Status run_shard(const ServerConfig& config) {
   options.advertise =
       config.advertise.empty() ? listener->endpoint().to_string() : config.advertise;
   options.token = config.token;
-  // Servers of one machine have one run_dir by default.
-  const bool is_default = config.journal_dir == config.run_dir + "/journal";
-  options.journal_dir = config.journal_dir + (is_default ? "-" + config.name : "");
   options.memory_limit = config.memory_limit;
   options.max_workers = config.max_workers;
   options.join_timeout = config.join_timeout;
   options.stall_timeout = config.stall_timeout;
   options.drain_timeout = config.drain_timeout;
-  // Its folder cannot be created: so it can have no journal, and says so where its leader wants
-  // one.
-  FolderClaim claim;
-  if (const Status taken = claim.take(options.journal_dir);
-      !taken.ok() && taken.error().code() == ErrorCode::kUnavailable)
-    return taken;
   Shard shard(service.executor(), *transport, options, clock, registry);
   CENTROID_ASSIGN(const auto metrics, listen_for_metrics(config, registry, shard, service));
   if (!config.endpoints_file.empty())

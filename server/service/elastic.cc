@@ -26,7 +26,7 @@ std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
   });
   if (!is_epoch_ahead()) return members;
   // What a lost worker had of the older epoch is for one of them, the others take what it leaves.
-  const auto held = members.begin() + (returned_.is_empty() || members.empty() ? 0 : 1);
+  const auto held = members.begin() + (returned_.will_be_empty() || members.empty() ? 0 : 1);
   for (auto at = held; at != members.end(); ++at) find(*at)->hold(clock_.now());
   members.erase(held, members.end());
   return members;
@@ -55,7 +55,9 @@ void Cluster::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
   if (!policy_.is_elastic() || !attempt_ || attempt_->closed) return;
-  if (returned_.is_empty() && is_epoch_ahead()) {
+  // What was lost in this round is handed out when it closes, for which somebody has to contribute.
+  const bool may_close = returned_.will_be_empty() || !machine_.missing().empty();
+  if (returned_.is_empty() && may_close && is_epoch_ahead()) {
     link.hold(clock_.now());
     return;
   }

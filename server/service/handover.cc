@@ -135,6 +135,10 @@ Task<Status> Cluster::go_back() {
     epoch_ = offset_ = steps_before_ = 0;
     returned_.clear();
   }
+  if (test_version_ > store_->version()) {  // of a state that is given up
+    test_accuracy_ = test_loss_ = -1;
+    test_version_ = Version();
+  }
   held_position_ = position();
   epochs_.forget_open();
   next_attempt_ = 0;

@@ -202,6 +202,10 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
   CENTROID_CO_TRY(co_await load_checkpoint(chosen));
   fault::point("restore.loaded");
+  if (test_version_ > store_->version()) {  // of a state that is given up
+    test_accuracy_ = test_loss_ = -1;
+    test_version_ = Version();
+  }
   forget_servers();  // the chunks are here, and are placed anew
   roster_.restore(std::max(generation, roster_.generation()));
   history_.clear();

@@ -225,7 +225,10 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   std::set<std::string> codecs;
   if (agreed_) codecs.insert(agreed_->codec);
   for (const auto& [id, worker] : links_) codecs.insert(worker->join.codec);
-  CENTROID_CO_ASSIGN(model.workers, without_codec(fragments_, codecs, expected_workers(true)));
+  if (codecs.empty()) codecs.insert(resumed_from_ ? codec_in(resumed_from_->info) : kUnknownCodec);
+  // Reckoned once: where nobody has said how many workers there will be, some more than are here.
+  const bool is_said = config_.min_workers > 1;
+  CENTROID_CO_ASSIGN(model.workers, without_codec(fragments_, codecs, expected_workers(is_said)));
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.codec_down;
@@ -433,6 +436,8 @@ Task<Result<bool>> Cluster::recover_servers() {
     store_.reset();
     agreed_.reset();
     counted_.clear();
+    test_accuracy_ = test_loss_ = -1;
+    test_version_ = Version();
     round_ = Round(1);
     epoch_ = offset_ = steps_before_ = 0;
     returned_.clear();

@@ -6,6 +6,7 @@
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
+#include "server/service/buffers.h"
 #include "server/service/cluster.h"
 #include "server/service/pulls.h"
 #include "server/service/room.h"
@@ -38,13 +39,13 @@ void warn_if_not_durable(const ServerConfig& config) {
                   journal}});
 }
 
-/// As the workers said that were there when the checkpoint was written.
+}  // namespace
+
 std::string codec_in(const CheckpointInfo& info) {
   const auto kept = info.extra.find("codec");
   const bool is_known = kept != info.extra.end() && CodecSpec::parse(kept->second).ok();
   return is_known ? kept->second : kUnknownCodec;
 }
-}  // namespace
 
 std::uint64_t elements_of_largest(const FragmentPlan& fragments) {
   std::uint64_t most = 0;
@@ -221,6 +222,8 @@ Status Cluster::check_another(const proto::Join& join) {
 
 Status Cluster::make_store(const Manifest& manifest, const std::string& codec) {
   CENTROID_TRY(validate(manifest));
+  // Also of what is loaded: workers would be refused one by one, and a replay would step them.
+  CENTROID_TRY(check_buffers(config_, manifest, "f32"));
   std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
   for (const TensorInfo& tensor : manifest) model_bytes += tensor.bytes();
   if (model_bytes > config_.max_model_bytes)
@@ -394,10 +397,6 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
     if (key.starts_with(kCountedPrefix))
       counted_[key.substr(std::string_view(kCountedPrefix).size())] =
           Round(std::strtoull(value.c_str(), nullptr, 10));
-  if (test_version_ > info.version) {  // of a state that is given up
-    test_accuracy_ = test_loss_ = -1;
-    test_version_ = Version();
-  }
   resumed_from_ = *entry;
   log::info("checkpoint.loaded", {{"path", entry->path.string()},
                                   {"version", info.version.value},

@@ -47,14 +47,16 @@ std::vector<Ended> ended(TestServer& server) {
 class AheadTest : public testing::TestWithParam<const char*> {
  protected:
   AheadTest() : server_(config(), [](Executor executor) { return transport::make_tcp(executor); }) {
-    for (const auto& [client, name] : {std::pair(slow_.get(), "slow"), {fast_.get(), "fast"}}) {
-      client->join.name = client->greeting.name = name;
-      client->join.train_samples = 16;
-      client->join.devices = name == std::string("slow") ? 2 : 1;
-      client->says_ready = true;
-      EXPECT_TRUE(client->open(server_.endpoint()).ok());
-      EXPECT_TRUE(client->enter().ok());
-    }
+    enter(*slow_, "slow", 2);
+    enter(*fast_, "fast", 1);
+  }
+  void enter(Client& client, const std::string& name, std::uint32_t devices) {
+    client.join.name = client.greeting.name = name;
+    client.join.train_samples = 16;
+    client.join.devices = devices;
+    client.says_ready = true;
+    EXPECT_TRUE(client.open(server_.endpoint()).ok());
+    EXPECT_TRUE(client.enter().ok());
   }
   ServerConfig config() const {
     ServerConfig c;
@@ -165,6 +167,24 @@ TEST_P(AheadTest, ALostWorkerHoldsNobody) {
   contribute(*fast_, again, 5);
   EXPECT_EQ(begin(*fast_, fast_round_).epoch, 2u);
   EXPECT_THAT(ended(server_), ElementsAre(Ended{1, 1, 2.0}, Ended{2, 1, 2.0}));
+}
+
+/// So does what the one had that took it, lost in the same round: another one closes that round.
+TEST_P(AheadTest, TwoThatAreLostInOneRoundHoldNobody) {
+  run_ahead();
+  Client third;
+  enter(third, "third", 1);
+  slow_.reset();
+  EXPECT_EQ(begin(*fast_, fast_round_).begin, began_.begin);
+  fast_.reset();
+  Round round;
+  proto::RoundOpen open = begin(third, round);
+  if (open.epoch != 0) {
+    contribute(third, open, 1);
+    open = begin(third, round);
+  }
+  EXPECT_EQ(open.epoch, 0u);
+  EXPECT_EQ(open.begin, began_.begin);
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, AheadTest, testing::Values("asp", "ssp:50"),

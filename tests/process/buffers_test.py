@@ -82,7 +82,8 @@ class Program(client_test.ClientTest):
                     # What a forward pass does: half of the way to 4 and 0, or to 8 and 0.
                     mean, goal = mine["n.running_mean"], 4 + 4 * i
                     mean[0], mean[1] = (mean[0] + goal) / 2, mean[1] / 2
-                    gradients = {"w": array.array("f", [0])}
+                    # As PyTorch has it: {name: tensor.grad for ...}
+                    gradients = {"w": array.array("f", [0]), "n.running_mean": None}
                     if i == 1:  # given by itself
                         gradients["n.running_var"] = array.array("f", [0.5])
                     trainer.finish(gradients)

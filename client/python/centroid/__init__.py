@@ -439,6 +439,8 @@ class Trainer:
         if not share.is_local and gradients is None and share.count > 0:
             raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
         given = self.tensors if share.is_local else gradients or {}
+        # What PyTorch says of a buffer's gradient is None: it is looked at, as one that is not given.
+        given = {name: value for name, value in given.items() if value is not None or name not in self._buffers}
         changed = set() if share.is_local or share.count == 0 else self._buffers - set(given)
         given = {**given, **{name: self.tensors[name] for name in changed}}
         if share.count > 0 or share.is_local:
