@@ -330,7 +330,7 @@ TEST_F(RowsThatMove, ANewcomerWithoutTheMemoryIsNamedAndCallsGoOn) {
   };
   EXPECT_TRUE(all.leader->wait_until([&](const auto&) { return is_named(); }));
   EXPECT_EQ(pulled(*client, every), before);
-  EXPECT_TRUE(client->push(every, Floats(kSpace * 64, 1.0f)).ok());
+  EXPECT_TRUE(client->push(every, Floats(kSpace * 64, 1.0f), 2).ok());
 }
 
 }  // namespace
