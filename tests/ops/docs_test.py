@@ -240,6 +240,7 @@ RUN = {
     "parameters": ["parameters"],
     "servers": ["servers"],
     "rounds [-n N]": ["rounds", "rounds -n 3"],
+    "epochs [-n N]": ["epochs", "epochs -n 3"],
     "waits": ["waits"],
     "config get [PREFIX]": ["config get", "config get checkpoint."],
     "config set NAME=VALUE ...": ["config set checkpoint.keep=4 lease=15s"],
