@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
+#include <utility>
 
 #include "common/base/result.h"
 
@@ -73,6 +73,8 @@ void RecordMap::prefetch_record(std::uint64_t key) const {
   std::size_t place = home(hash);
   for (int probe = 0; probe < 16 && tags_[place] != 0; ++probe) {
     if (tags_[place] == tag) {
+      const Number number = numbers_[place];
+      if (number < frozen_end_ && !copies_[number >> slab_shift_].empty()) prefetch_copy(number);
       const std::byte* at = record(numbers_[place]).at;
       // More than four lines the hardware fetches by itself.
       for (std::size_t line = 0; line < std::min<std::size_t>(stride_ + 63, 256); line += 64)
@@ -195,50 +197,52 @@ void RecordMap::freeze() {
 }
 
 void RecordMap::preserve(Number number) {
+  constexpr std::size_t kFirstCopies = 8;
   const std::size_t slab = number >> slab_shift_;
   if (slab < read_ || copied_[number]) return;
   copied_[number] = true;
   std::vector<std::byte>& copies = copies_[slab];
-  const std::size_t before = copies.capacity();
-  const auto bytes_of_number = std::as_bytes(std::span(&number, 1));
-  copies.insert(copies.end(), bytes_of_number.begin(), bytes_of_number.end());
-  const std::byte* const at = record(number).at;
-  copies.insert(copies.end(), at, at + stride_);
+  const std::size_t at = copies.size(), before = copies.capacity();
+  if (before - at < copy_bytes()) copies.reserve(std::max(kFirstCopies * copy_bytes(), 2 * before));
+  copies.resize(at + copy_bytes());
+  std::memcpy(copies.data() + at, &number, sizeof number);
+  std::memcpy(copies.data() + at + sizeof number, record(number).at, stride_);
   frozen_bytes_ += copies.capacity() - before;
 }
 
-bool RecordMap::read_frozen(std::vector<std::byte>& out) {
-  if (read_ == copies_.size()) {
-    thaw();
-    return false;
-  }
-  std::vector<std::byte>& copies = copies_[read_];
-  const Number first = static_cast<Number>(read_ << slab_shift_);
-  const Number end = std::min<Number>(frozen_end_, first + static_cast<Number>(slab_mask_) + 1);
-  // By number, where the copy is.
-  std::vector<std::byte*> changed;
-  if (!copies.empty()) changed.resize(end - first);
-  for (std::size_t at = 0; at < copies.size(); at += sizeof(Number) + stride_) {
-    Number number;
-    std::memcpy(&number, copies.data() + at, sizeof number);
-    changed[number - first] = copies.data() + at + sizeof number;
-  }
-  for (Number number = first; number < end; ++number) {
-    Record was = record(number);
-    if (!changed.empty() && changed[number - first] != nullptr) was.at = changed[number - first];
-    std::uint32_t last_use;  // a copy is not always 4-aligned
-    std::memcpy(&last_use, was.at + 8, sizeof last_use);
-    if (last_use != kUnused) out.insert(out.end(), was.at, was.at + stride_);
-  }
-  frozen_bytes_ -= copies.capacity();
-  std::vector<std::byte>().swap(copies);
-  ++read_;
+bool RecordMap::take_frozen(Frozen& out) {
+  if (!is_frozen()) return false;
+  const Number end = std::min<Number>(frozen_end_, static_cast<Number>((read_ + 1) << slab_shift_));
+  out.first = static_cast<Number>(read_ << slab_shift_);
+  const std::byte* const records = record(out.first).at;
+  out.records.assign(records, records + (end - out.first) * stride_);
+  frozen_bytes_ -= copies_[read_].capacity();
+  out.copies = std::exchange(copies_[read_], {});
+  if (++read_ == copies_.size()) thaw();
   return true;
+}
+
+void RecordMap::unpack(const Frozen& slab, std::vector<std::byte>& out) const {
+  // By number, where the copy is.
+  std::vector<const std::byte*> changed(slab.copies.empty() ? 0 : slab.records.size() / stride_);
+  for (std::size_t at = 0; at < slab.copies.size(); at += copy_bytes()) {
+    Number number;
+    std::memcpy(&number, slab.copies.data() + at, sizeof number);
+    changed[number - slab.first] = slab.copies.data() + at + sizeof number;
+  }
+  for (std::size_t i = 0; i * stride_ < slab.records.size(); ++i) {
+    const std::byte* was = slab.records.data() + i * stride_;
+    if (!changed.empty() && changed[i] != nullptr) was = changed[i];
+    std::uint32_t last_use;  // a copy is not always 4-aligned
+    std::memcpy(&last_use, was + 8, sizeof last_use);
+    if (last_use != kUnused) out.insert(out.end(), was, was + stride_);
+  }
 }
 
 void RecordMap::thaw() {
   frozen_end_ = 0;
   frozen_bytes_ = 0;
+  read_ = 0;
   std::vector<bool>().swap(copied_);
   copies_.clear();
   copies_.shrink_to_fit();

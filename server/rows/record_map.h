@@ -86,13 +86,25 @@ class RecordMap {
   /// Keep the present records for `read_frozen`. Not while it is frozen.
   void freeze();
   bool is_frozen() const { return frozen_end_ != 0; }
-  /// Append the next records as they were, one slab of them, to `out`; false: there are no more,
-  /// and the map is frozen no longer. Their order is that of their numbers.
-  bool read_frozen(std::vector<std::byte>& out);
+  /// Records of a slab, and copies of those that have changed since.
+  struct Frozen {
+    Number first = 0;
+    std::vector<std::byte> records, copies;
+  };
+  /// The next slab of frozen records; false: there are no more. With the last the map is frozen no
+  /// longer.
+  bool take_frozen(Frozen& out);
+  /// Append to `out` the records of a slab as they were, in the order of their numbers. It looks at
+  /// nothing that changes: any thread.
+  void unpack(const Frozen& slab, std::vector<std::byte>& out) const;
   /// Forget the frozen records that were not read.
   void thaw();
   /// Memory of what was copied aside.
   std::uint64_t frozen_bytes() const { return frozen_bytes_; }
+  /// That memory when all that was not read will have changed.
+  std::uint64_t frozen_bytes_at_most() const {
+    return (copies_.size() - read_) * (copy_bytes() << slab_shift_);
+  }
   std::size_t record_bytes() const { return stride_; }
 
   /// Where the index will be read for this key.
@@ -124,7 +136,16 @@ class RecordMap {
   std::size_t place_of(std::uint64_t key) const;
   std::size_t grown() const;
   void grow();
+  std::size_t copy_bytes() const { return sizeof(Number) + stride_; }
   void preserve(Number number);
+  /// Where a copy of the record will be written.
+  void prefetch_copy(Number number) const {
+    const std::size_t slab = number >> slab_shift_;
+    if (number >= frozen_end_ || slab < read_ || copied_[number]) return;
+    const std::byte* const end = copies_[slab].data() + copies_[slab].size();
+    __builtin_prefetch(end, 1);
+    __builtin_prefetch(end + 64, 1);
+  }
   std::size_t stride_, slab_shift_, slab_mask_;
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
   std::unique_ptr<std::uint8_t[]> tags_;

@@ -351,28 +351,32 @@ RowTable::State RowTable::freeze(std::uint64_t now) {
           .candidates_shape = candidates_.shape()};
 }
 
-bool RowTable::read_frozen(Block& block, std::uint64_t frozen_at) {
-  block.is_candidates = false;
-  frozen_.clear();
-  if (!rows_.is_frozen() || !rows_.read_frozen(frozen_)) {
-    block.is_candidates = true;
-    if (!candidates_.is_frozen() || !candidates_.read_frozen(frozen_)) return false;
-  }
-  const std::size_t stride = (block.is_candidates ? candidates_ : rows_).record_bytes();
-  const std::size_t n = frozen_.size() / stride;
-  block.keys.resize(n), block.ages.resize(n), block.counts.resize(n);
-  const std::size_t dim = block.is_candidates ? 0 : spec_.dim;
-  const std::size_t state = block.is_candidates ? 0 : spec_.slot_floats();
-  block.values.resize(n * dim), block.slots.resize(n * state);
+bool RowTable::take_frozen(Frozen& frozen) {
+  frozen.is_candidates = reads_candidates();
+  return frozen.is_candidates ? candidates_.take_frozen(frozen.slab)
+                              : rows_.take_frozen(frozen.slab);
+}
+
+void RowTable::unpack(const Frozen& frozen, std::uint64_t frozen_at, Block& block) const {
+  const RecordMap& map = frozen.is_candidates ? candidates_ : rows_;
+  const std::size_t stride = map.record_bytes();
+  std::vector<std::byte> records;
+  records.reserve(frozen.slab.records.size());
+  map.unpack(frozen.slab, records);
+  const std::size_t dim = frozen.is_candidates ? 0 : spec_.dim;
+  const std::size_t state = frozen.is_candidates ? 0 : spec_.slot_floats();
+  const std::size_t had = block.keys.size(), n = records.size() / stride;
+  block.keys.resize(had + n), block.ages.resize(had + n), block.counts.resize(had + n);
+  block.values.resize((had + n) * dim), block.slots.resize((had + n) * state);
   for (std::size_t i = 0; i < n; ++i) {
-    const Record record{frozen_.data() + i * stride};
-    block.keys[i] = record.key();
-    block.ages[i] = tick(frozen_at) - record.last_use();
-    block.counts[i] = record.count();
-    std::copy_n(record.floats(), dim, block.values.data() + i * dim);
-    std::copy_n(record.floats() + dim, state, block.slots.data() + i * state);
+    const Record record{records.data() + i * stride};
+    const std::size_t at = had + i;
+    block.keys[at] = record.key();
+    block.ages[at] = tick(frozen_at) - record.last_use();
+    block.counts[at] = record.count();
+    std::copy_n(record.floats(), dim, block.values.data() + at * dim);
+    std::copy_n(record.floats() + dim, state, block.slots.data() + at * state);
   }
-  return true;
 }
 
 void RowTable::thaw() {

@@ -91,6 +91,10 @@ class RowTable {
   bool is_frozen() const { return rows_.is_frozen() || candidates_.is_frozen(); }
   /// Memory of what has changed since and was not read.
   std::uint64_t frozen_bytes() const { return rows_.frozen_bytes() + candidates_.frozen_bytes(); }
+  /// That memory when all that was not read will have changed.
+  std::uint64_t frozen_bytes_at_most() const {
+    return rows_.frozen_bytes_at_most() + candidates_.frozen_bytes_at_most();
+  }
   /// Some of the frozen rows, then of the candidates.
   struct Block {
     bool is_candidates = false;  ///< then without values and slots
@@ -98,8 +102,17 @@ class RowTable {
     std::vector<std::uint32_t> ages, counts;
     std::vector<float> values, slots;
   };
-  /// The next block; false: that was all.
-  bool read_frozen(Block& block, std::uint64_t frozen_at);
+  /// The same as it lies in memory: quick to take.
+  struct Frozen {
+    bool is_candidates = false;
+    RecordMap::Frozen slab;
+  };
+  /// The next rows or candidates; false: that was all.
+  bool take_frozen(Frozen& frozen);
+  /// The next ones are candidates, or there are none.
+  bool reads_candidates() const { return !rows_.is_frozen(); }
+  /// Append what was taken to a block of its kind. It looks at nothing that changes: any thread.
+  void unpack(const Frozen& frozen, std::uint64_t frozen_at, Block& block) const;
   void thaw();
   /// Of an empty table: make ready to be filled by `restore` and `restore_candidate`.
   void begin_restore(const State& state);
@@ -156,7 +169,6 @@ class RowTable {
   std::vector<std::uint32_t> seen_;
   std::vector<std::uint64_t> distinct_;
   std::vector<float> sums_;
-  std::vector<std::byte> frozen_;  ///< scratch of read_frozen
 };
 
 }  // namespace centroid::server

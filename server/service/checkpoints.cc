@@ -173,15 +173,18 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
                                                              : "the server is stopping");
   }
   const TimePoint begin = clock_.now();
-  const CheckpointInfo info = spread_.has_others() ? spread_.frozen_info : checkpoint_info();
+  const bool is_spread = spread_.has_others();
+  const CheckpointInfo info = is_spread ? spread_.frozen_info : checkpoint_info();
+  // Rounds wait for a snapshot whose copies would not fit: that is read without rests, and so are
+  // the rows, which are written before it.
+  const bool rests = is_beside_rounds && !is_spread && !(snapshot && snapshot->is_full());
   // Rows, what was pushed, and the model, at one moment.
   const std::uint64_t rows_changes = rows_.changes();
-  if (!rows_servers_) rows = rows_.begin_snapshot();
+  if (!rows_servers_) rows = rows_.begin_snapshot(rests ? duty_ : nullptr);
   const std::uint64_t rows_journal = rows ? rows->journal() : 0;
   journal_.checkpoint_begins(info.round);
   Manifest manifest;
   if (has_model) manifest = store_->plan().manifest();
-  const bool is_spread = spread_.has_others();
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
   if (has_model) reader = snapshot_reader(snapshot);
   if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {

@@ -16,9 +16,9 @@
 #include "server/api/view.h"
 #include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/service/duty_cycle.h"
 #include "server/service/fetched_versions.h"
 #include "server/service/operator_file.h"
+#include "server/store/duty_cycle.h"
 
 namespace centroid::server {
 

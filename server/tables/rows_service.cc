@@ -13,7 +13,7 @@ using transport::Session;
 
 namespace {
 
-/// Changes that are kept for a checkpoint which has not read the rows yet.
+/// Changes that are kept in any case for a checkpoint which has not read the rows yet.
 constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
 /// What a request waits for.
 constexpr const char* kForPayload = "the rest of its message";
@@ -35,43 +35,6 @@ std::span<const std::uint64_t> keys_in(Bytes payload, std::uint32_t rows) {
 }
 
 }  // namespace
-
-RowsSnapshot::RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now, PushedRows pushed)
-    : tables_(std::move(tables)), pushed_(std::move(pushed)) {
-  const std::lock_guard lock(tables_->mutex);
-  for (RowTable& table : tables_->tables) states_.push_back(table.freeze(now));
-}
-
-RowsSnapshot::~RowsSnapshot() {
-  const std::lock_guard lock(tables_->mutex);
-  for (RowTable& table : tables_->tables) table.thaw();
-  tables_->frozen_bytes = 0;
-}
-
-std::vector<CheckpointPart> RowsSnapshot::parts() {
-  std::vector<CheckpointPart> parts;
-  for (std::size_t i = 0; i < states_.size(); ++i)
-    parts.push_back({rows_file_name(tables_->tables[i].spec().name),
-                     [this, i](const std::filesystem::path& path) { return write(i, path); }});
-  parts.push_back({kPushesFile, [this](const std::filesystem::path& path) {
-                     return write_pushes(path, pushed_);
-                   }});
-  return parts;
-}
-
-Result<FileRecord> RowsSnapshot::write(std::size_t at, const std::filesystem::path& path) {
-  return write_rows(path, tables_->tables[at].spec(), states_[at],
-                    [&](RowTable::Block& block) { return read(at, block); });
-}
-
-Result<bool> RowsSnapshot::read(std::size_t at, RowTable::Block& block) {
-  RowTable& table = tables_->tables[at];
-  const std::lock_guard lock(tables_->mutex);
-  const std::uint64_t before = table.frozen_bytes();
-  const bool is_there = table.read_frozen(block, states_[at].now);
-  tables_->frozen_bytes -= before - table.frozen_bytes();
-  return is_there;
-}
 
 RowsService::Client::Client(RowsService& service, Session& session)
     : service_(service),
@@ -159,12 +122,14 @@ std::uint64_t RowsService::now() const {
              std::chrono::duration_cast<std::chrono::seconds>(clock_.now() - started_).count());
 }
 
-std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot() {
+std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot(std::shared_ptr<DutyCycle> duty) {
   if (!has_tables()) return nullptr;
   PushedRows pushed;
   pushed.clients = windows_.entries();
   pushed.journal = journal_ ? journal_->rotate() : next_position_.segment;
-  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed));
+  duty_ = std::move(duty);
+  tables_->copy_budget = copy_budget();
+  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), duty_);
 }
 
 Status RowsService::restore(const std::filesystem::path& checkpoint,
@@ -219,13 +184,20 @@ void RowsService::set_room(std::uint64_t bytes, std::string source) {
   room_source_ = std::move(source);
 }
 
+/// Memory that all tables may have taken after a push to a table without max_bytes that may grow by
+/// it; 0: it does not.
+std::uint64_t RowsService::bytes_after(const RowTable& table,
+                                       std::span<const std::uint64_t> pushed) const {
+  if (table.spec().max_bytes != 0 || table.bytes_for_push(pushed.size()) <= table.bytes()) return 0;
+  // Rows that are there need no room.
+  const std::uint64_t wanted = table.bytes_for_push(table.without_row(pushed));
+  return wanted <= table.bytes() ? 0 : reserved_bytes() - table.bytes() + wanted;
+}
+
 Status RowsService::check_room(const RowTable& table, std::span<const std::uint64_t> keys) const {
-  if (table.spec().max_bytes != 0 || table.bytes_for_push(keys.size()) <= table.bytes()) return {};
-  const std::size_t fresh = table.without_row(keys);  // rows that are there need no room
-  const std::uint64_t wanted = table.bytes_for_push(fresh);
-  if (wanted <= table.bytes()) return {};
-  const std::uint64_t after = reserved_bytes() - table.bytes() + wanted;
+  const std::uint64_t after = bytes_after(table, keys);
   if (after <= room_) return {};
+  const std::size_t fresh = table.without_row(keys);
   return Error(ErrorCode::kResourceExhausted,
                "table '" + table.spec().name + "' holds " + std::to_string(table.rows()) +
                    " rows in " + std::to_string(table.bytes()) + " bytes; with " +
@@ -314,12 +286,23 @@ void RowsService::tick() {
   });
 }
 
+/// Of what the tables leave free a quarter is for copies.
+std::uint64_t RowsService::copy_budget() const {
+  return kCopyBudgetBytes + (room_ - std::min(room_, reserved_bytes())) / 4;
+}
+
 /// Past its budget of copies a change waits for the checkpoint that is being written, as does a
-/// push that may evict: that would change most rows at once.
-bool RowsService::is_held_up(std::uint32_t table, std::size_t pushed_keys) const {
-  const RowTable& rows = tables_->tables[table];
-  return rows.is_frozen() &&
-         (tables_->frozen_bytes > kCopyBudgetBytes || rows.may_evict(pushed_keys));
+/// push that may evict, which would change most rows at once, and one that needs the memory that
+/// the copies have.
+bool RowsService::is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const {
+  const std::uint64_t copies = tables_->frozen_bytes;
+  if (table.is_frozen()) {
+    tables_->copy_budget = copy_budget();
+    if (copies > tables_->copy_budget || table.may_evict(pushed.size())) return true;
+  }
+  if (copies <= kCopyBudgetBytes) return false;
+  const std::uint64_t after = bytes_after(table, pushed);
+  return after <= room_ && after > room_ - std::min(room_, copies - kCopyBudgetBytes);
 }
 
 /// Every two seconds, of a request that is held up, to whoever waits for its answer.
@@ -336,14 +319,15 @@ Task<Status> RowsService::tell(Client& client, TimePoint now) {
 }
 
 /// Wait until this request may change the tables.
-Task<Status> RowsService::room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
+Task<Status> RowsService::room(std::uint32_t table, std::uint32_t pushed_keys, std::uint32_t keys,
                                Client& client) {
   for (;;) {
     bool is_held = false;
     {
       const std::lock_guard lock(tables_->mutex);
-      is_held = is_held_up(table, pushed_keys);
+      is_held = is_held_up(tables_->tables[table], keys_in(client.in, pushed_keys));
     }
+    if (is_held && duty_) duty_->hurry();
     const bool moves = is_moving(keys_in(client.in, keys)) && held_.empty();
     client.waits_for = is_held ? kForDisk : moves ? kForMove : kForJournal;
     if (!is_held && !moves && (!journal_ || journal_->has_room())) co_return Status();

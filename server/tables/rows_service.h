@@ -1,10 +1,8 @@
 #pragma once
 
-#include <atomic>
 #include <filesystem>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -12,48 +10,16 @@
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
-#include "common/checkpoint/checkpoint.h"
 #include "common/proto/rows.h"
 #include "common/proto/tables.h"
 #include "server/api/view.h"
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
 #include "server/store/rows_journal_writer.h"
-#include "server/tables/row_files.h"
+#include "server/tables/rows_snapshot.h"
 #include "transport/session.h"
 
 namespace centroid::server {
-
-/// Tables that the service changes, and that a checkpoint reads meanwhile.
-struct RowTables {
-  std::mutex mutex;  ///< of the tables
-  std::vector<RowTable> tables;
-  std::atomic<std::uint64_t> frozen_bytes{0};  ///< of changes that no checkpoint has read yet
-};
-
-/// One state of all tables and of what clients have pushed, while they go on.
-class RowsSnapshot {
- public:
-  RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now, PushedRows pushed);
-  ~RowsSnapshot();
-  /// Files for a checkpoint, once; any thread. The snapshot must live until they are written.
-  std::vector<CheckpointPart> parts();
-  /// The first segment of the journal that a checkpoint with these files needs.
-  std::uint64_t journal() const { return pushed_.journal; }
-
-  // for a checkpoint of several servers; any thread
-  const std::vector<RowTable::State>& states() const { return states_; }
-  const PushedRows& pushed() const { return pushed_; }
-  /// The next rows of a table, each once; false: that was all.
-  Result<bool> read(std::size_t table, RowTable::Block& block);
-
- private:
-  Result<FileRecord> write(std::size_t table, const std::filesystem::path& path);
-
-  std::shared_ptr<RowTables> tables_;
-  std::vector<RowTable::State> states_;
-  PushedRows pushed_;
-};
 
 /// The server's tables of sparse rows, or what lies on it of tables on several servers, and the
 /// requests of their clients. A session that begins with
@@ -108,8 +74,9 @@ class RowsService {
   std::uint64_t reserved_bytes() const;
   /// Memory for all tables: a push for which a table without max_bytes would need more is refused.
   void set_room(std::uint64_t bytes, std::string source);
-  /// Not while the one before lives.
-  std::shared_ptr<RowsSnapshot> begin_snapshot();
+  /// Not while the one before lives. `duty`: nobody waits for it yet; a push that it holds up
+  /// hurries it.
+  std::shared_ptr<RowsSnapshot> begin_snapshot(std::shared_ptr<DutyCycle> duty = nullptr);
   /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them). fails
   /// failed_precondition: a table that the settings do not have, or have otherwise; or journals of
   /// other servers, which are not here, have more.
@@ -245,9 +212,11 @@ class RowsService {
   Task<Status> pull(transport::Session& session, const transport::InFrame& frame, Client& client);
   Task<Status> push(transport::Session& session, const transport::InFrame& frame, Client& client);
   Result<proto::RowsPushReply> apply(const proto::RowsPush& head, const Client& client);
-  Task<Status> room(std::uint32_t table, std::size_t pushed_keys, std::uint32_t keys,
+  Task<Status> room(std::uint32_t table, std::uint32_t pushed_keys, std::uint32_t keys,
                     Client& client);
-  bool is_held_up(std::uint32_t table, std::size_t pushed_keys) const;
+  bool is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const;
+  std::uint64_t copy_budget() const;
+  std::uint64_t bytes_after(const RowTable& table, std::span<const std::uint64_t> pushed) const;
   Status check_room(const RowTable& table, std::span<const std::uint64_t> keys) const;
   bool journals_pulls(const RowTable& table) const;
   void journal_push(const proto::RowsPush& head, const Client& client);
@@ -292,6 +261,7 @@ class RowsService {
   std::uint64_t max_payload_ = ~std::uint64_t{0};
   std::uint64_t room_ = ~std::uint64_t{0};
   std::string room_source_;
+  std::shared_ptr<DutyCycle> duty_;  ///< of the newest snapshot
   std::list<Client*> clients_;
   std::unordered_map<std::uint64_t, TimePoint> gone_;  ///< by client: when its last session ended
   metrics::Counter repeated_, refused_, silent_;

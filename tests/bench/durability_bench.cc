@@ -5,16 +5,22 @@
 
 #include "tests/bench/bench_run.h"
 #include "tests/bench/star_cluster.h"
+#include "tests/bench/verdict.h"
 
 namespace centroid::bench {
 namespace {
 
 struct Options {
-  std::uint64_t workers = 2, parameters = 25'000'000, rounds = 24, block = 3;
+  std::uint64_t workers = 2, parameters = 25'000'000, rounds = 96, block = 24;
   std::string optimizer = "momentum";
+  bool check = false;
 };
 
+constexpr double kCheckpointBar = 1.10;  // a round beside a checkpoint that is being written
+
 int run(const Options& options) {
+  if (options.rounds <= options.block)
+    fail("--rounds must be more than --block: the first block is dropped");
   const Folder folder;
   struct Way {
     const char* name;
@@ -55,7 +61,10 @@ int run(const Options& options) {
                 1e3 * quantile(way.rounds, 0), 1e3 * quantile(way.rounds, 0.9),
                 1e3 * quantile(way.cpu, 0.5),
                 quantile(way.rounds, 0.5) / quantile(ways.front().rounds, 0.5));
-  return 0;
+  const int missed = verdict("a round while a checkpoint is written",
+                             quantile(ways.back().rounds, 0.5) / quantile(ways.front().rounds, 0.5),
+                             Bar::kAtMost, kCheckpointBar, "times that without");
+  return options.check && missed > 0 ? 1 : 0;
 }
 
 void add_fields(config::Schema& schema, Options& options) {
@@ -68,11 +77,13 @@ void add_fields(config::Schema& schema, Options& options) {
                 .unit = "rounds",
                 .min = 4});
   schema.field("block", &options.block,
-               {.text = "rounds before another one has its turn; a checkpoint takes longer than 3",
+               {.text = "rounds before another one has its turn; one of fewer than a checkpoint "
+                        "takes pays for all its copies",
                 .unit = "rounds",
                 .min = 1,
                 .max = 1000});
   schema.field("optimizer", &options.optimizer, {.text = "update rule"});
+  schema.field("check", &options.check, {.text = "exit status 1 when the bar is missed"});
 }
 
 }  // namespace

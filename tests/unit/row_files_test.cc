@@ -8,6 +8,7 @@
 
 #include "common/base/random.h"
 #include "common/checkpoint/safetensors.h"
+#include "tests/unit/read_frozen.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -103,7 +104,7 @@ TEST_F(RowFiles, HoldTheStateOfOneMomentWhileTheTableGoesOnAndARestoredOneGoesOn
         later.push_back(std::move(operation));
       }
       copied += table.frozen_bytes();
-      return table.read_frozen(block, state.now);
+      return read_frozen(table, block, state.now);
     };
     std::filesystem::remove(path);
     const auto written = write_rows(path, spec, state, read);
@@ -138,7 +139,7 @@ TEST_F(RowFiles, AnEmptyTableHasOneToo) {
   RowTable table(spec), again(spec);
   const RowTable::State state = table.freeze(7);
   ASSERT_TRUE(write_rows(path, spec, state, [&](RowTable::Block& block) -> Result<bool> {
-                return table.read_frozen(block, 7);
+                return read_frozen(table, block, 7);
               }).ok());
   const auto restored = read_rows(path, again);
   ASSERT_TRUE(restored.ok()) << restored.error().to_string();
@@ -151,7 +152,7 @@ TEST_F(RowFiles, AreRefusedForATableWhoseRowsWouldMeanSomethingElse) {
   ASSERT_TRUE(table.push(Keys{1, 2}, Floats(8, 1.0f), 0).ok());
   const RowTable::State state = table.freeze(0);
   ASSERT_TRUE(write_rows(path, spec, state, [&](RowTable::Block& block) -> Result<bool> {
-                return table.read_frozen(block, 0);
+                return read_frozen(table, block, 0);
               }).ok());
   const auto refusal = [&](const std::string& text) {
     RowTable other(spec_of(text));

@@ -11,6 +11,7 @@
 
 #include "server/rows/row_rules.h"
 #include "server/rows/row_table.h"
+#include "tests/unit/read_frozen.h"
 
 namespace centroid::server {
 namespace {
@@ -338,7 +339,7 @@ TEST(RowTable, ARowMayBeOlderThanTheClock) {
     table.freeze(0);
     Keys frozen;
     RowTable::Block block;
-    while (table.read_frozen(block, 0))
+    while (read_frozen(table, block, 0))
       frozen.insert(frozen.end(), block.keys.begin(), block.keys.end());
     EXPECT_EQ(frozen, (Keys{1, 2})) << age;
   }

@@ -8,7 +8,7 @@ centroid_test(rows_test LABEL unit
   SOURCES unit/rows_test.cc unit/record_map_test.cc unit/push_windows_test.cc
   DEPS centroid::rows)
 centroid_test(rows_journal_test LABEL unit SOURCES unit/rows_journal_test.cc DEPS centroid::store centroid::checkpoint)
-centroid_test(row_files_test LABEL unit SOURCES unit/row_files_test.cc DEPS centroid::service)
+centroid_test(row_files_test LABEL unit SOURCES unit/row_files_test.cc unit/rows_snapshot_test.cc DEPS centroid::service)
 centroid_test(large_models_test LABEL conformance SOURCES unit/large_models_test.cc DEPS centroid::store centroid::checkpoint)
 if(TARGET large_models_test)
   set_tests_properties(conformance.large_models_test PROPERTIES ENVIRONMENT GTEST_FILTER=-*Slow*)

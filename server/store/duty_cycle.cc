@@ -1,4 +1,4 @@
-#include "server/service/duty_cycle.h"
+#include "server/store/duty_cycle.h"
 
 #include <time.h>
 
