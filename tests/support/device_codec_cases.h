@@ -37,6 +37,8 @@ void compare_selections(Machine& machine, std::uint64_t n, std::uint64_t seed);
 void compare_nonfinite(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Every dense type and rounding: bytes, flags, and what stays in the residual.
 void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed);
+/// Blocks whose scale of signs hangs on the order of its sum.
+void compare_order_of_signs(Machine& machine);
 /// Dense and sparse payloads of every type, first and not.
 void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Tensors through rounds of ErrorFeedback and of DeviceCodec, with every kind of spec: payloads,

@@ -47,6 +47,10 @@ TEST_P(CudaKernels, EncodeTheSameBytesAsTheCpuAndKeepTheSameRest) {
     device_cases::compare_dense(machine_, n, seed);
 }
 
+TEST_P(CudaKernels, AddMagnitudesOfSignsInTheOrderOfTheCpu) {
+  device_cases::compare_order_of_signs(machine_);
+}
+
 TEST_P(CudaKernels, AddPayloadsAsTheCpuDoes) {
   const auto seed = static_cast<std::uint64_t>(GetParam());
   for (const std::uint64_t n : {0u, 1u, 8u, 15u, 256u, 1031u, 4096u})

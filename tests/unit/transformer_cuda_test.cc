@@ -204,7 +204,7 @@ TEST_P(TransformerCuda, CausalSoftmaxAndItsWayBack) {
 }
 
 TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
-  for (const std::size_t classes : {2, 4, 31, 132, 300}) {
+  for (const std::size_t classes : {2, 4, 31, 132, 300, 1024, 1025, 1028}) {
     constexpr std::size_t kRows = 21;
     auto logits = random(kRows * classes, 1, 2);
     std::vector<std::uint32_t> labels(kRows);
@@ -260,7 +260,7 @@ TEST_P(TransformerCuda, CrossEntropyAndItsGradient) {
 }
 
 TEST_P(TransformerCuda, ABiasIsAddedToLogits) {
-  for (const std::size_t classes : {3, 64, 260}) {
+  for (const std::size_t classes : {3, 64, 260, 1028}) {
     const auto logits = random(2 * classes, 1), bias = random(classes, 2);
     auto sums = logits;
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += bias[i % classes];

@@ -3,7 +3,8 @@
 // Dense payloads: numbers to bytes, bytes to sums, and what is left. One pass each.
 //
 // A payload has no boundary of its own: with kFast its numbers stand on one (kernels.h) and eight
-// are accessed together, otherwise every byte on its own.
+// are accessed together, otherwise every byte on its own. Where there is no payload, kWide says
+// that all numbers stand on 16-byte boundaries (grid.cuh).
 
 #include "common/codec/cuda/grid.cuh"
 #include "common/codec/cuda/kernels.h"
@@ -74,11 +75,21 @@ __global__ void __launch_bounds__(kThreads)
   if (seen != 0) atomicOr(flags, seen);
 }
 
-template <class Format>
+template <class Format, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     subtract_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
   if (*flags != 0) return;
-  for (std::uint64_t i = thread_number(); i < n; i += thread_count()) {
+  constexpr unsigned kMany = kPer<kWide>;
+  const float zeros[kMany] = {};
+  const std::uint64_t groups = n / kMany;
+  for (std::uint64_t g = thread_number(); g < groups; g += thread_count()) {
+    float v[kMany];
+    load<kWide>(x + kMany * g, v);
+    for (unsigned j = 0; j < kMany; ++j) v[j] = v[j] - Format::expand(Format::shrink(v[j]));
+    store<kWide>(x + kMany * g, v);
+    if (momentum != nullptr) store<kWide>(momentum + kMany * g, zeros);
+  }
+  for (std::uint64_t i = kMany * groups + thread_number(); i < n; i += thread_count()) {
     x[i] = x[i] - Format::expand(Format::shrink(x[i]));
     if (momentum != nullptr) momentum[i] = 0.0f;
   }
@@ -171,46 +182,85 @@ __global__ void __launch_bounds__(kThreads)
     for (unsigned j = 0; j < kEight; ++j)
       part.v[j] = part.v[j] - int8::dequantized(scale, int8::rounded(part.v[j] * step.inverse));
     if (kFast && part.count == int8::kBlock) {
+      const float zeros[kEight] = {};
       store_eight(x + begin + kEight * lane, part.v);
-    } else {
-      for (unsigned j = 0; j < kEight; ++j) {
-        const std::uint32_t i = Int8Part::place<kFast>(lane, j);
-        if (i < part.count) x[begin + i] = part.v[j];
-      }
+      if (momentum != nullptr) store_eight(momentum + begin + kEight * lane, zeros);
+      continue;
     }
-    if (momentum == nullptr) continue;
     for (unsigned j = 0; j < kEight; ++j) {
-      const std::uint32_t i = lane + kLanes * j;
-      if (i < part.count) momentum[begin + i] = 0.0f;
+      const std::uint32_t i = Int8Part::place<kFast>(lane, j);
+      if (i >= part.count) continue;
+      x[begin + i] = part.v[j];
+      if (momentum != nullptr) momentum[begin + i] = 0.0f;
     }
   }
 }
 
-/// A warp's part of a block of 256: numbers 32 apart, so that a lane's sum is a part of
-/// sign_kernels.h and a ballot is a word of bits.
+/// Four numbers in each of a warp's lanes, of row lane / 8. Afterwards a lane has number lane / 8
+/// of the four lanes that were at its place in rows 0, 1, 2 and 3, in that order.
+__device__ __forceinline__ void transpose(float (&v)[4], unsigned lane) {
+  const auto swap = [lane](float& low, float& high, unsigned bit) {
+    const bool is_upper = (lane & bit) != 0;
+    const float got = __shfl_sync(kAllLanes, is_upper ? low : high, static_cast<int>(lane ^ bit));
+    (is_upper ? low : high) = got;
+  };
+  swap(v[0], v[2], 16);
+  swap(v[1], v[3], 16);
+  swap(v[0], v[1], 8);
+  swap(v[2], v[3], 8);
+}
+
+/// A warp's part of a block of 256: eight numbers per lane, four neighbours in each half of the
+/// block, which are accessed together with kWide.
+template <bool kWide>
 struct SignPart {
-  float v[kEight];
+  float v[2][4];
   std::uint32_t count;  // of the block
-  float sum;            // of all parts
+  float sum;            // of all parts of sign_kernels.h
+
+  /// Place of the first of a lane's four numbers of a half.
+  static __device__ __forceinline__ std::uint32_t place(unsigned lane, unsigned half) {
+    return 4 * (kLanes * half + lane);
+  }
 
   static __device__ __forceinline__ SignPart load(const float* x, std::uint64_t begin,
                                                   std::uint64_t n, unsigned lane) {
     SignPart part{};
     part.count = static_cast<std::uint32_t>(n - begin < sign::kBlock ? n - begin : sign::kBlock);
+    // Number i of the block goes to sum i mod 32. Lane l has numbers 4 (l mod 8) + (l / 8) mod 32
+    // once they are transposed, in the order of i; what is missing is 0 and changes no sum.
     float sum = 0;
-    for (unsigned j = 0; j < kEight; ++j) {
-      const std::uint32_t i = lane + kLanes * j;
-      part.v[j] = i < part.count ? x[begin + i] : 0.0f;
-      if (i < part.count) sum += sign::part_of(part.v[j]);
+    for (unsigned half = 0; half < 2; ++half) {
+      float(&v)[4] = part.v[half];
+      const std::uint32_t first = place(lane, half);
+      if (kWide && part.count == sign::kBlock) {
+        cuda::load<true>(x + begin + first, v);
+      } else {
+        for (unsigned j = 0; j < 4; ++j) v[j] = first + j < part.count ? x[begin + first + j] : 0;
+      }
+      float of_sums[4];
+      for (unsigned j = 0; j < 4; ++j) of_sums[j] = sign::part_of(v[j]);
+      transpose(of_sums, lane);
+      for (unsigned j = 0; j < 4; ++j) sum += of_sums[j];
     }
-    part.sum = warp_sum(sum);
+    // Sums that are 16, 8, 4, 2 and 1 apart.
+    for (const unsigned distance : {4u, 2u, 1u, 16u, 8u})
+      sum += __shfl_sync(kAllLanes, sum, static_cast<int>(lane ^ distance));
+    part.sum = sum;
     return part;
   }
   __device__ __forceinline__ std::uint16_t scale() const { return sign::scale_of(sum, count); }
+
+  /// Signs of a half's four numbers.
+  __device__ __forceinline__ std::uint32_t signs(unsigned half) const {
+    std::uint32_t bits = 0;
+    for (unsigned j = 0; j < 4; ++j) bits |= (std::bit_cast<std::uint32_t>(v[half][j]) >> 31) << j;
+    return bits;
+  }
 };
 
 /// A warp per block of 256 numbers.
-template <class = void>
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     quantize_sign_kernel(const float* x, std::uint64_t n, std::byte* scales, std::byte* bits,
                          std::uint32_t* flags) {
@@ -219,26 +269,25 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint64_t blocks = (n + sign::kBlock - 1) / sign::kBlock;
   for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
     const std::uint64_t begin = b * sign::kBlock;
-    const SignPart part = SignPart::load(x, begin, n, lane);
+    const auto part = SignPart<kWide>::load(x, begin, n, lane);
     if (!sign::is_finite(part.sum)) {
       if (lane == 0) atomicOr(flags, kNotFinite);
       continue;
     }
     if (lane == 0) store_bytes(scales + 2 * b, part.scale());
-    std::uint32_t mine = 0;
-    for (unsigned j = 0; j < kEight; ++j) {
-      const std::uint32_t word =
-          __ballot_sync(kAllLanes, (std::bit_cast<std::uint32_t>(part.v[j]) & sign::kSignBit) != 0);
-      if (lane / 4 == j) mine = word;
-    }
-    // A byte a lane: lane l has bits 8 l to 8 l + 7 of the block.
-    if (lane < (part.count + 7) / 8)
-      bits[begin / 8 + lane] = static_cast<std::byte>(mine >> (8 * (lane % 4)) & 0xFF);
+    // A byte a lane: two neighbours have two bytes, the even one's in the block's first half.
+    const std::uint32_t mine = part.signs(0) | part.signs(1) << 4;
+    const std::uint32_t other = __shfl_sync(kAllLanes, mine, static_cast<int>(lane ^ 1));
+    const bool is_even = lane % 2 == 0;
+    const std::uint32_t byte =
+        is_even ? (mine & 0xF) | (other & 0xF) << 4 : other >> 4 | (mine & 0xF0);
+    const unsigned at = is_even ? lane / 2 : kLanes / 2 + lane / 2;
+    if (at < (part.count + 7) / 8) bits[begin / 8 + at] = static_cast<std::byte>(byte);
   }
 }
 
 /// The scale is computed once more: cheaper than to read it from the host's memory.
-template <class = void>
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     subtract_sign_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
   if (*flags != 0) return;
@@ -246,14 +295,24 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint64_t blocks = (n + sign::kBlock - 1) / sign::kBlock;
   for (std::uint64_t b = thread_number() / kLanes; b < blocks; b += thread_count() / kLanes) {
     const std::uint64_t begin = b * sign::kBlock;
-    const SignPart part = SignPart::load(x, begin, n, lane);
+    auto part = SignPart<kWide>::load(x, begin, n, lane);
     const float scale = f32_from_bf16(part.scale());
-    for (unsigned j = 0; j < kEight; ++j) {
-      const std::uint32_t i = lane + kLanes * j;
-      if (i >= part.count) continue;
-      const std::uint32_t is_negative = std::bit_cast<std::uint32_t>(part.v[j]) >> 31;
-      x[begin + i] = part.v[j] - sign::dequantized(scale, is_negative);
-      if (momentum != nullptr) momentum[begin + i] = 0.0f;
+    for (unsigned half = 0; half < 2; ++half) {
+      float(&v)[4] = part.v[half];
+      const std::uint32_t signs = part.signs(half);
+      const std::uint64_t first = begin + part.place(lane, half);
+      for (unsigned j = 0; j < 4; ++j) v[j] = v[j] - sign::dequantized(scale, signs >> j & 1);
+      if (kWide && part.count == sign::kBlock) {
+        const float zeros[4] = {};
+        store<true>(x + first, v);
+        if (momentum != nullptr) store<true>(momentum + first, zeros);
+        continue;
+      }
+      for (unsigned j = 0; j < 4; ++j) {
+        if (first + j >= n) continue;
+        x[first + j] = v[j];
+        if (momentum != nullptr) momentum[first + j] = 0.0f;
+      }
     }
   }
 }
@@ -338,9 +397,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class = void>
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads) zero_kernel(float* x, std::uint64_t n) {
-  for (std::uint64_t i = thread_number(); i < n; i += thread_count()) x[i] = 0.0f;
+  constexpr unsigned kMany = kPer<kWide>;
+  const float zeros[kMany] = {};
+  const std::uint64_t groups = n / kMany;
+  for (std::uint64_t g = thread_number(); g < groups; g += thread_count())
+    store<kWide>(x + kMany * g, zeros);
+  for (std::uint64_t i = kMany * groups + thread_number(); i < n; i += thread_count()) x[i] = 0.0f;
 }
 
 template <bool kFirst>
@@ -390,7 +454,8 @@ inline void launch_encode(const EncodeArguments& of, unsigned processors, cudaSt
     case Dense::kFiniteBf16:
       return launch_encode_half<format::FiniteBf16>(of, processors, stream);
     case Dense::kSign: {
-      const auto kernel = quantize_sign_kernel<>;
+      const auto kernel =
+          address(of.x) % 16 == 0 ? quantize_sign_kernel<true> : quantize_sign_kernel<false>;
       std::byte* bits = of.out + (sign::bytes(of.n) - (of.n + 7) / 8);
       CENTROID_LAUNCH(kernel, warp_blocks(of.n, processors), kThreads, stream, of.x, of.n, of.out,
                       bits, of.flags);
@@ -407,12 +472,15 @@ inline void launch_encode(const EncodeArguments& of, unsigned processors, cudaSt
 template <class Format>
 void launch_subtract_plain(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
                            unsigned processors, cudaStream_t stream) {
-  const auto kernel = subtract_kernel<Format>;
-  CENTROID_LAUNCH(kernel, blocks_for(n, processors), kThreads, stream, x, momentum, n, flags);
+  const bool is_wide = (address(x) | address(momentum)) % 16 == 0;
+  const auto kernel = is_wide ? subtract_kernel<Format, true> : subtract_kernel<Format, false>;
+  const std::uint64_t groups = is_wide ? (n + kPer<true> - 1) / kPer<true> : n;
+  CENTROID_LAUNCH(kernel, blocks_for(groups, processors), kThreads, stream, x, momentum, n, flags);
 }
 
 inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t n,
                             const std::uint32_t* flags, unsigned processors, cudaStream_t stream) {
+  const bool is_wide = (address(x) | address(momentum)) % 16 == 0;
   switch (type) {
     case Dense::kF32:
       return launch_subtract_plain<format::F32>(x, momentum, n, flags, processors, stream);
@@ -423,7 +491,7 @@ inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t
     case Dense::kFiniteBf16:
       return launch_subtract_plain<format::FiniteBf16>(x, momentum, n, flags, processors, stream);
     case Dense::kSign: {
-      const auto sign_kernel = subtract_sign_kernel<>;
+      const auto sign_kernel = is_wide ? subtract_sign_kernel<true> : subtract_sign_kernel<false>;
       CENTROID_LAUNCH(sign_kernel, warp_blocks(n, processors), kThreads, stream, x, momentum, n,
                       flags);
       return;
@@ -431,8 +499,7 @@ inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t
     case Dense::kInt8:
       break;
   }
-  const auto kernel =
-      address(x) % 16 == 0 ? subtract_int8_kernel<true> : subtract_int8_kernel<false>;
+  const auto kernel = is_wide ? subtract_int8_kernel<true> : subtract_int8_kernel<false>;
   CENTROID_LAUNCH(kernel, warp_blocks(n, processors), kThreads, stream, x, momentum, n, flags);
 }
 
@@ -471,7 +538,12 @@ inline void launch_add_dense(Dense type, const std::byte* in, float weight, bool
 inline void launch_add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count,
                               float weight, bool first, float* acc, std::uint64_t n,
                               unsigned processors, cudaStream_t stream) {
-  if (first) CENTROID_LAUNCH(zero_kernel<>, blocks_for(n, processors), kThreads, stream, acc, n);
+  if (first) {
+    const bool is_wide = address(acc) % 16 == 0;
+    const auto zero = is_wide ? zero_kernel<true> : zero_kernel<false>;
+    const std::uint64_t groups = is_wide ? (n + kPer<true> - 1) / kPer<true> : n;
+    CENTROID_LAUNCH(zero, blocks_for(groups, processors), kThreads, stream, acc, n);
+  }
   const auto kernel = first ? add_sparse_kernel<true> : add_sparse_kernel<false>;
   CENTROID_LAUNCH(kernel, blocks_for(count, processors), kThreads, stream, index, value, count,
                   weight, acc);

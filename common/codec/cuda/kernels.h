@@ -76,7 +76,7 @@ struct EncodeArguments {
 Status encode(const EncodeArguments& arguments, const Queue& queue);
 
 /// x -= x̂ as `encode` stored it (int8: to nearest), and momentum = 0 if there is one; nothing when
-/// `flags` are not 0.
+/// `flags` are not 0. 16-byte accesses with x and momentum on 16-byte boundaries.
 Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
                 const Queue& queue);
 
@@ -85,7 +85,7 @@ Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const st
 Status add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
                  std::uint64_t n, const Queue& queue);
 /// The same of a sparse one whose indices were decoded and checked; where nothing was sent, acc
-/// stays (0 when `first`).
+/// stays (0 when `first`, by 16-byte accesses with acc on a 16-byte boundary).
 Status add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
                   bool first, float* acc, std::uint64_t n, const Queue& queue);
 

@@ -213,8 +213,11 @@ Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint6
                      const float* bias, float share, bool want_gradient, float* logits,
                      float* losses, std::uint32_t* correct, const Queue& queue) {
   if (rows == 0) return {};
+  const bool held = classes <= kHeldColumns;
   const auto kernel =
-      is_wide(classes, logits, bias) ? cross_entropy_kernel<true> : cross_entropy_kernel<false>;
+      is_wide(classes, logits, bias)
+          ? (held ? cross_entropy_kernel<true, true> : cross_entropy_kernel<true, false>)
+          : (held ? cross_entropy_kernel<false, true> : cross_entropy_kernel<false, false>);
   CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), labels, rows,
                   classes, bias, share, want_gradient, logits, losses, correct);
   return launched("kernel of cross_entropy");

@@ -365,28 +365,29 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// One pass for the largest logit and the sum, one for the gradient.
-template <bool kWide>
+template <bool kWide, bool kHeld>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
                          const float* bias, float share, bool want_gradient, float* logits,
                          float* losses, std::uint32_t* correct) {
   constexpr unsigned kMany = kPer<kWide>;
   const unsigned lane = threadIdx.x % kLanes;
-  float x[kMany], b[kMany] = {};
   for (std::uint64_t r = first_row(); r < rows; r += row_step()) {
     float* row = logits + r * classes;
     const std::uint32_t label = labels[r];
     if (label == kNotJudged) {
-      for (unsigned i = 0; i < kMany; ++i) x[i] = 0.0f;
+      const float zeros[kMany] = {};
       for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>)
-        store<kWide>(row + j, x);
+        store<kWide>(row + j, zeros);
       if (lane == 0) {
         losses[r] = 0;
         correct[r] = 0;
       }
       continue;
     }
-    const auto read = [&](std::uint64_t j) {
+    float held[kSteps<kWide, kHeld>][kMany] = {};
+    const auto read = [&](std::uint64_t j, float(&x)[kMany]) {
+      float b[kMany] = {};
       load<kWide>(row + j, x);
       if (bias != nullptr) load<kWide>(bias + j, b);
       for (unsigned i = 0; i < kMany; ++i) x[i] += b[i];
@@ -394,13 +395,14 @@ __global__ void __launch_bounds__(kThreads)
     const float of_label = bias == nullptr ? row[label] : row[label] + bias[label];
     Softmax of;
     std::uint64_t first = classes;  // where this lane's largest stands first
-    for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>) {
-      read(j);
+    for_columns<kWide, kHeld>(classes, [&](std::uint64_t j, unsigned step) {
+      float(&x)[kMany] = held[step];
+      read(j, x);
       const float before = of.top;
       take(of, x, kMany);
       if (of.top > before)
         for (unsigned i = kMany; i-- > 0;) first = x[i] == of.top ? j + i : first;
-    }
+    });
     const float mine = of.top;
     join(of);
     // Another largest one stands before the label's.
@@ -412,12 +414,13 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (!want_gradient) continue;
     const float factor = share / of.sum;
-    for (std::uint64_t j = first_column<kWide>(); j < classes; j += kColumnStep<kWide>) {
-      read(j);
+    for_columns<kWide, kHeld>(classes, [&](std::uint64_t j, unsigned step) {
+      float(&x)[kMany] = held[step];
+      if constexpr (!kHeld) read(j, x);
       for (unsigned i = 0; i < kMany; ++i)
         x[i] = exp_of(x[i] - of.top) * factor - (j + i == label ? share : 0.0f);
       store<kWide>(row + j, x);
-    }
+    });
   }
 }
 
