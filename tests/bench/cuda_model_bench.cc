@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_map>
 
 #include "common/base/random.h"
 #include "tests/bench/cuda_report.h"
@@ -18,8 +19,8 @@ constexpr double kLeastBytes = 16e6;
 
 class Models {
  public:
-  Models(Device& device, CudaReport& report, double bandwidth)
-      : device_(device), report_(report), bandwidth_(bandwidth), queue_(report.queue()) {}
+  Models(Device& device, CudaReport& report)
+      : device_(device), report_(report), queue_(report.queue()) {}
 
   void run() {
     // mlp:784-1024-1024-10: 256 samples, and as many as make the kernels long.
@@ -60,18 +61,34 @@ class Models {
     for (std::uint64_t i = 1 << 16; i < n; ++i) values[i] = values[i % (1 << 16)];
     return filled(values);
   }
-  Memory below(std::uint64_t n, std::uint64_t most) {
+  static std::vector<std::uint32_t> numbers_below(std::uint64_t n, std::uint64_t most) {
     std::vector<std::uint32_t> values(n);
     CounterRng rng(9);
     for (std::uint32_t& value : values) value = static_cast<std::uint32_t>(rng.below(most));
-    return filled(values);
+    return values;
+  }
+  Memory below(std::uint64_t n, std::uint64_t most) { return filled(numbers_below(n, most)); }
+
+  /// Bytes of tokens that the warps of embed_back look at, once for every 128 columns: back to the
+  /// first equal token, and, of those that are the first, on to the end.
+  static double searched(const std::vector<std::uint32_t>& tokens, std::uint64_t width) {
+    constexpr std::uint64_t kLanes = 32;
+    std::unordered_map<std::uint32_t, std::uint64_t> first_of;
+    std::uint64_t looks = 0;
+    for (std::uint64_t row = 0; row < tokens.size(); ++row) {
+      const auto [first, is_first] = first_of.try_emplace(tokens[row], row);
+      looks += is_first ? row / kLanes + (tokens.size() - row / kLanes * kLanes) / kLanes
+                        : first->second / kLanes + 1;
+    }
+    const std::uint64_t parts = (width + 4 * kLanes - 1) / (4 * kLanes);
+    return static_cast<double>(looks * parts * kLanes * sizeof(std::uint32_t));
   }
 
   /// `bytes` an element of `elements`.
   void row(const std::string& what, std::uint64_t elements, double bytes,
            const std::function<Status()>& work) {
     const double moved = bytes * static_cast<double>(elements);
-    const double bar = moved >= kLeastBytes ? moved / (0.7 * bandwidth_) : 0;
+    const double bar = moved >= kLeastBytes ? moved / (kPartOfCopy * report_.copy()) : 0;
     report_.row(what, report_.median(work), moved, bar);
   }
   static std::string shape(const char* name, std::uint64_t rows, std::uint64_t width) {
@@ -100,14 +117,17 @@ class Models {
         [&] { return worker::cuda::add(n, floats(slope), floats(z), queue_); });
   }
 
-  /// Logits are read twice and written once.
+  /// Logits are read once, and of long rows once more for the gradient, which is written.
   void cross_entropy(std::uint64_t rows, std::uint64_t classes) {
     const std::uint64_t n = rows * classes;
     const Memory logits = normal(n), labels = below(rows, classes), bias = normal(classes, 2);
     const Memory losses = normal(rows), correct = below(rows, 2);
     for (const bool want_gradient : {false, true})
       row(shape(want_gradient ? "cross-entropy, gradient" : "cross-entropy", rows, classes), n,
-          want_gradient ? 12 : 4, [&] {
+          !want_gradient    ? 4
+          : classes <= 1024 ? 8
+                            : 12,
+          [&] {
             return worker::cuda::cross_entropy(words(labels), rows, classes, floats(bias), 1e-3F,
                                                want_gradient, floats(logits), floats(losses),
                                                words(correct), queue_);
@@ -116,7 +136,8 @@ class Models {
 
   void embedding(std::uint64_t rows, std::uint64_t width, std::uint64_t vocabulary) {
     const std::uint64_t n = rows * width, context = 128;
-    const Memory tokens = below(rows, vocabulary), table = normal(vocabulary * width);
+    const auto chosen = numbers_below(rows, vocabulary);
+    const Memory tokens = filled(chosen), table = normal(vocabulary * width);
     const Memory positions = normal(context * width, 2), x = normal(n), out = normal(n, 3);
     const Memory keys = filled(std::vector<std::uint64_t>(rows / context, 5));
     const Dropout dropout{6554, 1 / 0.9F, reinterpret_cast<const std::uint64_t*>(keys->data()),
@@ -126,11 +147,12 @@ class Models {
       return worker::cuda::embed({}, rows, words(tokens), context, width, floats(table),
                                  floats(positions), floats(out), queue_);
     });
-    // Bounded by the search for equal tokens, not by memory: told without a bar.
+    // Bounded by the search for equal tokens, which counts in the bar as if they came from memory.
+    const double moved = 4.0 * static_cast<double>(n);
     report_.row(shape("way back of embed", rows, width) + of, report_.median([&] {
       return worker::cuda::embed_back(rows, words(tokens), width, floats(x), floats(table), queue_);
     }),
-                4.0 * static_cast<double>(n), 0);
+                moved, (moved + searched(chosen, width)) / (kPartOfCopy * report_.copy()));
     if (vocabulary > 256) return;
     row(shape("dropout", rows, width), n, 8, [&] {
       return worker::cuda::drop(dropout, false, rows, width, floats(x), floats(out), queue_);
@@ -205,14 +227,11 @@ class Models {
 
   Device& device_;
   CudaReport& report_;
-  double bandwidth_;
   cuda::Queue queue_;
 };
 
 }  // namespace
 
-void measure_model_kernels(Device& device, CudaReport& report, double copy_bandwidth) {
-  Models(device, report, copy_bandwidth).run();
-}
+void measure_model_kernels(Device& device, CudaReport& report) { Models(device, report).run(); }
 
 }  // namespace centroid::bench

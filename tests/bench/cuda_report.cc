@@ -55,19 +55,24 @@ double CudaReport::median(const std::function<Status()>& work) {
 void CudaReport::row(const std::string& what, double milliseconds, double bytes, double bar) {
   const bool is_missed = bar > 0 && milliseconds > bar;
   std::printf("%-44s %9.4f ms %9.1f GB/s", what.c_str(), milliseconds, bytes / milliseconds * 1e-6);
+  const double of_copy = copy_ > 0 ? bytes / milliseconds / copy_ : 0;
+  if (copy_ > 0) std::printf(" %4.0f %% of a copy", 100 * of_copy);
   if (bar > 0)
     std::printf("   %.2f of the bar %.4f ms%s", milliseconds / bar, bar,
                 is_missed ? " MISSED" : "");
+  const double good = copy_ > 0 ? bytes / (kPartOfCopy * copy_) : 0;
+  if (good > 0 && (bar == 0 || bar > 1.001 * good))
+    std::printf("   (%.0f %% of a copy: %.4f ms)", 100 * kPartOfCopy, good);
   std::printf("\n");
   std::fflush(stdout);
-  rows_.push_back({what, milliseconds, bytes, bar, 0});
+  rows_.push_back({what, milliseconds, bytes, bar, 0, of_copy});
   missed_ += is_missed ? 1 : 0;
 }
 
 void CudaReport::part(const std::string& what, double value, double bar) {
   const bool is_missed = value < bar;
   std::printf("%-44s %9.0f %%%s\n", what.c_str(), 100 * value, is_missed ? " MISSED" : "");
-  rows_.push_back({what, 0, 0, bar, value});
+  rows_.push_back({what, 0, 0, bar, value, 0});
   missed_ += is_missed ? 1 : 0;
 }
 
@@ -90,6 +95,7 @@ Status CudaReport::write(const std::string& file, int argc, char** argv) const {
     if (row.milliseconds > 0) {
       one["milliseconds"] = row.milliseconds;
       one["bytes"] = row.bytes;
+      if (row.of_copy > 0) one["of_copy"] = row.of_copy;
       if (row.bar > 0) one["bar_milliseconds"] = row.bar;
     } else {
       one["part"] = row.part;

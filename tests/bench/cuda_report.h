@@ -23,6 +23,11 @@ class CudaReport {
   double median(const std::function<Status()>& work);
   Stream& stream() { return *stream_; }
   cuda::Queue queue() { return cuda::queue_of(device_, *stream_); }
+  /// What a copy within the GPU's memory moves, reading and writing, in a millisecond: all rows
+  /// from now on say what part of it they are, and those whose bar is below 70 % of it what 70 %
+  /// would be.
+  void use_copy(double bytes_a_millisecond) { copy_ = bytes_a_millisecond; }
+  double copy() const { return copy_; }
   /// `bytes`: that must be moved. `bar`: at most so many milliseconds; 0: none.
   void row(const std::string& what, double milliseconds, double bytes, double bar);
   /// A part that is to be at least so large.
@@ -34,12 +39,13 @@ class CudaReport {
  private:
   struct Row {
     std::string what;
-    double milliseconds, bytes, bar, part;
+    double milliseconds, bytes, bar, part, of_copy;
   };
   Device& device_;
   std::uint64_t repetitions_;
   std::unique_ptr<Stream> stream_;
   cuda::Event begin_, end_;
+  double copy_ = 0;
   std::vector<Row> rows_;
   int missed_ = 0;
 };
@@ -59,9 +65,12 @@ inline void must(const Status& status) {
   std::exit(1);
 }
 
+/// The part of a copy's bandwidth that a kernel of one pass is to reach.
+inline constexpr double kPartOfCopy = 0.7;
+
 /// Every kernel of worker/model/cuda over the rows and widths of the models that torch_compare.py
-/// trains, and over a vocabulary of 32,000. Bars: what must be moved, at 70 % of the bandwidth of a
-/// copy (bytes a millisecond).
-void measure_model_kernels(Device& device, CudaReport& report, double copy_bandwidth);
+/// trains, and over a vocabulary of 32,000. Bars: what must be moved, at kPartOfCopy of the copy
+/// that the report knows.
+void measure_model_kernels(Device& device, CudaReport& report);
 
 }  // namespace centroid::bench
