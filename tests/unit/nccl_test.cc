@@ -192,8 +192,21 @@ TEST_F(NcclTest, PartsOfTheSumAndBackAgainAreTheSum) {
     EXPECT_THAT(given[rank], ElementsAre(7, 8));
   }
   EXPECT_STREQ(in_.calls(), "reduce_scatter | all_gather | broadcast |");
-  EXPECT_FALSE(group->reduce_scatter(0, x[0], x[1], 1, 2, nullptr).ok());
-  EXPECT_FALSE(group->all_gather(0, part[0], part[1], nullptr).ok());
+  // Parts are equal: other lengths are refused with the numbers, and nothing is begun.
+  const std::span<const float> three = std::span(x[0]).first(3);
+  const std::array<Status, 3> refused{group->reduce_scatter(0, three, part[0], 1, 2, nullptr),
+                                      group->reduce_scatter(0, x[0], x[1], 1, 2, nullptr),
+                                      group->all_gather(0, part[0], part[1], nullptr)};
+  const std::array<const char*, 3> why{
+      "reduce-scatter: 3 numbers are not 2 equal parts of 2, one for each device: it takes 4",
+      "reduce-scatter: 4 numbers are not 2 equal parts of 4, one for each device: it takes 8",
+      "all-gather: 2 numbers are not 2 equal parts of 2, one for each device: it takes 4"};
+  for (std::size_t i = 0; i < refused.size(); ++i) {
+    ASSERT_FALSE(refused[i].ok());
+    EXPECT_EQ(refused[i].error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refused[i].error().message(), HasSubstr(why[i]));
+  }
+  EXPECT_STREQ(in_.calls(), "reduce_scatter | all_gather | broadcast |");
   EXPECT_FALSE(group->broadcast(0, {}, 2, nullptr).ok());
   EXPECT_FALSE(group->failure());
 }

@@ -10,6 +10,20 @@ namespace centroid::worker {
 
 using nccl::Comm;
 
+namespace {
+
+/// `whole` numbers of all devices are as many parts of `part`.
+Status check_parts(const char* what, std::size_t whole, std::size_t part, std::size_t devices) {
+  if (whole == part * devices) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               std::string(what) + ": " + std::to_string(whole) + " numbers are not " +
+                   std::to_string(devices) + " equal parts of " + std::to_string(part) +
+                   ", one for each device: it takes " + std::to_string(part * devices) +
+                   ", so choose the part as the whole / devices, rounded up, and pad the whole");
+}
+
+}  // namespace
+
 /// How often who waits looks whether it is over: a fraction of what one bucket takes.
 constexpr std::chrono::microseconds kLook{50};
 
@@ -156,10 +170,7 @@ Status NcclGroup::all_reduce(std::size_t rank, std::span<const std::span<float>>
 
 Status NcclGroup::reduce_scatter(std::size_t rank, std::span<const float> from,
                                  std::span<float> into, double weight, double total, void* stream) {
-  if (from.size() != into.size() * size())
-    return Error(ErrorCode::kInvalidArgument, "reduce-scatter of " + std::to_string(from.size()) +
-                                                  " numbers into " + std::to_string(into.size()) +
-                                                  " on " + std::to_string(size()) + " devices");
+  CENTROID_TRY(check_parts("reduce-scatter", from.size(), into.size(), size()));
   return scaled(rank, "ncclReduceScatter", weight, total, [&](Comm comm, int op) {
     return library_->reduce_scatter(from.data(), into.data(), into.size(), nccl::kFloat32, op, comm,
                                     stream);
@@ -168,10 +179,7 @@ Status NcclGroup::reduce_scatter(std::size_t rank, std::span<const float> from,
 
 Status NcclGroup::all_gather(std::size_t rank, std::span<const float> from, std::span<float> into,
                              void* stream) {
-  if (into.size() != from.size() * size())
-    return Error(ErrorCode::kInvalidArgument, "all-gather of " + std::to_string(from.size()) +
-                                                  " numbers into " + std::to_string(into.size()) +
-                                                  " on " + std::to_string(size()) + " devices");
+  CENTROID_TRY(check_parts("all-gather", into.size(), from.size(), size()));
   return call(rank, "ncclAllGather", [&](Comm comm) {
     return library_->all_gather(from.data(), into.data(), from.size(), nccl::kFloat32, comm,
                                 stream);

@@ -50,10 +50,12 @@ class NcclGroup {
   /// (a cudaStream_t). Returns when it is queued: `wait` for its end.
   Status all_reduce(std::size_t rank, std::span<const std::span<float>> tensors, double weight,
                     double total, void* stream);
-  /// into [n] = part `rank` of that sum, from [size * n].
+  /// into [n] = part `rank` of that sum, from [size * n]. Parts are equal: what is no multiple is
+  /// padded by who calls.
+  /// fails  invalid_argument, without a call to NCCL: other lengths (says both, and what to take)
   Status reduce_scatter(std::size_t rank, std::span<const float> from, std::span<float> into,
                         double weight, double total, void* stream);
-  /// into [size * n] = the ranks' from [n], one after the other.
+  /// into [size * n] = the ranks' from [n], one after the other. fails  as reduce_scatter
   Status all_gather(std::size_t rank, std::span<const float> from, std::span<float> into,
                     void* stream);
   Status broadcast(std::size_t rank, std::span<const std::span<float>> tensors, std::size_t root,
