@@ -19,6 +19,12 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
     SOURCES component/gpu_local_steps_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
     DEPS centroid_test_cluster)
+  set(codec_kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)
+  centroid_test(one_gpu_test LABEL component TIMEOUT 900
+    SOURCES gpu/one_gpu_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
+            ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu
+            ${codec_kernels}/kernels.cu ${codec_kernels}/device_codec.cc ${codec_kernels}/device_residual.cc
+    DEPS centroid_test_cluster)
   centroid_test(gpu_cluster_test LABEL component TIMEOUT 900
     SOURCES component/gpu_cluster_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc
             ${PROJECT_SOURCE_DIR}/worker/model/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/optim/cuda/kernels.cu

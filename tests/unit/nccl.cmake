@@ -15,6 +15,12 @@ if(CENTROID_TESTS)
     target_compile_definitions(gpu_group_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
     target_link_libraries(gpu_group_test PRIVATE ${CMAKE_DL_LIBS})
     add_dependencies(gpu_group_test nccl_stand_in)
+    centroid_test(two_gpus_test LABEL unit TIMEOUT 900
+      SOURCES gpu/two_gpus_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
+      DEPS centroid::node)
+    target_compile_definitions(two_gpus_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
+    target_link_libraries(two_gpus_test PRIVATE ${CMAKE_DL_LIBS})
+    add_dependencies(two_gpus_test nccl_stand_in)
     set(codec_kernels ${PROJECT_SOURCE_DIR}/common/codec/cuda)
     centroid_test(gpu_memory_test LABEL unit TIMEOUT 900
       SOURCES unit/gpu_memory_test.cc support/late_device.cc support/late_cublas_lt.cc support/simt.cc ${model_kernels}
