@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <future>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/custom_group.h"
 #include "tests/support/test_shard.h"
 
 /// A model on several servers: a leader, shard servers and workers in one process, over TCP.
@@ -85,6 +87,41 @@ TEST(Servers, MemoryIsReckonedForTheWorkersAndTheCodecThatThereAre) {
     EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
 }
 
+/// More buffers than trained numbers, so that shard servers hold some: of chunks of one size the
+/// first go to them.
+const Manifest kMostlyBuffers{{"w", DType::kF32, {64}}, {"norm.running_mean", DType::kF32, {256}}};
+constexpr std::size_t kTrained = 64, kBuffers = 256;
+
+/// Its buffers would move a norm far.
+class MostlyBuffers final : public CustomGroup {
+ public:
+  explicit MostlyBuffers(std::size_t worker) : CustomGroup(kTrained + kBuffers, 3.0F) {
+    for (std::size_t i = 0; i < kTrained; ++i)
+      gradients()[i] = 0.1F * std::sin(static_cast<float>(i + 100 * worker));
+  }
+  Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
+                                 const std::function<void(TensorId)>& on_ready) override {
+    for (const std::uint32_t tensor : {1, 0}) on_ready(TensorId(tensor));
+    worker::GroupStep done;
+    done.samples = samples.size();
+    return done;
+  }
+};
+
+std::vector<WorkerSpec> three_with_mostly_buffers() {
+  auto specs = three_workers();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    auto custom = std::make_shared<CustomModel>();
+    custom->manifest = kMostlyBuffers;
+    custom->make_group = [i] { return std::make_unique<MostlyBuffers>(i); };
+    custom->initialize = [](std::uint64_t, std::span<float> params) {
+      std::ranges::fill(params, 0.5F);
+    };
+    specs[i].custom = custom;
+  }
+  return specs;
+}
+
 TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
   const auto both = [](ServerConfig& c) { c.optimizer.clip_norm = 0.05; };
   const std::vector<std::pair<std::string, std::function<void(ServerConfig&)>>> cases{
@@ -122,14 +159,21 @@ TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
   };
   for (const auto& [name, set] : cases) {
     SCOPED_TRACE(name);
-    std::vector<float> alone;
+    std::vector<float> alone, of_buffers_alone;
     for (const std::uint64_t servers : {1, 2, 3}) {
       SCOPED_TRACE(servers);
       ServerConfig c = config(name, servers);
       set(c);
       const auto params = train(c, three_workers(true));
-      if (servers == 1) alone = params;
+      c.run_dir += "-buffers";
+      std::filesystem::remove_all(c.run_dir);
+      const auto of_buffers = train(c, three_with_mostly_buffers());
+      if (servers == 1) {
+        alone = params;
+        of_buffers_alone = of_buffers;
+      }
       EXPECT_EQ(params, alone);
+      EXPECT_EQ(of_buffers, of_buffers_alone);
     }
   }
 }
