@@ -83,12 +83,14 @@ TEST_F(RowsBesideCheckpoints, OneRestsWhilePushesGoOnUntilSomebodyWaitsForIt) {
   // Those of the first rows are written before their first rest; from some 4000 rows on one rests.
   ASSERT_NO_FATAL_FAILURE(push(*client, 1, 40'000, 1.0f));
   std::size_t before = 0;
-  for (int same = 0; same < 50;) {
+  int same = 0;
+  for (int turns = 0; same < 50 && turns < 2'000; ++turns) {
     ASSERT_NO_FATAL_FAILURE(push(*client, 1, 4'000, 1.0f));
     const std::size_t now = checkpoints();
     same = is_written_now() && now == before ? same + 1 : 0;
     before = now;
   }
+  EXPECT_EQ(same, 50) << "none rests";
   EXPECT_TRUE(is_written_now());
   const auto asked = server->checkpoint();
   ASSERT_TRUE(asked.ok()) << asked.error().to_string();
@@ -102,7 +104,9 @@ TEST_F(RowsBesideCheckpoints, APushThatHasToWaitHurriesIt) {
   const auto server = start(c);
   const auto client = client_of(*server);
   // Each of the later ones may evict, for which a checkpoint must have been read.
-  ASSERT_NO_FATAL_FAILURE(push(*client, 1, 200'000, 1.0f));
+  std::uint64_t first = 1;
+  for (; checkpoints() < 2; first += 40'000)
+    ASSERT_NO_FATAL_FAILURE(push(*client, first, 40'000, 1.0f));
   EXPECT_GT(
       server->registry().counter("centroid_rows_evicted_total", "", {{"table", "emb"}}).value(), 0);
 }
