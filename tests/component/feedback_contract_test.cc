@@ -1,11 +1,13 @@
 // What a worker with error feedback sends when its server breaks off and comes back, against a
 // server that never does.
 
+#include <chrono>
 #include <condition_variable>
 #include <filesystem>
 #include <future>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include <boost/asio/use_future.hpp>
@@ -234,6 +236,14 @@ class Worker {
 
 class FeedbackContract : public testing::TestWithParam<const char*> {
  protected:
+  static bool comes(const std::filesystem::path& path) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!std::filesystem::exists(path)) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
   /// Rounds that nobody disturbs.
   static std::vector<Payload> undisturbed(const std::vector<std::uint64_t>& rounds) {
     Server server;
@@ -287,8 +297,8 @@ TEST_P(FeedbackContract, OneThatWasToCountAtAReturnAndIsLostWithItsServerIsUndon
   server.drop(2);  // its round is open, and has it
   EXPECT_NE(server.open(3), without[1]);
   const auto saved = folder.path() / "run@w0" / "checkpoint-000000000002";
-  EXPECT_TRUE(std::filesystem::exists(saved));
-  server.drop(1);  // before that round was over
+  EXPECT_TRUE(comes(saved));  // written beside the rounds
+  server.drop(1);             // before that round was over
   EXPECT_EQ(server.open(3), without[1]);
   EXPECT_FALSE(std::filesystem::exists(saved)) << "a worker that starts again would read it";
   server.commit(3);
