@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -256,6 +257,28 @@ class FeedbackContract : public testing::TestWithParam<const char*> {
     server.finish();
     return sent;
   }
+  /// Round 2 is promised to count, and the server goes before anything has counted it: memory and
+  /// disk are as if there had been none.
+  static void is_undone(const std::function<void(Server&)>& promise) {
+    const auto without = undisturbed({1, 3, 4});
+    const TemporaryDirectory folder;
+    Server server;
+    const Worker worker(server.endpoint(), GetParam(), folder.path().string());
+    server.open(1);
+    server.commit(1);
+    server.open(2);
+    promise(server);
+    EXPECT_NE(server.open(3), without[1]);
+    const auto saved = folder.path() / "run@w0" / "checkpoint-000000000002";
+    EXPECT_TRUE(comes(saved));  // written beside the rounds
+    server.drop(1);
+    EXPECT_EQ(server.open(3), without[1]);
+    EXPECT_FALSE(std::filesystem::exists(saved)) << "a worker that starts again would read it";
+    server.commit(3);
+    EXPECT_EQ(server.open(4), without[2]);
+    server.commit(4);
+    server.finish();
+  }
 };
 
 TEST_P(FeedbackContract, ARoundThatIsBegunAnewSendsTheSameBytes) {
@@ -287,44 +310,11 @@ TEST_P(FeedbackContract, OneThatCountedIsNotUndone) {
 }
 
 TEST_P(FeedbackContract, OneThatWasToCountAtAReturnAndIsLostWithItsServerIsUndone) {
-  const auto without = undisturbed({1, 3, 4});
-  const TemporaryDirectory folder;
-  Server server;
-  const Worker worker(server.endpoint(), GetParam(), folder.path().string());
-  server.open(1);
-  server.commit(1);
-  server.open(2);
-  server.drop(2);  // its round is open, and has it
-  EXPECT_NE(server.open(3), without[1]);
-  const auto saved = folder.path() / "run@w0" / "checkpoint-000000000002";
-  EXPECT_TRUE(comes(saved));  // written beside the rounds
-  server.drop(1);             // before that round was over
-  EXPECT_EQ(server.open(3), without[1]);
-  EXPECT_FALSE(std::filesystem::exists(saved)) << "a worker that starts again would read it";
-  server.commit(3);
-  EXPECT_EQ(server.open(4), without[2]);
-  server.commit(4);
-  server.finish();
+  is_undone([](Server& server) { server.drop(2); });  // its round is open, and has it
 }
 
 TEST_P(FeedbackContract, ALateContributionThatIsLostWithItsServerIsUndone) {
-  const auto without = undisturbed({1, 3, 4});
-  const TemporaryDirectory folder;
-  Server server;
-  const Worker worker(server.endpoint(), GetParam(), folder.path().string());
-  server.open(1);
-  server.commit(1);
-  server.open(2);
-  server.close(2, proto::Outcome::kCarried);
-  EXPECT_NE(server.open(3), without[1]);
-  const auto saved = folder.path() / "run@w0" / "checkpoint-000000000002";
-  server.drop(1);  // before the round that would have counted it
-  EXPECT_EQ(server.open(3), without[1]);
-  EXPECT_FALSE(std::filesystem::exists(saved)) << "a worker that starts again would read it";
-  server.commit(3);
-  EXPECT_EQ(server.open(4), without[2]);
-  server.commit(4);
-  server.finish();
+  is_undone([](Server& server) { server.close(2, proto::Outcome::kCarried); });
 }
 
 TEST_P(FeedbackContract, ALateContributionThatCountsStays) {
