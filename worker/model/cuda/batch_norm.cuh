@@ -80,13 +80,7 @@ __global__ void __launch_bounds__(kThreads)
       load<kWide>(norm.bias + j, b);
       for (unsigned i = 0; i < kMany; ++i) {
         const float at = batch_normal(x[i], mean[i], inverse[i]) * w[i] + b[i];
-        if constexpr (kGelu) {
-          const Gelu gelu = gelu_of(at);
-          x[i] = gelu.value;
-          s[i] = gelu.slope;
-        } else {
-          x[i] = at < 0.0f ? 0.0f : at;
-        }
+        activate<kGelu>(at, x[i], s[i]);
       }
       store<kWide>(out + r * width + j, x);
       if constexpr (kGelu)

@@ -45,6 +45,18 @@ constexpr std::uint64_t kHeldColumns = 1024;
 template <bool kWide, bool kHeld>
 constexpr unsigned kSteps = kHeld ? static_cast<unsigned>(kHeldColumns / kColumnStep<kWide>) : 1;
 
+/// GELU, and its slope for the way back; or ReLU, whose output says as much (NaN stays).
+template <bool kGelu>
+__device__ __forceinline__ void activate(float at, float& value, float& slope) {
+  if constexpr (kGelu) {
+    const Gelu gelu = gelu_of(at);
+    value = gelu.value;
+    slope = gelu.slope;
+  } else {
+    value = at < 0.0f ? 0.0f : at;
+  }
+}
+
 /// each(column, step) for this lane's columns below `width`; step is where it keeps them, and known
 /// to the compiler.
 template <bool kWide, bool kHeld, class Each>

@@ -83,13 +83,7 @@ __global__ void __launch_bounds__(kThreads)
       load<kWide>(bias + j, b);
       for (unsigned i = 0; i < kMany; ++i) {
         const float at = x[i] + b[i];
-        if constexpr (kGelu) {
-          const Gelu gelu = gelu_of(at);
-          x[i] = gelu.value;
-          s[i] = gelu.slope;
-        } else {
-          x[i] = at < 0.0f ? 0.0f : at;
-        }
+        activate<kGelu>(at, x[i], s[i]);
       }
       store<kWide>(z + r * width + j, x);
       if constexpr (kGelu)
