@@ -28,10 +28,16 @@ namespace {
 /// they must and not before.
 class Ledger {
  public:
-  explicit Ledger(RoundPolicy policy) : policy_(policy), machine_(policy) { open(); }
+  /// `takes_newcomers`: somebody may come while it goes on
+  Ledger(RoundPolicy policy, bool takes_newcomers)
+      : policy_(policy), machine_(policy), has_joined_(!takes_newcomers) {
+    open();
+  }
 
-  static constexpr int kMembers = 3;
-  static constexpr int kOfMembers = 10, kOfAll = 3;  ///< kinds of events
+  /// The last of them comes later: a newcomer, or one that was lost and is here again, for an
+  /// admission is a member of its own.
+  static constexpr int kMembers = 4, kNewcomer = kMembers - 1;
+  static constexpr int kOfMembers = 10, kOfAll = 4;  ///< kinds of events
   static constexpr int kEvents = kOfMembers * kMembers + kOfAll;
 
   /// Do event number `event`, if it can happen now. False: it cannot.
@@ -40,8 +46,9 @@ class Ledger {
     const MemberId id(static_cast<std::uint64_t>(m) + 1);
     if (is_halted_) return false;
     if (event == kOfMembers * kMembers) return pass_time();
-    if (event == kOfMembers * kMembers + 1) return time_out({0, 1, 2}, Progress::kNothing);
+    if (event == kOfMembers * kMembers + 1) return time_out({0, 1, 2, 3}, Progress::kNothing);
     if (event == kOfMembers * kMembers + 2) return change_policy();
+    if (event == kOfMembers * kMembers + 3) return join();
     if (gone_.count(m) > 0) return false;
     switch (event / kMembers) {
       case 0:
@@ -92,8 +99,21 @@ class Ledger {
   }
 
   std::size_t merges = 0, lates = 0, skips = 0, retries = 0;
+  std::size_t of_newcomers = 0;  ///< contributions that counted
 
  private:
+  /// It is there from the next round on; the open one neither waits for it nor takes anything of
+  /// it.
+  bool join() {
+    if (std::exchange(has_joined_, true)) return false;
+    gone_.erase(kNewcomer);
+    const MemberId id(kMembers);
+    EXPECT_FALSE(machine_.expects(id));
+    EXPECT_FALSE(machine_.contribute(id, of(1), now_).ok()) << "it has no seat";
+    EXPECT_FALSE(machine_.admit(id));
+    return true;
+  }
+
   bool is_star() const { return policy_.kind == PolicyKind::kBsp && !policy_.is_joint; }
   bool is_missing(int m) const {
     return is_open_ && seats_.count(m) > 0 && gone_.count(m) == 0 && done_.count(m) == 0;
@@ -383,6 +403,7 @@ class Ledger {
       EXPECT_TRUE(counted_.insert({m, round_}).second) << "counted twice";
       counted_now.insert(m);
       total += 1 << m;
+      of_newcomers += m == kNewcomer;
     }
     EXPECT_EQ(counted_now, done_) << "complete contributions count";
     for (const LateContribution& one : decision.late) {
@@ -408,7 +429,9 @@ class Ledger {
   std::uint64_t round_ = 0;
   std::uint32_t attempt_ = 0;
   bool is_open_ = false, is_halted_ = false, has_weight_ = false, is_changed_ = false;
-  std::set<int> seats_, others_, done_, broken_, gone_;
+  bool has_joined_;
+  std::set<int> seats_, others_, done_, broken_;
+  std::set<int> gone_ = {kNewcomer};
   std::set<int> away_;  // timed out, and not done with that round
   std::size_t present_ = 0;
   std::map<int, std::uint64_t> owes_;
@@ -443,7 +466,7 @@ std::uint64_t seed_of_run() {
 }
 
 TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
-  std::size_t sequences = 0, merges = 0, lates = 0, retries = 0;
+  std::size_t sequences = 0, merges = 0, lates = 0, retries = 0, of_newcomers = 0;
   const std::function<void(const Ledger&, int)> extend = [&](const Ledger& ledger, int depth) {
     if (::testing::Test::HasFailure()) return;
     if (depth == 0) {
@@ -451,6 +474,7 @@ TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
       merges += ledger.merges;
       lates += ledger.lates;
       retries += ledger.retries;
+      of_newcomers += ledger.of_newcomers;
       return;
     }
     for (int event = 0; event < Ledger::kEvents; ++event) {
@@ -458,12 +482,16 @@ TEST(RoundLedger, EveryShortSequenceOfEventsKeepsTheLedger) {
       if (next.apply(event)) extend(next, depth - 1);
     }
   };
-  for (const RoundPolicy& one : all_policies()) extend(Ledger(one), 6);
+  for (const RoundPolicy& one : all_policies()) {
+    extend(Ledger(one, false), 6);
+    extend(Ledger(one, true), 5);
+  }
   std::printf("%zu sequences, %zu merges, %zu late contributions counted, %zu attempts repeated\n",
               sequences, merges, lates, retries);
   EXPECT_GT(sequences, 100'000u);
   EXPECT_GT(lates, 1000u);
   EXPECT_GT(retries, 1000u);
+  EXPECT_GT(of_newcomers, 1000u);
 }
 
 TEST(RoundLedger, LongRandomSequencesKeepTheLedger) {
@@ -473,12 +501,14 @@ TEST(RoundLedger, LongRandomSequencesKeepTheLedger) {
   for (const RoundPolicy& one : all_policies()) {
     for (std::uint64_t run = 0; run < 40; ++run) {
       CounterRng rng(seed, run);
-      Ledger ledger(one);
+      Ledger ledger(one, true);
       for (int step = 0; step < 400; ++step) {
         int event = static_cast<int>(rng.below(Ledger::kEvents));
         // Deaths end the game early, so they are rare.
         const int kind = event / Ledger::kMembers;
-        if ((kind == 1 || kind == 5) && rng.below(200) != 0) event = 0;
+        const bool is_death =
+            event < Ledger::kOfMembers * Ledger::kMembers && (kind == 1 || kind == 5);
+        if (is_death && rng.below(200) != 0) event = 0;
         if ((kind == 3 || (kind >= 6 && kind <= 8)) && rng.below(4) != 0) event = 0;
         ledger.apply(event);
         ASSERT_FALSE(::testing::Test::HasFailure())
