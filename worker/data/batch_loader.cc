@@ -109,7 +109,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
       std::swap(present, ready_.front());
       put_aside(std::move(ready_.front()));
       ready_.pop_front();
-      work_.notify_one();
+      if (2 * ready_.size() <= depth_) work_.notify_one();  // several at a time: it costs to wake
       ++hits_;
       return present;
     }

@@ -64,7 +64,7 @@ struct StepStats {
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
   /// Of the mean gradient of the worker's devices, weighted by samples, before clipping; with local
-  /// steps of the last one. -1: not looked at
+  /// steps of the last one before the contribution. -1: not looked at
   double gradient_norm = -1;
   double parameter_norm = -1;  ///< Euclidean, when last looked at; -1: not since the last time
   Scalars scalars{};           ///< what a training program has named

@@ -17,7 +17,7 @@ void add(StepStats& sum, const StepStats& more) {
   sum.correct += more.correct;
   sum.loss_sum += more.loss_sum;
   sum.compute_seconds += more.compute_seconds;
-  if (more.samples > 0) sum.gradient_norm = more.gradient_norm;
+  if (more.gradient_norm >= 0) sum.gradient_norm = more.gradient_norm;
 }
 
 }  // namespace
@@ -194,12 +194,8 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
     stats.correct += done.correct;
     stats.loss_sum += done.loss_sum;
   }
-  if (!batches.empty()) {
+  if (!batches.empty())
     stats.gradient_norm = std::exchange(gradient_norm_, -1);  // before it was clipped
-    if (stats.gradient_norm < 0) {
-      CENTROID_ASSIGN(stats.gradient_norm, group_.gradient_norm());
-    }
-  }
   if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(planes_.own()));
   stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   return {};
@@ -248,6 +244,9 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   exchange.begin(share);
   StepStats first, rest;
   CENTROID_TRY(train(data, samples, {0, before}, steps, first));
+  if (steps > 0 && first.gradient_norm < 0) {
+    CENTROID_ASSIGN(first.gradient_norm, group_.gradient_norm());
+  }
   planes_.contribute(share);
   const auto tensors = planes_.tensors(share);
   if (steps > 0)

@@ -107,6 +107,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
         gradients_(std::move(parts.gradients)),
         nccl_(std::move(parts.nccl)),
         seats_(std::move(parts.seats)),
+        own_(seats_.front().replica->residence() == nullptr ? 1 : 0),
         reducer_(model.manifest(), sources(), gradients_.as<float>()),
         outcomes_(seats_.size()),
         shares_(seats_.size()),
@@ -114,7 +115,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
         stage_(seats_),
         loader_(options.load_ahead, room_before_ ? &stage_ : nullptr,
                 seats_.front().replica->residence() != nullptr ? kQueuedSteps : 1) {
-    for (std::size_t d = 0; d < seats_.size(); ++d)
+    for (std::size_t d = own_; d < seats_.size(); ++d)
       threads_.emplace_back([this, d](const std::stop_token& stop) { run(d, stop); });
   }
 
@@ -310,11 +311,15 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
 
   Result<GroupStep> run_on_all(const Job& job) {
     {
-      std::unique_lock lock(mutex_);
+      const std::lock_guard lock(mutex_);
       job_ = &job;
-      running_ = seats_.size();
+      running_ = threads_.size();
       ++turn_;
-      begun_.notify_all();
+    }
+    if (!threads_.empty()) begun_.notify_all();
+    for (std::size_t d = 0; d < own_; ++d) outcomes_[d] = perform(d, job);
+    {
+      std::unique_lock lock(mutex_);
       finished_.wait(lock, [this] { return running_ == 0; });
       job_ = nullptr;
     }
@@ -445,6 +450,9 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   Buffer gradients_;
   std::unique_ptr<NcclGroup> nccl_;
   std::vector<Seat> seats_;
+  /// The first so many compute on the caller's thread: a processor waits for nobody, and to wake a
+  /// thread and be woken costs as much as a small step where the machine has no idle core.
+  const std::size_t own_;
   std::uint64_t noise_ = 0;
   TensorReducer reducer_;
   std::mutex mutex_;
