@@ -402,11 +402,15 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     if (share.epoch == epoch) return;
     lane.period(trace::Period::kEpoch, std::exchange(epoch_begun, end), end, epoch);
     epoch = share.epoch;
-    log::info("epoch.ended", {{"epoch", epoch},
-                              {"version", report.version.value},
-                              {"loss", now.last_loss},
-                              {"test_accuracy", now.test_accuracy},
-                              {"test_perplexity", perplexity(now)}});
+    // Of this worker's last share; the server's event of that name is of the epoch and all workers.
+    const log::Field at{"epoch", epoch}, version{"version", report.version.value},
+        loss{"last_loss", now.last_loss}, accuracy{"test_accuracy", now.test_accuracy};
+    if (now.test_accuracy < 0)
+      log::info("epoch.ended", {at, version, loss});
+    else if (data.train.vocabulary > 0)
+      log::info("epoch.ended", {at, version, loss, accuracy, {"test_perplexity", perplexity(now)}});
+    else
+      log::info("epoch.ended", {at, version, loss, accuracy});
   };
   const Status result = train(*group, data, *exchange, summary, observe, local.get());
   exchange->leave(result.ok() ? summary.end : result.error().message());

@@ -326,7 +326,11 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   CENTROID_TRY(validate(join.manifest));
   if (store_) {
     const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
-    if (!difference.empty()) return refuse("its model is not the cluster's: " + difference);
+    if (!difference.empty())
+      return refuse("its model (theirs) is not the cluster's (ours): " + difference +
+                    (agreed_ && !agreed_->model.empty()
+                         ? "; the cluster trains '" + agreed_->model + "' (--model)"
+                         : "; give it the model of the others"));
   }
   // Another model with the same tensors: another activation, other base weights behind adapters.
   std::string model = agreed_ ? agreed_->model : "";

@@ -39,6 +39,22 @@ void warn_if_not_durable(const ServerConfig& config) {
                   journal}});
 }
 
+/// A job that begins anew may not lie over an earlier one.
+Status check_new_run(const ServerConfig& config, const CheckpointDirectory& checkpoints) {
+  if (!journal::segments_of(config.journal_dir).empty() ||
+      !rows_journal::segments_of(config.journal_dir).empty())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "there is a journal of an earlier run in " + config.journal_dir +
+                     ": go on from it with `resume`, or choose another `run_dir`");
+  const auto found = checkpoints.list(false);
+  if (found.empty()) return {};
+  // Their versions would hide this job's, and the newest are kept.
+  return Error(ErrorCode::kFailedPrecondition,
+               "there are checkpoints of an earlier run in " + checkpoints.root().string() +
+                   " (run '" + found.front().info.run_id +
+                   "'): go on from them with `resume`, or choose another `run_dir`");
+}
+
 }  // namespace
 
 std::string codec_in(const CheckpointInfo& info) {
@@ -83,6 +99,7 @@ Task<Status> Cluster::prepare() {
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
+  if (!config_.resume) CENTROID_CO_TRY(check_new_run(config_, *checkpoints_));
   CENTROID_CO_TRY(take_operator_state());
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
@@ -104,17 +121,6 @@ Task<Status> Cluster::prepare() {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->why}});
     }
-  } else if (!journal::segments_of(config_.journal_dir).empty() ||
-             !rows_journal::segments_of(config_.journal_dir).empty()) {
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "there is a journal of an earlier run in " + config_.journal_dir +
-                        ": go on from it with `resume`, or choose another `run_dir`");
-  } else if (const auto found = checkpoints_->list(false); !found.empty()) {
-    // Their versions would hide this job's, and the newest are kept.
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "there are checkpoints of an earlier run in " + checkpoints_->root().string() +
-                        " (run '" + found.front().info.run_id +
-                        "'): go on from them with `resume`, or choose another `run_dir`");
   }
   if (run_id_.empty()) {
     ServerConfig fresh;

@@ -12,7 +12,10 @@ import pathlib
 import sys
 import time
 
-import numpy as np
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    sys.exit("this example needs NumPy (Debian, Ubuntu: apt-get install python3-numpy); the package centroid itself needs nothing")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import centroid  # noqa: E402
