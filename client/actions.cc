@@ -153,25 +153,36 @@ int want_scale(const Session& session, std::uint64_t workers, const std::string&
                           : "nobody says any more how many workers are wanted");
 }
 
-int show_parameters(const Session& session) {
-  auto answer = get_json(session, "/v1/parameters");
-  if (!answer.ok()) return complain(answer.error());
-  auto more = get_list(session, text_of(*answer, "next"), "parameters");
-  if (!more.ok()) return complain(more.error());
-  for (Json& one : *more) (*answer)["parameters"].push_back(std::move(one));
-  (*answer)["next"] = nullptr;
+std::string size_of(const Json& part) { return size_text(number_of(part, "bytes")); }
+
+/// One of its servers a line.
+std::string holders_table(const Json& parameter) {
   std::vector<std::vector<std::string>> rows;
-  for (const Json& one : (*answer)["parameters"])
-    rows.push_back({text_of(one, "name"), one["shape"].dump(), size_text(number_of(one, "bytes")),
+  const auto parts = parameter.find("servers");
+  if (parts != parameter.end())
+    for (const Json& part : *parts) rows.push_back({text_of(part, "name"), size_of(part)});
+  return table({"server", "size"}, rows);
+}
+
+/// `name`: of one tensor, with all servers that hold it; empty: of all.
+int show_parameters(const Session& session, const std::string& name) {
+  auto answer = name.empty() ? get_whole(session, "/v1/parameters", "parameters")
+                             : get_json(session, "/v1/parameters/" + path_part(name));
+  if (!answer.ok()) return complain(answer.error());
+  const Json list = name.empty() ? (*answer)["parameters"] : Json::array({*answer});
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& one : list)
+    rows.push_back({text_of(one, "name"), one["shape"].dump(), size_of(one),
                     number_text(number_of(one, "mean")), number_text(number_of(one, "deviation")),
                     number_text(number_of(one, "min")), number_text(number_of(one, "max")),
-                    number_text(number_of(one, "norm")), text_of(one, "nonfinite")});
-  const std::string text = session.style.is_json
-                               ? answer->dump() + "\n"
-                               : "version " + text_of(*answer, "version") + "\n" +
-                                     table({"tensor", "shape", "size", "mean", "deviation", "min",
-                                            "max", "norm", "not finite"},
-                                           rows);
+                    number_text(number_of(one, "norm")), text_of(one, "nonfinite"),
+                    parts_text(one, size_of)});
+  std::string text = "version " + text_of(*answer, "version") + "\n" +
+                     table({"tensor", "shape", "size", "mean", "deviation", "min", "max", "norm",
+                            "not finite", "lies on"},
+                           rows);
+  if (!name.empty()) text += "\n" + holders_table(*answer);
+  if (session.style.is_json) text = answer->dump() + "\n";
   std::fputs(text.c_str(), stdout);
   return kExitDone;
 }
@@ -274,8 +285,11 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   scale->add_subcommand("clear", "Take that back.")->callback([=, &status] {
     status = want_scale(*session, 0, "");
   });
-  app.add_subcommand("parameters", "Every tensor with statistics of its values.")
-      ->callback([=, &status] { status = show_parameters(*session); });
+  CLI::App* const parameters = app.add_subcommand(
+      "parameters", "Every tensor with statistics of its values, and the servers that hold it.");
+  const auto tensor = std::make_shared<std::string>();
+  parameters->add_option("NAME", *tensor, "only this tensor, with what of it lies on each server");
+  parameters->callback([=, &status] { status = show_parameters(*session, *tensor); });
 
   CLI::App* const emptied = app.get_subcommand("servers")->add_subcommand(
       "drain", "Move the chunks of a shard server to the others; then it ends.");

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -74,6 +75,29 @@ Result<Json> get_list(const Session& session, std::string path, const char* name
     path = text_of(page, "next");
   }
   return all;
+}
+
+Result<Json> get_whole(const Session& session, const std::string& path, const char* name) {
+  CENTROID_ASSIGN(Json all, get_json(session, path));
+  if (!all.contains(name) || !all[name].is_array())
+    return Error(ErrorCode::kDataLoss,
+                 session.remote.to_string() + path + " answered without the list '" + name + "'");
+  CENTROID_ASSIGN(Json more, get_list(session, text_of(all, "next"), name));
+  for (Json& one : more) all[name].push_back(std::move(one));
+  all["next"] = nullptr;
+  return all;
+}
+
+std::string parts_text(const Json& object, std::string (*amount)(const Json& part)) {
+  constexpr std::size_t kShown = 3;
+  const auto parts = object.find("servers");
+  if (parts == object.end() || parts->empty()) return "-";
+  if (parts->size() == 1) return text_of((*parts)[0], "name");
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, parts->size()); ++i)
+    text += (i > 0 ? ", " : "") + text_of((*parts)[i], "name") + " " + amount((*parts)[i]);
+  if (parts->size() > kShown) text += " and " + std::to_string(parts->size() - kShown) + " more";
+  return text;
 }
 
 std::string path_part(const std::string& name) {

@@ -32,6 +32,8 @@ struct Session {
 /// Ask and take an answer apart. An answer that is a problem document comes back as its error:
 /// not_found, internal (the server's: 5xx), else failed_precondition.
 Result<Json> get_json(const Session& session, const std::string& path);
+/// As get_json, with all pages of the list `name` in it; `next` is null.
+Result<Json> get_whole(const Session& session, const std::string& path, const char* name);
 /// All pages of the list `name` that begin at `path`, as one array of at most `most` items.
 Result<Json> get_list(const Session& session, std::string path, const char* name,
                       std::size_t most = 1'000'000);
@@ -74,6 +76,9 @@ std::string time_text(double unix_seconds, const char* otherwise);
 /// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
 std::string text_of(const Json& object, const char* name);
 double number_of(const Json& object, const char* name);
+/// Its `servers` as a cell of a table: "leader 12, b 9"; of many the first three. One has no
+/// amount.
+std::string parts_text(const Json& object, std::string (*amount)(const Json& part));
 
 /// Options of the program itself: --server, --token-file, --output and so on.
 std::shared_ptr<Session> add_session(CLI::App& app);

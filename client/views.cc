@@ -81,18 +81,23 @@ std::string seen_text(double unix_seconds) {
   return duration_text(std::max(0.0, now - unix_seconds)) + " ago";
 }
 
-std::string servers_table(const Json& servers) {
+std::string servers_table(const Json& answer) {
   Rows rows;
-  for (const Json& server : servers)
+  for (const Json& server : answer["servers"])
     rows.push_back({text_of(server, "name"), text_of(server, "state"), text_of(server, "chunks"),
                     size_text(number_of(server, "bytes")), text_of(server, "moves"),
                     text_of(server, "buckets"), text_of(server, "bucket_moves"),
+                    text_of(server, "rows"), size_text(number_of(server, "row_bytes")),
                     size_text(number_of(server, "memory_bytes")),
                     duration_text(number_of(server, "merge_seconds")), text_of(server, "endpoint"),
                     text_of(server, "api"), seen_text(number_of(server, "seen_unix_seconds"))});
-  return table({"name", "state", "chunks", "bytes", "moves", "buckets", "bucket moves", "memory",
-                "merge", "endpoint", "api", "seen"},
-               rows);
+  const std::string text =
+      table({"name", "state", "chunks", "bytes", "moves", "buckets", "bucket moves", "rows",
+             "memory of rows", "memory", "merge", "endpoint", "api", "seen"},
+            rows);
+  const double balance = number_of(answer, "balance");
+  if (std::isnan(balance)) return text;
+  return text + "balance " + number_text(balance) + ": bytes of the fullest over the mean\n";
 }
 
 std::string waits_table(const Json& waits) {
@@ -148,13 +153,12 @@ Result<std::string> status_once(const Session& session) {
   return all.dump() + "\n";
 }
 
-/// Print a list with all its pages: {name: [...]} or a table.
+/// Print a list with all its pages, as the server told it or as a table.
 int show_list(const Session& session, const std::string& path, const char* name,
               const std::function<std::string(const Json&)>& as_table) {
-  auto list = get_list(session, path, name);
-  if (!list.ok()) return complain(list.error());
-  Json all;
-  all[name] = std::move(*list);
+  auto got = get_whole(session, path, name);
+  if (!got.ok()) return complain(got.error());
+  const Json all = std::move(*got);
   const std::string text = session.style.is_json ? all.dump() + "\n" : as_table(all);
   std::fputs(text.c_str(), stdout);
   return kExitDone;
@@ -220,6 +224,8 @@ std::string epochs_table(const Json& answer) {
       rows);
 }
 
+std::string rows_of(const Json& part) { return text_of(part, "rows"); }
+
 std::string tables_table(const Json& answer) {
   Rows rows;
   for (const Json& one : answer["tables"])
@@ -227,10 +233,10 @@ std::string tables_table(const Json& answer) {
                     size_text(number_of(one, "bytes")),
                     number_of(one, "max_bytes") == 0 ? "-" : size_text(number_of(one, "max_bytes")),
                     text_of(one, "pulled"), text_of(one, "pushed"), text_of(one, "evicted"),
-                    text_of(one, "expired"), text_of(one, "spec")});
+                    text_of(one, "expired"), parts_text(one, rows_of), text_of(one, "spec")});
   return rows.empty() ? "no tables\n"
                       : table({"table", "rows", "waiting", "memory", "bound", "pulled", "pushed",
-                               "evicted", "expired", "settings"},
+                               "evicted", "expired", "rows on", "settings"},
                               rows);
 }
 
@@ -305,8 +311,7 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       app.add_subcommand("servers", "The servers that the model lies on, and what is on each.");
   servers->callback([=, &status] {
     if (!servers->get_subcommands().empty()) return;
-    status = show_list(*session, "/v1/servers", "servers",
-                       [](const Json& answer) { return servers_table(answer["servers"]); });
+    status = show_list(*session, "/v1/servers", "servers", servers_table);
   });
 
   CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");

@@ -3,6 +3,24 @@
 
 namespace centroid::server {
 
+namespace {
+
+/// Bytes of the fullest of the servers that hold the model over their mean; null: none does.
+Json balance_of(const std::vector<ServerView>& views) {
+  std::uint64_t most = 0, sum = 0, count = 0;
+  for (const ServerView& view : views) {
+    const bool is_to_hold = view.state == "leader" || view.state == "serving";
+    if (!is_to_hold && view.bytes == 0) continue;
+    most = std::max(most, view.bytes);
+    sum += view.bytes;
+    ++count;
+  }
+  if (sum == 0) return nullptr;
+  return static_cast<double>(most) * static_cast<double>(count) / static_cast<double>(sum);
+}
+
+}  // namespace
+
 Reply get_cluster(Services services, Call) {
   const ClusterView view = co_await services.control.cluster();
   co_return json_response(to_json_object(view));
@@ -47,7 +65,9 @@ Reply get_waits(Services services, Call call) {
 
 Reply get_servers(Services services, Call call) {
   const auto views = co_await services.control.servers();
-  co_return list_page(call, "servers", views, position_in(views));
+  Json balance;
+  balance["balance"] = balance_of(views);
+  co_return list_page(call, "servers", views, position_in(views), false, ViewToJson(), balance);
 }
 
 Reply post_drain_server(Services services, Call call) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "server/api/handlers.h"
 #include "server/api/reply.h"
 
@@ -5,7 +7,10 @@ namespace centroid::server {
 
 namespace {
 
-Json to_json_object(const ParameterView& view, const ParametersView& all) {
+/// `parts`: by tensor, from `first` on.
+Json to_json_object(const ParametersView& all, std::size_t number,
+                    const std::vector<std::vector<PartView>>& parts, std::size_t first) {
+  const ParameterView& view = all.parameters[number];
   const auto& [name, dtype, shape, elements, bytes, nonfinite, min, max, mean, deviation, norm] =
       view;
   Json out;
@@ -21,6 +26,14 @@ Json to_json_object(const ParameterView& view, const ParametersView& all) {
   out["mean"] = mean;
   out["deviation"] = deviation;
   out["norm"] = norm;
+  out["servers"] = Json::array();
+  for (std::size_t i = 0; number - first < parts.size() && i < parts[number - first].size(); ++i) {
+    const PartView& part = parts[number - first][i];
+    Json one;
+    one["name"] = part.server;
+    one["bytes"] = part.bytes;
+    out["servers"].push_back(std::move(one));
+  }
   return out;
 }
 
@@ -32,8 +45,9 @@ Reply get_parameters(Services services, Call call) {
   const std::size_t count = all.parameters.size();
   const std::size_t begin = cursor ? std::min<std::size_t>(cursor->first, count) : 0;
   const std::size_t end = std::min(count, begin + call.limit);
+  const auto parts = co_await services.control.tensor_parts(begin, end - begin);
   Json list = Json::array();
-  for (std::size_t i = begin; i < end; ++i) list.push_back(to_json_object(all.parameters[i], all));
+  for (std::size_t i = begin; i < end; ++i) list.push_back(to_json_object(all, i, parts, begin));
   Json out;
   out["version"] = all.version;
   out["is_current"] = all.is_current;
@@ -46,9 +60,12 @@ Reply get_parameters(Services services, Call call) {
 Reply get_parameter(Services services, Call call) {
   CENTROID_CO_ASSIGN(const ParametersView all, co_await services.control.parameters());
   const std::string& name = call.value("name");
-  for (const ParameterView& one : all.parameters)
-    if (one.name == name) co_return json_response(to_json_object(one, all));
-  co_return Error(ErrorCode::kNotFound, "the model has no tensor '" + name + "'");
+  const auto found = std::ranges::find(all.parameters, name, &ParameterView::name);
+  if (found == all.parameters.end())
+    co_return Error(ErrorCode::kNotFound, "the model has no tensor '" + name + "'");
+  const auto number = static_cast<std::size_t>(found - all.parameters.begin());
+  const auto parts = co_await services.control.tensor_parts(number, 1);
+  co_return json_response(to_json_object(all, number, parts, number));
 }
 
 }  // namespace centroid::server

@@ -59,8 +59,8 @@ auto position_in(const std::vector<View>& views) {
   };
 }
 
-/// One page of a list: {name: [...], "next": link or null}. `views` are in the list's order, which
-/// goes by `key`, upwards or downwards.
+/// One page of a list: {name: [...], "next": link or null}, and the fields of `more`. `views` are
+/// in the list's order, which goes by `key`, upwards or downwards.
 struct ViewToJson {
   template <class View>
   Json operator()(const View& view) const {
@@ -69,7 +69,8 @@ struct ViewToJson {
 };
 template <class View, class Key, class ToJson = ViewToJson>
 Result<HttpResponse> list_page(const Call& call, const char* name, const std::vector<View>& views,
-                               Key key, bool is_descending = false, ToJson to_json = ToJson()) {
+                               Key key, bool is_descending = false, ToJson to_json = ToJson(),
+                               const Json& more = Json::object()) {
   CENTROID_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
   Json list = Json::array();
   std::string next;
@@ -87,6 +88,7 @@ Result<HttpResponse> list_page(const Call& call, const char* name, const std::ve
   Json out;
   out[name] = std::move(list);
   out["next"] = next.empty() ? Json() : Json(next);
+  out.update(more);
   return json_response(out);
 }
 

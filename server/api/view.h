@@ -167,6 +167,12 @@ struct NetworkView {
   std::string to_name;
 };
 
+/// What of a tensor, or of a table of sparse rows, lies on one server.
+struct PartView {
+  std::string server;
+  std::uint64_t bytes = 0, rows = 0;
+};
+
 /// A table of sparse rows.
 struct TableView {
   std::string name, optimizer, spec;  ///< spec: as in the setting `tables`
@@ -174,16 +180,18 @@ struct TableView {
   std::uint64_t bytes = 0, payload_bytes = 0, max_bytes = 0;  ///< of memory; 0: no bound
   /// rows; since the table was begun
   std::uint64_t pulled = 0, pushed = 0, admitted = 0, held_back = 0, evicted = 0, expired = 0;
+  std::vector<PartView> servers;  ///< the leader first; empty: this server stands by
 };
 
 /// One of the servers that the model lies on, or one that stands by.
 struct ServerView {
   std::string name, endpoint, address;
   std::string state;  ///< leader | joining | serving | draining | awaited | standby
-  std::uint64_t chunks = 0, bytes = 0;  ///< of the parameters, that lie there
-  std::uint64_t moves = 0;              ///< chunks that are still to come or go
-  std::uint64_t buckets = 0;            ///< of keys of tables, that lie there; of 4096
-  std::uint64_t bucket_moves = 0;       ///< that are still to come or go
+  std::uint64_t chunks = 0, bytes = 0;    ///< of the parameters, that lie there
+  std::uint64_t moves = 0;                ///< chunks that are still to come or go
+  std::uint64_t buckets = 0;              ///< of keys of tables, that lie there; of 4096
+  std::uint64_t bucket_moves = 0;         ///< that are still to come or go
+  std::uint64_t rows = 0, row_bytes = 0;  ///< of all tables, as it told last; their memory
   double joined_unix_seconds = 0;
   std::uint64_t memory_bytes = 0;   ///< parameters, slots and the next version
   std::uint64_t journal_bytes = 0;  ///< on its disk
@@ -239,6 +247,10 @@ class ControlPlane {
                                                        bool delete_newer) = 0;
   virtual Task<Result<std::vector<CheckpointFileView>>> checkpoint_files(std::uint64_t version) = 0;
   virtual Task<Result<ParametersView>> parameters() = 0;
+  /// Of tensors `first`, `first` + 1, ..., at most `count`, in the order of the model: what of each
+  /// lies where now, the leader first. Fewer where the model has no more.
+  virtual Task<std::vector<std::vector<PartView>>> tensor_parts(std::size_t first,
+                                                                std::size_t count) = 0;
   virtual Task<Status> drain(std::uint64_t member) = 0;  ///< not_found, failed_precondition
   /// End its membership; its name is refused for `seconds`, 0: until it is allowed.
   virtual Task<Result<EvictionView>> evict(std::uint64_t member, double seconds,

@@ -194,11 +194,11 @@ nlohmann::ordered_json to_json_object(const WaitView& view) {
 }
 
 nlohmann::ordered_json to_json_object(const ServerView& view) {
-  const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves,
-               joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in, bytes_out,
-               workers, merge_seconds, trouble, knows_tokens, version, clock_ahead_seconds,
-               certificate_expires_unix_seconds, disk_free_bytes, disk_total_bytes, api,
-               seen_unix_seconds] = view;
+  const auto& [name, endpoint, address, state, chunks, bytes, moves, buckets, bucket_moves, rows,
+               row_bytes, joined_unix_seconds, memory_bytes, journal_bytes, staged_bytes, bytes_in,
+               bytes_out, workers, merge_seconds, trouble, knows_tokens, version,
+               clock_ahead_seconds, certificate_expires_unix_seconds, disk_free_bytes,
+               disk_total_bytes, api, seen_unix_seconds] = view;
   nlohmann::ordered_json out;
   out["name"] = name;
   out["endpoint"] = endpoint;
@@ -209,6 +209,8 @@ nlohmann::ordered_json to_json_object(const ServerView& view) {
   out["moves"] = moves;
   out["buckets"] = buckets;
   out["bucket_moves"] = bucket_moves;
+  out["rows"] = rows;
+  out["row_bytes"] = row_bytes;
   out["joined_unix_seconds"] = joined_unix_seconds;
   out["memory_bytes"] = memory_bytes;
   out["journal_bytes"] = journal_bytes;
@@ -261,6 +263,14 @@ nlohmann::ordered_json to_json_object(const TableView& view) {
   out["held_back"] = view.held_back;
   out["evicted"] = view.evicted;
   out["expired"] = view.expired;
+  out["servers"] = nlohmann::ordered_json::array();
+  for (const PartView& part : view.servers) {
+    nlohmann::ordered_json one;
+    one["name"] = part.server;
+    one["rows"] = part.rows;
+    one["bytes"] = part.bytes;
+    out["servers"].push_back(std::move(one));
+  }
   return out;
 }
 

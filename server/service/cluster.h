@@ -99,6 +99,7 @@ class Cluster final : public ControlPlane {
   Task<Result<RestoreView>> restore_checkpoint(std::uint64_t version, bool delete_newer) override;
   Task<Result<std::vector<CheckpointFileView>>> checkpoint_files(std::uint64_t version) override;
   Task<Result<ParametersView>> parameters() override;
+  Task<std::vector<std::vector<PartView>>> tensor_parts(std::size_t, std::size_t) override;
   Task<Status> drain(std::uint64_t member) override;
   Task<Result<EvictionView>> evict(std::uint64_t member, double seconds, std::string why) override;
   Task<std::vector<EvictionView>> evictions() override;

@@ -422,6 +422,10 @@ void RowsServers::add_to(std::vector<TableView>& views) const {
       view.pulled += more.pulled, view.pushed += more.pushed;
       view.admitted += more.admitted, view.held_back += more.held_back;
       view.evicted += more.evicted, view.expired += more.expired;
+      PartView& part = view.servers.emplace_back();
+      part.server = holder.name;
+      part.bytes = more.bytes;
+      part.rows = more.rows;
     }
 }
 

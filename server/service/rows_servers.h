@@ -60,6 +60,7 @@ class RowsServers {
   bool holds(const std::string& server) const;
   struct Share {
     std::size_t buckets = 0, moves = 0;  ///< that lie there; that are to come or go
+    std::uint64_t rows = 0, bytes = 0;   ///< as it told last; of the leader not told here
   };
   Share share_of(const std::string& server) const;
   bool needs_checkpoint() const;

@@ -95,6 +95,10 @@ RowsServers::Share RowsServers::share_of(const std::string& server) const {
     share.buckets += owners[bucket] == *which;
     share.moves += (owners[bucket] == *which) != (to[bucket] == *which);
   }
+  for (const proto::TableReport& table : holders_[*which].report.tables) {
+    share.rows += table.rows;
+    share.bytes += table.bytes;
+  }
   return share;
 }
 

@@ -18,6 +18,29 @@ double certificate_end(transport::Session& session) {
   return end.value_or(std::numeric_limits<double>::quiet_NaN());
 }
 
+/// Chunks that lie on one server, and how many are still to come or go.
+struct ChunkShare {
+  std::uint64_t chunks = 0, bytes = 0, moves = 0;
+};
+
+/// By server of the route.
+std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread) {
+  const std::size_t servers = std::max<std::size_t>(1, spread.links.size());
+  std::vector<ChunkShare> shares(servers);
+  const auto& owners = spread.route.owners;
+  for (std::size_t i = 0; i < plan.chunks().size(); ++i) {
+    const std::size_t owner = i < owners.size() ? owners[i] : 0;
+    const std::size_t to = i < spread.target.size() ? spread.target[i] : owner;
+    if (owner < servers) {
+      ++shares[owner].chunks;
+      shares[owner].bytes += plan.chunks()[i].elements * sizeof(float);
+      shares[owner].moves += owner != to;
+    }
+    if (owner != to && to < servers) ++shares[to].moves;
+  }
+  return shares;
+}
+
 }  // namespace
 
 WorkerView Cluster::view_of(const Member& member, const Link* link) const {
@@ -195,6 +218,8 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<Ro
 Task<std::vector<ServerView>> Cluster::servers() {
   auto read = [this] {
     std::vector<ServerView> views;
+    std::vector<ChunkShare> shares;
+    if (store_) shares = chunk_shares(store_->plan(), spread_);
     std::vector<std::byte> tokens;
     if (joining_tokens_) tokens = proto::encode(joining_tokens_());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
@@ -209,23 +234,24 @@ Task<std::vector<ServerView>> Cluster::servers() {
                    : link->is_draining ? "draining"
                    : index == kNobody  ? "joining"
                                        : "serving";
-      for (std::size_t i = 0; store_ && index != kNobody && i < store_->plan().chunks().size();
-           ++i) {
-        const bool is_here =
-            spread_.route.owners.empty() ? index == 0 : spread_.route.owners[i] == index;
-        const bool is_to_be = spread_.target.empty() ? is_here : spread_.target[i] == index;
-        view.moves += is_here != is_to_be ? 1 : 0;
-        if (!is_here) continue;
-        ++view.chunks;
-        view.bytes += store_->plan().chunks()[i].elements * sizeof(float);
+      if (index < shares.size()) {
+        view.chunks = shares[index].chunks;
+        view.bytes = shares[index].bytes;
+        view.moves = shares[index].moves;
       }
       if (rows_servers_) {
         const auto share = rows_servers_->share_of(view.name);
         view.buckets = share.buckets;
         view.bucket_moves = share.moves;
+        view.rows = share.rows;
+        view.row_bytes = share.bytes;
         if (share.buckets > 0 && view.state == "joining") view.state = "serving";
       }
       if (link == nullptr) {
+        for (const TableView& table : rows_.views()) {
+          view.rows += table.rows;
+          view.row_bytes += table.bytes;
+        }
         view.memory_bytes = store_ ? view.bytes * (2 + store_->optimizer().slots()) : 0;
         const auto journal = journal_.state();
         view.journal_bytes = journal.bytes;
@@ -298,6 +324,34 @@ Task<std::vector<ServerView>> Cluster::servers() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
+Task<std::vector<std::vector<PartView>>> Cluster::tensor_parts(std::size_t first,
+                                                               std::size_t count) {
+  auto read = [this, first, count] {
+    std::vector<std::vector<PartView>> tensors;
+    if (!store_) return tensors;
+    const ChunkPlan& plan = store_->plan();
+    const proto::Route& route = spread_.route;
+    const std::size_t size = plan.manifest().size();
+    const std::size_t begin = std::min(first, size), end = begin + std::min(count, size - begin);
+    for (std::size_t tensor = begin; tensor < end; ++tensor) {
+      std::map<std::size_t, std::uint64_t> bytes;  // by server
+      for (const Chunk& chunk : plan.chunks_of(TensorId(static_cast<std::uint32_t>(tensor)))) {
+        const std::size_t at = chunk.id.value;
+        bytes[at < route.owners.size() ? route.owners[at] : 0] += chunk.elements * sizeof(float);
+      }
+      auto& parts = tensors.emplace_back();
+      for (const auto& [server, held] : bytes) {
+        PartView& part = parts.emplace_back();
+        part.server =
+            server < route.servers.size() ? route.servers[server].name : config_.leader_name();
+        part.bytes = held;
+      }
+    }
+    return tensors;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
 Task<Status> Cluster::drain_server(const std::string& name) {
   auto act = [this, name]() -> Status {
     if (name == config_.leader_name())
@@ -358,6 +412,13 @@ Task<std::vector<TableView>> Cluster::tables() {
   auto read = [](Cluster* self) -> Task<std::vector<TableView>> {
     if (self->rows_servers_) co_await self->rows_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
+    for (TableView& view : views) {
+      if (self->phase_ == Phase::kStandby) break;
+      PartView& part = view.servers.emplace_back();
+      part.server = self->config_.leader_name();
+      part.bytes = view.bytes;
+      part.rows = view.rows;
+    }
     if (self->rows_servers_) self->rows_servers_->add_to(views);
     co_return views;
   };

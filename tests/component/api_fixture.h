@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <limits>
 #include <memory>
@@ -81,9 +82,13 @@ class SampleControl final : public server::ControlPlane {
   }
   Task<std::vector<server::ServerView>> servers() override {
     co_await answer();
-    std::vector<server::ServerView> views(1);
-    views[0].name = "leader";
-    views[0].state = "leader";
+    std::vector<server::ServerView> views(5);
+    const char* const states[] = {"leader", "serving", "draining", "draining", "standby"};
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      views[i].name = "s" + std::to_string(i);
+      views[i].state = states[i];
+      views[i].bytes = held_bytes[i];
+    }
     co_return views;
   }
   Task<std::vector<std::string>> share_tokens() override { co_return std::vector<std::string>(); }
@@ -161,6 +166,19 @@ class SampleControl final : public server::ControlPlane {
     view.parameters.push_back(one);
     co_return view;
   }
+  Task<std::vector<std::vector<server::PartView>>> tensor_parts(std::size_t first,
+                                                                std::size_t count) override {
+    co_await answer();
+    std::vector<std::vector<server::PartView>> tensors;
+    for (std::size_t tensor = first; tensor < std::min<std::size_t>(first + count, 2); ++tensor) {
+      auto& parts = tensors.emplace_back(tensor + 1);  // of the second on two servers
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        parts[i].server = "s" + std::to_string(i);
+        parts[i].bytes = 10 * (tensor + 1) + i;
+      }
+    }
+    co_return tensors;
+  }
   Task<Result<server::EvictionView>> evict(std::uint64_t member, double seconds,
                                            std::string why) override {
     CENTROID_CO_TRY(co_await act("evict " + std::to_string(member) + " " +
@@ -218,6 +236,7 @@ class SampleControl final : public server::ControlPlane {
   std::atomic<int> waiting{0};    ///< held calls
   std::atomic<int> cancelled{0};  ///< held calls that gave up
   std::atomic<std::size_t> last_limit{0};
+  std::array<std::atomic<std::uint64_t>, 5> held_bytes{};  ///< by server
   std::mutex mutex;
   std::string config = "{\"listen\":{\"value\":1}}";
   std::vector<server::CheckpointFileView> files;  ///< of checkpoint 7

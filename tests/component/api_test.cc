@@ -80,6 +80,30 @@ TEST_F(ApiTest, EpochsComePageByPageWithTheirWorkers) {
   EXPECT_TRUE(second["next"].is_null());
 }
 
+TEST_F(ApiTest, ATensorSaysWhatOfItLiesOnEachServerOnAnyPage) {
+  const Json first = Json::parse(request("GET", "/v1/parameters?limit=1").body);
+  EXPECT_EQ(first["parameters"][0]["servers"], Json::parse(R"([{"name":"s0","bytes":10}])"));
+  const Json both = Json::parse(R"([{"name":"s0","bytes":20},{"name":"s1","bytes":21}])");
+  const Json second = Json::parse(request("GET", first["next"].get<std::string>()).body);
+  EXPECT_EQ(second["parameters"][0]["servers"], both);
+  EXPECT_EQ(Json::parse(request("GET", "/v1/parameters/layer%2F1.bias").body)["servers"], both);
+}
+
+TEST_F(ApiTest, BalanceIsOfTheServersThatHoldTheParameters) {
+  const auto balance = [this](const char* query) {
+    return Json::parse(request("GET", std::string("/v1/servers") + query).body)["balance"];
+  };
+  EXPECT_TRUE(balance("").is_null()) << "no parameters are there";
+  control.held_bytes[0] = 300;
+  EXPECT_EQ(balance(""), 2.0) << "the one that serves and has nothing counts";
+  control.held_bytes[1] = 100;
+  EXPECT_EQ(balance(""), 1.5) << "who drains and has nothing, and who stands by, do not";
+  control.held_bytes[2] = 200;
+  EXPECT_EQ(balance(""), 1.5) << "who drains and still has some does";
+  control.held_bytes[1] = 700;
+  EXPECT_EQ(balance("?limit=1"), 1.75) << "whatever is on this page";
+}
+
 TEST_F(ApiTest, ActionsReachTheControlPlane) {
   EXPECT_EQ(request("POST", "/v1/checkpoints").status, 201);
   const HttpReply drain = request("POST", "/v1/workers/7:drain");

@@ -237,7 +237,7 @@ RUN = {
     "scale": ["scale"],
     "scale set WORKERS [--why TEXT]": ["scale set 4 --why because"],
     "scale clear": ["scale clear"],
-    "parameters": ["parameters"],
+    "parameters [NAME]": ["parameters", "parameters {tensor}"],
     "servers": ["servers"],
     "rounds [-n N]": ["rounds", "rounds -n 3"],
     "epochs [-n N]": ["epochs", "epochs -n 3"],
@@ -294,6 +294,7 @@ class Table(ClusterTest):
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
         places["metrics"] = workers[0].wait_event("worker.metrics_listening")["endpoint"]
         server.wait_cluster("three workers", lambda view: view["world"] == 3 and view["round"] > 5)
+        places["tensor"] = server.get("/v1/parameters")["parameters"][0]["name"]
         for name, lines in RUN.items():
             for line in lines or []:
                 with self.subTest(documented=name, line=line):
