@@ -13,6 +13,7 @@
 
 #include "client/online.h"
 #include "common/base/crc32c.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/file.h"
 
 /// `checkpoints get`: a checkpoint of the server's as a folder here, for a backup.
@@ -82,8 +83,8 @@ Status fetch(const Session& session, const std::string& url, const Wanted& file,
       at = 0, crc = 0;
     }
   }
-  std::ofstream out(path, std::ios::binary | std::ios::app);
-  while (out && at < file.bytes) {
+  CENTROID_ASSIGN(file::Descriptor out, file::open_to_append(path));
+  while (at < file.bytes) {
     const std::uint64_t count = std::min(kPiece, file.bytes - at);
     const std::string where = url + "/" + file.name;
     CENTROID_ASSIGN(const Answer answer, ask_part(session.remote, where, at, count));
@@ -92,15 +93,19 @@ Status fetch(const Session& session, const std::string& url, const Wanted& file,
       return Error(ErrorCode::kDataLoss, where + ": " + std::to_string(answer.body.size()) +
                                              " bytes came, " + std::to_string(count) +
                                              " were asked for");
-    out.write(answer.body.data(), static_cast<std::streamsize>(count));
-    crc = crc32c(std::as_bytes(std::span(answer.body)), crc);
+    const Bytes piece = std::as_bytes(std::span(answer.body)), half = piece.first(count / 2);
+    CENTROID_TRY(file::write_all(out, path, half));
+    fault::point("fetch.piece_torn");
+    CENTROID_TRY(file::write_all(out, path, piece.subspan(half.size())));
+    fault::point("fetch.piece_written");
+    crc = crc32c(piece, crc);
     at += count;
   }
-  out.close();
-  if (!out) return Error(ErrorCode::kResourceExhausted, path.string() + ": cannot be written");
   if (crc == file.crc32c) {
-    CENTROID_ASSIGN(const file::Descriptor written, file::open_regular(path));
-    return file::sync(written, path);
+    CENTROID_TRY(file::sync(out, path));
+    CENTROID_TRY(file::close(std::move(out), path));
+    fault::point("fetch.file_synced");
+    return {};
   }
   fs::remove(path, failed);
   return Error(ErrorCode::kDataLoss,
@@ -124,7 +129,9 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
   for (const Wanted& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
   CENTROID_TRY(file::sync_directory(begun));  // the name says that all of it is on the disk
+  fault::point("fetch.all_there");
   CENTROID_TRY(file::rename(begun, target));
+  fault::point("fetch.renamed");
   return file::sync_directory(folder);
 }
 

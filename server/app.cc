@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -25,6 +24,7 @@
 #include "common/base/process_metrics.h"
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
+#include "common/checkpoint/replace_file.h"
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
 #include "server/folder_claim.h"
@@ -47,18 +47,13 @@ constexpr std::chrono::minutes kHangAfter{5};
 /// `http`: the name of what else listens, and where; "": nothing does.
 Status write_endpoints(const std::string& path, const std::string& data, const std::string& http,
                        const std::string& where) {
-  const std::string temporary = path + ".tmp";
-  std::ofstream out(temporary);
-  out << "{\"data\": \"" << data << "\", ";
-  if (!http.empty()) out << '"' << http << "\": \"" << where << "\", ";
-  out << "\"pid\": " << ::getpid() << "}\n";
-  out.close();
-  std::error_code failed;
-  if (out) std::filesystem::rename(temporary, path, failed);
-  if (!out || failed)
-    return Error(ErrorCode::kFailedPrecondition, "cannot write " + path + " (endpoints_file): " +
-                                                     (failed ? failed.message() : "write failed"));
-  return {};
+  std::string text = "{\"data\": \"" + data + "\", ";
+  if (!http.empty()) text += '"' + http + "\": \"" + where + "\", ";
+  text += "\"pid\": " + std::to_string(::getpid()) + "}\n";
+  const Status written = replace_file(path, text, Replacement{fault::Stem("endpoints")});
+  if (written.ok()) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "cannot write " + path + " (endpoints_file): " + written.error().message());
 }
 
 /// Connections for which open files are left, of which we take as many as the system lets us have.

@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   config::Schema schema("centroid-worker",
                         "Trains a model replica on this machine as part of a cluster, or alone.");
   worker::register_fields(schema, config);
+  schema.ignore_environment("CENTROID_TEST_");
   auto outcome = schema.load(argc, argv);
   if (outcome.ok() && *outcome == config::Schema::Outcome::kPrinted) return worker::kExitDone;
   const Status ready = outcome.ok() ? worker::finish(config) : Status(outcome.error());

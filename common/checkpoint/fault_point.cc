@@ -74,6 +74,8 @@ void point(std::string_view name) {
   if (counts && name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
 }
 
+void point(Stem stem, std::string_view what) { point((std::string(stem.name) + ".").append(what)); }
+
 }  // namespace centroid::fault
 
 #endif

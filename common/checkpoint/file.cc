@@ -88,9 +88,16 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Result<Descriptor> create(const fs::path& path) {
+Result<Descriptor> create(const fs::path& path, unsigned mode) {
   CENTROID_ASSIGN(const int fd, attempt("create", path, [&] {
-                    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+                    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+                  }));
+  return Descriptor(fd);
+}
+
+Result<Descriptor> open_to_append(const fs::path& path, unsigned mode) {
+  CENTROID_ASSIGN(const int fd, attempt("open", path, [&] {
+                    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, mode);
                   }));
   return Descriptor(fd);
 }
@@ -204,6 +211,14 @@ Status create_directory(const fs::path& path) {
 
 Status rename(const fs::path& from, const fs::path& to) {
   return as_status(attempt("rename", from, [&] { return ::rename(from.c_str(), to.c_str()); }));
+}
+
+Status remove(const fs::path& path) {
+  const auto unlink = [&] {
+    const int result = ::unlink(path.c_str());
+    return result != 0 && errno == ENOENT ? 0 : result;
+  };
+  return as_status(attempt("remove", path, unlink));
 }
 
 ScopedFaultHook::ScopedFaultHook(FaultHook hook) : hook_(std::move(hook)) { active_hook = &hook_; }

@@ -33,7 +33,10 @@ class Descriptor {
   int fd_ = -1;
 };
 
-Result<Descriptor> create(const fs::path& path);  ///< for writing; already_exists when it is there
+/// For writing, with the permissions `mode` less the umask. fails already_exists: it is there
+Result<Descriptor> create(const fs::path& path, unsigned mode = 0644);
+/// What is written goes behind what is there; a new file has `mode` less the umask.
+Result<Descriptor> open_to_append(const fs::path& path, unsigned mode = 0644);
 Result<Descriptor> open_to_change(const fs::path& path);  ///< of a file that is there
 Result<Descriptor> open_regular(
     const fs::path& path);  ///< for reading; refuses pipes, devices, directories
@@ -54,6 +57,7 @@ Status close(Descriptor file, const fs::path& path);
 Status sync_directory(const fs::path& path);
 Status create_directory(const fs::path& path);
 Status rename(const fs::path& from, const fs::path& to);
+Status remove(const fs::path& path);  ///< of a file, none is as good; refuses a directory
 
 struct Space {
   std::uint64_t free_bytes = 0;  ///< for who is not root
@@ -62,8 +66,8 @@ struct Space {
 Result<Space> space_around(const fs::path& path);  ///< of the disk that it lies on
 
 /// Asked before each operation ("create", "open", "lock", "write", "read", "sync", "close",
-/// "truncate", "sync_directory", "create_directory", "rename", "space"): an errno makes it fail so,
-/// 0 lets it happen.
+/// "truncate", "sync_directory", "create_directory", "rename", "remove", "space"): an errno makes
+/// it fail so, 0 lets it happen.
 using FaultHook = std::function<int(std::string_view operation, const fs::path& path)>;
 
 /// For tests: the hook holds for this thread while the object lives.

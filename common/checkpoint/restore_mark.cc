@@ -11,6 +11,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/replace_file.h"
 
 namespace centroid {
 namespace {
@@ -41,24 +42,12 @@ Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write) co
   const std::string text =
       json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   const fs::path path = journal / kFile;
-  const fs::path draft = path.string() + ".draft";
   std::error_code ignored;
   fs::create_directories(journal, ignored);
-  CENTROID_TRY(remove_file(draft));
-  CENTROID_ASSIGN(file::Descriptor file, file::create(draft));
-  CENTROID_TRY(file::write_all(file, draft, std::as_bytes(std::span(text))));
-  CENTROID_TRY(file::sync(file, draft));
-  CENTROID_TRY(file::close(std::move(file), draft));
-  fault::point("restore.mark_written");
-  CENTROID_TRY(may(may_write));
-  CENTROID_TRY(file::rename(draft, path));
-  // Not known to last: take it back, so that failure always means "not there".
-  if (const Status synced = file::sync_directory(journal); !synced.ok()) {
-    CENTROID_TRY(remove(journal));
-    return synced;
-  }
-  fault::point("restore.marked");
-  return {};
+  Replacement how{fault::Stem("restore.mark")};
+  how.may = may_write;
+  how.is_undone_if_unsure = true;  // failure always means "not there"
+  return replace_file(path, text, how);
 }
 
 Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {

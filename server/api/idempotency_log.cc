@@ -1,21 +1,18 @@
 #include "server/api/idempotency_log.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <span>
 
 #include <nlohmann/json.hpp>
 
-#include "common/base/os_error.h"
+#include "common/checkpoint/fault_point.h"
 #include "server/tokens/file_lock.h"
+#include "server/tokens/private_file.h"
 
 namespace centroid::server {
 
@@ -26,11 +23,7 @@ using Json = nlohmann::ordered_json;
 constexpr double kClocks = 60;  ///< by which those of two machines may differ
 constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
 
-Error failure(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno), "idempotency keys " + path + ": " + doing + ": " +
-                                       std::strerror(errno) +
-                                       " (look at the disk and the rights of run_dir)"};
-}
+constexpr const char* kWhat = "idempotency keys";
 
 std::string line_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -131,18 +124,18 @@ Result<std::unique_ptr<IdempotencyLog>> IdempotencyLog::open(std::string path,
       return Error(ErrorCode::kFailedPrecondition, "idempotency keys " + log->path_ +
                                                        ": others may read or write it; chmod 600 " +
                                                        log->path_);
+    const auto readable = file::open_regular(log->path_);  // else keys would be forgotten
+    if (!readable.ok()) return private_file_error(kWhat, readable.error());
     std::ifstream file(log->path_, std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)),
                            std::istreambuf_iterator<char>());
-    if (file.bad()) return failure(log->path_, "cannot be read");
+    if (file.bad())
+      return private_file_error(kWhat,
+                                Error(ErrorCode::kDataLoss, log->path_ + ": cannot be read"));
     log->kept_ = parse_idempotency(text, now_unix_seconds, lifetime_seconds);
   }
   CENTROID_TRY(log->rewrite());
   return log;
-}
-
-IdempotencyLog::~IdempotencyLog() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 /// A new file of what is kept, the newest that fit.
@@ -160,29 +153,34 @@ Status IdempotencyLog::rewrite() {
   }
   kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(first));
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) text += *line;
-  const std::string temporary = path_ + ".tmp";
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
-  if (fd_ < 0 || ::fchmod(fd_, 0600) != 0) return failure(temporary, "cannot be written");
-  bytes_ = 0;
-  CENTROID_TRY(append(text));
-  if (::rename(temporary.c_str(), path_.c_str()) != 0) return failure(path_, "cannot be replaced");
+  file_ = file::Descriptor();  // also when this fails: nobody knows then which one has the name
+  CENTROID_TRY(replace_private(kWhat, path_, text, fault::Stem("idempotency")));
+  is_cut_ = false;
+  bytes_ = text.size();
   return {};
 }
 
 Status IdempotencyLog::append(const std::string& line) {
-  if (fd_ < 0) return failure(path_, "cannot be written");
   const std::string text = is_cut_ ? "\n" + line : line;  // what a full disk cut stays by itself
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(fd_, text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    is_cut_ = n <= 0 && (at > 0 || is_cut_);
-    if (n <= 0) return failure(path_, "cannot be written");
-    at += static_cast<std::size_t>(n);
+  const Status written = write_line(text);
+  if (!written.ok()) return private_file_error(kWhat, written.error());
+  return {};
+}
+
+Status IdempotencyLog::write_line(const std::string& text) {
+  if (file_.get() < 0) {
+    CENTROID_ASSIGN(file_, file::open_to_append(path_, kPrivateMode));
   }
+  const Bytes bytes = std::as_bytes(std::span(text)), half = bytes.first(bytes.size() / 2);
+  is_cut_ = true;
+  CENTROID_TRY(file::write_all(file_, path_, half));
+  fault::point("idempotency.line_torn");
+  CENTROID_TRY(file::write_all(file_, path_, bytes.subspan(half.size())));
   is_cut_ = false;
   bytes_ += text.size();
-  if (::fdatasync(fd_) != 0) return failure(path_, "cannot be written");
+  fault::point("idempotency.line_written");
+  CENTROID_TRY(file::sync_data(file_, path_));
+  fault::point("idempotency.line_synced");
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/checkpoint/file.h"
 #include "server/api/http.h"
 
 namespace centroid::server {
@@ -32,7 +33,6 @@ class IdempotencyLog {
   /// fails  failed_precondition: the file cannot be read or written, or others can read it
   static Result<std::unique_ptr<IdempotencyLog>> open(std::string path, double now_unix_seconds,
                                                       double lifetime_seconds);
-  ~IdempotencyLog();
 
   /// What the file held, oldest first; once.
   std::vector<Kept> take_kept() { return std::move(kept_); }
@@ -49,11 +49,12 @@ class IdempotencyLog {
   explicit IdempotencyLog(std::string path) : path_(std::move(path)) {}
   Status rewrite();
   Status append(const std::string& line);
+  Status write_line(const std::string& text);
   std::optional<Kept> find_elsewhere(const std::string& key, double now_unix_seconds) const;
 
   const std::string path_;
   std::mutex mutex_;
-  int fd_ = -1;
+  file::Descriptor file_;
   bool is_cut_ = false;  ///< the last line is not whole
   std::uint64_t bytes_ = 0;
   double lifetime_seconds_ = 0;

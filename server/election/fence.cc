@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/checkpoint/file.h"
+#include "common/checkpoint/replace_file.h"
 
 namespace centroid::server {
 
@@ -44,6 +45,17 @@ Result<std::optional<Written>> read_term(const fs::path& path) {
                path.string() +
                    " does not say which term leads: expected {\"term\": N, ...}; "
                    "restore it, or remove it when no server runs");
+}
+
+/// What earlier lives of this server were killed over. Another server's stay: it may be writing.
+void remove_drafts(const fs::path& folder, const std::string& begin) {
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    const bool is_ours = name.starts_with(begin) &&
+                         name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+    if (is_ours) (void)file::remove(at->path());
+  }
 }
 
 }  // namespace
@@ -120,16 +132,12 @@ Status Fence::take() const {
   nlohmann::json json;
   json["term"] = mine;
   json["server"] = server_;
-  const std::string text = json.dump() + "\n";
-  const fs::path temporary = path.string() + ".tmp-" + server_ + "-" + std::to_string(::getpid());
-  fs::remove(temporary, error);
-  CENTROID_ASSIGN(file::Descriptor file, file::create(temporary));
-  CENTROID_TRY(file::write_all(file, temporary, std::as_bytes(std::span(text))));
-  CENTROID_TRY(file::sync(file, temporary));
-  CENTROID_TRY(file::close(std::move(file), temporary));
-  CENTROID_TRY(holds());
-  CENTROID_TRY(file::rename(temporary, path));
-  return file::sync_directory(folder_);
+  const std::string drafts = std::string(kFile) + ".tmp-" + server_ + "-";
+  remove_drafts(folder_, drafts);
+  Replacement how{fault::Stem("term")};
+  how.draft = folder_ / (drafts + std::to_string(::getpid()));
+  how.may = [this] { return holds(); };
+  return replace_file(path, json.dump() + "\n", how);
 }
 
 }  // namespace centroid::server

@@ -1,16 +1,14 @@
 #include "server/service/operator_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
+
+#include "common/checkpoint/replace_file.h"
 
 namespace centroid::server {
 
@@ -22,14 +20,6 @@ constexpr std::uintmax_t kMaxBytes = 8u << 20;
 
 Error failure(const std::string& path, const char* doing) {
   return {ErrorCode::kFailedPrecondition, path + ": " + doing + ": " + std::strerror(errno)};
-}
-
-Status sync_folder(const std::string& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool is_good = fd >= 0 && ::fsync(fd) == 0;
-  const Status status = is_good ? Status() : Status(failure(folder, "cannot be written"));
-  if (fd >= 0) ::close(fd);
-  return status;
 }
 
 std::string text_of(const Json& json) {
@@ -155,23 +145,11 @@ Result<OperatorState> read_operator_state(const std::string& folder) {
   return state;
 }
 
-Status write_operator_state(const std::string& folder, const OperatorState& state) {
-  const std::string path = folder + "/" + kOperatorFile, temporary = path + ".tmp";
-  const std::string text = to_json(state);
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return failure(temporary, "cannot be written");
-  bool is_good = true;
-  for (std::size_t at = 0; is_good && at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    is_good = n > 0 || (n < 0 && errno == EINTR);
-    if (n > 0) at += static_cast<std::size_t>(n);
-  }
-  is_good = is_good && ::fsync(fd) == 0;
-  const Status written = is_good ? Status() : Status(failure(temporary, "cannot be written"));
-  ::close(fd);
-  CENTROID_TRY(written);
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return failure(path, "cannot be replaced");
-  return sync_folder(folder);
+Status write_operator_state(const std::string& folder, const OperatorState& state,
+                            const std::function<Status()>& may) {
+  Replacement how{fault::Stem("operator")};
+  how.may = may;
+  return replace_file(folder + "/" + kOperatorFile, to_json(state), how);
 }
 
 }  // namespace centroid::server

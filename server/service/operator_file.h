@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -68,7 +69,9 @@ std::string to_json(const OperatorState& state);
 
 /// Of a folder; what is empty where there is no file. Blocks. fails data_loss, failed_precondition
 Result<OperatorState> read_operator_state(const std::string& folder);
-/// Whole or not at all, and on the disk when it returns. Blocks. fails failed_precondition
-Status write_operator_state(const std::string& folder, const OperatorState& state);
+/// Whole or not at all, and on the disk when it returns. `may` is asked last. Blocks.
+/// fails as replace_file
+Status write_operator_state(const std::string& folder, const OperatorState& state,
+                            const std::function<Status()>& may = {});
 
 }  // namespace centroid::server

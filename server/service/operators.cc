@@ -152,8 +152,10 @@ Cluster::Kept Cluster::keep() {
 Task<Status> Cluster::save(std::shared_ptr<const OperatorState> state, std::uint64_t revision) {
   auto write = [this, state, revision]() -> Status {
     if (revision <= operator_written_) return {};
-    if (fence_ != nullptr) CENTROID_TRY(fence_->check());
-    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state));
+    std::function<Status()> may;
+    if (fence_ != nullptr) may = [fence = fence_] { return fence->check(); };
+    if (may) CENTROID_TRY(may());  // the draft may be another leader's by now
+    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state, may));
     operator_written_ = revision;
     return {};
   };

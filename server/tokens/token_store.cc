@@ -20,6 +20,7 @@
 #include "common/base/os_error.h"
 #include "server/tokens/digest.h"
 #include "server/tokens/file_lock.h"
+#include "server/tokens/private_file.h"
 
 namespace centroid::server {
 
@@ -105,34 +106,6 @@ Result<std::optional<FileLock>> take_lock(const std::string& path) {
   if (!*lock)
     return Error(ErrorCode::kAborted, "tokens " + path + ": another server holds " + file);
   return lock;
-}
-
-/// What was renamed in the folder of this file is there after a power cut, too.
-Status sync_folder(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool is_good = fd >= 0 && ::fsync(fd) == 0;
-  const Error failed = file_error(folder, "cannot be brought to the disk");
-  if (fd >= 0) ::close(fd);
-  if (!is_good) return failed;
-  return {};
-}
-
-/// A new file of mode 0600 with this text, on the disk.
-Status write_private(const std::string& path, const std::string& text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return file_error(path, "cannot be written");
-  bool is_good = ::fchmod(fd, 0600) == 0;
-  for (std::size_t at = 0; is_good && at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    is_good = n > 0 || (n < 0 && errno == EINTR);
-    if (n > 0) at += static_cast<std::size_t>(n);
-  }
-  is_good = is_good && ::fsync(fd) == 0;
-  const Status status = is_good ? Status() : Status(file_error(path, "cannot be written"));
-  ::close(fd);
-  return status;
 }
 
 }  // namespace
@@ -259,11 +232,8 @@ Status TokenStore::save(std::vector<Entry> entries) {
                     {"sha256", entry.hash}});
   Json json;
   json["tokens"] = std::move(list);
-  if (const std::string temporary = path_ + ".tmp"; !path_.empty()) {
-    CENTROID_TRY(write_private(temporary, json.dump(1) + "\n"));
-    if (::rename(temporary.c_str(), path_.c_str()) != 0)
-      return file_error(path_, "cannot be replaced");
-    CENTROID_TRY(sync_folder(path_));
+  if (!path_.empty()) {
+    CENTROID_TRY(replace_private("tokens", path_, json.dump(1) + "\n", fault::Stem("tokens")));
     stamp_ = stamp_of(path_);
   }
   const std::scoped_lock lock(mutex_);

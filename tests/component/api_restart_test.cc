@@ -1,11 +1,14 @@
 // What the REST server keeps over a restart, and limits that change while it runs.
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <fstream>
 #include <future>
 #include <latch>
 #include <random>
+#include <set>
 
+#include "common/checkpoint/file.h"
 #include "server/api/idempotency_log.h"
 #include "server/api/rate_table.h"
 #include "tests/component/api_fixture.h"
@@ -198,6 +201,51 @@ TEST(IdempotencyLog, ForgetsWhatIsOldAndReadsAnything) {
     for (int k = 0; k < 3; ++k) text[random() % text.size()] = static_cast<char>(random());
     for (const auto& one : server::parse_idempotency(text, 1000, 60)) EXPECT_FALSE(one.key.empty());
   }
+}
+
+/// Its file is made anew once it is larger than 32 MiB. Whatever fails then, a key is kept, or it
+/// is said that it is not; and later ones are kept.
+TEST(IdempotencyLog, WhateverFailsWhereTheFileIsMadeAnewNoKeyIsKeptElsewhere) {
+  constexpr std::size_t kLarge = 17u << 20;
+  int operations = 0;
+  for (int fail_at = 1; fail_at == 1 || operations >= fail_at; ++fail_at) {
+    TemporaryDirectory folder;
+    const std::string path = (folder.path() / "keys").string();
+    auto log = IdempotencyLog::open(path, 1000, 60);
+    ASSERT_TRUE(log.ok());
+    server::HttpResponse large;
+    large.status = 200;
+    large.body.assign(kLarge, 'x');
+    for (const std::string key : {"a", "b"}) {
+      ASSERT_TRUE((*log)->claim(key, "r", 1000).ok());
+      ASSERT_TRUE((*log)->finish(key, large).ok());
+    }
+    ASSERT_TRUE((*log)->claim("begun", "r", 1000).ok());  // makes it anew: too large to keep
+    EXPECT_LT(std::filesystem::file_size(path), kLarge);
+    for (const std::string key : {"a", "b"}) ASSERT_TRUE((*log)->finish(key, large).ok());
+    operations = 0;
+    std::string failed;
+    bool is_kept = false;
+    {
+      const file::ScopedFaultHook hook([&](std::string_view operation, const auto&) {
+        if (++operations != fail_at) return 0;
+        failed = operation;
+        return ENOSPC;
+      });
+      is_kept = (*log)->claim("at-the-fault", "r", 1000).ok();
+    }
+    SCOPED_TRACE("operation " + std::to_string(fail_at) + ": " + failed);
+    EXPECT_EQ(is_kept, failed.empty());
+    ASSERT_TRUE((*log)->claim("later", "r", 1000).ok());
+    log->reset();
+    log = IdempotencyLog::open(path, 1000, 60);
+    ASSERT_TRUE(log.ok());
+    std::set<std::string> keys;
+    for (const auto& one : (*log)->take_kept()) keys.insert(one.key);
+    EXPECT_TRUE(keys.contains("begun") && keys.contains("later"));
+    EXPECT_TRUE(!is_kept || keys.contains("at-the-fault"));
+  }
+  EXPECT_GT(operations, 5);
 }
 
 TEST(RateTable, GivesASecondsWorthAtOnceThenTheRate) {

@@ -35,7 +35,7 @@ MAY = {
     "server/coordinate": [BASE, TENSOR],
     "server/rows": [BASE, OPTIM],
     "server/events": [BASE],
-    "server/tokens": [BASE],
+    "server/tokens": [BASE, CHECKPOINT],
     "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],
     "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, CHECKPOINT],
     "server/tables": [BASE, ASYNC, TENSOR, PROTO, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
@@ -43,7 +43,7 @@ MAY = {
     + ["server/rows", "server/tables", "server/tokens"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
-    "server/api": [BASE, ASYNC, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
+    "server/api": [BASE, ASYNC, CHECKPOINT, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/aggregate/round_policy", "server/coordinate"]

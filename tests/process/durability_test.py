@@ -3,15 +3,14 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import struct
 import subprocess
 import threading
 
+import fault_points
 from cluster import DONE, USAGE, ClusterTest, free_port, main, wait_for
 
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
 JOURNAL = ["--journal", "on", "--journal-sync", "0"]
@@ -94,23 +93,14 @@ class DurabilityTest(ClusterTest):
 
 
 class Kill(DurabilityTest):
-    def points(self):
-        """Names in the sources, but for those of several servers and of restores (servers_journal_test.py, restore_test.py)."""
-        found = set()
-        for folder in ("common/checkpoint", "server"):
-            for path in (SOURCES / folder).rglob("*.cc"):
-                found.update(re.findall(r'fault::point\("([a-z_.]+)"\)', path.read_text()))
-        elsewhere = ("rows_journal.", "rows_moves.", "servers.", "restore.")  # rows_test.py, rows_moves_test.py and servers_journal_test.py reach those
-        return {name for name in found if not name.startswith(elsewhere)}
-
     def test_every_write_point(self):
         reached = self.folder / "points"
         environment = {"CENTROID_TEST_FAULT_LOG": str(reached)}
         arguments = [*JOURNAL, "--checkpoint-shard-bytes", 2048, "--tables", "emb:dim=4"]
         expected = self.whole("whole", *arguments, environment=environment)
-        names = [name for name in reached.read_text().split() if not name.startswith("rows_journal.")]
+        names = fault_points.reached(reached, "durability_test.py")
         # What a first run does not reach, a second does.
-        self.assertEqual(self.points() - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading", "checkpoint.verifying", "init.reading"})
+        self.assertEqual(fault_points.owned_by("durability_test.py") - set(names), {"journal.reading", "journal.replayed", "checkpoint.reading", "checkpoint.verifying", "init.reading"})
         for number, name in enumerate(names):
             for count in (1, 3, 9):
                 with self.subTest(point=name, count=count):

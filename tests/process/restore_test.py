@@ -3,14 +3,12 @@
 import contextlib
 import http.client
 import json
-import pathlib
-import re
 import shutil
 import signal
 
+import fault_points
 from cluster import DONE, ClusterTest, main, wait_for
 
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
 JOURNAL = ["--journal", "on", "--journal-sync", "0"]
 GOAL = 24
 OLD, BEFORE = 5, 14  # rounds: of the checkpoint, and when the job goes back to it
@@ -57,31 +55,23 @@ class RestoreTest(ClusterTest):
         told = server.events("journal.replayed") or server.events("checkpoint.loaded")
         return told[0]["round"]
 
-    def points(self):
-        """Names in the sources."""
-        found = set()
-        for folder in ("common/checkpoint", "server"):
-            for path in (SOURCES / folder).rglob("*.cc"):
-                found.update(re.findall(r'fault::point\("(restore\.[a-z_.]+)"\)', path.read_text()))
-        return found
-
 
 class Kill(RestoreTest):
     def test_at_every_point_and_again_in_the_start_after_it(self):
         expected, template = self.expected(), self.template()
         reached = self.folder / "points"
         self.killed(template, "all", expected, log=reached)
-        names = reached.read_text().split()
-        self.assertEqual(self.points() - set(names), set())
-        decided = names.index("restore.marked")
-        names = names[names.index("restore.mark_written") :]
+        names = fault_points.reached(reached)
+        self.assertEqual(fault_points.owned_by("restore_test.py") - set(names), set())
+        decided = names.index("restore.mark.renamed")
+        names = names[names.index("restore.mark.torn") :]
         for name in names:
-            first = reached.read_text().split().index(name)
+            first = fault_points.reached(reached).index(name)
             for count in (1, 2) if name == "restore.segment_removed" else (1,):
                 with self.subTest(point=name, count=count):
                     wanted = BEFORE if first < decided else OLD
                     self.assertTrue(self.killed(template, f"{name}-{count}", expected, fault=f"{name}:{count}", wanted=wanted))
-        for first in ("restore.marked", "restore.segment_removed"):
+        for first in ("restore.mark.renamed", "restore.segment_removed"):
             for second in ("checkpoint.old_renamed", "restore.segment_removed", "restore.files_removed", "restore.mark_removed", "checkpoint.reading"):
                 with self.subTest(first=first, second=second):
                     self.killed(template, f"{first}-{second}", expected, fault=f"{first}:1", again=f"{second}:1")
@@ -150,7 +140,7 @@ class WhileItTrains(RestoreTest):
         server, workers = self.training()
         old = self.checkpoint(server)
         server.wait_more_rounds()
-        in_the_way = self.folder / "run" / "journal" / "restore.json.draft"
+        in_the_way = self.folder / "run" / "journal" / "restore.json.tmp"
         (in_the_way / "not-empty").mkdir(parents=True)
         before = server.cluster()["round"]
         status, problem = self.go_back(server, old["version"])

@@ -4,12 +4,12 @@ import json
 import os
 import pathlib
 import random
-import re
 import signal
 import struct
 import subprocess
 import threading
 
+import fault_points
 from cluster import DONE, USAGE, ClusterTest, main, wait_for
 from wire import ERROR, REQUEST, crc32c, connect, header, hello, read_error, read_exactly, read_frame, text
 
@@ -20,7 +20,6 @@ POINTS = ("checkpoint.folder_made", "checkpoint.rows_torn", "checkpoint.part_wri
           "checkpoint.renamed", "checkpoint.published", "checkpoint.old_renamed")  # fmt: skip
 
 
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
 
 
 class RowsClient:
@@ -151,12 +150,7 @@ class RowsTest(ClusterTest):
                     self.assert_status(again, DONE)
 
     def journal_points(self):
-        """Names in the sources."""
-        found = set()
-        for folder in ("common/checkpoint", "server"):
-            for path in (SOURCES / folder).rglob("*.cc"):
-                found.update(re.findall(r'fault::point\("(rows_journal[a-z_.]+)"\)', path.read_text()))
-        return sorted(found)
+        return sorted(fault_points.owned_by("rows_test.py"))
 
     def taken_up(self, server, expected, answered):
         """A client of a server that went on from its journal: all answered pushes are there, and at most the one under way."""

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 
+import fault_points
 import servers_test
 from cluster import DONE, USAGE, main, wait_for
 
@@ -77,7 +78,7 @@ class Kill(JournalTest):
         logs = {who: self.folder / f"points-{who}" for who in ("leader", "b")}
         environments = {who: {"CENTROID_TEST_FAULT_LOG": str(path)} for who, path in logs.items()}
         expected = self.whole("whole", environments=environments)
-        points = {who: [name for name in path.read_text().split() if not name.startswith("checkpoint.") or name in OF_CHECKPOINTS]
+        points = {who: [name for name in fault_points.reached(path) if not name.startswith("checkpoint.") or name in OF_CHECKPOINTS]
                   for who, path in logs.items()}
         for name in ("servers.prepared", "servers.committed", "journal.end_written"):
             self.assertIn(name, points["leader"])

@@ -1,7 +1,6 @@
 """POST /v1/job:stop and a halt hold when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
 
 import json
-import os
 import shutil
 import signal
 import time
@@ -118,11 +117,12 @@ class Restart(StopTest):
             self.assert_exit(DONE, again)
 
     def test_a_disk_that_hangs_keeps_nobody_from_steering(self):
-        server = self.server()
+        hold = self.folder / "hold"
+        server = self.server(environment={"CENTROID_TEST_HOLD": f"operator.torn:{hold}"})
         worker = self.worker(server, "w0")
         server.wait_round(3)
-        hung = self.operator_file().with_suffix(".json.tmp")
-        os.mkfifo(hung)  # who opens it for writing waits for a reader
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
         begin = time.monotonic()
         self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": False}))
         server.wait_cluster("a pause", lambda view: view["state"] == "paused")
@@ -131,10 +131,8 @@ class Restart(StopTest):
         self.assertLess(time.monotonic() - begin, 9, "no answer waited for its deadline")
         self.assertTrue(server.is_running(), "its end waits for the disk")
         self.assertFalse(self.operator_file().exists())
-        hung.rename(self.folder / "hung")  # the next write finds a disk that works
-        reader = os.open(self.folder / "hung", os.O_RDONLY | os.O_NONBLOCK)
+        hold.unlink()
         self.assert_exit(DONE, server)
-        os.close(reader)
         kept = json.loads(self.operator_file().read_text())
         self.assertIn("stop", kept)
         self.assertNotIn("pause", kept)

@@ -1,7 +1,13 @@
 #include "worker/model/adapters.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -10,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/checkpoint/file.h"
 #include "common/checkpoint/merge.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/fingerprint.h"
@@ -132,6 +139,69 @@ TEST(Adapters, AreWrittenAsPeftNamesThemAndReadBack) {
   const Status read = load_adapters(folder.file("out"), config, 77, back);
   ASSERT_TRUE(read.ok()) << read.error().message();
   EXPECT_EQ(back, params);
+}
+
+// The process dies before each file operation: what is read back is the old or the new, or refused,
+// and never the new tensors by the old description.
+TEST(Adapters, DeathAtAnyOperationLeavesNoneThatAreDescribedAsOthers) {
+  const auto old_config = config_of(",lora=2,lora_alpha=2,lora_targets=q_proj");
+  const auto new_config = config_of(",lora=2,lora_alpha=6,lora_targets=q_proj");
+  const auto before = random_floats(old_config.trained(), 2);
+  const auto after = random_floats(old_config.trained(), 3);
+  for (const bool is_alike : {true, false}) {
+    const auto& config = is_alike ? old_config : new_config;
+    for (int die_at = 1;; ++die_at) {
+      ASSERT_LT(die_at, 60);
+      SCOPED_TRACE(std::to_string(die_at) + (is_alike ? " alike" : " other"));
+      const Folder folder;
+      ASSERT_TRUE(save_adapters(folder.path(), old_config, 77, before).ok());
+      const pid_t child = ::fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        int operations = 0;
+        const file::ScopedFaultHook hook([&](std::string_view, const std::filesystem::path&) {
+          if (++operations == die_at) ::_exit(9);
+          return 0;
+        });
+        ::_exit(save_adapters(folder.path(), config, 77, after).ok() ? 0 : 1);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) != 1);
+      std::vector<float> back(before.size());
+      const bool is_old = load_adapters(folder.path(), old_config, 77, back).ok();
+      if (is_old) {
+        EXPECT_TRUE(back == before || (is_alike && back == after));
+      }
+      const bool is_new = load_adapters(folder.path(), config, 77, back).ok();
+      if (is_new) {
+        EXPECT_TRUE(back == after || (is_alike && back == before));
+      }
+      EXPECT_TRUE(is_old || is_new || !is_alike);
+      ASSERT_TRUE(save_adapters(folder.path(), config, 77, after).ok()) << "begun again";
+      if (WEXITSTATUS(status) == 0) break;
+    }
+  }
+}
+
+TEST(Adapters, DraftsOfKilledProgramsGoAnHourLater) {
+  const Folder folder;
+  const auto config = config_of(",lora=2,lora_targets=q_proj");
+  const auto params = random_floats(config.trained(), 2);
+  const std::filesystem::path root(folder.path());
+  for (const char* name : {"adapter_model.safetensors.new-1", "adapter_config.json.new-1",
+                           "adapter_config.json.new-2", "notes.new-1"})
+    std::ofstream(root / name) << "x";
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::minutes(61);
+  for (const char* name :
+       {"adapter_model.safetensors.new-1", "adapter_config.json.new-1", "notes.new-1"})
+    std::filesystem::last_write_time(root / name, old);
+  ASSERT_TRUE(save_adapters(root, config, 77, params).ok());
+  std::set<std::string> names;
+  for (const auto& one : std::filesystem::directory_iterator(root))
+    names.insert(one.path().filename().string());
+  EXPECT_THAT(names, testing::ElementsAre("adapter_config.json", "adapter_config.json.new-2",
+                                          "adapter_model.safetensors", "notes.new-1"));
 }
 
 TEST(Adapters, OfAnotherModelAreRefused) {

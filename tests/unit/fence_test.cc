@@ -63,6 +63,30 @@ TEST(Fence, ATermBelowTheFoldersIsRefusedWithWhatToDo) {
   EXPECT_TRUE(first.check().ok());
 }
 
+TEST(Fence, TakingTheTermRemovesWhatEarlierLivesOfThisServerLeft) {
+  const TemporaryDirectory folder;
+  const auto draft = [&](const char* name) { return folder.path() / name; };
+  for (const char* name : {"term.json.tmp-a-17", "term.json.tmp-a-1-17", "term.json.tmp-b-17"})
+    spill(draft(name), "{");
+  Fence fence(folder.path(), "a");
+  fence.open(7, soon());
+  ASSERT_TRUE(fence.take().ok());
+  EXPECT_FALSE(std::filesystem::exists(draft("term.json.tmp-a-17")));
+  EXPECT_TRUE(std::filesystem::exists(draft("term.json.tmp-a-1-17"))) << "of the server 'a-1'";
+  EXPECT_TRUE(std::filesystem::exists(draft("term.json.tmp-b-17"))) << "another one may write it";
+  EXPECT_TRUE(fence.check().ok());
+}
+
+TEST(Fence, WhoseLeaseIsOverTakesNoTerm) {
+  const TemporaryDirectory folder;
+  Fence old(folder.path(), "a"), young(folder.path(), "b");
+  young.open(9, soon());
+  old.open(9, std::chrono::steady_clock::now());
+  EXPECT_EQ(old.take().error().code(), ErrorCode::kUnavailable);
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / Fence::kFile));
+  EXPECT_TRUE(young.take().ok());
+}
+
 TEST(Fence, AFileThatSaysNothingLetsNobodyWrite) {
   const TemporaryDirectory folder;
   Fence fence(folder.path(), "a");

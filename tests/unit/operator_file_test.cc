@@ -55,6 +55,15 @@ TEST(OperatorFile, AFolderThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(refused.error().message(), testing::HasSubstr("/nowhere/at/all"));
 }
 
+TEST(OperatorFile, WhoLeadsNoLongerWritesNothing) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path().string();
+  ASSERT_TRUE(write_operator_state(path, OperatorState()).ok());
+  const auto deposed = [] { return Status(Error(ErrorCode::kAborted, "deposed")); };
+  EXPECT_EQ(write_operator_state(path, sample(), deposed).error().code(), ErrorCode::kAborted);
+  EXPECT_EQ(*read_operator_state(path), OperatorState());
+}
+
 TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {
   const std::string whole = to_json(sample());
   ASSERT_TRUE(parse_operator_state(whole).ok());

@@ -141,7 +141,8 @@ TEST_F(RestoreMarkTest, DoesNotCountBesideASegmentOrACheckpointOfLater) {
 }
 
 TEST_F(RestoreMarkTest, OneThatCannotBeWrittenIsNotThere) {
-  for (const std::string_view failing : {"create", "write", "sync", "rename", "sync_directory"}) {
+  for (const std::string_view failing :
+       {"remove", "create", "write", "sync", "rename", "sync_directory"}) {
     const file::ScopedFaultHook hook([&](std::string_view operation, const fs::path& path) {
       const bool is_it = operation == failing && path.string().starts_with(journal().string());
       return is_it ? ENOSPC : 0;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/checkpoint/file.h"
+#include "common/checkpoint/replace_file.h"
 
 namespace centroid::worker {
 
@@ -48,16 +48,7 @@ struct Copy {
 };
 
 Status write_left(const fs::path& path, Round round) {
-  const fs::path draft = path.string() + ".draft";
-  std::error_code ignored;
-  fs::remove(draft, ignored);
-  CENTROID_ASSIGN(file::Descriptor file, file::create(draft));
-  const std::string text = to_string(round) + "\n";
-  CENTROID_TRY(file::write_all(file, draft, std::as_bytes(std::span(text))));
-  CENTROID_TRY(file::sync(file, draft));
-  CENTROID_TRY(file::close(std::move(file), draft));
-  CENTROID_TRY(file::rename(draft, path));
-  return file::sync_directory(path.parent_path());
+  return replace_file(path, to_string(round) + "\n", Replacement{fault::Stem("feedback.left")});
 }
 
 std::optional<Round> read_left(const fs::path& path) {

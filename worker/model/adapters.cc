@@ -3,13 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "common/base/random.h"
 #include "common/checkpoint/adapter_terms.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
 #include "common/tensor/text.h"
@@ -24,6 +29,7 @@ using Json = nlohmann::json;
 constexpr const char* kTensors = "adapter_model.safetensors";
 constexpr const char* kConfig = "adapter_config.json";
 const std::string kPrefix = "base_model.model.";
+const std::string kDraft = ".new-";
 constexpr const char* kBase = "base_fingerprint";
 
 Error bad(const fs::path& file, const std::string& what) {
@@ -79,6 +85,24 @@ Status check_config(const fs::path& file, const TransformerConfig& config) {
   return {};
 }
 
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// Drafts of programs that were killed: nobody has written to them for an hour.
+void remove_abandoned(const fs::path& folder) {
+  const auto now = fs::file_time_type::clock::now();
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with(kTensors + kDraft) && !name.starts_with(kConfig + kDraft)) continue;
+    std::error_code gone;
+    const auto written = fs::last_write_time(at->path(), gone);
+    if (!gone && now - written > std::chrono::hours(1)) (void)file::remove(at->path());
+  }
+}
+
 }  // namespace
 
 Result<Base> load_base(const TransformerConfig& config, const fs::path& file) {
@@ -120,21 +144,29 @@ Status save_adapters(const fs::path& folder, const TransformerConfig& config, st
     return Error(ErrorCode::kFailedPrecondition,
                  "folder " + folder.string() + " cannot be made: " + error.message());
   // Under another name first: what was there stays whole until then. Workers may share the folder.
-  const std::string mine = ".new-" + std::to_string(::getpid());
+  remove_abandoned(folder);
+  const std::string mine = kDraft + std::to_string(::getpid());
   const fs::path tensors = folder / (kTensors + mine), text = folder / (kConfig + mine);
-  for (const auto& left : {tensors, text}) fs::remove(left, error);
+  for (const auto& left : {tensors, text}) CENTROID_TRY(file::remove(left));
   CENTROID_ASSIGN(auto writer,
                   SafetensorsWriter::create(tensors, manifest,
                                             {{"format", "pt"}, {kBase, std::to_string(base)}}));
   CENTROID_TRY(writer.append(std::as_bytes(params)));
   CENTROID_TRY(writer.finish());
-  CENTROID_TRY(write_text_file(text, config_of(config).dump(2) + "\n"));
-  fs::rename(tensors, folder / kTensors, error);
-  if (!error) fs::rename(text, folder / kConfig, error);
-  if (error)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "files in " + folder.string() + " cannot be renamed: " + error.message());
-  return {};
+  const std::string says = config_of(config).dump(2) + "\n";
+  CENTROID_TRY(write_text_file(text, says));
+  fault::point("adapters.drafted");
+  // Between the two names stands no description rather than that of other adapters.
+  if (text_of(folder / kConfig) != says) {
+    CENTROID_TRY(file::remove(folder / kConfig));
+    CENTROID_TRY(file::sync_directory(folder));
+    fault::point("adapters.undescribed");
+  }
+  CENTROID_TRY(file::rename(tensors, folder / kTensors));
+  fault::point("adapters.tensors_renamed");
+  CENTROID_TRY(file::rename(text, folder / kConfig));
+  fault::point("adapters.renamed");
+  return file::sync_directory(folder);
 }
 
 Status load_adapters(const fs::path& folder, const TransformerConfig& config, std::uint64_t base,

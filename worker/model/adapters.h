@@ -24,7 +24,9 @@ Result<Base> load_base(const TransformerConfig& config, const std::filesystem::p
 /// Write what was trained beside a frozen base as Hugging Face's PEFT does:
 /// adapter_model.safetensors ("base_model.model.<module>.lora_A.weight", and the head) and
 /// adapter_config.json. `base` is the fingerprint of the base weights, kept in the file's metadata.
-/// Both files are replaced.
+/// Both files are replaced, and on the disk when it returns. Of who is killed meanwhile there are
+/// the old ones, the new ones, or new tensors with the old description, which is then the same;
+/// where it is not it is away in between. Drafts that are left behind go with a call an hour later.
 ///
 /// fails  as SafetensorsWriter
 Status save_adapters(const std::filesystem::path& folder, const TransformerConfig& config,

@@ -1,0 +1,50 @@
+#include "common/checkpoint/replace_file.h"
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "common/checkpoint/file.h"
+
+namespace centroid {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+Status write_draft(const fs::path& draft, std::string_view text, const Replacement& how) {
+  // A new file: one that is there may have other rights, or be a link.
+  CENTROID_TRY(file::remove(draft));
+  CENTROID_ASSIGN(file::Descriptor file, file::create(draft, how.mode));
+  const Bytes bytes = std::as_bytes(std::span(text)), half = bytes.first(bytes.size() / 2);
+  CENTROID_TRY(file::write_all(file, draft, half));
+  fault::point(how.stem, "torn");
+  CENTROID_TRY(file::write_all(file, draft, bytes.subspan(half.size())));
+  CENTROID_TRY(file::sync(file, draft));
+  CENTROID_TRY(file::close(std::move(file), draft));
+  fault::point(how.stem, "drafted");
+  return {};
+}
+
+}  // namespace
+
+Status replace_file(const fs::path& path, std::string_view text, const Replacement& how) {
+  const fs::path draft = how.draft.empty() ? fs::path(path.string() + ".tmp") : how.draft;
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  Status written = write_draft(draft, text, how);
+  if (written.ok() && how.may) CENTROID_TRY(how.may());
+  if (written.ok()) written = file::rename(draft, path);
+  if (!written.ok()) {
+    (void)file::remove(draft);  // of a full disk it would keep some
+    return written;
+  }
+  fault::point(how.stem, "renamed");
+  const Status synced = file::sync_directory(folder);
+  if (!synced.ok() && how.is_undone_if_unsure) {
+    CENTROID_TRY(file::remove(path));
+    (void)file::sync_directory(folder);
+  }
+  return synced;
+}
+
+}  // namespace centroid
