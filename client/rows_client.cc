@@ -73,11 +73,16 @@ Status RowsClient::Impl::take(const Part& part, const Reply& reply, const Call& 
   return {};
 }
 
+const char* name_of(proto::RowsKind kind) {
+  return kind == proto::RowsKind::kPush ? "a push" : "a pull";
+}
+
 /// One message, sent again after a lost connection.
 Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
   std::chrono::milliseconds pause = kFirstPause;
   const bool is_push = call->kind == proto::RowsKind::kPush;
   Lane* const lane = part->lane;
+  const Hold hold(*lane, name_of(call->kind), part->rows.size());
   for (;;) {
     part->status = co_await ensure(self, lane, call->deadline);
     if (!part->status.ok() && part->status.error().code() == ErrorCode::kAborted) {
@@ -119,6 +124,7 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
       co_return;
     }
     part->status = self->named(*lane, reply.error());
+    lane->trouble = reply.error().message();
     if (reply.error().code() == ErrorCode::kAborted) {
       if (is_push) --lane->sequence;  // it was not applied
       part->is_moved = true;
@@ -138,6 +144,7 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
   std::vector<std::uint32_t> left(call->keys.size());
   std::iota(left.begin(), left.end(), 0u);
   std::chrono::milliseconds pause = kFirstPause;
+  std::optional<Hold> disagreement;
   while (!left.empty()) {
     if (!self->leader().is_open() || !self->route)
       CENTROID_CO_TRY(co_await ask_route(self, call->deadline));
@@ -145,6 +152,7 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     auto parts = self->split(*call, left);
     bool is_moved = false;
     for (const auto& part : parts) {  // all are here before anything is sent
+      const Hold hold(*part->lane, name_of(call->kind), part->rows.size());
       const Status here = co_await ensure(self, part->lane, call->deadline);
       is_moved = is_moved || (!here.ok() && here.error().code() == ErrorCode::kAborted);
       if (!here.ok() && !is_moved) co_return here;
@@ -178,6 +186,7 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     std::erase_if(left, [&](std::uint32_t row) { return is_done[row]; });
     if (!is_moved) continue;
     // The servers know of a route that the leader has told them.
+    if (!disagreement) disagreement.emplace(self->leader(), "a route that its servers go by");
     const TimePoint again = in(pause);
     if (again >= call->deadline)
       co_return Error(ErrorCode::kDeadlineExceeded,

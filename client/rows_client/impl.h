@@ -28,6 +28,8 @@
 namespace centroid::client {
 
 inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
+/// From which on a wait is told in the log, and how often that is looked for.
+inline constexpr std::chrono::milliseconds kHeldUp{2000}, kLook{250};
 
 inline TimePoint in(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
@@ -53,7 +55,37 @@ struct Lane {
   std::unique_ptr<TaskGroup> tasks;
   std::unique_ptr<transport::Session> session;
 
+  /// What a call waits for here, for whoever reads the log. One wait may lie within another: then
+  /// the outer one counts.
+  struct Held {
+    std::size_t depth = 0;
+    const char* asked = "";
+    std::size_t rows = 0;
+    TimePoint since{};
+    bool is_told = false;
+  } held;
+  std::string trouble;  ///< why there is no connection, or what the server says that it waits for
+
   bool is_open() const { return session && !session->is_closed(); }
+};
+
+/// While it lives a call waits for `asked` of this server.
+class Hold {
+ public:
+  Hold(Lane& lane, const char* asked, std::size_t rows = 0) : held_(lane.held) {
+    if (held_.depth++ > 0) return;
+    held_.asked = asked;
+    held_.rows = rows;
+    held_.since = in(std::chrono::milliseconds(0));
+    held_.is_told = false;
+    lane.trouble.clear();
+  }
+  ~Hold() { --held_.depth; }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  Lane::Held& held_;
 };
 
 /// A call of one message's rows, and the part of it that goes to one server.
@@ -105,8 +137,13 @@ struct RowsClient::Impl final : transport::FrameSink {
     auto result =
         boost::asio::co_spawn(context, to_optional(std::move(task)), boost::asio::use_future);
     const std::chrono::seconds now{0};
-    while (result.wait_for(now) != std::future_status::ready)
-      if (context.run_one() == 0) context.restart();
+    TimePoint look = in(kHeldUp);
+    while (result.wait_for(now) != std::future_status::ready) {
+      if (context.run_one_until(look) == 0 && context.stopped()) context.restart();
+      if (in(now) < look) continue;
+      tell_held();
+      look = in(kLook);
+    }
     return *result.get();
   }
 
@@ -114,6 +151,8 @@ struct RowsClient::Impl final : transport::FrameSink {
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
   static Task<void> read(Impl* self, transport::Session* session);
   static Task<void> watch(Impl* self, Lane* lane, transport::Session* session);
+  void tell_held();
+  void tell(Lane& lane, TimePoint since) const;
   void keep(std::chrono::milliseconds every);
   static Task<void> beat(Lane* lane, transport::Session* session, TimePoint deadline);
   static Task<Status> drop(Lane* lane);

@@ -30,11 +30,16 @@ std::uint64_t draw_client() {
   return ((std::uint64_t{device()} << 32) ^ device()) | 1;
 }
 
-Task<Status> RowsClient::Impl::on_frame(Session&, transport::InFrame frame) {
+Task<Status> RowsClient::Impl::on_frame(Session& session, transport::InFrame frame) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) co_return Status();
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kWait)) {
     CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
-    log::info("rows.waits", {{"table", table}, {"ms", wait.ms}, {"why", wait.what}});
+    const std::chrono::milliseconds held{wait.ms};
+    for (const auto& [name, lane] : lanes) {
+      if (lane->session.get() != &session) continue;
+      lane->trouble = wait.what;
+      tell(*lane, in(-held));
+    }
     co_return Status();
   }
   co_return Error(ErrorCode::kInvalidArgument, "the server sent kind " +
@@ -44,6 +49,36 @@ Task<Status> RowsClient::Impl::on_frame(Session&, transport::InFrame frame) {
 
 Task<void> RowsClient::Impl::read(Impl* self, Session* session) {
   (void)co_await session->run(*self);
+}
+
+/// Of each wait that lasts, once; where the server says itself why, that is told instead.
+void RowsClient::Impl::tell_held() {
+  for (const auto& [name, lane] : lanes)
+    if (lane->held.depth > 0 && !lane->held.is_told && lane->held.since <= in(-kHeldUp))
+      tell(*lane, lane->held.since);
+}
+
+void RowsClient::Impl::tell(Lane& lane, TimePoint since) const {
+  const auto ms = [](TimePoint from) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                                 from)
+        .count();
+  };
+  std::string asked = lane.held.asked, why = "no connection";
+  if (lane.held.rows > 0) asked += " of " + std::to_string(lane.held.rows) + " rows";
+  if (lane.is_open())
+    why = "no answer, last heard " +
+          std::to_string(ms(lane.session->connection().last_received())) + " ms ago";
+  if (!lane.trouble.empty()) (why += ": ") += lane.trouble;
+  lane.held.is_told = true;
+  log::warn("rows.waits", {{"table", table},
+                           {"server", lane.name.empty() ? std::string("the leader") : lane.name},
+                           {"endpoint", lane.endpoint.to_string()},
+                           {"asked", asked},
+                           {"ms", ms(since)},
+                           {"since_unix_seconds",
+                            SystemClock().unix_seconds() - static_cast<double>(ms(since)) / 1000},
+                           {"why", why}});
 }
 
 void RowsClient::Impl::keep(std::chrono::milliseconds every) {
@@ -181,9 +216,11 @@ Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline
     if (is_leader) lane->endpoint = leaders.present();
     const Status connected = co_await connect(self, lane, limit);
     lane->is_connecting = false;
+    if (connected.ok()) lane->trouble.clear();
     if (connected.ok() && is_leader) leaders.joined();
     if (connected.ok()) co_return connected;
     const Error& why = connected.error();
+    lane->trouble = why.message();
     if (!is_worth_another(why) || in(kFirstPause) >= deadline) co_return self->named(*lane, why);
     if (is_leader && leaders.failed(why, proto::leader_named_by(why))) {
       log::info("rows.next_server", {{"table", self->table},
@@ -211,6 +248,7 @@ Error RowsClient::Impl::named(const Lane& lane, const Error& why) const {
 
 /// Ask the leader where the rows are.
 Task<Status> RowsClient::Impl::ask_route(Impl* self, TimePoint deadline) {
+  const Hold hold(self->leader(), "where the rows are");
   for (;;) {
     CENTROID_CO_TRY(co_await ensure(self, &self->leader(), deadline));
     const auto answer =
@@ -220,6 +258,7 @@ Task<Status> RowsClient::Impl::ask_route(Impl* self, TimePoint deadline) {
       co_return self->adopt(std::move(route));
     }
     if (answer.error().code() != ErrorCode::kUnavailable) co_return answer.error();
+    self->leader().trouble = answer.error().message();
     const TimePoint again = in(kFirstPause);
     if (again >= deadline) co_return answer.error();
     if (!co_await sleep_until(again)) co_return answer.error();

@@ -51,8 +51,12 @@ RowsService::Client::~Client() {
 
 /// Says what a request waits for, while it waits.
 struct RowsService::Waiting {
-  Waiting(Client& client, const char* what) : client_(client) {
+  Waiting(Client& client, const char* what, bool is_push, std::uint32_t table, std::uint32_t rows)
+      : client_(client) {
     client.waits_for = what;
+    client.is_push = is_push;
+    client.table = table;
+    client.rows = rows;
     client.since = client.service_.clock_.now();
   }
   ~Waiting() { client_.waits_for = nullptr; }
@@ -248,7 +252,9 @@ void RowsService::waits(std::vector<WaitView>& views) const {
     const bool is_for_checkpoint = client->waits_for == kForDisk;
     const bool is_for_move = client->waits_for == kForMove;
     const bool is_its_own = !is_for_checkpoint && !is_for_move && client->waits_for != kForJournal;
-    std::string what = client->waits_for;
+    std::string what = client->is_push ? "push of " : "pull of ";
+    what += std::to_string(client->rows) + " rows, table '" +
+            tables_->tables[client->table].spec().name + "': " + client->waits_for;
     if (client->waits_for == kForJournal)
       if (const auto trouble = journal_->state().trouble; !trouble.empty()) what += ": " + trouble;
     views.push_back({.who = is_its_own ? "a request for rows" : name,
@@ -457,7 +463,7 @@ Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& c
     refused_.add();
     co_return co_await session.respond_error(frame.header, number.error());
   }
-  Waiting waiting(client, kForPayload);
+  Waiting waiting(client, kForPayload, false, head.table, head.rows);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await room(head.table, 0, head.rows, client));
@@ -490,7 +496,7 @@ Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& c
     refused_.add();
     co_return co_await session.respond_error(frame.header, number.error());
   }
-  Waiting waiting(client, kForPayload);
+  Waiting waiting(client, kForPayload, true, head.table, head.rows);
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await room(head.table, head.rows, head.rows, client));

@@ -50,6 +50,8 @@ class RowsService {
     std::vector<std::byte> in, out;   ///< payloads, kept for their memory
     const char* waits_for = nullptr;  ///< of the request that is open
     TimePoint since, told;            ///< told: when the client heard last why it waits
+    bool is_push = false;             ///< what is open
+    std::uint32_t table = 0, rows = 0;
   };
 
   /// `tables` as parse_tables takes it.

@@ -327,6 +327,7 @@ class RowsTest(ClusterTest):
         (said,) = wait_for(lambda: [w for w in server.get("/v1/waits")["waits"] if w["for_whom"] == "journal"], "the journal in /v1/waits")
         self.assertIn("No space left", said["what"])
         self.assertIn("rows-1", said["who"])
+        self.assertRegex(said["what"], r"^push of 1000 rows, table 'emb': the journal of the tables")
         wait_for(lambda: server.metric("centroid_server_journal_waits") == 1, "the metric")
         wait_for(lambda: [w for w in server.get("/v1/waits")["waits"] if w["for_whom"] == "journal" and w["seconds"] > 3], "three seconds of waiting")
         self.assertLess(len(answered), 11)
