@@ -305,6 +305,7 @@ class ServerMetrics(MetricsTest):
         codec = ["--apply", "worker", "--codec-down", "int8", "--journal", "on"]
         server = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--lease", "2s", *codec)
         shard, endpoint = self.listening(server.data, "s1", "--endpoints-file", self.folder / "s1.json")
+        wait_for((self.folder / "s1.json").exists, "the file of its endpoints")
         self.assertEqual(json.loads((self.folder / "s1.json").read_text())["metrics"], endpoint)
         worker = self.worker(server, "w0")
         server.wait_round(20)

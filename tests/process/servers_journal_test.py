@@ -139,7 +139,8 @@ class Kill(JournalTest):
                 again.wait_event("journal.replayed")
                 after = wait_for(lambda: again.get("/v1/parameters"), "statistics")
                 self.assertEqual(after["version"], paused["version"])
-                self.assertEqual(after["parameters"], before, "other bits")
+                values = [[{**tensor, "servers": None} for tensor in told] for told in (after["parameters"], before)]  # they may lie elsewhere now
+                self.assertEqual(*values, "other bits")
                 again.kill()
 
     def test_all_servers_at_once(self):
