@@ -144,11 +144,15 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
   std::vector<std::uint32_t> left(call->keys.size());
   std::iota(left.begin(), left.end(), 0u);
   std::chrono::milliseconds pause = kFirstPause;
-  std::optional<Hold> disagreement;
+  std::optional<Hold> disagreement;  // until the next try
+  std::optional<TimePoint> disagree_since;
+  bool is_told = false;
   while (!left.empty()) {
     if (!self->leader().is_open() || !self->route)
       CENTROID_CO_TRY(co_await ask_route(self, call->deadline));
     CENTROID_CO_TRY(co_await settle_gone(self, call->deadline));
+    if (disagreement) is_told = self->leader().held.is_told;
+    disagreement.reset();
     auto parts = self->split(*call, left);
     bool is_moved = false;
     for (const auto& part : parts) {  // all are here before anything is sent
@@ -186,7 +190,9 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     std::erase_if(left, [&](std::uint32_t row) { return is_done[row]; });
     if (!is_moved) continue;
     // The servers know of a route that the leader has told them.
-    if (!disagreement) disagreement.emplace(self->leader(), "a route that its servers go by");
+    if (!disagree_since) disagree_since = in(std::chrono::milliseconds(0));
+    disagreement.emplace(self->leader(), "a route that its servers go by", 0u, *disagree_since,
+                         is_told);
     const TimePoint again = in(pause);
     if (again >= call->deadline)
       co_return Error(ErrorCode::kDeadlineExceeded,

@@ -50,7 +50,10 @@ Status write_endpoints(const std::string& path, const std::string& data, const s
   std::string text = "{\"data\": \"" + data + "\", ";
   if (!http.empty()) text += '"' + http + "\": \"" + where + "\", ";
   text += "\"pid\": " + std::to_string(::getpid()) + "}\n";
-  const Status written = replace_file(path, text, Replacement{fault::Stem("endpoints")});
+  Replacement how{fault::Stem("endpoints")};
+  how.mode = 0666;    // less the umask, as any program's
+  how.lasts = false;  // it tells of this process
+  const Status written = replace_file(path, text, how);
   if (written.ok()) return {};
   return Error(ErrorCode::kFailedPrecondition,
                "cannot write " + path + " (endpoints_file): " + written.error().message());

@@ -72,12 +72,16 @@ struct Lane {
 /// While it lives a call waits for `asked` of this server.
 class Hold {
  public:
-  Hold(Lane& lane, const char* asked, std::size_t rows = 0) : held_(lane.held) {
+  Hold(Lane& lane, const char* asked, std::size_t rows = 0)
+      : Hold(lane, asked, rows, in(std::chrono::milliseconds(0)), false) {}
+  /// Of a wait that goes on.
+  Hold(Lane& lane, const char* asked, std::size_t rows, TimePoint since, bool is_told)
+      : held_(lane.held) {
     if (held_.depth++ > 0) return;
     held_.asked = asked;
     held_.rows = rows;
-    held_.since = in(std::chrono::milliseconds(0));
-    held_.is_told = false;
+    held_.since = since;
+    held_.is_told = is_told;
     lane.trouble.clear();
   }
   ~Hold() { --held_.depth; }

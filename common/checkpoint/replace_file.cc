@@ -39,6 +39,7 @@ Status replace_file(const fs::path& path, std::string_view text, const Replaceme
     return written;
   }
   fault::point(how.stem, "renamed");
+  if (!how.lasts) return {};
   const Status synced = file::sync_directory(folder);
   if (!synced.ok() && how.is_undone_if_unsure) {
     CENTROID_TRY(file::remove(path));

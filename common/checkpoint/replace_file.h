@@ -15,6 +15,7 @@ struct Replacement {
   unsigned mode = 0644;              ///< less the umask
   std::filesystem::path draft = {};  ///< empty: the file's name and ".tmp"; two writers need two
   std::function<Status()> may = {};  ///< asked last, when only the name is missing
+  bool lasts = true;                 ///< false: a power cut may take the new name
   bool is_undone_if_unsure = false;  ///< no file at all where the new one may not last (below)
 };
 

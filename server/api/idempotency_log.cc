@@ -25,6 +25,20 @@ constexpr std::uint64_t kKeptBytes = 8u << 20, kMostBytes = 32u << 20;
 
 constexpr const char* kWhat = "idempotency keys";
 
+/// fails as file.h: keys that cannot be read are not none
+Result<std::string> read_keys(const std::string& path) {
+  const auto read = [&]() -> Result<std::string> {
+    CENTROID_ASSIGN(const file::Descriptor in, file::open_regular(path));
+    CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(in, path));
+    std::string text(bytes, '\0');
+    CENTROID_TRY(file::read_at(in, path, 0, std::as_writable_bytes(std::span(text))));
+    return text;
+  };
+  auto text = read();
+  if (!text.ok()) return private_file_error(kWhat, text.error());
+  return text;
+}
+
 std::string line_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -124,14 +138,7 @@ Result<std::unique_ptr<IdempotencyLog>> IdempotencyLog::open(std::string path,
       return Error(ErrorCode::kFailedPrecondition, "idempotency keys " + log->path_ +
                                                        ": others may read or write it; chmod 600 " +
                                                        log->path_);
-    const auto readable = file::open_regular(log->path_);  // else keys would be forgotten
-    if (!readable.ok()) return private_file_error(kWhat, readable.error());
-    std::ifstream file(log->path_, std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(file)),
-                           std::istreambuf_iterator<char>());
-    if (file.bad())
-      return private_file_error(kWhat,
-                                Error(ErrorCode::kDataLoss, log->path_ + ": cannot be read"));
+    CENTROID_ASSIGN(const std::string text, read_keys(log->path_));
     log->kept_ = parse_idempotency(text, now_unix_seconds, lifetime_seconds);
   }
   CENTROID_TRY(log->rewrite());
@@ -224,9 +231,7 @@ Result<std::optional<IdempotencyLog::Kept>> IdempotencyLog::claim(const std::str
   if (!claims) return Error(ErrorCode::kAborted, "idempotency keys: another server holds " + held);
   if (auto other = find_elsewhere(key, unix_seconds)) return other;
   if (bytes_ > kMostBytes) {
-    std::ifstream file(path_, std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(file)),
-                           std::istreambuf_iterator<char>());
+    CENTROID_ASSIGN(const std::string text, read_keys(path_));
     kept_ = parse_idempotency(text, unix_seconds, lifetime_seconds_);
     CENTROID_TRY(rewrite());
     kept_.clear();

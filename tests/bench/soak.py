@@ -129,6 +129,8 @@ class Soak:
             time.sleep(options.churn)  # lint-ok: the time that a worker has
             self.turn()
             seen.append(self.held())
+            if not all(thread.is_alive() for thread in threads):
+                raise SystemExit("pushes of rows, or the stream of events, have ended")
             if passed >= shown:
                 memory, files, running, series, disk = seen[-1]
                 cluster = self.server.cluster()

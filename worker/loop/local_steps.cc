@@ -17,7 +17,7 @@ void add(StepStats& sum, const StepStats& more) {
   sum.correct += more.correct;
   sum.loss_sum += more.loss_sum;
   sum.compute_seconds += more.compute_seconds;
-  if (more.gradient_norm >= 0) sum.gradient_norm = more.gradient_norm;
+  if (!(more.gradient_norm < 0)) sum.gradient_norm = more.gradient_norm;
 }
 
 }  // namespace
