@@ -30,14 +30,46 @@ std::string utc(double unix_seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-/// One line per checkpoint, newest first; kExitFailed when one is damaged.
-int list(const Session& session, const std::string& folder, bool verify) {
+/// What somebody means by a folder: one of checkpoints, of a run, or a single checkpoint.
+struct Folder {
+  std::filesystem::path path;  ///< of a run that of its checkpoints
+  bool is_single = false;
+};
+
+Folder meant_by(const std::string& folder) {
+  std::error_code ignored;
   const auto directory = CheckpointDirectory::view(folder);
-  if (!directory.ok()) return fail(directory.error());
+  const bool has_some = directory.ok() && !directory->list(false).empty();
+  if (!has_some && CheckpointDirectory::look_at(folder, false)) return {folder, true};
+  const std::filesystem::path inner = std::filesystem::path(folder) / "checkpoints";
+  if (!has_some && std::filesystem::is_directory(inner, ignored)) return {inner, false};
+  return {folder, false};
+}
+
+/// At least one, newest first. fails not_found: it holds none, which is no all-clear
+Result<std::vector<CheckpointEntry>> entries_of(const Folder& folder, bool verify) {
+  if (folder.is_single) {
+    const auto single = CheckpointDirectory::look_at(folder.path, verify);
+    if (single) return std::vector<CheckpointEntry>{*single};
+  }
+  CENTROID_ASSIGN(const auto directory, CheckpointDirectory::view(folder.path));
+  std::vector<CheckpointEntry> entries = directory.list(verify);
+  if (entries.empty())
+    return Error(ErrorCode::kNotFound,
+                 folder.path.string() +
+                     ": holds no checkpoint; expected folders checkpoint-VERSION in it, or one of "
+                     "these");
+  return entries;
+}
+
+/// One line per checkpoint, newest first; kExitFailed when one is damaged, or there is none.
+int list(const Session& session, const Folder& folder, bool verify) {
+  const auto entries = entries_of(folder, verify);
+  if (!entries.ok()) return fail(entries.error());
   int status = kExitDone;
   if (session.style.is_json) {
     Json all = Json::array();
-    for (const CheckpointEntry& entry : directory->list(verify)) {
+    for (const CheckpointEntry& entry : *entries) {
       Json one;
       one["path"] = entry.path.string();
       one["version"] = entry.version.value;
@@ -54,7 +86,7 @@ int list(const Session& session, const std::string& folder, bool verify) {
     std::printf("%s\n", out.dump().c_str());
     return status;
   }
-  for (const CheckpointEntry& entry : directory->list(verify)) {
+  for (const CheckpointEntry& entry : *entries) {
     const CheckpointInfo& info = entry.info;
     const std::string name = entry.path.filename().string();
     if (entry.problem.empty()) {
@@ -138,11 +170,13 @@ bool is_version(const std::string& text) {
          !std::filesystem::exists(text);
 }
 
-/// The journal that belongs to a folder of checkpoints: beside it, unless named.
-int check_journal(const Session& session, const std::string& checkpoints, std::string folder) {
+/// The journal that belongs to a folder of checkpoints: beside it, unless named. None belongs to a
+/// single checkpoint.
+int check_journal(const Session& session, const Folder& checkpoints, std::string folder) {
   std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
+  if (folder.empty() && checkpoints.is_single) return kExitDone;
   if (folder.empty())
-    folder = (std::filesystem::absolute(checkpoints) / "..").lexically_normal() / "journal";
+    folder = (std::filesystem::absolute(checkpoints.path) / "..").lexically_normal() / "journal";
   const int rows = check_rows_journal(session, folder);
   if (rows != kExitDone) return rows;
   if (journal::segments_of(folder).empty()) return kExitDone;
@@ -171,14 +205,17 @@ struct Export {
 };
 
 int export_model(const std::string& folder, const Export& what) {
-  const auto directory = CheckpointDirectory::view(folder);
+  const Folder meant = meant_by(folder);
+  const auto directory = CheckpointDirectory::view(meant.path);
   if (!directory.ok()) return fail(directory.error());
   ExportOptions options;
   options.shard_bytes = what.shard_bytes;
   const auto dtype = parse_dtype(what.dtype);
   if (!dtype.ok()) return fail(dtype.error());
   options.dtype = *dtype;
-  for (const CheckpointEntry& entry : directory->list(!what.table.empty())) {
+  const auto entries = entries_of(meant, !what.table.empty());
+  if (!entries.ok()) return fail(entries.error());
+  for (const CheckpointEntry& entry : *entries) {
     if (what.version != 0 && entry.version.value != what.version) continue;
     const Status done = what.table.empty()
                             ? export_checkpoint(*directory, entry, what.target, options)
@@ -189,8 +226,8 @@ int export_model(const std::string& folder, const Export& what) {
                 entry.path.filename().c_str(), what.dtype.c_str());
     return kExitDone;
   }
-  const std::string wanted = what.version == 0 ? "" : " of version " + std::to_string(what.version);
-  return fail(Error(ErrorCode::kNotFound, folder + ": holds no checkpoint" + wanted));
+  const std::string wanted = std::to_string(what.version);
+  return fail(Error(ErrorCode::kNotFound, folder + ": holds no checkpoint of version " + wanted));
 }
 
 struct Merge {
@@ -236,23 +273,27 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
   const auto folder = std::make_shared<std::string>();
   CLI::App* const all = group->add_subcommand("list", "One line per checkpoint, newest first.");
   all->add_option("DIR", *folder,
-                  "folder of checkpoints, such as RUN_DIR/checkpoints, for which no server is "
-                  "asked; else those of the server");
+                  "folder of checkpoints, such as RUN_DIR/checkpoints, of a run, or a single "
+                  "checkpoint, for which no server is asked; else those of the server");
   all->callback([=, &status] {
-    status = folder->empty() ? list_of_server(*session) : list(*session, *folder, false);
+    status = folder->empty() ? list_of_server(*session) : list(*session, meant_by(*folder), false);
   });
   CLI::App* const verify = group->add_subcommand(
       "verify",
       "Read every file and compare every checksum: of a folder and its journal, or of "
       "one version by the server.");
-  verify->add_option("DIR|VERSION", *folder, "folder of checkpoints, or a version of the server's")
+  verify
+      ->add_option(
+          "DIR|VERSION", *folder,
+          "folder of checkpoints, of a run, or a single checkpoint, or a version of the server's")
       ->required();
   const auto wish = std::make_shared<Export>();
   CLI::App* const exported = group->add_subcommand(
       "export",
       "Write the parameters of a checkpoint, or a table of its sparse rows, as safetensors, for "
       "other programs.");
-  exported->add_option("DIR", *folder, "folder of checkpoints")->required();
+  exported->add_option("DIR", *folder, "folder of checkpoints, of a run, or a single checkpoint")
+      ->required();
   exported->add_option("--to", wish->target, "file to write, NAME.safetensors")->required();
   exported->add_option("--version", wish->version, "version of the checkpoint; else the newest");
   exported->add_option("--dtype", wish->dtype, "f32, bf16 or f16")->capture_default_str();
@@ -271,14 +312,16 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
   add_merge(*group, status);
   add_get(*group, session, status);
   const auto journal_folder = std::make_shared<std::string>();
-  verify->add_option("--journal", *journal_folder, "folder of the journal; else DIR/../journal");
+  verify->add_option("--journal", *journal_folder,
+                     "folder of the journal; else DIR/../journal, of a single checkpoint none");
   verify->callback([=, &status] {
     if (is_version(*folder)) {
       status = verify_on_server(*session, *folder);
       return;
     }
-    status = list(*session, *folder, true);
-    if (const int journal = check_journal(*session, *folder, *journal_folder); status == kExitDone)
+    const Folder meant = meant_by(*folder);
+    status = list(*session, meant, true);
+    if (const int journal = check_journal(*session, meant, *journal_folder); status == kExitDone)
       status = journal;
   });
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <set>
 
 #include "common/base/crc32c.h"
@@ -12,6 +11,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/file.h"
 #include "common/checkpoint/manifest_json.h"
+#include "common/checkpoint/place.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
 #include "common/tensor/buffer.h"
@@ -22,7 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr std::string_view kRowsPrefix = "rows-";
 constexpr std::string_view kSuffix = ".safetensors";
@@ -31,36 +30,6 @@ constexpr const char* kOptimizerStem = "optimizer";
 constexpr const char* kManifestFile = "manifest.json";
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kPieceElements = std::size_t{256} << 10;  // 1 MiB
-
-/// What the name of a checkpoint's directory says.
-struct Place {
-  Version version;
-  std::uint64_t number = 0;
-};
-
-std::string padded(std::uint64_t value, std::size_t width) {
-  std::string digits = std::to_string(value);
-  if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
-  return digits;
-}
-
-std::string directory_name(const Place& place) {
-  std::string name = std::string(kPrefix) + padded(place.version.value, 12);
-  if (place.number > 0) name.append("-").append(padded(place.number, 6));
-  return name;
-}
-
-std::optional<Place> place_of(const fs::path& path) {
-  const std::string name = path.filename().string();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  Place place;
-  const char* const end = name.data() + name.size();
-  const char* const dash =
-      std::from_chars(name.data() + kPrefix.size(), end, place.version.value).ptr;
-  if (dash != end) std::from_chars(dash + 1, end, place.number);
-  if (name != directory_name(place)) return std::nullopt;
-  return place;
-}
 
 fs::path temporary_path(const fs::path& root, const std::string& what) {
   static std::atomic<std::uint64_t> counter{0};
@@ -548,6 +517,21 @@ std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
     return a.version == b.version ? a.number > b.number : a.version > b.version;
   });
   return entries;
+}
+
+std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& folder, bool verify) {
+  fs::path path = fs::absolute(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // it ended with '/'
+  std::error_code ignored;
+  auto place = place_of(path);
+  if (!fs::is_directory(path, ignored)) return std::nullopt;
+  if (!place && !fs::exists(path / kManifestFile, ignored)) return std::nullopt;
+  if (!place) {  // a copy under a name of its own: what it says counts, where it can be read
+    const auto manifest = read_manifest(path);
+    place.emplace();
+    if (manifest.ok()) place->version = manifest->info.version;
+  }
+  return inspect(path, *place, verify);
 }
 
 Result<CheckpointEntry> CheckpointDirectory::newest_valid(

@@ -113,6 +113,10 @@ class CheckpointDirectory {
   /// To look only: nothing is created or removed. fails not_found: no such folder.
   static Result<CheckpointDirectory> view(const std::filesystem::path& root);
 
+  /// The checkpoint that this folder itself is, by its name or by the manifest in it; `verify` as
+  /// in `list`. Nothing when it is none.
+  static std::optional<CheckpointEntry> look_at(const std::filesystem::path& folder, bool verify);
+
   /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
   /// delete the oldest beyond the policy. A failure removes the temporary directory and leaves
   /// older checkpoints alone. A damaged checkpoint of the same version is replaced. fails
