@@ -5,6 +5,7 @@
 #include <ctime>
 #include <iomanip>
 #include <map>
+#include <set>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 constexpr double kStillSeconds = 60;
 constexpr double kCheckpointAgeSeconds = 7200;
 constexpr double kStraggler = 2;  ///< times the median
+constexpr double kLongRound = 4;  ///< times the usual one
 constexpr double kTokenSeconds = 7 * 86400;
 constexpr double kSeenSeconds = 15, kSeenLeases = 4;  ///< a standby tells etcd each etcd.lease
 constexpr std::chrono::milliseconds kNetworkTime{600};
@@ -52,11 +54,28 @@ void check_version(Report& report, const Json& version) {
     report.add(Verdict::kWarning, "version", found, "take all programs from one release");
 }
 
+/// What the server asks of who connects as a worker does, and was not given: to try without would
+/// only be refused, and is a stranger in its log.
+struct Lack {
+  std::string what, advice;
+};
+
+Lack lack_of(const Session& session, const Access& access) {
+  if (!access.tls && has_tls(session))
+    return {"it is TLS", "give who signs its certificate with --tls-authority"};
+  const auto config = get_json(session, "/v1/config");
+  const bool asks_token =
+      config.ok() && config->contains("token") && !text_of((*config)["token"], "value").empty();
+  if (access.token.empty() && asks_token)
+    return {"workers show a token", "give the workers' token with --worker-token-file"};
+  return {};
+}
+
 /// A port of workers, and what the way there gives: one round of training moves the model once each
 /// way for each worker, so a way on which that takes longer than a round holds training up.
 void check_data_port(Report& report, const Session& session, const std::string& name,
                      const std::string& where, double model_bytes, const Access& access,
-                     bool is_tls_missing) {
+                     const Lack& lack) {
   Remote data;
   if (!data.set_address(where).ok())
     return report.add(Verdict::kWarning, name, "'" + where + "' is no address",
@@ -66,9 +85,8 @@ void check_data_port(Report& report, const Session& session, const std::string& 
                       "open " + where + " to the workers; run this again on one of their machines");
   report.add(Verdict::kGood, name, where + " is open from here");
   const std::string network_name = name == "data port" ? "network" : name + " network";
-  if (is_tls_missing)
-    return report.add(Verdict::kWarning, network_name, "not measured: it is TLS",
-                      "give who signs its certificate with --tls-authority");
+  if (!lack.what.empty())
+    return report.add(Verdict::kWarning, network_name, "not measured: " + lack.what, lack.advice);
   const auto network = measure(where, access, kNetworkTime, transport::kMaxEchoBytes);
   if (!network.ok())
     return report.add(Verdict::kWarning, network_name, "not measured: " + network.error().message(),
@@ -96,7 +114,7 @@ double seen_within(const Session& session) {
 
 /// The servers that the model lies on, beside the one that answers REST.
 void check_servers(Report& report, const Session& session, const Json& servers,
-                   const Access& access, bool is_tls_missing) {
+                   const Access& access, const Lack& lack) {
   for (const Json& server : servers) {
     const std::string state = text_of(server, "state"), name = "server " + text_of(server, "name");
     if (state == "leader") continue;
@@ -115,7 +133,7 @@ void check_servers(Report& report, const Session& session, const Json& servers,
                  state + ", " + text_of(server, "moves") + " chunks are still to move",
                  "wait; `centroidctl servers` shows how far it is");
     check_data_port(report, session, name, text_of(server, "endpoint"), number_of(server, "bytes"),
-                    access, is_tls_missing);
+                    access, lack);
   }
 }
 
@@ -201,17 +219,34 @@ void check_job(Report& report, const Json& cluster) {
     report.add(Verdict::kGood, "job", found);
 }
 
-void check_waits(Report& report, const Json& waits) {
-  bool is_still = false;
-  for (const Json& wait : waits)
-    if (number_of(wait, "seconds") > kStillSeconds && text_of(wait, "who").starts_with("round")) {
-      is_still = true;
-      report.add(Verdict::kWarning, "waits",
-                 text_of(wait, "who") + " waits for " + text_of(wait, "for_whom") + ", " +
-                     text_of(wait, "what") + ", " + duration_text(number_of(wait, "seconds")),
-                 "look at the log of " + text_of(wait, "for_whom") + "; restart it if it hangs");
-    }
-  if (!is_still) report.add(Verdict::kGood, "waits", "no round waits long");
+/// What a round takes here, in seconds; infinite where none has ended yet.
+double usual_round(const Session& session) {
+  const auto rounds = get_list(session, "/v1/rounds?limit=16", "rounds", 16);
+  std::vector<double> times;
+  if (rounds.ok())
+    for (const Json& round : *rounds)
+      if (text_of(round, "state") == "closed") times.push_back(number_of(round, "seconds"));
+  if (times.empty()) return INFINITY;
+  std::ranges::sort(times);
+  return times[times.size() / 2];
+}
+
+/// Whom rounds wait for. That is usual where a round takes seconds.
+void check_waits(Report& report, const Session& session, const Json& waits) {
+  bool is_any = false;
+  const double usual = usual_round(session);
+  for (const Json& wait : waits) {
+    const double seconds = number_of(wait, "seconds");
+    if (!(seconds > kWaitSeconds) || !text_of(wait, "who").starts_with("round")) continue;
+    is_any = true;
+    const std::string whom = text_of(wait, "for_whom");
+    const bool is_long = seconds > kStillSeconds || seconds > kLongRound * usual;
+    report.add(is_long ? Verdict::kWarning : Verdict::kGood, "waits",
+               text_of(wait, "who") + " waits for " + whom + ", " + text_of(wait, "what") + ", " +
+                   duration_text(seconds),
+               is_long ? "look at the log of " + whom + "; restart it if it hangs" : "");
+  }
+  if (!is_any) report.add(Verdict::kGood, "waits", "no round waits long");
 }
 
 /// Who was lost and is back, or left in order since, is lost no more.
@@ -302,10 +337,9 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   check_version(report, *version);
   const auto cluster = get_json(session, "/v1/cluster"),
              workers = get_list(session, "/v1/workers", "workers"),
-             waits = get_list(session, "/v1/waits", "waits"),
              checkpoints = get_list(session, "/v1/checkpoints", "checkpoints"),
              servers = get_list(session, "/v1/servers", "servers");
-  for (const auto* answer : {&cluster, &workers, &waits, &checkpoints, &servers})
+  for (const auto* answer : {&cluster, &workers, &checkpoints, &servers})
     if (!answer->ok()) {
       report.add(Verdict::kBad, "REST", answer->error().message(), "see the server's log");
       return report.finish();
@@ -313,14 +347,14 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   const auto access = open_access(worker_options);
   if (!access.ok()) return complain(access.error());
   check_tokens(report, session);
-  const bool is_tls_missing = !access->tls && has_tls(session);
+  const Lack lack = lack_of(session, *access);
   const double model_bytes = sizeof(float) * number_of(*cluster, "parameters");
   const auto where = data_endpoint(session, *cluster);
   if (where.ok())
-    check_data_port(report, session, "data port", *where, model_bytes, *access, is_tls_missing);
+    check_data_port(report, session, "data port", *where, model_bytes, *access, lack);
   else
     report.add(Verdict::kWarning, "data port", where.error().message());
-  check_servers(report, session, *servers, *access, is_tls_missing);
+  check_servers(report, session, *servers, *access, lack);
   const std::string theirs = text_of(*version, "version");
   check_programs(report, *workers, "worker", theirs);
   check_programs(report, *servers, "server", theirs);
@@ -328,16 +362,27 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   check_certificates(report, *servers, "server");
   check_disks(report, *servers);
   check_host(report, session, *checkpoints);
+  std::set<std::string> told;
   if (!leaves_members) {
-    check_members(report, session, *workers);
-    check_ways(report, session, *cluster, *workers);
+    told = check_members(report, session, *workers);
+    check_ways(report, session, *cluster, *workers, told);
   }
-  check_job(report, *cluster);
-  check_waits(report, *waits);
-  check_workers(report, *workers);
-  check_speed(report, *workers);
-  check_scale(report, session, *workers);
-  check_checkpoints(report, *cluster, *checkpoints);
+  // That took seconds, in which somebody may have been lost.
+  const auto cluster_now = get_json(session, "/v1/cluster"),
+             workers_now = get_list(session, "/v1/workers", "workers"),
+             waits = get_list(session, "/v1/waits", "waits");
+  for (const auto* answer : {&cluster_now, &workers_now, &waits})
+    if (!answer->ok()) {
+      report.add(Verdict::kBad, "REST", answer->error().message(), "see the server's log");
+      return report.finish();
+    }
+  check_job(report, *cluster_now);
+  check_waits(report, session, *waits);
+  check_silent(report, session, *workers_now, *waits, told);
+  check_workers(report, *workers_now);
+  check_speed(report, *workers_now);
+  check_scale(report, session, *workers_now);
+  check_checkpoints(report, *cluster_now, *checkpoints);
   check_durability(report, session);
   return report.finish();
 }

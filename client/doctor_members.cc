@@ -15,8 +15,9 @@ constexpr double kBehind = 3;  ///< parts of the median that a member's way give
 constexpr std::size_t kMeasuredWorkers = 16, kMeasuredWays = 16, kShownWays = 5, kMostFailed = 3;
 constexpr std::chrono::seconds kWaysTime{30};  ///< nothing new is begun after that
 constexpr double kCertificateSeconds = 14 * 86400;
-constexpr double kLeastFree = 0.05;  ///< of the disk
-constexpr double kCheckpoints = 3;   ///< that should still fit on it
+constexpr double kLeastFree = 0.05;   ///< of the disk
+constexpr double kCheckpoints = 3;    ///< that should still fit on it
+constexpr double kLeaseSeconds = 10;  ///< where the server does not say
 
 struct Way {
   std::string name;
@@ -46,6 +47,51 @@ std::vector<std::pair<const Json*, const Json*>> pairs_of(const std::vector<cons
   return pairs;
 }
 
+double lease_of(const Session& session) {
+  const auto config = get_json(session, "/v1/config");
+  if (!config.ok() || !config->contains("lease")) return kLeaseSeconds;
+  return number_of((*config)["lease"], "value") / 1000;
+}
+
+/// It should have sent two heartbeats, as the server counts it.
+bool is_silent(const Json& worker, double lease) {
+  const std::string state = text_of(worker, "state");
+  const bool is_here = state == "active" || state == "syncing" || state == "draining";
+  return is_here && number_of(worker, "silent_seconds") > lease / 2;
+}
+
+void tell_silent(Report& report, const Json& worker, const Json& waits) {
+  const std::string name = text_of(worker, "name");
+  const bool is_awaited = std::ranges::any_of(waits, [&](const Json& wait) {
+    return text_of(wait, "for_whom") == name && text_of(wait, "who").starts_with("round");
+  });
+  report.add(Verdict::kWarning, "worker " + name,
+             "does not answer, silent for " + duration_text(number_of(worker, "silent_seconds")) +
+                 (is_awaited ? "; a round waits for it" : ""),
+             "is its process stopped, does its machine swap, is the network to it cut? It is given "
+             "up after `lease`");
+}
+
+/// What a measurement that failed says of its worker: true when it was told, and is silent or lost.
+bool tell_unmeasured(Report& report, const Session& session, const Json& worker, double asked) {
+  const auto now = get_json(session, "/v1/workers/" + text_of(worker, "member"));
+  if (!now.ok()) return false;
+  const std::string state = text_of(*now, "state");
+  if (state == "dead" || state == "fenced") {
+    report.add(Verdict::kWarning, "worker " + text_of(*now, "name"),
+               "was lost while it was measured: " + text_of(*now, "reason"),
+               "look at its log and its machine");
+    return true;
+  }
+  // It was asked all that time, and nothing came.
+  const double silent = number_of(*now, "silent_seconds");
+  if (!(asked > kWaitSeconds && silent > asked - kWaitSeconds && silent > kWaitSeconds))
+    return false;
+  const auto waits = get_list(session, "/v1/waits", "waits");
+  tell_silent(report, *now, waits.ok() ? *waits : Json::array());
+  return true;
+}
+
 /// Since the list was made: no fault, and nothing to measure any more.
 bool has_left(const Session& session, const Json& worker) {
   const auto now = get_json(session, "/v1/workers/" + text_of(worker, "member"));
@@ -54,17 +100,26 @@ bool has_left(const Session& session, const Json& worker) {
 
 }  // namespace
 
-void check_members(Report& report, const Session& session, const Json& workers) {
+std::set<std::string> check_members(Report& report, const Session& session, const Json& workers) {
+  const double lease = lease_of(session);
+  std::set<std::string> silent;
   std::vector<Way> ways;
   std::size_t left = 0, failed = 0;
   std::string last;
   for (const Json& worker : workers) {
     if (text_of(worker, "state") != "active") continue;
+    if (is_silent(worker, lease)) continue;  // check_silent tells it
     if (ways.size() == kMeasuredWorkers) {
       ++left;
       continue;
     }
+    const auto begin = std::chrono::steady_clock::now();
     const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
+    const std::chrono::duration<double> asked = std::chrono::steady_clock::now() - begin;
+    if (!answer.ok() && tell_unmeasured(report, session, worker, asked.count())) {
+      silent.insert(text_of(worker, "name"));
+      continue;
+    }
     if (!answer.ok() && has_left(session, worker)) continue;
     if (!answer.ok()) {
       const std::string why = answer.error().message();
@@ -81,7 +136,7 @@ void check_members(Report& report, const Session& session, const Json& workers) 
                     std::min(number_of(*answer, "bytes_per_second_to"),
                              number_of(*answer, "bytes_per_second_from"))});
   }
-  if (ways.empty()) return;
+  if (ways.empty()) return silent;
   std::ranges::sort(ways, {}, &Way::slower);
   const double median = ways[ways.size() / 2].slower;
   bool is_good = true;
@@ -102,13 +157,24 @@ void check_members(Report& report, const Session& session, const Json& workers) 
     report.add(Verdict::kGood, "members",
                std::to_string(ways.size()) + " measured from the server: at least " +
                    size_text(ways.front().slower) + "/s (" + ways.front().name + ")" + more);
+  return silent;
 }
 
-void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers) {
+void check_silent(Report& report, const Session& session, const Json& workers, const Json& waits,
+                  const std::set<std::string>& told) {
+  const double lease = lease_of(session);
+  for (const Json& worker : workers)
+    if (is_silent(worker, lease) && !told.contains(text_of(worker, "name")))
+      tell_silent(report, worker, waits);
+}
+
+void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers,
+                const std::set<std::string>& silent) {
   const std::string exchange = text_of(cluster, "exchange");
   std::vector<const Json*> active;
   for (const Json& worker : workers)
-    if (text_of(worker, "state") == "active" && number_of(worker, "rank") >= 0)
+    if (text_of(worker, "state") == "active" && number_of(worker, "rank") >= 0 &&
+        !silent.contains(text_of(worker, "name")))
       active.push_back(&worker);
   if (exchange.empty() || exchange == "star" || active.size() < 2) return;
   std::ranges::sort(active, {}, [](const Json* one) { return number_of(*one, "rank"); });

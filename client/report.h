@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <set>
 #include <string>
 
 #include "client/online.h"
@@ -51,13 +52,21 @@ class Report {
 
 /// From here on a way is slow: bytes a second, and seconds of a round trip.
 inline constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
+/// A wait that is shorter is no news.
+inline constexpr double kWaitSeconds = 2;
 inline constexpr double kClockSeconds = 5;  ///< between two machines; more confuses logs and graphs
 
 // doctor_members.cc
-/// The way between the server and each worker, as the server measures it while they train.
-void check_members(Report& report, const Session& session, const Json& workers);
-/// The ways from worker to worker, where their exchange uses them: the slowest as a table.
-void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers);
+/// The way between the server and each worker, as the server measures it while they train. Names
+/// who did not answer, or was lost meanwhile.
+std::set<std::string> check_members(Report& report, const Session& session, const Json& workers);
+/// The ways from worker to worker, where their exchange uses them: the slowest as a table. Not of
+/// those in `silent`.
+void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers,
+                const std::set<std::string>& silent);
+/// Workers that should have sent two heartbeats and did not; `told` were named before.
+void check_silent(Report& report, const Session& session, const Json& workers, const Json& waits,
+                  const std::set<std::string>& told);
 /// Clocks and versions of workers and shard servers, as they tell the server.
 void check_programs(Report& report, const Json& members, const std::string& kind,
                     const std::string& version);

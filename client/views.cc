@@ -113,8 +113,13 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
   const auto number = [&](const char* name) { return number_of(cluster, name); };
   const auto text = [&](const char* name) { return text_of(cluster, name); };
   const std::string state = text("state");
-  std::string out = "run        " + text("run_id") + ", " + text("exchange") + ", policy " +
-                    text("policy") + ", " + text("optimizer") + ", " + text("model") + "\n";
+  std::string out = "run        " + text("run_id");
+  for (const auto& [word, name] : {std::pair("", "exchange"),
+                                   {"policy ", "policy"},
+                                   {"", "optimizer"},
+                                   {"", "model"}})  // until workers joined not all is known
+    if (!text(name).empty()) out += std::string(", ") + word + text(name);
+  out += "\n";
   out += "state      " + paint(style, colour_of(state), state) +
          (text("state_reason").empty() ? "" : ": " + text("state_reason")) + "\n";
   if (const std::string role = text("role"); role != "alone" && !role.empty()) {

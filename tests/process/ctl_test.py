@@ -26,6 +26,7 @@ class Ctl(CtlTest):
         for part in ("paused by an operator", cluster["run_id"], f"version {cluster['version']}", "w0", "w1"):
             self.assertIn(part, text)
         self.assertNotIn("\033", text)  # no terminal, no colours
+        self.assertIn(f"{cluster['run_id']}, star, policy bsp, ", text)
         both = self.ctl(server, "status", "--watch", "0.1", "--count", "2", "--output", "json").splitlines()
         for line in both:
             self.assertEqual(json.loads(line)["cluster"]["version"], cluster["version"])
@@ -39,6 +40,11 @@ class Ctl(CtlTest):
         self.assertEqual(len(self.ctl(server, "epochs", "-n", "1").splitlines()), 4)
         self.assertIn("operator", self.ctl(server, "waits"))
         self.assertRegex(self.ctl(server, "config", "min_"), r"min_workers +2 +workers +flag")
+
+    def test_status_leaves_out_what_no_worker_has_told_yet(self):
+        server = self.server()
+        line = self.ctl(server, "status").splitlines()[0]
+        self.assertRegex(line, r"^run +\w[^,]*(, star)?, policy bsp, \w+$")
 
     def test_actions_act(self):
         server, (first, second) = self.training()
@@ -171,6 +177,9 @@ class Ctl(CtlTest):
             self.assertGreaterEqual(min(rates), 0, "the next life of the server counts from 0")
         self.ctl(f"127.0.0.1:{free_port()}", "status", "--watch", status=UNREACHABLE)
 
+    def doctor(self, server, *arguments):
+        return json.loads(self.ctl(server, "doctor", *arguments, "--output", "json"))
+
     def test_doctor_finds_what_is_wrong(self):
         server, workers = self.training()
         wait_for(lambda: server.post("/v1/checkpoints")[0] == 201, "a checkpoint")
@@ -219,6 +228,38 @@ class Ctl(CtlTest):
         self.worker(server, "w0", "--stop-status", STOPPED)
         server.wait_worker("w0", "active")
         self.assertEqual(checks(server)["workers"]["found"], "2 present, 0 lost")
+
+    def test_doctor_names_a_worker_that_hangs_and_who_waits_for_it(self):
+        server, workers = self.training("--lease", "300s", "--stall-timeout", "300s")
+        self.assertEqual({one["check"] for one in self.doctor(server)} & {"worker w0", "worker w1"}, set())
+        workers[1].send(signal.SIGSTOP)
+
+        def waits():
+            return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "w1" and wait["seconds"] > 2.5]
+
+        wait_for(waits, "a round that waits for w1")
+        (told,) = (one for one in self.doctor(server, "--no-members") if one["check"] == "waits")
+        self.assertEqual(told["verdict"], "warning")
+        self.assertRegex(told["found"], r"^round \d+ waits for w1, contribution; .* ago, \d\.\d+ s$")
+        found = {one["check"]: one for one in self.doctor(server)}
+        self.assertEqual(found["worker w1"]["verdict"], "warning")
+        self.assertRegex(found["worker w1"]["found"], r"^does not answer, silent for [\d.]+ s; a round waits for it$")
+        self.assertNotIn("worker w0", found)
+        way = Altered(server)  # half of the lease has passed: it need not be asked
+        self.addCleanup(way.close)
+        way.path, way.words = "/v1/workers", {'"silent_seconds":': '"silent_seconds":200,"was":'}
+        found = {one["check"]: one for one in self.doctor(way.api)}
+        self.assertRegex(found["worker w1"]["found"], r"^does not answer, silent for .*; a round waits for it$")
+        self.assertNotIn("members", found)
+        workers[1].send(signal.SIGCONT)
+
+    def test_doctor_names_a_worker_that_is_lost_while_it_looks(self):
+        server, workers = self.training("--lease", "6s")
+        workers[1].send(signal.SIGSTOP)
+        found = {one["check"]: one for one in self.doctor(server)}
+        self.assertRegex(found["worker w1"]["found"], r"^was lost while it was measured: .*silent")
+        self.assertRegex(found["workers"]["found"], r"^1 present, 1 lost; w1: ")
+        workers[1].send(signal.SIGCONT)
 
     def test_doctor_finds_a_wrong_clock_another_version_and_a_closed_port(self):
         server, _ = self.training()

@@ -371,7 +371,7 @@ class Feedback(SmallFilesTest):
         if worker.exit_status() != -signal.SIGKILL:
             self.assert_exit(DONE, worker, server)
             return False
-        told = self.end(server, run)
+        self.end(server, run)
         return True
 
     def test_a_worker_that_is_killed_as_it_leaves_goes_on_with_what_it_left_out(self):
