@@ -59,6 +59,26 @@ class Crash(RecoveryTest):
             self.assertGreater(len(worker.events("cluster.joined")), 1)
         self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
 
+    def test_workers_say_what_a_killed_server_has_lost(self):
+        for journal in ("off", "on"):
+            with self.subTest(journal):
+                common = ["--rounds", 1000000, "--min-workers", 2, "--journal", journal]
+                server = self.server(*common, name=f"before-{journal}", run=journal)
+                workers = [self.worker(server, f"{name}-{journal}") for name in ("w0", "w1")]
+                server.wait_round(3)
+                self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+                server.wait_more_rounds(20)
+                server.kill()
+                again = self.server(*common, "--resume", name=f"after-{journal}", run=journal, listen=server.data, api=server.api)
+                kept = again.wait_event("checkpoint.loaded")["version"]
+                again.wait_more_rounds(5)
+                for worker in workers:
+                    if journal == "off":
+                        lost = worker.wait_event("rounds.lost", to=kept)
+                        self.assertGreaterEqual(lost["from"], kept + 10)
+                        self.assertEqual((lost["level"], lost["action"]), ("warn", "journal.mode on keeps every round"))
+                    self.assertEqual(len(worker.events("rounds.lost")), 1 if journal == "off" else 0)
+
     def test_server_that_leaves_its_workers_is_replaced_without_losing_a_round(self):
         goal = 4000
         self.train(goal, run="whole")

@@ -268,6 +268,7 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
   settle(terms_.counted);
   settle_promised(terms_.counted);
   have_.assign(plan_.chunks().size(), false);
+  if (held_ != Version()) left_with_ = held_;
   held_ = Version();
   peers_.reset();
   route_ = {};

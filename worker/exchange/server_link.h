@@ -181,6 +181,7 @@ class ServerLink final : public transport::FrameSink {
                          std::uint64_t route);
   Task<Status> await_results(transport::Session& leader, proto::RoundClosed closed);
   Status round_opened(proto::RoundOpen open);
+  void tell_lost_rounds(const proto::RoundOpen& open);
   Status round_closed(proto::RoundClosed closed);
   void deliver_closed();
 
@@ -245,6 +246,7 @@ class ServerLink final : public transport::FrameSink {
   double squares_ = 0;                 ///< of the numbers sent in this attempt, as they are decoded
   std::optional<proto::Peers> peers_;  // of the generation that was told last
   Version held_;                       // of the parameters, as far as the link knows
+  std::optional<Version> left_with_;   // what the server had that is gone; until the next round
   std::vector<bool> have_;
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;

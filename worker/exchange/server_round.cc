@@ -171,6 +171,7 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   sent_end_ = false;
   have_.assign(plan_.chunks().size(), false);
   have_count_ = 0;
+  tell_lost_rounds(open);
   held_ = open.version;
   if (keeper_ && !again && !keeper_->is_before(open.round)) {
     if (ErrorFeedback* feedback = feedback_at_rest()) keeper_->resume(open.round, *feedback);
@@ -240,6 +241,16 @@ Result<std::optional<SparseNumbers>> ServerLink::sparse_result(const Chunk& chun
   auto numbers = codec_down_->sparse(encoded_results_[chunk.id.value], chunk.elements);
   if (numbers.ok()) return numbers;
   return numbers.error().with_context("result chunk " + to_string(chunk.id));
+}
+
+/// A server that was killed comes back with what it had kept: the rounds since are trained again.
+void ServerLink::tell_lost_rounds(const proto::RoundOpen& open) {
+  const auto before = std::exchange(left_with_, std::nullopt);
+  if (!before || open.version >= *before || open.round.value == 1) return;  // job.begun_again
+  log::warn("rounds.lost", {{"from", before->value},
+                            {"to", open.version.value},
+                            {"why", "the server came back with an older state"},
+                            {"action", "journal.mode on keeps every round"}});
 }
 
 Status ServerLink::round_closed(proto::RoundClosed closed) {
