@@ -225,6 +225,18 @@ class Cluster::MemberSink final : public transport::FrameSink {
   std::shared_ptr<ShardGroup::Link> shard_;
 };
 
+namespace {
+
+/// Closed before the first byte: it looked whether the port is open, as `centroidctl doctor` and
+/// the probes of platforms do. What FramedConnection says of more bytes or a failure ends
+/// otherwise.
+bool is_knock(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable &&
+         error.message().ends_with(" closed the connection");
+}
+
+}  // namespace
+
 /// A session that does not join is not kept.
 Task<void> Cluster::expect_join(Session& session, const MemberSink& sink) {
   const bool in_time = co_await sleep_until(clock_.now() + kJoinTimeout);
@@ -238,8 +250,12 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   auto accepted = co_await Session::accept(std::move(connection), greeting(),
                                            clock_.now() + std::chrono::seconds(5));
   if (!accepted.ok()) {
-    probe_.handshake_refused();
-    log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    if (is_knock(accepted.error())) {
+      log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    } else {
+      probe_.handshake_refused();
+      log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    }
     co_return;
   }
   const auto session = std::move(accepted).value();

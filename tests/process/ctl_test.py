@@ -525,6 +525,24 @@ class Ctl(CtlTest):
         self.assertGreater(found["bytes_per_second_in"], 1e6)
         self.assertLessEqual(found["median_seconds"], found["p99_seconds"])
         self.assertIn("a round trip", self.ctl(server, "doctor", "--worker-token-file", token))
+
+    def test_doctor_is_no_stranger_in_the_log_of_the_server(self):
+        token = self.folder / "token"
+        token.write_text("of-workers\n")
+        server = self.server("--token", "of-workers")
+        with_token = {one["check"]: one for one in self.doctor(server, "--worker-token-file", token)}
+        self.assertIn("a round trip", with_token["network"]["found"])
+        without = {one["check"]: one for one in self.doctor(server)}
+        self.assertEqual((without["data port"]["verdict"], without["network"]["found"]), ("ok", "not measured: workers show a token"))
+        self.assertIn("--worker-token-file", without["network"]["do"])
+        with socket.create_connection(server.data.rsplit(":", 1), 10) as stranger:
+            stranger.sendall(b"C")  # after these it is the first that is told
+        refused = server.wait_event("connection.refused")
+        self.assertIn("in the middle of a frame", refused["why"])
+        self.assertEqual(server.metric("centroid_server_handshakes_refused_total"), 1)
+        self.assertEqual(len(server.events("connection.refused")), 1)
+
+    def test_bench_between_two_machines(self):
         program = [pathlib.Path(self.programs) / "centroidctl", "bench", "--listen", "127.0.0.1:0"]
         with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
             where = other.stdout.readline().split()[2].rstrip(";")
