@@ -1,12 +1,13 @@
-"""centroidctl checkpoints get. fetch_test.py BIN_DIR"""
+"""centroidctl checkpoints get, and of what lies here verify, list and export. fetch_test.py BIN_DIR"""
 
+import json
 import os
 import pathlib
 import shutil
 import subprocess
 import unittest
 
-from cluster import main
+from cluster import DONE, main
 from ctl import ANSWERED_BADLY, Altered, CtlTest
 
 
@@ -35,6 +36,37 @@ class Fetch(CtlTest):
         self.assertFalse((begun.parent / name).exists())
         self.ctl(server, "checkpoints", "get", version, "--to", begun.parent)
         self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
+
+    def test_a_single_checkpoint_and_a_run_are_verified_and_nothing_is_no_all_clear(self):
+        server, _ = self.training("--journal", "on")
+        made = json.loads(self.ctl(server, "checkpoints", "make", "--output", "json"))
+        self.ctl(server, "job", "stop")
+        self.assert_status(server, DONE)
+        run, single = self.folder / "run", pathlib.Path(made["path"])
+        copy = shutil.copytree(single, self.folder / "backup")  # of another name
+        for one in (single, f"{single}/", copy):
+            lines = self.ctl(None, "checkpoints", "verify", one).splitlines()
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn("sound", lines[0])
+        both = self.ctl(None, "checkpoints", "verify", run)
+        self.assertIn(f"{single.name}  ", both)
+        self.assertRegex(both, "journal .* sound")
+        self.assertEqual(json.loads(self.ctl(None, "checkpoints", "list", copy, "--output", "json"))["checkpoints"][0]["version"], made["version"])
+        self.ctl(None, "checkpoints", "export", single, "--to", self.folder / "one.safetensors")
+        self.assertGreater((self.folder / "one.safetensors").stat().st_size, 1000)
+        for one in (single, copy):
+            with (one / "model.safetensors").open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+            self.assertRegex(self.ctl(None, "checkpoints", "verify", one, status=ANSWERED_BADLY), "DAMAGED .*CRC-32C differs")
+        (single / "manifest.json").unlink()  # its name says what it was to be
+        self.assertIn("DAMAGED", self.ctl(None, "checkpoints", "verify", single, status=ANSWERED_BADLY))
+        (self.folder / "empty").mkdir()
+        for command in (("verify",), ("list",), ("export", "--to", self.folder / "none.safetensors")):
+            said = self.ctl(None, "checkpoints", command[0], self.folder / "empty", *command[1:], status=ANSWERED_BADLY)
+            self.assertIn("empty: holds no checkpoint; expected folders checkpoint-VERSION in it, or one of these", said)
 
     def test_the_newest_is_fetched_though_another_one_takes_its_place(self):
         server = self.server("--checkpoint-keep", 1)
