@@ -62,9 +62,12 @@ Result<std::vector<CheckpointEntry>> entries_of(const Folder& folder, bool verif
   return entries;
 }
 
-/// One line per checkpoint, newest first; kExitFailed when one is damaged, or there is none.
-int list(const Session& session, const Folder& folder, bool verify) {
-  const auto entries = entries_of(folder, verify);
+/// One line per checkpoint, newest first; kExitFailed when one is damaged, or there is none and
+/// nothing else to look at (`may_be_none`).
+int list(const Session& session, const Folder& folder, bool verify, bool may_be_none = false) {
+  auto entries = entries_of(folder, verify);
+  if (!entries.ok() && may_be_none && entries.error().code() == ErrorCode::kNotFound)
+    entries = std::vector<CheckpointEntry>();
   if (!entries.ok()) return fail(entries.error());
   int status = kExitDone;
   if (session.style.is_json) {
@@ -170,13 +173,18 @@ bool is_version(const std::string& text) {
          !std::filesystem::exists(text);
 }
 
+/// The journal to look at: the one that was named, else the one beside the checkpoints of a run;
+/// empty: none.
+std::string journal_of(const Folder& checkpoints, const std::string& named) {
+  if (!named.empty() || checkpoints.is_single) return named;
+  return (std::filesystem::absolute(checkpoints.path) / "..").lexically_normal() / "journal";
+}
+
 /// The journal that belongs to a folder of checkpoints: beside it, unless named. None belongs to a
 /// single checkpoint.
-int check_journal(const Session& session, const Folder& checkpoints, std::string folder) {
+int check_journal(const Session& session, const std::string& folder) {
   std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
-  if (folder.empty() && checkpoints.is_single) return kExitDone;
-  if (folder.empty())
-    folder = (std::filesystem::absolute(checkpoints.path) / "..").lexically_normal() / "journal";
+  if (folder.empty()) return kExitDone;
   const int rows = check_rows_journal(session, folder);
   if (rows != kExitDone) return rows;
   if (journal::segments_of(folder).empty()) return kExitDone;
@@ -320,9 +328,11 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
       return;
     }
     const Folder meant = meant_by(*folder);
-    status = list(*session, meant, true);
-    if (const int journal = check_journal(*session, meant, *journal_folder); status == kExitDone)
-      status = journal;
+    const std::string journal = journal_of(meant, *journal_folder);
+    const bool is_there = !journal.empty() && (!journal::segments_of(journal).empty() ||
+                                               !rows_journal::segments_of(journal).empty());
+    status = list(*session, meant, true, is_there);  // of a job's first rounds only a journal
+    if (const int checked = check_journal(*session, journal); status == kExitDone) status = checked;
   });
 }
 

@@ -208,7 +208,8 @@ TEST(IdempotencyLog, ForgetsWhatIsOldAndReadsAnything) {
 TEST(IdempotencyLog, WhateverFailsWhereTheFileIsMadeAnewNoKeyIsKeptElsewhere) {
   constexpr std::size_t kLarge = 17u << 20;
   int operations = 0;
-  for (int fail_at = 1; fail_at == 1 || operations >= fail_at; ++fail_at) {
+  std::string failed = "none yet";
+  for (int fail_at = 1; !failed.empty(); ++fail_at) {  // until nothing is left to fail
     TemporaryDirectory folder;
     const std::string path = (folder.path() / "keys").string();
     auto log = IdempotencyLog::open(path, 1000, 60);
@@ -224,7 +225,7 @@ TEST(IdempotencyLog, WhateverFailsWhereTheFileIsMadeAnewNoKeyIsKeptElsewhere) {
     EXPECT_LT(std::filesystem::file_size(path), kLarge);
     for (const std::string key : {"a", "b"}) ASSERT_TRUE((*log)->finish(key, large).ok());
     operations = 0;
-    std::string failed;
+    failed.clear();
     bool is_kept = false;
     {
       const file::ScopedFaultHook hook([&](std::string_view operation, const auto&) {
