@@ -134,7 +134,10 @@ class RowsTest(ClusterTest):
                     client.close()
                     self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
                     checked = self.ctl("checkpoints", "verify", self.folder / run / "checkpoints")
-                    self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+                    if list((self.folder / run / "checkpoints").glob("checkpoint-*")):
+                        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+                    else:
+                        self.assertIn("holds no checkpoint", checked.stderr)  # the first was not whole yet
                     again = self.launch(run, "--resume", name=f"after-{run}").wait_ready()
                     client = RowsClient(again.data, 1)
                     held = client.newest
