@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -240,36 +241,51 @@ TEST_P(LocalStepsTest, TheMeanOfTheParametersIsOneOfTheOuterSteps) {
   EXPECT_TRUE(same_bits(averaged[0].params, stepped[0].params));
 }
 
-/// One round of one step, by hand: w0 = sin(1), batches of 1, 1 and 2 samples.
+/// One round of one step, by hand: w0 = sin(1), batches of 1, 1 and 2 samples. Then six steps of
+/// one sample beside two steps of two: each weight gives another mean.
 TEST_P(LocalStepsTest, AWorkerWeighsWhatTheServerSays) {
+  const double begin = std::sin(1.0), r = 0.05 * 0.5;
+  const auto expect = [&](const Setting& s, const std::string& ratios, auto means) {
+    const auto data = quadratic_data(s.samples);
+    const auto order = worker::permutation(s.samples, 1, 0);
+    const auto x = [&](std::size_t i) { return static_cast<double>(data.train.x[order[i]]); };
+    for (const auto& [weight_by, value] : means(x)) {
+      SCOPED_TRACE(weight_by + ", ratios " + ratios);
+      ServerConfig c = config(s);
+      c.outer = "average";
+      c.weight_by = weight_by;
+      if (!ratios.empty()) c.cadence_mode = "speed", c.cadence_ratios = ratios;
+      EXPECT_NEAR(train(c, workers(s), data)[0].params[0], value, 1e-6);
+    }
+  };
+  using Means = std::map<std::string, double>;
   Setting s;
+  s.rounds = 1;
   s.batches = {1, 1, 2};
   s.local_steps = 2;
-  s.rounds = 1;
   s.samples = 8;
-  const auto data = quadratic_data(s.samples);
-  const auto order = worker::permutation(8, 1, 0);
-  const auto x = [&](std::size_t i) { return static_cast<double>(data.train.x[order[i]]); };
-  const double begin = std::sin(1.0), r = 0.05 * 0.5;
-  const auto after = [&](double first, double second) {
-    const double w = begin - r * (begin - first);
-    return w - r * (w - second);
-  };
-  const double a = after(x(0), x(1)), b = after(x(2), x(3));
-  const double d = after((x(4) + x(5)) / 2, (x(6) + x(7)) / 2);
-  const std::vector<std::pair<const char*, double>> expected{
-      {"samples", (2 * a + 2 * b + 4 * d) / 8},
-      {"steps", (a + b + d) / 3},
-      {"equal", (a + b + d) / 3}};
-  for (const auto& [weight_by, value] : expected) {
-    SCOPED_TRACE(weight_by);
-    ServerConfig c = config(s);
-    c.outer = "average";
-    c.weight_by = weight_by;
-    const auto outcomes = train(c, workers(s), data);
-    EXPECT_NEAR(outcomes[0].params[0], value, 1e-6);
-  }
-  EXPECT_GT(std::abs(expected[0].second - expected[1].second), 1e-4);
+  expect(s, "", [&](const auto& x) {
+    const auto after = [&](double first, double second) {
+      const double w = begin - r * (begin - first);
+      return w - r * (w - second);
+    };
+    const double a = after(x(0), x(1)), b = after(x(2), x(3));
+    const double d = after((x(4) + x(5)) / 2, (x(6) + x(7)) / 2);
+    EXPECT_GT(std::abs((2 * a + 2 * b + 4 * d) / 8 - (a + b + d) / 3), 1e-4);
+    return Means{{"samples", (2 * a + 2 * b + 4 * d) / 8},
+                 {"steps", (a + b + d) / 3},
+                 {"equal", (a + b + d) / 3}};
+  });
+  s.batches = {1, 2};
+  s.samples = 10;
+  expect(s, "3,1", [&](const auto& x) {
+    double a = begin, b = begin;
+    for (std::size_t i = 0; i < 6; ++i) a -= r * (a - x(i));
+    for (const std::size_t i : {6u, 8u}) b -= r * (b - (x(i) + x(i + 1)) / 2);
+    EXPECT_GT(std::abs(a - b), 1e-3);  // tenths of it lie between the three
+    return Means{
+        {"samples", (3 * a + 2 * b) / 5}, {"steps", (3 * a + b) / 4}, {"equal", (a + b) / 2}};
+  });
 }
 
 TEST_P(LocalStepsTest, EverySampleIsTrainedOnOnceAnEpoch) {

@@ -142,7 +142,8 @@ TEST_F(TwoGpus, PartsOfASumAreEqual) {
   const auto both = [&](std::size_t rank) -> Status {
     const Numbers &all = rank == 0 ? here : there, &part = rank == 0 ? part_here : part_there;
     Stream& stream = *all.compute.stream;
-    CENTROID_TRY(group->reduce_scatter(rank, all.span(), part.span(), 1, 2, stream.native()));
+    const double weight = rank == 0 ? 1 : 3;  // of samples
+    CENTROID_TRY(group->reduce_scatter(rank, all.span(), part.span(), weight, 4, stream.native()));
     CENTROID_TRY(group->all_gather(rank, part.span(), all.span(), stream.native()));
     return group->wait(rank, [&] { return stream.done(); });
   };
@@ -153,7 +154,7 @@ TEST_F(TwoGpus, PartsOfASumAreEqual) {
   ASSERT_TRUE(first.ok()) << first.error().to_string();
   ASSERT_TRUE(second.ok()) << second.error().to_string();
   for (const Numbers* const all : {&here, &there})
-    EXPECT_EQ(all->read(), (std::vector<float>{3, 4, 5, 0}));
+    EXPECT_EQ(all->read(), (std::vector<float>{4, 5, 6, 0}));
 }
 
 /// Training that stays on the GPUs: parameters and slots are the same bits on both.

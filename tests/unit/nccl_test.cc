@@ -173,6 +173,23 @@ TEST_F(NcclTest, ADeviceWithoutSamplesTakesPartWithNothing) {
   EXPECT_THAT(group->all_reduce(0, tensors, 0, 0, nullptr).error().message(), HasSubstr("no part"));
 }
 
+/// The same mean in parts: 1 step of value 1 and 3 of value 5 are 4, and who has no samples adds
+/// nothing.
+TEST_F(NcclTest, PartsOfTheSumAreWeightedBySamples) {
+  const auto group = make(3);
+  std::array<std::array<float, 3>, 3> x{{{1, 2, -1}, {5, 6, 3}, {100, 200, 300}}};
+  std::array<std::array<float, 1>, 3> part{};
+  const std::array<double, 3> weights{1, 3, 0};
+  const auto done = on_all(3, [&](std::size_t rank) -> Status {
+    CENTROID_TRY(group->reduce_scatter(rank, x[rank], part[rank], weights[rank], 4, nullptr));
+    return wait(*group, rank);
+  });
+  for (const Status& status : done) EXPECT_TRUE(status.ok());
+  EXPECT_THAT(part[0], ElementsAre(4));
+  EXPECT_THAT(part[1], ElementsAre(5));
+  EXPECT_THAT(part[2], ElementsAre(2));
+}
+
 TEST_F(NcclTest, PartsOfTheSumAndBackAgainAreTheSum) {
   const auto group = make(2);
   std::array<std::array<float, 4>, 2> x{{{1, 2, 3, 4}, {5, 6, 7, 8}}}, whole{};

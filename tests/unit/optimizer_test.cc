@@ -9,6 +9,7 @@
 
 #include "common/base/random.h"
 #include "common/tensor/multiversion.h"
+#include "tests/support/optimizer_oracle.h"
 
 namespace centroid {
 namespace {
@@ -51,68 +52,6 @@ void fill_normal(std::vector<float>& x, std::uint64_t stream) {
   for (float& v : x) v = static_cast<float>(rng.normal());
 }
 
-/// The rules once more, one number at a time in double, written from the published algorithms.
-struct Oracle {
-  OptimizerConfig c;
-  double p = 0, buffer = 0, m = 0, v = 0, inverse = -1;
-
-  void step(int t, double g) {
-    if (c.name == "adam" || c.name == "adamw" || c.name == "yogi") return adam(t, g);
-    if (c.name == "ftrl") return ftrl(g, rate(t));
-    if (c.name == "mean") {
-      p -= g;
-      return;
-    }
-    if (c.name == "adagrad") {
-      g += c.weight_decay * p;
-      v += g * g;
-      p -= c.learning_rate * g / (std::sqrt(v) + c.epsilon);
-      return;
-    }
-    g += c.weight_decay * p;
-    if (c.name != "sgd") {
-      buffer = t == 1 ? g : c.momentum * buffer + g;
-      g = c.name == "nesterov" ? g + c.momentum * buffer : buffer;
-    }
-    p -= c.learning_rate * g;
-  }
-  void adam(int t, double g) {
-    if (c.name == "adamw")
-      p -= c.learning_rate * c.weight_decay * p;
-    else
-      g += c.weight_decay * p;
-    m = c.beta1 * m + (1 - c.beta1) * g;
-    if (c.name == "yogi")
-      v -= (1 - c.beta2) * (v > g * g ? 1.0 : -1.0) * g * g;
-    else
-      v = c.beta2 * v + (1 - c.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(c.beta1, t));
-    const double v_hat = v / (1 - std::pow(c.beta2, t));
-    p -= c.learning_rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
-  }
-  double rate(int t) const {
-    return c.learning_rate *
-           LearningRateSchedule::parse(c.schedule)->factor(static_cast<std::uint64_t>(t));
-  }
-  // m: the sum z, v: the sum n of squares of the paper, inverse: its 1 / eta, the sum of all sigma.
-  // So sigma is made of the rates of this step and of the one before. At a rate of 0 a parameter
-  // stays, whatever the gradient.
-  void ftrl(double g, double alpha) {
-    const double before = std::sqrt(v);
-    v += g * g;
-    if (alpha == 0) return;
-    if (inverse < 0) {
-      inverse = (c.ftrl_beta + before) / alpha;
-      if (p != 0) m = -(p * (inverse + c.weight_decay) + (p > 0 ? c.l1 : -c.l1));
-    }
-    const double now = (c.ftrl_beta + std::sqrt(v)) / alpha;
-    const double sigma = now - inverse;
-    inverse = now;
-    m += g - sigma * p;
-    p = std::abs(m) <= c.l1 ? 0 : -(m - (m > 0 ? c.l1 : -c.l1)) / (now + c.weight_decay);
-  }
-};
-
 class OptimizerConformance : public ::testing::TestWithParam<OptimizerConfig> {};
 
 TEST_P(OptimizerConformance, FollowsTheFormulasInDoubleOverAThousandSteps) {
@@ -120,7 +59,7 @@ TEST_P(OptimizerConformance, FollowsTheFormulasInDoubleOverAThousandSteps) {
   const auto optimizer = made(GetParam());
   State state(*optimizer, kElements);
   fill_normal(state.params, 0);
-  std::vector<Oracle> oracles(kElements, Oracle{GetParam()});
+  std::vector<OptimizerOracle> oracles(kElements, OptimizerOracle{GetParam()});
   for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
 
   std::vector<float> gradient(kElements);
@@ -217,6 +156,12 @@ OptimizerConfig with(const std::string& name, double weight_decay) {
   return config;
 }
 
+OptimizerConfig with_schedule(const std::string& name, const std::string& schedule) {
+  OptimizerConfig config = with(name, 0.01);
+  config.schedule = schedule;
+  return config;
+}
+
 OptimizerConfig with_l1(double l1, const std::string& schedule = "constant") {
   OptimizerConfig config = with("ftrl", 0.01);
   config.learning_rate = 0.1;
@@ -231,8 +176,15 @@ INSTANTIATE_TEST_SUITE_P(
                       with("momentum", 0.01), with("nesterov", 0), with("nesterov", 0.01),
                       with("adam", 0), with("adam", 0.01), with("adamw", 0), with("adamw", 0.01),
                       with("adagrad", 0), with("adagrad", 0.01), with("yogi", 0),
-                      with("yogi", 0.01), with("mean", 0), with("ftrl", 0), with("ftrl", 0.01),
-                      with_l1(0.5), with_l1(2), with_l1(0, "step:every=100,factor=0.5"),
+                      with("yogi", 0.01), with_schedule("sgd", "step:every=100,factor=0.5"),
+                      with_schedule("momentum", "linear:rounds=1200"),
+                      with_schedule("nesterov", "cosine:rounds=900,warmup=50,floor=0.1"),
+                      with_schedule("adagrad", "onecycle:rounds=1000,start=0"),
+                      with_schedule("adam", "step:every=300,factor=0.1"),
+                      with_schedule("adamw", "cosine:rounds=900,warmup=50,floor=0.1"),
+                      with_schedule("yogi", "linear:rounds=1200"), with("mean", 0), with("ftrl", 0),
+                      with("ftrl", 0.01), with_l1(0.5), with_l1(2),
+                      with_l1(0, "step:every=100,factor=0.5"),
                       with_l1(0.5, "cosine:rounds=900,warmup=50,floor=0.1"),
                       with_l1(2, "linear:rounds=600"), with_l1(0, "onecycle:rounds=1000,start=0")),
     [](const auto& test) {
@@ -336,7 +288,7 @@ TEST(Optimizers, FtrlWithL1SetsParametersToZeroAndStaysWithTheFormulas) {
     State state(*optimizer, kElements);
     fill_normal(state.params, 0);
     state.params[0] = 0;
-    std::vector<Oracle> oracles(kElements, Oracle{config});
+    std::vector<OptimizerOracle> oracles(kElements, OptimizerOracle{config});
     for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
     std::vector<float> gradient(kElements);
     std::size_t zeros = 0;
@@ -363,7 +315,7 @@ TEST(Optimizers, FtrlGoesOnWithAnotherRateAsTheFormulas) {
     config.l1 = l1;
     State state(*made(config), kElements);
     fill_normal(state.params, 0);
-    std::vector<Oracle> oracles(kElements, Oracle{config});
+    std::vector<OptimizerOracle> oracles(kElements, OptimizerOracle{config});
     for (std::size_t i = 0; i < kElements; ++i) oracles[i].p = static_cast<double>(state.params[i]);
     std::vector<float> gradient(kElements);
     int t = 0;

@@ -224,8 +224,8 @@ TEST(MakeReplicaGroup, NamesWhatIsWrongWithTheDevices) {
   EXPECT_EQ(error_of("cpu"), "ok");
   EXPECT_THAT(error_of("cpu:1,cpu,cpu:0"),
               AllOf(HasSubstr("invalid_argument"), HasSubstr("cpu:0 twice")));
-  EXPECT_THAT(error_of(""), HasSubstr("invalid_argument"));
-  EXPECT_THAT(error_of("cpu:0,"), HasSubstr("invalid_argument"));
+  EXPECT_THAT(error_of(""), AllOf(HasSubstr("invalid_argument"), HasSubstr("at least one device")));
+  EXPECT_THAT(error_of("cpu:0,"), AllOf(HasSubstr("invalid_argument"), HasSubstr("'cpu:0,'")));
   EXPECT_THAT(error_of("cpu:0,tpu:1"), HasSubstr("'tpu:1'"));
   // Built without CUDA, or models cannot use it; or there is no GPU.
   EXPECT_THAT(error_of("cuda:0"), AnyOf(HasSubstr("unimplemented"), HasSubstr("failed_precon")));

@@ -30,6 +30,10 @@ Result<std::vector<Compute>> open_all(const GroupOptions& options) {
     const std::string spec(left.substr(0, left.find(',')));
     is_more = spec.size() < left.size();
     left.remove_prefix(spec.size() + (is_more ? 1 : 0));
+    if (spec.empty())
+      return Error(ErrorCode::kInvalidArgument,
+                   "devices '" + options.devices +
+                       "': a name is empty; at least one device is needed, as in cpu or cuda:0");
     CENTROID_ASSIGN(Compute compute, options.open(spec, options.matmul));
     const std::string name = compute.device->name();
     const auto is_same = [&](const Compute& other) { return other.device->name() == name; };
