@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
+from cluster import DONE, FAILED, USAGE, ClusterTest, Process, bar, main, wait_for
 from wire import ERROR, REQUEST, connect, header, hello, read_frame
 
 MODEL = "mlp:64-48-32-10"
@@ -313,8 +313,7 @@ class Change(ServersTest):
         leader.wait_event("chunks.moved", left=0)
         moves = leader.events("chunks.moved")
         self.assertGreater(sum(move["bytes"] for move in moves), 20e6)
-        # At most 200 ms (tests/bench/servers.py measures it), with room for a machine that is busy.
-        self.assertLess(max(move["held_seconds"] for move in moves), 1.0, moves)
+        self.assertLess(max(move["held_seconds"] for move in moves), bar(0.2, slack=5), moves)
         leader.wait_more_rounds(2)
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, leader, worker, b)

@@ -492,9 +492,7 @@ TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
 
 /// Of a share of 4 steps, 2 of them behind the contribution, that tells of 2: half the pace
 /// otherwise, and half as many steps for it. From then on each tells of as many as a share has.
-// Of the reference: members have made 7 and 4 steps when 5 and 3 of them are contributed; 2 and 1
-// are not lost.
-TEST(StepsTold, WhatWasMadeMeanwhileIsNotLost) {
+TEST(StepsTold, SevenAndFourLessFiveAndThreeAreTwoAndOne) {
   StepsTold first, second;
   EXPECT_EQ(first.contributed(7, 2, true), 5);
   EXPECT_EQ(second.contributed(4, 1, true), 3);
