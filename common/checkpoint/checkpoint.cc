@@ -10,6 +10,8 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/file.h"
+#include "common/checkpoint/inspect.h"
+#include "common/checkpoint/known_problems.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/place.h"
 #include "common/checkpoint/safetensors.h"
@@ -23,12 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
-constexpr std::string_view kRowsPrefix = "rows-";
-constexpr std::string_view kSuffix = ".safetensors";
-constexpr const char* kModelStem = "model";
-constexpr const char* kOptimizerStem = "optimizer";
-constexpr const char* kManifestFile = "manifest.json";
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kPieceElements = std::size_t{256} << 10;  // 1 MiB
 
 fs::path temporary_path(const fs::path& root, const std::string& what) {
@@ -94,100 +90,6 @@ Status write_planes(const fs::path& folder, const std::string& stem, const Manif
   CENTROID_ASSIGN(auto written, writer.finish());
   files.merge(written);
   return {};
-}
-
-Result<std::string> manifest_text(const fs::path& directory) {
-  const fs::path path = directory / kManifestFile;
-  CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));
-  CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(file, path));
-  if (bytes > kMaxManifestBytes)
-    return Error(ErrorCode::kDataLoss, "manifest.json: " + std::to_string(bytes) +
-                                           " bytes, the limit is " +
-                                           std::to_string(kMaxManifestBytes));
-  std::string text(static_cast<std::size_t>(bytes), '\0');
-  CENTROID_TRY(
-      file::read_at(file, path, 0, std::as_writable_bytes(std::span(text.data(), text.size()))));
-  return text;
-}
-
-Result<CheckpointManifest> read_manifest(const fs::path& directory) {
-  CENTROID_ASSIGN(const std::string text, manifest_text(directory));
-  return parse_checkpoint_manifest(text);
-}
-
-/// The files of one kind that a manifest names, in order.
-Result<std::vector<std::string>> files_of(const CheckpointManifest& manifest,
-                                          const std::string& stem) {
-  std::set<std::string> names;
-  for (const auto& [name, record] : manifest.files) names.insert(name);
-  auto found = shards_among(names, stem);
-  if (!found)
-    return Error(ErrorCode::kDataLoss, "manifest.json: field \"files\": not all of " + stem +
-                                           ".safetensors or of its parts and their index");
-  return *found;
-}
-
-bool is_part(const std::string& file) {
-  return is_pushes_file(file) || table_of_rows_file(file).has_value();
-}
-
-Status check_names(const CheckpointManifest& manifest) {
-  std::size_t expected = 0;
-  for (const auto& [name, record] : manifest.files) expected += is_part(name) ? 1 : 0;
-  for (const char* const stem : {kModelStem, kOptimizerStem}) {
-    if (manifest.info.version.value == 0) continue;
-    if (stem == kOptimizerStem && manifest.info.slot_names.empty()) continue;
-    CENTROID_ASSIGN(const auto files, files_of(manifest, stem));
-    expected += files.size() + (files.size() > 1 ? 1 : 0);
-  }
-  if (expected != manifest.files.size())
-    return Error(ErrorCode::kDataLoss, "manifest.json: field \"files\": more than there must be");
-  return {};
-}
-
-Status check_file(const fs::path& path, const FileRecord& record, bool verify) {
-  CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));
-  CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(file, path));
-  if (bytes != record.bytes)
-    return Error(ErrorCode::kDataLoss, path.filename().string() + ": " + std::to_string(bytes) +
-                                           " bytes, manifest.json says " +
-                                           std::to_string(record.bytes));
-  if (!verify) return {};
-  fault::point("checkpoint.verifying");
-  CENTROID_ASSIGN(const std::uint32_t crc, file_crc32c(path));
-  if (crc != record.crc32c)
-    return Error(ErrorCode::kDataLoss,
-                 path.filename().string() + ": CRC-32C differs from manifest.json: altered");
-  return {};
-}
-
-Status check_entry(CheckpointEntry& entry, bool verify) {
-  CENTROID_ASSIGN(const CheckpointManifest manifest, read_manifest(entry.path));
-  entry.info = manifest.info;
-  if (entry.info.version != entry.version)
-    return Error(ErrorCode::kDataLoss,
-                 "manifest.json: field \"version\": " + to_string(entry.info.version) +
-                     " does not fit the directory's name");
-  CENTROID_TRY(check_names(manifest));
-  for (const auto& [name, record] : manifest.files)
-    CENTROID_TRY(check_file(entry.path / name, record, verify));
-  return {};
-}
-
-CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
-  CheckpointEntry entry;
-  entry.path = path;
-  entry.version = place.version;
-  entry.number = place.number;
-  std::error_code unreadable;
-  for (const auto& item : fs::directory_iterator(path, unreadable)) {
-    std::error_code error;
-    const auto bytes = fs::file_size(item.path(), error);
-    if (!error) entry.bytes += bytes;
-  }
-  if (const Status status = check_entry(entry, verify); !status.ok())
-    entry.problem = status.error().message();
-  return entry;
 }
 
 /// It was read while somebody deleted it, which looks as if files were missing.
@@ -305,6 +207,7 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root,
   CheckpointDirectory directory;
   directory.root_ = fs::absolute(root);
   directory.policy_ = policy;
+  directory.known_ = std::make_shared<KnownProblems>();
   if (is_new) CENTROID_TRY(file::sync_directory(directory.root_.parent_path()));
   remove_leftovers(directory.root_, policy.is_sole);
   return directory;
@@ -316,35 +219,25 @@ Result<CheckpointDirectory> CheckpointDirectory::view(const fs::path& root) {
     return Error(ErrorCode::kNotFound, root.string() + ": there is no such folder");
   CheckpointDirectory directory;
   directory.root_ = fs::absolute(root);
+  directory.known_ = std::make_shared<KnownProblems>();
   return directory;
 }
 
-std::string rows_file_name(const std::string& table) {
-  return std::string(kRowsPrefix) + table + std::string(kSuffix);
+CheckpointDirectory CheckpointDirectory::reader() const {
+  CheckpointDirectory directory;
+  directory.root_ = root_;
+  directory.known_ = known_;
+  return directory;
 }
 
-std::string pushes_file_name(std::size_t server) {
-  if (server == 0) return kPushesFile;
-  return std::string("pushes-").append(std::to_string(server)).append(kSuffix);
-}
-
-bool is_pushes_file(const std::string& file) {
-  constexpr std::string_view kPrefix = "pushes-";
-  if (file == kPushesFile) return true;
-  if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix)) return false;
-  const std::string_view number(
-      file.data() + kPrefix.size(),
-      std::max(file.size(), kPrefix.size() + kSuffix.size()) - kPrefix.size() - kSuffix.size());
-  return !number.empty() && number.size() <= 3 && number.front() != '0' &&
-         std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-std::optional<std::string> table_of_rows_file(const std::string& file) {
-  const std::size_t around = kRowsPrefix.size() + kSuffix.size();
-  if (file.size() <= around || !file.starts_with(kRowsPrefix) || !file.ends_with(kSuffix) ||
-      file.find('/') != std::string::npos)
-    return std::nullopt;
-  return file.substr(kRowsPrefix.size(), file.size() - around);
+CheckpointEntry CheckpointDirectory::look(const fs::path& path, const Place& place,
+                                          bool verify) const {
+  CheckpointEntry entry = inspect(path, place, verify);
+  if (verify)
+    known_->note(entry);
+  else
+    known_->apply(entry);
+  return entry;
 }
 
 Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
@@ -362,7 +255,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
     for (const CheckpointEntry& entry : list(false))
       if (entry.version == place.version) place.number = std::max(place.number, entry.number + 1);
   const fs::path target = root_ / directory_name(place);
-  if (fs::exists(target) && inspect(target, place, true).problem.empty())
+  if (fs::exists(target) && look(target, place, true).problem.empty())
     return Error(ErrorCode::kAlreadyExists,
                  "checkpoint " + target.string() + " is there and sound");
 
@@ -389,7 +282,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   }
   fault::point("checkpoint.published");
   prune();
-  return inspect(target, place, false);
+  return look(target, place, false);
 }
 
 Status CheckpointDirectory::write_files(const fs::path& directory, const CheckpointInfo& info,
@@ -480,7 +373,7 @@ Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) 
   for (const CheckpointEntry& entry : list(false)) {  // newest first
     if (!newest && entry.problem.empty()) newest = entry.version;
     if (entry.version != version) continue;
-    CheckpointEntry found = inspect(entry.path, {version, entry.number}, verify);
+    CheckpointEntry found = look(entry.path, {version, entry.number}, verify);
     if (!is_deleted(found)) return found;
   }
   return Error(ErrorCode::kNotFound,
@@ -510,7 +403,7 @@ std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
     const auto place = place_of(item.path());
     std::error_code ignored;
     if (!place || !item.is_directory(ignored)) continue;
-    CheckpointEntry entry = inspect(item.path(), *place, verify);
+    CheckpointEntry entry = look(item.path(), *place, verify);
     if (!is_deleted(entry)) entries.push_back(std::move(entry));
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -537,8 +430,7 @@ std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& fold
 Result<CheckpointEntry> CheckpointDirectory::newest_valid(
     const std::function<void(const CheckpointEntry&)>& on_refused) const {
   for (const CheckpointEntry& seen : list(false)) {
-    CheckpointEntry entry =
-        seen.problem.empty() ? inspect(seen.path, {seen.version, seen.number}, true) : seen;
+    const CheckpointEntry entry = look(seen.path, {seen.version, seen.number}, true);
     if (entry.problem.empty()) return entry;
     if (on_refused) on_refused(entry);
   }
@@ -547,6 +439,17 @@ Result<CheckpointEntry> CheckpointDirectory::newest_valid(
 
 Status CheckpointDirectory::read(const CheckpointEntry& entry, const Manifest& manifest,
                                  const PlaneWriter& write) const {
+  const Status status = read_values(entry, manifest, write);
+  if (!status.ok() && status.error().code() == ErrorCode::kDataLoss) {
+    CheckpointEntry damaged = entry;
+    damaged.problem = status.error().message();
+    known_->note(damaged);
+  }
+  return status;
+}
+
+Status CheckpointDirectory::read_values(const CheckpointEntry& entry, const Manifest& manifest,
+                                        const PlaneWriter& write) {
   if (!entry.problem.empty())
     return Error(ErrorCode::kFailedPrecondition,
                  "checkpoint " + entry.path.string() + " is refused: " + entry.problem);

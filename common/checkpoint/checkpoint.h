@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "common/tensor/tensor.h"
 
 namespace centroid {
+
+class KnownProblems;
+struct Place;
 
 /// What manifest.json promises of one file beside it.
 struct FileRecord {
@@ -44,7 +48,11 @@ struct CheckpointEntry {
   Version version;
   std::uint64_t number = 0;  ///< of those with this version; the highest is the newest
   std::uint64_t bytes = 0;
-  std::string problem;  ///< empty when it verified; else why it is refused
+  /// Why it is refused; empty: nothing is known against it.
+  std::string problem;
+  /// Of its files as they were looked at (file::stamp_of); 0: one is missing, has another size, or
+  /// could not be read now.
+  std::uint64_t stamp = 0;
   CheckpointInfo info;
 };
 
@@ -97,7 +105,9 @@ struct CheckpointPolicy {
 };
 
 /// Directory of checkpoints, newest wins. Blocking I/O: run it on a blocking executor. One writer
-/// at a time; beside it others may read, through a `view` of their own.
+/// at a time; beside it others may read, through its `reader` or a `view` of their own. What once
+/// was read and found damaged is so for all that only look, too, until its files are others or it
+/// is read and found sound.
 class CheckpointDirectory {
  public:
   /// Creates the directory when it is missing and removes temporary leftovers of a crash (never
@@ -112,6 +122,9 @@ class CheckpointDirectory {
 
   /// To look only: nothing is created or removed. fails not_found: no such folder.
   static Result<CheckpointDirectory> view(const std::filesystem::path& root);
+
+  /// To look only, on any thread beside this one; what either finds out both know.
+  CheckpointDirectory reader() const;
 
   /// The checkpoint that this folder itself is, by its name or by the manifest in it; `verify` as
   /// in `list`. Nothing when it is none.
@@ -163,9 +176,13 @@ class CheckpointDirectory {
                      const std::vector<CheckpointPart>& parts) const;
   Status publish(const std::filesystem::path& temporary, const std::filesystem::path& target) const;
   void prune() const;
+  static Status read_values(const CheckpointEntry& entry, const Manifest& manifest,
+                            const PlaneWriter& write);
+  CheckpointEntry look(const std::filesystem::path& path, const Place& place, bool verify) const;
 
   std::filesystem::path root_;
   CheckpointPolicy policy_;
+  std::shared_ptr<KnownProblems> known_;
 };
 
 }  // namespace centroid

@@ -12,6 +12,8 @@
 #include <string>
 #include <system_error>
 
+#include "common/base/random.h"
+
 namespace centroid::file {
 namespace {
 
@@ -136,6 +138,16 @@ Result<std::uint64_t> size_of(const Descriptor& file, const fs::path& path) {
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) return failed(errno, "stat", path);
   return static_cast<std::uint64_t>(status.st_size);
+}
+
+Result<std::uint64_t> stamp_of(const Descriptor& file, const fs::path& path) {
+  struct stat status{};
+  if (::fstat(file.get(), &status) != 0) return failed(errno, "stat", path);
+  std::uint64_t stamp = mix64(static_cast<std::uint64_t>(status.st_size));
+  stamp = mix64(stamp, static_cast<std::uint64_t>(status.st_ino));
+  stamp = mix64(stamp, static_cast<std::uint64_t>(status.st_mtim.tv_sec));
+  stamp = mix64(stamp, static_cast<std::uint64_t>(status.st_mtim.tv_nsec));
+  return std::max<std::uint64_t>(stamp, 1);
 }
 
 Status write_all(const Descriptor& file, const fs::path& path, Bytes bytes) {

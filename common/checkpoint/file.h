@@ -43,6 +43,9 @@ Result<Descriptor> open_regular(
 Result<Descriptor> lock_directory(
     const fs::path& path);  ///< held while open; aborted when another holds it
 Result<std::uint64_t> size_of(const Descriptor& file, const fs::path& path);
+/// Digest of the file's size, inode and time of its last change, never 0: as long as it is the same
+/// nobody has written other bytes there.
+Result<std::uint64_t> stamp_of(const Descriptor& file, const fs::path& path);
 Status write_all(const Descriptor& file, const fs::path& path, Bytes bytes);
 /// Fill `into` from `offset`. fails data_loss: the file ends before.
 Status read_at(const Descriptor& file, const fs::path& path, std::uint64_t offset,
