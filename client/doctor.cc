@@ -276,12 +276,15 @@ void check_workers(Report& report, const Json& workers) {
 
 void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoints) {
   double newest = 0;
-  for (const Json& one : checkpoints) {
-    if (!text_of(one, "problem").empty())
-      report.add(Verdict::kBad, "checkpoint", text_of(one, "path") + ": " + text_of(one, "problem"),
-                 "look at the disk; the next older one would be taken");
-    else
+  for (const Json& one : checkpoints) {  // newest first
+    if (text_of(one, "problem").empty())
       newest = std::max(newest, number_of(one, "created_unix_seconds"));
+    else
+      report.add(Verdict::kBad, "checkpoint",
+                 text_of(one, "path") + " is damaged: " + text_of(one, "problem"),
+                 newest > 0 ? "look at the disk; a newer one is not damaged"
+                            : "look at the disk; an older one would be taken: centroidctl "
+                              "checkpoints make writes a new one");
   }
   const double age = std::max(0.0, static_cast<double>(std::time(nullptr)) - newest);
   const bool is_training = text_of(cluster, "state") == "training";

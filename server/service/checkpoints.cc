@@ -20,9 +20,17 @@ const Executor& Cluster::blocking() {
 /// The state is in no checkpoint.
 bool Cluster::needs_checkpoint() const {
   if (replay_) return false;  // the journal has more than the state
-  if (store_ && store_->version().value > 0 && store_->version() != checkpointed_) return true;
+  if (store_ && store_->version().value > 0 &&
+      (store_->version() != checkpointed_ || is_checkpoint_lost_))
+    return true;
   if (rows_servers_) return rows_servers_->needs_checkpoint();
-  return rows_.changes() != rows_checkpointed_;
+  return rows_.changes() != rows_checkpointed_ || is_checkpoint_lost_;
+}
+
+/// One was found damaged, or was deleted: is it the one that has the present state?
+void Cluster::checkpoint_lost(Version version) {
+  const bool has_state = (store_ && store_->version().value > 0) || rows_.has_tables();
+  if (has_state && version == checkpointed_) is_checkpoint_lost_ = true;
 }
 
 bool Cluster::is_checkpoint_due() const {
@@ -113,7 +121,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!store_) break;
     // Another one asked for the same state: it is the one that was wanted here too.
-    if (has_waited && last_written_ && last_written_->version == store_->version().value &&
+    if (has_waited && last_written_ && !is_checkpoint_lost_ &&
+        last_written_->version == store_->version().value &&
         (rows_servers_ ? !rows_servers_->needs_checkpoint()
                        : rows_.changes() == rows_checkpointed_))
       co_return *last_written_;
@@ -139,7 +148,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
   // Nothing has changed: it would be the same once more.
-  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) {
+  if (rows_.has_tables() && last_written_ && !needs_checkpoint() && !is_checkpoint_lost_) {
     if (snapshot) co_await thaw_servers(Round());
     co_return *last_written_;
   }
@@ -223,9 +232,12 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   if (rows_servers_) co_await rows_servers_->thaw(written.ok());
   if (!written.ok()) {
     probe_.checkpoint_failed();
+    // What was damaged has been mended meanwhile.
+    if (written.error().code() == ErrorCode::kAlreadyExists) is_checkpoint_lost_ = false;
     co_return std::move(written).error();
   }
   checkpointed_ = info.version;
+  is_checkpoint_lost_ = false;
   std::erase_if(counted_, [this](const auto& one) {  // who may still ask has one of the last rounds
     return one.second.value + kCountedRounds < round_.value;
   });

@@ -433,7 +433,8 @@ class Cluster final : public ControlPlane {
 
   std::shared_ptr<Link> find(MemberId member) const;
   bool waits_for_operator() const;
-  Task<std::optional<std::filesystem::path>> checkpoint_root();
+  Task<std::optional<CheckpointDirectory>> checkpoint_reader();
+  void checkpoint_lost(Version version);
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
@@ -508,6 +509,7 @@ class Cluster final : public ControlPlane {
   Coordinator coordinator_;
   Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
+  bool is_checkpoint_lost_ = false;      ///< that one has been found damaged since
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;  ///< since the end of an epoch that calls for one
   std::size_t snapshot_budget_ = 0;    ///< bytes of copies

@@ -27,10 +27,7 @@ CheckpointView checkpoint_view(const CheckpointEntry& entry) {
           .created_unix_seconds = entry.info.created_unix_seconds};
 }
 
-Result<CheckpointDirectory> look_into(const std::optional<std::filesystem::path>& root) {
-  if (!root) return Error(ErrorCode::kUnavailable, "the server is starting");
-  return CheckpointDirectory::view(*root);
-}
+Error starting() { return {ErrorCode::kUnavailable, "the server is starting"}; }
 
 /// `elsewhere`: by chunk, what another server told of it; empty: all are in the snapshot.
 Result<ParametersView> measure(Snapshot& snapshot, const ChunkPlan& plan,
@@ -212,17 +209,19 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
 }
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
-  const auto root = co_await checkpoint_root();
-  auto read = [this, root, version]() -> std::optional<Result<CheckpointView>> {
-    CENTROID_ASSIGN(const CheckpointDirectory directory, look_into(root));
+  const auto directory = co_await checkpoint_reader();
+  auto read = [this, directory, version]() -> std::optional<Result<CheckpointView>> {
+    if (!directory) return starting();
     fetched_.renew(Version(version), clock_.now());  // who has it verified fetches it next
-    const auto found = directory.find(Version(version), true);
+    const auto found = directory->find(Version(version), true);
     if (!found.ok()) fetched_.forget(Version(version));
     if (!found.ok()) return found.error();
     if (found->problem.empty()) fetched_.renew(Version(version), clock_.now());
     return checkpoint_view(*found);
   };
   auto outcome = co_await run_on(verifies_, std::move(read));
+  auto lost = [this, version] { checkpoint_lost(Version(version)); };
+  if (outcome->ok() && !(*outcome)->problem.empty()) co_await run_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 
@@ -237,7 +236,7 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
   };
   CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
   auto act = [this, version]() -> std::optional<Result<CheckpointView>> {
-    if (!checkpoints_) return Error(ErrorCode::kUnavailable, "the server is starting");
+    if (!checkpoints_) return starting();
     const auto found = checkpoints_->find(Version(version), false);
     if (!found.ok()) return found.error();
     bool is_newest = found->problem.empty();
@@ -254,15 +253,18 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
     return checkpoint_view(*found);
   };
   auto outcome = co_await run_on(blocking(), std::move(act));
+  auto lost = [this, version] { checkpoint_lost(Version(version)); };
+  if (outcome->ok()) co_await run_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 
 Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uint64_t version) {
-  const auto root = co_await checkpoint_root();
-  auto read = [this, root, version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
-    CENTROID_ASSIGN(const CheckpointDirectory directory, look_into(root));
+  const auto directory = co_await checkpoint_reader();
+  auto read = [this, directory,
+               version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
+    if (!directory) return starting();
     fetched_.renew(Version(version), clock_.now());  // first: else it may be pruned between
-    const auto found = directory.find(Version(version), false);
+    const auto found = directory->find(Version(version), false);
     if (!found.ok()) {
       fetched_.forget(Version(version));
       return found.error();
@@ -270,7 +272,7 @@ Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uin
     if (!found->problem.empty())
       return Error(ErrorCode::kDataLoss,
                    "checkpoint " + found->path.string() + " is damaged: " + found->problem);
-    CENTROID_ASSIGN(const auto files, directory.files(*found));
+    CENTROID_ASSIGN(const auto files, directory->files(*found));
     std::vector<CheckpointFileView> views;
     for (const CheckpointFile& file : files)
       views.push_back({.name = file.name,

@@ -321,6 +321,7 @@ Task<Status> Cluster::load_checkpoint() {
 /// No member may join meanwhile (`is_loading_`): the store is there, without values.
 Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
   const CheckpointInfo& info = entry->info;
+  is_checkpoint_lost_ = false;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
     co_return Error(ErrorCode::kFailedPrecondition,
                     "checkpoint " + entry->path.string() + " belongs to run '" + info.run_id +

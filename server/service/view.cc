@@ -388,22 +388,20 @@ std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
 
 }  // namespace
 
-/// For threads that read: they share nothing with the one that writes. Nothing while the server
-/// starts.
-Task<std::optional<std::filesystem::path>> Cluster::checkpoint_root() {
-  auto read = [this]() -> std::optional<std::filesystem::path> {
+/// For threads that read: with the one that writes they share only what is known of damage. Nothing
+/// while the server starts.
+Task<std::optional<CheckpointDirectory>> Cluster::checkpoint_reader() {
+  auto read = [this]() -> std::optional<CheckpointDirectory> {
     if (!checkpoints_) return std::nullopt;
-    return checkpoints_->root();
+    return checkpoints_->reader();
   };
   co_return co_await run_on(executor_, std::move(read));
 }
 
 Task<std::vector<CheckpointView>> Cluster::checkpoints() {
-  const auto root = co_await checkpoint_root();
-  auto list = [root] {
-    if (!root) return std::vector<CheckpointView>();
-    const auto directory = CheckpointDirectory::view(*root);
-    return directory.ok() ? views_of(*directory) : std::vector<CheckpointView>();
+  const auto directory = co_await checkpoint_reader();
+  auto list = [directory] {
+    return directory ? views_of(*directory) : std::vector<CheckpointView>();
   };
   co_return co_await run_on(looks_, std::move(list));
 }

@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 
 from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
+from ctl import ANSWERED_BADLY, CtlTest
 
 WIDE = "mlp:64-512-512-10"
 NO_SPACE = "No space left on device"
@@ -18,6 +19,15 @@ LOCK = "server.lock"
 
 def model_bytes(checkpoint):
     return (checkpoint / "model.safetensors").read_bytes()
+
+
+def flip(path, position):
+    """One bit of it, in place."""
+    with path.open("r+b") as file:
+        file.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
 
 
 class RecoveryTest(ClusterTest):
@@ -163,11 +173,6 @@ class Damage(RecoveryTest):
         def cut(path, count):
             os.truncate(path, path.stat().st_size - count)
 
-        def flip(path, position):
-            data = bytearray(path.read_bytes())
-            data[position] ^= 1
-            path.write_bytes(data)
-
         return {
             "model cut": (lambda c: cut(c / "model.safetensors", 1), "model.safetensors"),
             "model empty": (lambda c: os.truncate(c / "model.safetensors", 0), "model.safetensors"),
@@ -221,6 +226,112 @@ class Damage(RecoveryTest):
     def test_nothing_to_resume_starts_afresh_and_says_so(self):
         server = self.train(3, "--resume", workers=1)
         server.wait_event("checkpoint.none", action="starting afresh")
+
+
+class KnownDamage(RecoveryTest, CtlTest):
+    """Damage in bytes shows when they are read; from then on everybody is told."""
+
+    ALTERED = "model.safetensors: CRC-32C differs from manifest.json: altered"
+
+    def harm(self, checkpoint):
+        """Twice: as it was. Each time the file is a later one, also where its file system counts time in ticks."""
+        model = checkpoint / "model.safetensors"
+        later = model.stat().st_mtime_ns + 20_000_000
+        flip(model, -100)
+        os.utime(model, ns=(later, later))
+
+    def problems(self, server):
+        """Of each, newest first."""
+        return [one["problem"] for one in server.get("/v1/checkpoints")["checkpoints"]]
+
+    def doctor(self, server, status=DONE):
+        told = json.loads(self.ctl(server, "doctor", "--no-members", "--output", "json", status=status))
+        return [one for one in told if one["check"] == "checkpoint"]
+
+    def paused(self):
+        """A server with two checkpoints, the newer one of the present state."""
+        server = self.server("--rounds", 1000000)
+        worker = self.worker(server, "w0")
+        server.wait_round(3)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        server.wait_more_rounds(3)
+        server.post("/v1/job:pause")
+        server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
+        status, made = server.post("/v1/checkpoints")
+        self.assertEqual(status, 201, made)
+        self.assertEqual(self.problems(server), ["", ""])
+        return server, worker, made["version"]
+
+    def test_what_the_start_has_refused_is_shown_and_counts_for_nothing(self):
+        older, newest = self.make_checkpoints(5, 10)
+        self.harm(newest)
+        server = self.server("--optimizer", "momentum", "--resume", "--checkpoint-keep", 2, "--rounds", 1000000, name="again")
+        server.wait_event("checkpoint.refused", path=newest)
+        self.assertEqual(self.problems(server), [self.ALTERED, ""])
+        self.assertIn(self.ALTERED, self.ctl(server, "checkpoints", "list", status=ANSWERED_BADLY))
+        (bad, good) = self.doctor(server, ANSWERED_BADLY)
+        self.assertEqual((bad["verdict"], bad["found"]), ("bad", f"{newest} is damaged: {self.ALTERED}"))
+        self.assertIn("centroidctl checkpoints make", bad["do"])
+        self.assertEqual(good["verdict"], "ok")
+        status, answer = server.call("DELETE", "/v1/checkpoints/6")
+        self.assertEqual(status, 409, answer)
+        self.assertIn("newest", answer)
+        self.ctl(server, "checkpoints", "get", "--to", self.folder / "got")
+        self.assertEqual([path.name for path in (self.folder / "got").iterdir()], [older.name])
+
+        worker = self.worker(server, "w0")
+        server.wait_round(20)
+        status, made = server.post("/v1/checkpoints")
+        self.assertEqual(status, 201, made)
+        self.assertEqual(self.checkpoints()[:2], [older, newest])  # of two that are kept one is the older
+        self.assertEqual(self.problems(server), ["", self.ALTERED, ""])
+        self.assertIn("a newer one", self.doctor(server, ANSWERED_BADLY)[0]["do"])
+        self.assertEqual(server.call("DELETE", "/v1/checkpoints/11")[0], 200)
+        self.assertEqual(self.problems(server), ["", ""])
+        self.assertEqual([one["verdict"] for one in self.doctor(server)], ["ok"])
+        worker.kill()
+
+    def test_what_verify_or_restore_has_found_is_shown_until_it_is_mended(self):
+        server, _, version = self.paused()
+        for act in ("verify", "restore"):
+            self.harm(self.checkpoints()[-1])
+            self.assertEqual(self.problems(server), ["", ""])
+            status, answer = server.post(f"/v1/checkpoints/{version}:{act}")
+            self.assertEqual(status, 200 if act == "verify" else 500, answer)
+            self.assertIn(self.ALTERED, answer["problem" if act == "verify" else "detail"])
+            self.assertEqual(self.problems(server), [self.ALTERED, ""])
+            status, answer = server.call("GET", f"/v1/checkpoints/{version}/files")
+            self.assertEqual(status, 500, answer)
+            self.assertIn(self.ALTERED, answer)
+            self.harm(self.checkpoints()[-1])  # as it was
+            self.assertEqual(self.problems(server), ["", ""])
+            self.assertEqual(server.post(f"/v1/checkpoints/{version}:verify")[1]["problem"], "")
+
+    def assert_end_keeps_the_state(self, server, worker, checkpoint):
+        server.post("/v1/job:stop")
+        self.assert_exit(DONE, worker, server)
+        self.assertEqual(self.checkpoints()[-1], checkpoint)
+        self.ctl(None, "checkpoints", "verify", self.folder / "run")
+
+    def test_state_whose_checkpoint_was_found_damaged_is_written_again(self):
+        server, worker, version = self.paused()
+        damaged = self.checkpoints()[-1]
+        self.harm(damaged)
+        server.post(f"/v1/checkpoints/{version}:verify")
+        self.ctl(server, "checkpoints", "make")
+        self.assertEqual(self.problems(server), ["", ""])
+        self.harm(damaged)
+        server.post(f"/v1/checkpoints/{version}:verify")
+        self.assert_end_keeps_the_state(server, worker, damaged)
+
+    def test_state_whose_damaged_checkpoint_was_deleted_is_written_again(self):
+        server, worker, version = self.paused()
+        damaged = self.checkpoints()[-1]
+        self.assertEqual(server.call("DELETE", f"/v1/checkpoints/{version}")[0], 409)
+        os.truncate(damaged / "model.safetensors", 100)
+        self.assertEqual(server.call("DELETE", f"/v1/checkpoints/{version}")[0], 200)
+        self.assertFalse(damaged.exists())
+        self.assert_end_keeps_the_state(server, worker, damaged)
 
 
 class Mismatch(RecoveryTest):
