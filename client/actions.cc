@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "client/online.h"
+#include "common/base/nearest.h"
 
 /// What changes something: workers drain, checkpoints make, job ...; and probe.
 namespace centroid::client {
@@ -25,7 +26,9 @@ int act(const Session& session, const std::string& path, const std::string& said
 Result<std::string> member_of(const Session& session, const std::string& worker) {
   CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
   std::string named, numbered, other;
+  std::vector<std::string> names;
   for (const Json& one : workers) {
+    names.push_back(text_of(one, "name"));
     const std::string member = text_of(one, "member");
     if (text_of(one, "name") == worker &&
         (named.empty() || std::stoull(member) > std::stoull(named)))
@@ -42,8 +45,9 @@ Result<std::string> member_of(const Session& session, const std::string& worker)
                      other + "'");
   if (named.empty()) named = numbered;
   if (named.empty())
-    return Error(ErrorCode::kNotFound, "no worker has the name or member number '" + worker +
-                                           "'; centroidctl workers --all lists them");
+    return Error(ErrorCode::kNotFound, "no worker has the name or member number '" + worker + "'" +
+                                           did_you_mean(worker, names) +
+                                           "; centroidctl workers --all lists them");
   return named;
 }
 
@@ -109,6 +113,15 @@ Json value_of(const std::string& text) {
   return value.is_number() || value.is_boolean() ? value : Json(text);
 }
 
+/// What the server says of a value, without the place in the request that it names: here is none.
+Error without_place(const Error& error) {
+  static constexpr std::string_view kPlace = "PATCH /v1/config:1: ";
+  std::string message = error.message();
+  for (auto at = message.find(kPlace); at != std::string::npos; at = message.find(kPlace, at))
+    message.erase(at, kPlace.size());
+  return Error(error.code(), std::move(message));
+}
+
 int set_config(const Session& session, const std::vector<std::string>& words) {
   Json body = Json::object();
   for (const std::string& word : words) {
@@ -120,7 +133,7 @@ int set_config(const Session& session, const std::vector<std::string>& words) {
     body[word.substr(0, equals)] = value_of(word.substr(equals + 1));
   }
   const auto answer = send_json(session, "PATCH", "/v1/config", body);
-  if (!answer.ok()) return complain(answer.error());
+  if (!answer.ok()) return complain(without_place(answer.error()));
   Json changed = Json::object();
   for (const auto& [name, ignored] : body.items())
     if (answer->contains(name)) changed[name] = (*answer)[name]["value"];

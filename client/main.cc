@@ -1,5 +1,6 @@
 #include <cstdio>
 
+#include "client/misuse.h"
 #include "client/online.h"
 #include "common/base/log.h"
 #include "common/base/version.h"
@@ -13,8 +14,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int status = client::kExitDone;
   const auto session = client::add_session(app);
+  client::add_views(app, session, status);  // first, as in --help: what is going on
   client::add_checkpoints(app, session, status);
-  client::add_views(app, session, status);
   client::add_actions(app, session, status);
   client::add_events(app, session, status);
   client::add_tokens(app, session, status);
@@ -23,6 +24,10 @@ int main(int argc, char** argv) {
   client::add_bench(app, session, status);
   client::add_doctor(app, session, status);
   client::add_texts(app, status);
+  app.failure_message([](const CLI::App* program, const CLI::Error& why) {
+    return "centroidctl: " + client::explain_misuse(*program, why) +
+           "\nRun with --help for more information.\n";
+  });
   app.parse_complete_callback([session] {
     if (const Status opened = session->open(); !opened.ok())
       throw CLI::ValidationError(opened.error().message());

@@ -3,13 +3,39 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <limits>
 
+#include "common/base/rights.h"
+
 namespace centroid::client {
+
+namespace {
+
+/// The first line of a file with a secret, which `flag` names.
+Result<std::string> read_token(const char* flag, const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, std::string(flag) + " " + path + why);
+  };
+  errno = 0;
+  std::ifstream file(path);
+  std::string token;
+  if (!std::getline(file, token) && !file.eof()) {
+    const int failed = errno;
+    const std::string whose = failed == EACCES ? " (" + rights_text(path) + ")" : "";
+    return refuse(std::string(" cannot be read: ") + std::strerror(failed) + whose);
+  }
+  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
+  if (token.empty()) return refuse(" is empty: its first line must be the token");
+  return token;
+}
+
+}  // namespace
 
 Status Session::open() {
   CENTROID_ASSIGN(const std::string path, remote.set_address(address));
@@ -17,10 +43,7 @@ Status Session::open() {
     return Error(ErrorCode::kInvalidArgument,
                  "--server " + address + ": expected no path behind the port");
   if (!token_file.empty()) {
-    std::ifstream file(token_file);
-    if (!std::getline(file, token))
-      return Error(ErrorCode::kInvalidArgument, "--token-file " + token_file + " cannot be read");
-    while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
+    CENTROID_ASSIGN(token, read_token("--token-file", token_file));
   }
   remote.token = token;
   remote.authority = authority;
@@ -193,11 +216,7 @@ std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {
 Result<Access> open_access(WorkerOptions options, bool is_accepting) {
   Access access;
   if (!options.token_file.empty()) {
-    std::ifstream in(options.token_file);
-    if (!std::getline(in, access.token))
-      return Error(ErrorCode::kInvalidArgument,
-                   "--worker-token-file " + options.token_file + " cannot be read");
-    while (access.token.ends_with('\r') || access.token.ends_with(' ')) access.token.pop_back();
+    CENTROID_ASSIGN(access.token, read_token("--worker-token-file", options.token_file));
   }
   const bool is_plain = options.tls.authority.empty() && options.tls.certificate.empty();
   if (is_plain) return access;

@@ -60,7 +60,6 @@ struct Schema::Impl {
   void accept_text(Match match, std::string text, Origin origin, const std::string& source,
                    const std::string& label);
 
-  std::string guess(std::string_view name, const std::vector<std::string>& known) const;
   std::vector<std::string> known_names() const;
   std::vector<std::string> known_flags() const;
 

@@ -7,6 +7,7 @@
 
 #include "common/base/config_impl.h"
 #include "common/base/config_json.h"
+#include "common/base/nearest.h"
 
 extern char** environ;
 
@@ -75,21 +76,21 @@ void Schema::Impl::accept(Result<Value> value, std::size_t setting, Origin origi
 void Schema::Impl::accept_text(Match match, std::string text, Origin origin,
                                const std::string& source, const std::string& label) {
   if (match.is_file) {
-    auto content = read_file(text);
+    const std::string path = text;
+    auto content = read_file(path);
     if (!content.ok()) {
       problems.push_back(label + ": " + content.error().message());
       return;
     }
     text = std::move(content).value();
     while (text.ends_with('\n') || text.ends_with('\r')) text.pop_back();
+    if (text.empty()) {  // as no secret: whoever names a file means to have one
+      problems.push_back(label + ": file \"" + path + "\" is empty: write the secret into it, or " +
+                         "leave this setting away");
+      return;
+    }
   }
   accept(from_text(settings[match.setting].rule, text), match.setting, origin, source, label);
-}
-
-std::string Schema::Impl::guess(std::string_view name,
-                                const std::vector<std::string>& known) const {
-  const std::string best = detail::nearest(name, known);
-  return best.empty() ? "" : "; the nearest is \"" + best + "\"";
 }
 
 std::vector<std::string> Schema::Impl::known_names() const {
@@ -145,7 +146,7 @@ void Schema::Impl::read_json(const std::string& text, const std::string& source)
                          "\"");
     } else {
       problems.push_back(where + ": unknown key \"" + leaf.path + "\"" +
-                         guess(leaf.path, known_names()));
+                         did_you_mean(leaf.path, known_names()));
     }
   }
 }
@@ -177,7 +178,7 @@ void Schema::Impl::read_environment(std::optional<std::string>& config_path) {
     } else if (std::none_of(ignored.begin(), ignored.end(), is_prefix)) {
       std::vector<std::string> known = {"CENTROID_CONFIG"};
       for (const auto& [variable, index] : variables) known.push_back(variable);
-      problems.push_back("unknown environment variable " + name + guess(name, known));
+      problems.push_back("unknown environment variable " + name + did_you_mean(name, known));
     }
   }
 }
@@ -186,10 +187,14 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
                               std::optional<std::string>& config_path) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument(argv[i]);
+    if (argument == "-h") {
+      wants_help = true;
+      continue;
+    }
     if (!argument.starts_with("--") || argument == "--") {
       problems.push_back("positional argument \"" + std::string(argument) +
                          "\"; everything is given as --name value" +
-                         guess("--" + without_dashes(argument), known_flags()));
+                         did_you_mean("--" + without_dashes(argument), known_flags()));
       continue;
     }
     const auto equals = argument.find('=');
@@ -209,7 +214,7 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
         if (!is_negated) match.reset();
       }
       if (!match) {
-        problems.push_back("unknown flag " + written + guess(written, known_flags()));
+        problems.push_back("unknown flag " + written + did_you_mean(written, known_flags()));
         // What follows is most likely its value: one complaint is enough.
         if (!value && i + 1 < argc && !std::string_view(argv[i + 1]).starts_with("--")) ++i;
         continue;

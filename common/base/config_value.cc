@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace centroid::config::detail {
 namespace {
@@ -233,38 +232,6 @@ std::string to_text(const Rule& rule, const Value& value) {
           return number_text(v);
       },
       value);
-}
-
-// source  optimal string alignment distance (Damerau 1964), three rows
-std::string nearest(std::string_view name, const std::vector<std::string>& known) {
-  std::string best;
-  std::size_t best_distance = std::numeric_limits<std::size_t>::max();
-  for (const std::string& other : known) {
-    // The last part alone ("every_rounds") is a fine guess of the whole path.
-    if (!name.empty() && other.size() > name.size() && other.ends_with(name) &&
-        other[other.size() - name.size() - 1] == '.')
-      return other;
-    std::vector<std::size_t> before(other.size() + 1);
-    std::vector<std::size_t> last(other.size() + 1);
-    std::vector<std::size_t> row(other.size() + 1);
-    std::iota(last.begin(), last.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= name.size(); ++i) {
-      row[0] = i;
-      for (std::size_t j = 1; j <= other.size(); ++j) {
-        const std::size_t replace = last[j - 1] + (name[i - 1] == other[j - 1] ? 0 : 1);
-        row[j] = std::min({replace, last[j] + 1, row[j - 1] + 1});
-        if (i > 1 && j > 1 && name[i - 1] == other[j - 2] && name[i - 2] == other[j - 1])
-          row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-      std::swap(before, last);
-      std::swap(last, row);
-    }
-    if (last.back() < best_distance) {
-      best_distance = last.back();
-      best = other;
-    }
-  }
-  return best;
 }
 
 }  // namespace centroid::config::detail

@@ -49,8 +49,4 @@ Result<Value> from_scalar(const Rule& rule, const Scalar& scalar);
 /// For people; secrets are "***".
 std::string to_text(const Rule& rule, const Value& value);
 
-/// Of `known`, the name that takes the fewest edits (insert, delete, replace, swap neighbours);
-/// empty when there is none.
-std::string nearest(std::string_view name, const std::vector<std::string>& known);
-
 }  // namespace centroid::config::detail

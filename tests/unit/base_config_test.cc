@@ -182,8 +182,8 @@ TEST_F(Config, ListsEveryProblemWithItsPlace) {
       AllOf(HasSubstr("8 problems"),
             HasSubstr(
                 "run.json:3: checkpoint.every_rounds: got 0, expected an integer from 1 to 100"),
-            HasSubstr("run.json:4: unknown key \"checkpoint.evry_rounds\"; the nearest is "
-                      "\"checkpoint.every_rounds\""),
+            HasSubstr("run.json:4: unknown key \"checkpoint.evry_rounds\"; did you mean "
+                      "\"checkpoint.every_rounds\"?"),
             HasSubstr("run.json:6: policy: got \"bps\", expected one of bsp, asp"),
             HasSubstr("run.json:7: rate: got \"fast\", expected a number from 0 to 1"),
             HasSubstr("run.json:8: verbose: got 1, expected true or false"),
@@ -219,7 +219,7 @@ TEST_F(Config, GroupsAreObjectsAndMayBeEmpty) {
   EXPECT_THAT(text_problem(R"({"rate": {}})"), HasSubstr("rate: got an object"));
   EXPECT_THAT(text_problem(R"({"rate": {"x": 1}})"), HasSubstr("unknown key \"rate.x\""));
   EXPECT_THAT(text_problem(R"({"every_rounds": 1})"),
-              HasSubstr("the nearest is \"checkpoint.every_rounds\""));
+              HasSubstr("did you mean \"checkpoint.every_rounds\"?"));
   EXPECT_THAT(text_problem(R"({"x": [{"y": [1, {"z": 2}]}, 3]})"), HasSubstr("unknown key \"x\""));
 }
 
@@ -244,18 +244,19 @@ TEST_F(Config, IntegersStayExact) {
 TEST_F(Config, UnknownFlagsAndPositionalsNameTheNearest) {
   const std::string message = problem({"--polcy", "asp", "serve", "--rat=1", "--offset"});
   EXPECT_THAT(message, AllOf(HasSubstr("4 problems"),
-                             HasSubstr("unknown flag --polcy; the nearest is \"--policy\""),
+                             HasSubstr("unknown flag --polcy; did you mean \"--policy\"?"),
                              HasSubstr("positional argument \"serve\""),
-                             HasSubstr("unknown flag --rat; the nearest is \"--rate\""),
+                             HasSubstr("unknown flag --rat; did you mean \"--rate\"?"),
                              HasSubstr("--offset needs a value")));
   EXPECT_THAT(problem({"--no-rate"}), HasSubstr("unknown flag --no-rate"));
+  EXPECT_THAT(problem({"--colour", "red"}), Not(HasSubstr("did you mean")));
   EXPECT_THAT(problem({"--print-config=1"}), HasSubstr("--print-config takes no value"));
 }
 
 TEST_F(Config, UnknownVariablesNameTheNearestUnlessIgnored) {
   set("CENTROID_POLCY", "asp");
-  EXPECT_THAT(problem({}), HasSubstr("unknown environment variable CENTROID_POLCY; the nearest is "
-                                     "\"CENTROID_POLICY\""));
+  EXPECT_THAT(problem({}), HasSubstr("unknown environment variable CENTROID_POLCY; did you mean "
+                                     "\"CENTROID_POLICY\"?"));
   schema.ignore_environment("CENTROID_POLCY");
   EXPECT_TRUE(load({}).ok());
 }
@@ -273,6 +274,9 @@ TEST_F(Config, SecretsComeFromFilesAndAreNeverShown) {
   ASSERT_TRUE(load({}).ok());
   EXPECT_EQ(token, "s3cret");
   EXPECT_THAT(problem({"--auth.token_file", "/nowhere"}), HasSubstr("cannot be read"));
+  const auto empty = file("\r\n");
+  EXPECT_THAT(problem({"--token_file", empty.c_str()}),
+              HasSubstr("--token_file: file \"" + empty + "\" is empty"));
   EXPECT_THAT(problem({"--policy_file", path.c_str()}), HasSubstr("unknown flag --policy_file"));
   std::uint64_t pin = 0;
   Schema secret("program", "");
@@ -288,6 +292,9 @@ TEST_F(Config, HelpVersionAndPrintConfigAreAnswered) {
               AllOf(HasSubstr("Does things."), HasSubstr("--checkpoint.every_rounds N"),
                     HasSubstr("--checkpoint-every"), HasSubstr("CENTROID_CHECKPOINT_EVERY_ROUNDS"),
                     HasSubstr("from 1 to 100; default 5")));
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(load({"-h"}).value(), Schema::Outcome::kPrinted);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("Does things."));
   testing::internal::CaptureStdout();
   EXPECT_EQ(load({"--version"}).value(), Schema::Outcome::kPrinted);
   EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("program "));

@@ -1,0 +1,70 @@
+#include "common/base/nearest.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace centroid {
+namespace {
+
+constexpr std::size_t kEditsShare = 3;  // at most length / 3: one of "list", three of "checkpoint"
+constexpr std::size_t kLeastBeginning = 3;  // "che" begins a word, "c" is a guess
+
+constexpr std::string_view kVariable = "centroid_";
+
+/// As it is compared: dashes before a flag and CENTROID_ before a variable are no likeness.
+std::string folded(std::string_view name) {
+  name.remove_prefix(std::min(name.find_first_not_of('-'), name.size()));
+  std::string out(name);
+  for (char& c : out) c = c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c;
+  if (out.starts_with(kVariable)) out.erase(0, kVariable.size());
+  return out;
+}
+
+/// source  optimal string alignment distance (Damerau 1964), three rows
+std::size_t edits(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replace = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({replace, last[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, row);
+  }
+  return last.back();
+}
+
+}  // namespace
+
+std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+  const std::string wanted = folded(name);
+  std::string best;
+  std::pair<std::size_t, std::size_t> fewest;  // then by what counts for nothing else: "--run-id"
+  std::vector<std::size_t> begun;
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const std::string other = folded(known[i]);
+    if (!wanted.empty() && other.ends_with("." + wanted)) return known[i];
+    if (wanted.size() >= kLeastBeginning && other.starts_with(wanted)) begun.push_back(i);
+    const std::size_t count = edits(wanted, other);
+    if (kEditsShare * count > std::max(wanted.size(), other.size())) continue;
+    const std::pair both(count, edits(std::string(name), known[i]));
+    if (best.empty() || both < fewest) {
+      fewest = both;
+      best = known[i];
+    }
+  }
+  if (best.empty() && begun.size() == 1) best = known[begun.front()];
+  return best;
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  const std::string best = nearest(name, known);
+  return best.empty() ? "" : "; did you mean \"" + best + "\"?";
+}
+
+}  // namespace centroid
