@@ -77,7 +77,7 @@ Task<void> wait_for_signal() {
 Task<Status> serve(Executor executor, transport::Endpoint here, const Access& access) {
   const auto transport = transport_of(executor, access);
   auto listener = transport->listen(here);
-  if (!listener.ok()) co_return listener.error();
+  if (!listener.ok()) co_return listener.error().with_context("--listen");
   std::printf("listening on %s; Ctrl-C ends\n", (*listener)->endpoint().to_string().c_str());
   std::fflush(stdout);
   TaskGroup tasks(executor);

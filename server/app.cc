@@ -166,6 +166,13 @@ Status begin_measuring(const ServerConfig& config, metrics::Registry& registry,
   return trace::write_to(config.trace_file, config.trace_limit);
 }
 
+Result<std::unique_ptr<transport::Listener>> listen_for_data(transport::Transport& transport,
+                                                             const transport::Endpoint& endpoint) {
+  auto listener = transport.listen(endpoint);
+  if (!listener.ok()) return std::move(listener).error().with_context("--listen");
+  return listener;
+}
+
 /// What was posted to the executor before has run.
 Task<void> turn_around() { co_return; }
 
@@ -222,28 +229,24 @@ struct Ending {
 /// Of a server without etcd: nobody else writes where it does.
 Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
   CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
-  CENTROID_TRY(claim.take(config.run_dir));
-  CENTROID_TRY(claim.take(config.checkpoint_dir));
+  CENTROID_TRY(claim.take("run_dir", config.run_dir));
+  CENTROID_TRY(claim.take("checkpoint.dir", config.checkpoint_dir));
   // One of before is replayed, and removed, also by who keeps none.
   std::error_code ignored;
   const bool has_journal =
       config.keeps_journal() || std::filesystem::exists(config.journal_dir, ignored);
-  return has_journal ? claim.take(config.journal_dir) : Status();
+  return has_journal ? claim.take("journal.dir", config.journal_dir) : Status();
 }
 
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
   if (!data_endpoint.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
-                                                  " is reachable from other machines: set `token` "
-                                                  "(or token_file), or listen on 127.0.0.1");
-  std::error_code failed;
-  std::filesystem::create_directories(config.run_dir, failed);
-  if (failed)
     return Error(ErrorCode::kInvalidArgument,
-                 "run_dir " + config.run_dir + ": " + failed.message());
-
+                 "--listen " + config.listen +
+                     " is reachable from other machines: give --token_file FILE with the secret of "
+                     "the workers, or listen on 127.0.0.1");
+  CENTROID_TRY(make_folder("run_dir", config.run_dir));
   FolderClaim claim;  // outlives everything that writes
   if (!config.has_election()) CENTROID_TRY(claim_folders(config, claim));
   const SystemClock clock;
@@ -262,7 +265,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
 
   Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
-  CENTROID_ASSIGN(const auto listener, transport->listen(data_endpoint));
+  CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
   Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
   const ElectionProbe election_probe(registry);
   cluster.set_files(operators.executor(), looks.executor(), verifies.executor());
@@ -384,9 +387,10 @@ Status run_shard(const ServerConfig& config) {
   if (options.leaders.empty())
     return Error(ErrorCode::kInvalidArgument, "join " + config.join + ": no HOST:PORT is there");
   if (!endpoint.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument, "listen " + config.listen +
-                                                  " is reachable from other machines: set `token` "
-                                                  "(or token_file), or listen on 127.0.0.1");
+    return Error(ErrorCode::kInvalidArgument,
+                 "--listen " + config.listen +
+                     " is reachable from other machines: give --token_file FILE with the secret of "
+                     "the workers, or listen on 127.0.0.1");
   if (const bool is_any = endpoint.host == "0.0.0.0" || endpoint.host == "::";
       is_any && config.advertise.empty())
     return Error(ErrorCode::kInvalidArgument,
@@ -398,7 +402,7 @@ Status run_shard(const ServerConfig& config) {
   // Its folder cannot be created: so it can have no journal, and says so where its leader wants
   // one.
   FolderClaim claim;
-  if (const Status taken = claim.take(options.journal_dir);
+  if (const Status taken = claim.take("journal.dir", options.journal_dir);
       !taken.ok() && taken.error().code() == ErrorCode::kUnavailable)
     return taken;
   const SystemClock clock;
@@ -417,7 +421,7 @@ Status run_shard(const ServerConfig& config) {
                      " with TLS: set tls.authority, by which the leader's certificate is checked");
   const auto transport = transport::make_tcp(service.executor(), transport_options);
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
-  CENTROID_ASSIGN(const auto listener, transport->listen(endpoint));
+  CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, endpoint));
   options.name = config.name;
   options.advertise =
       config.advertise.empty() ? listener->endpoint().to_string() : config.advertise;

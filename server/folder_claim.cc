@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "common/base/log.h"
+#include "common/base/rights.h"
 
 namespace centroid::server {
 
@@ -31,14 +32,29 @@ std::string holder_in(const fs::path& path) {
   return line.empty() ? "another process" : line;
 }
 
+/// Only where rights are what is missing.
+std::string who_may(const std::string& path, const std::error_code& failed) {
+  return failed == std::errc::permission_denied ? " (" + rights_text(path) + ")" : "";
+}
+
+std::string advice(const std::string& setting) {
+  return ": give this server's user that folder, or set " + setting + " to one that it may write";
+}
+
 }  // namespace
 
-Status FolderClaim::take(const std::string& folder) {
+Status make_folder(const std::string& setting, const std::string& folder) {
   std::error_code failed;
   fs::create_directories(folder, failed);
-  if (failed)
-    return Error(ErrorCode::kFailedPrecondition,
-                 folder + " cannot be created: " + failed.message());
+  if (!failed) return {};
+  return Error(ErrorCode::kFailedPrecondition, setting + " " + folder +
+                                                   ": cannot be created: " + failed.message() +
+                                                   who_may(folder, failed) + advice(setting));
+}
+
+Status FolderClaim::take(const std::string& setting, const std::string& folder) {
+  CENTROID_TRY(make_folder(setting, folder));
+  std::error_code failed;
   const std::string whole = fs::canonical(folder, failed).string();
   if (std::find(folders_.begin(), folders_.end(), whole) != folders_.end()) return {};
   const fs::path path = fs::path(folder) / kFile;
@@ -50,10 +66,13 @@ Status FolderClaim::take(const std::string& folder) {
                {"note", "see to it that no second server is started on this folder"}});
     return {};
   }
-  CENTROID_TRY(lock);
+  if (!lock.ok())
+    return Error(lock.error().code(),
+                 setting + " " + folder + ": " + lock.error().message() + advice(setting));
   if (!*lock)
     return Error(ErrorCode::kUnavailable,
-                 folder + " is another server's: " + holder_in(path) + " holds " + path.string() +
+                 setting + " " + folder + " is another server's: " + holder_in(path) + " holds " +
+                     path.string() +
                      ". End that one first (a stopped one, too: it would go on with the same job), "
                      "or give this one folders of its own");
   std::ofstream(path, std::ios::trunc) << myself() << '\n';  // for whoever is refused

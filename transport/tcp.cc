@@ -5,6 +5,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "transport/framed_connection.h"
+#include "transport/listen_error.h"
 #include "transport/stream_layer.h"
 #include "transport/tcp_stream.h"
 
@@ -33,13 +34,6 @@ std::unique_ptr<Connection> connection_on(tcp::socket socket, const TransportOpt
     stream = to == nullptr ? options.layer->accepted(std::move(stream))
                            : options.layer->connected(std::move(stream), *to);
   return std::make_unique<FramedConnection>(std::move(stream), options);
-}
-
-Error listen_error(const Endpoint& endpoint, std::string_view what, const error_code& error) {
-  const std::string where = "listen on " + endpoint.to_string() + ": ";
-  if (error == asio::error::address_in_use)
-    return {ErrorCode::kAlreadyExists, where + "the port is in use"};
-  return {ErrorCode::kInvalidArgument, where + std::string(what) + ": " + error.message()};
 }
 
 class TcpListener final : public Listener {
@@ -155,21 +149,24 @@ class TcpTransport final : public Transport {
     } else {
       tcp::resolver resolver(executor_);
       const auto found = resolver.resolve(endpoint.host, std::to_string(endpoint.port), error);
-      if (error || found.empty()) return listen_error(endpoint, "cannot resolve the name", error);
+      if (error || found.empty())
+        return listen_error(endpoint.to_string(), endpoint.port, "cannot resolve the name", error);
       local = found.begin()->endpoint();
     }
     tcp::acceptor acceptor(executor_);
     acceptor.open(local.protocol(), error);
-    if (error) return listen_error(endpoint, "cannot open a socket", error);
+    if (error)
+      return listen_error(endpoint.to_string(), endpoint.port, "cannot open a socket", error);
     acceptor.set_option(asio::socket_base::reuse_address(true), error);
     set_buffers(acceptor, options_);
     acceptor.bind(local, error);
-    if (error) return listen_error(endpoint, "cannot bind", error);
+    if (error) return listen_error(endpoint.to_string(), endpoint.port, "cannot bind", error);
     acceptor.listen(asio::socket_base::max_listen_connections, error);
-    if (error) return listen_error(endpoint, "cannot listen", error);
+    if (error) return listen_error(endpoint.to_string(), endpoint.port, "cannot listen", error);
     Endpoint real = endpoint;
     real.port = acceptor.local_endpoint(error).port();
-    if (error) return listen_error(endpoint, "cannot read the port", error);
+    if (error)
+      return listen_error(endpoint.to_string(), endpoint.port, "cannot read the port", error);
     std::unique_ptr<Listener> made =
         std::make_unique<TcpListener>(std::move(acceptor), std::move(real), options_);
     return made;

@@ -82,8 +82,9 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
     CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer_listen));
   }
   if (!listen.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument, "peer.listen " + listen.to_string() +
-                                                  " is reachable from other machines: set `token`");
+    return Error(ErrorCode::kInvalidArgument,
+                 "--peer.listen " + listen.to_string() +
+                     " is reachable from other machines: give --token_file FILE");
   transport::TransportOptions transport_options;
   transport_options.congestion_control = config.congestion_control;
   CENTROID_ASSIGN(transport_options.layer, tls_layer(config, true));
@@ -93,8 +94,9 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   mesh.thread_name = "peers";
   mesh.shared_memory = config.peer_shared_memory;
   mesh.connections = connections;
-  CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
-                  PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh));
+  auto opened = PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh);
+  if (!opened.ok()) return std::move(opened).error().with_context("--peer.listen");
+  const std::shared_ptr<PeerReducer> peers = std::move(opened).value();
   transport::Endpoint told = peers->endpoint();
   if (told.host == "0.0.0.0" || told.host == "::") {  // no address that others could call
     CENTROID_ASSIGN(told.host, transport::local_address_towards(options.servers.front()));

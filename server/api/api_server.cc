@@ -26,6 +26,7 @@
 #include "server/api/problem.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
+#include "transport/listen_error.h"
 
 namespace centroid::server {
 
@@ -172,17 +173,19 @@ Status ApiServer::Impl::listen() {
   Tcp::resolver resolver(executor);
   const auto found = resolver.resolve(options.endpoint.host, std::to_string(options.endpoint.port),
                                       Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
-  if (ec || found.empty())
-    return Error(ErrorCode::kInvalidArgument,
-                 "api endpoint " + wanted + ": host is not known: " + ec.message());
+  const auto failed = [&](std::string_view doing) {
+    return transport::listen_error(wanted, options.endpoint.port, doing, ec)
+        .with_context("--api.listen");
+  };
+  if (ec || found.empty()) return failed("host is not known");
   Tcp::endpoint endpoint = found.begin()->endpoint();
   const auto address = endpoint.address();
   policy.is_loopback = is_loopback(address);
   if (!policy.is_loopback && options.token.empty())
     return Error(
         ErrorCode::kFailedPrecondition,
-        "api endpoint " + wanted +
-            " is reachable from other machines and there is no token: set the API's token, "
+        "--api.listen " + wanted +
+            " is reachable from other machines and there is no token: give --api.token_file FILE, "
             "or listen on 127.0.0.1");
   policy.token = options.token;
   policy.viewer_token = options.viewer_token;
@@ -193,13 +196,7 @@ Status ApiServer::Impl::listen() {
   if (!ec) acceptor.set_option(Tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
-  if (ec == asio::error::address_in_use)
-    return Error(
-        ErrorCode::kAlreadyExists,
-        "api endpoint " + wanted + ": the port is in use; choose another, or 0 for a free one");
-  if (ec)
-    return Error(ErrorCode::kInvalidArgument,
-                 "api endpoint " + wanted + ": cannot listen: " + ec.message());
+  if (ec) return failed("cannot bind");
   bound.host = address.to_string();
   bound.port = acceptor.local_endpoint(ec).port();
   return {};
@@ -454,9 +451,9 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
       call.route->span == Span::kCheckpoint ? options.checkpoint_timeout : options.call_timeout;
   const auto self = std::make_shared<Running>(executor, Steady::now() + limit);
   const auto at = running.insert(running.end(), self);
-  auto ended = [this, at, self](std::exception_ptr failure, HttpResponse response) {
+  auto ended = [this, at, self, instance](std::exception_ptr failure, HttpResponse response) {
     if (failure)
-      response = make_problem(500, ErrorCode::kInternal, "the server failed to answer", "/");
+      response = make_problem(500, ErrorCode::kInternal, "the server failed to answer", instance);
     self->response = std::move(response);
     self->done.cancel();
     if (self->is_abandoned) --abandoned;
@@ -476,9 +473,11 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   if (is_cancelling)
     co_return make_problem(503, ErrorCode::kCancelled, "the server is stopping", instance);
   log::warn("api.deadline_passed", {{"path", instance}, {"limit_ms", limit.count()}});
-  const std::string detail = "no answer within " + std::to_string(limit.count()) +
-                             " ms; the action may still happen: look at GET /v1/audit, /v1/cluster "
-                             "or what it was to change; GET /v1/waits says what the job waits for";
+  const std::string detail =
+      "no answer within " + std::to_string(limit.count()) +
+      " ms; the action may still happen: look at `centroidctl audit`, `status` "
+      "(GET /v1/audit, /v1/cluster) or what it was to change; `centroidctl "
+      "waits` (GET /v1/waits) says what the job waits for";
   co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
 }
 

@@ -6,6 +6,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
+
+#include "common/base/rights.h"
 
 namespace centroid::server {
 
@@ -13,7 +16,10 @@ Result<std::optional<FileLock>> FileLock::try_take(const std::string& path) {
   const auto failure = [&path](const char* doing) {
     const auto code =
         errno == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kFailedPrecondition;
-    return Error(code, path + ": " + doing + ": " + std::strerror(errno));
+    const bool may_not = errno == EACCES || errno == EPERM;
+    std::string message = path + ": " + doing + ": " + std::strerror(errno);
+    if (may_not) message += " (" + rights_text(path) + ")";
+    return Error(code, std::move(message));
   };
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return failure("cannot be written");

@@ -285,7 +285,7 @@ class WorkerMetrics(MetricsTest):
             place = "127.0.0.1:%d" % taken.getsockname()[1]
             worker = self.worker("127.0.0.1:1", "w0", "--metrics-listen", place)
             self.assertNotEqual(worker.exit_status(), DONE)
-            self.assertIn(f"metrics.listen {place}: the port is in use", worker.text())
+            self.assertIn(f"--metrics.listen: cannot listen on {place}: the port is in use", worker.text())
         bad = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "nonsense")
         self.assert_status(bad, USAGE, "nonsense")
 
@@ -389,7 +389,7 @@ class ServerMetrics(MetricsTest):
         place = "127.0.0.1:%d" % taken.getsockname()[1]
         shard = self.shard("127.0.0.1:1", "s1", "--metrics-listen", place)
         self.assertNotEqual(shard.exit_status(), DONE)
-        self.assertIn(f"metrics.listen {place}: the port is in use", shard.text())
+        self.assertIn(f"--metrics.listen: cannot listen on {place}: the port is in use", shard.text())
         self.assert_status(self.shard("127.0.0.1:1", "s2", "--metrics-tls"), USAGE, "metrics.tls needs tls.certificate, tls.key and metrics.listen")
         alone = self.launch_server("--metrics-listen", "127.0.0.1:0")
         self.assert_status(alone, USAGE, "metrics.listen and metrics.tls are for a shard server (join)")

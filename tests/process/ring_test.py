@@ -201,7 +201,7 @@ class Coordination(RingTest):
     def test_worker_open_to_other_machines_needs_a_token(self):
         server = self.server("--exchange", "ring")
         open_one = self.peer(server, "w0", "--peer-listen", "0.0.0.0:0")
-        self.assert_status(open_one, USAGE, "peer.listen 0.0.0.0:0 is reachable from other machines")
+        self.assert_status(open_one, USAGE, "--peer.listen 0.0.0.0:0 is reachable from other machines")
 
     def test_worker_that_listens_everywhere_tells_an_address(self):
         server = self.server("--exchange", "ring", "--min-workers", 2, "--token", "secret")

@@ -13,6 +13,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "common/base/trace_report.h"
+#include "transport/listen_error.h"
 #include "transport/tls/maybe_tls.h"
 
 namespace centroid::transport {
@@ -144,21 +145,20 @@ struct MetricsListener::Impl {
 
 Status MetricsListener::Impl::listen(const Endpoint& endpoint) {
   boost::system::error_code ec;
-  const std::string wanted = "metrics.listen " + endpoint.to_string();
+  const auto failed = [&](std::string_view doing) {
+    return listen_error(endpoint.to_string(), endpoint.port, doing, ec)
+        .with_context("--metrics.listen");
+  };
   Tcp::resolver resolver(io.context());
   const auto found = resolver.resolve(endpoint.host, std::to_string(endpoint.port),
                                       Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
-  if (ec || found.empty())
-    return Error(ErrorCode::kInvalidArgument, wanted + ": host is not known: " + ec.message());
+  if (ec || found.empty()) return failed("host is not known");
   const Tcp::endpoint local = found.begin()->endpoint();
   acceptor.open(local.protocol(), ec);
   if (!ec) acceptor.set_option(Tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(local, ec);
   if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
-  if (ec == asio::error::address_in_use)
-    return Error(ErrorCode::kAlreadyExists,
-                 wanted + ": the port is in use; choose another, or 0 for a free one");
-  if (ec) return Error(ErrorCode::kInvalidArgument, wanted + ": cannot listen: " + ec.message());
+  if (ec) return failed("cannot bind");
   bound.host = local.address().to_string();
   bound.port = acceptor.local_endpoint(ec).port();
   return {};
