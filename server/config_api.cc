@@ -1,19 +1,9 @@
 #include "server/config.h"
 
-/// Settings of REST.
+/// Settings of REST beside its address and tokens.
 namespace centroid::server {
 
 void register_api(config::Schema& s, ServerConfig& c) {
-  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
-          "api");
-  s.field("api.token", &c.api_token,
-          {.text = "bearer token of REST; needed beyond loopback", .secret = true});
-  s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
-          "api-tls");
-  s.field("api.viewer_token", &c.api_viewer_token,
-          {.text = "another token of REST, which may only read: for Prometheus and for people who "
-                   "look",
-           .secret = true});
   s.field("api.max_connections", &c.api_max_connections,
           {.text = "connections of REST at most; beyond them the newest that has asked nothing yet "
                    "makes room",

@@ -18,6 +18,19 @@ void register_durability(config::Schema& s, ServerConfig& c) {
            .unit = "ms",
            .min = 0},
           "checkpoint-interval");
+  s.field("resume", &c.resume,
+          {.text = "go on from the newest valid checkpoint and the journal behind it"});
+  s.field(
+      "journal.mode", &c.journal,
+      {.text = "exchange star: write every round to a journal before workers hear of its end, and "
+               "every push to tables of sparse rows before it is answered, so that a killed server "
+               "loses none (docs/durability.md)",
+       .choices = {"off", "on"}},
+      "journal");
+  s.field("checkpoint.dir", &c.checkpoint_dir,
+          {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
+  s.field("journal.dir", &c.journal_dir, {.text = "folder of the journal; empty: run_dir/journal"},
+          "journal-dir");
   s.field("checkpoint.keep", &c.checkpoint_keep,
           {.text = "checkpoints to keep", .unit = "checkpoints", .min = 1, .live = true},
           "checkpoint-keep");
@@ -26,28 +39,6 @@ void register_durability(config::Schema& s, ServerConfig& c) {
            .unit = "rounds",
            .live = true},
           "checkpoint-keep-every");
-  s.field("checkpoint.shard_bytes", &c.checkpoint_shard_bytes,
-          {.text = "largest file of a checkpoint: a larger model becomes several and an index; 0: "
-                   "always one",
-           .unit = "bytes"},
-          "checkpoint-shard-bytes");
-  s.field("checkpoint.processor_share", &c.checkpoint_processor_share,
-          {.text = "part of the machine's processor time that writing a checkpoint takes at most "
-                   "while rounds go on and nobody waits for it; 1: no bound",
-           .min = 0.001,
-           .max = 1},
-          "checkpoint-processor-share");
-  s.field("checkpoint.dir", &c.checkpoint_dir,
-          {.text = "folder of checkpoints; empty: run_dir/checkpoints"}, "checkpoint-dir");
-  s.field(
-      "journal.mode", &c.journal,
-      {.text = "exchange star: write every round to a journal before workers hear of its end, and "
-               "every push to tables of sparse rows before it is answered, so that a killed server "
-               "loses none (docs/durability.md)",
-       .choices = {"off", "on"}},
-      "journal");
-  s.field("journal.dir", &c.journal_dir, {.text = "folder of the journal; empty: run_dir/journal"},
-          "journal-dir");
   s.field(
       "journal.sync", &c.journal_sync,
       {.text = "time between two fdatasync of the journal: what power loss may cost; 0: one for "
@@ -63,13 +54,22 @@ void register_durability(config::Schema& s, ServerConfig& c) {
                "until it can, or go on without a journal until the next checkpoint",
        .choices = {"wait", "go-on"}},
       "journal-full");
+  s.field("checkpoint.shard_bytes", &c.checkpoint_shard_bytes,
+          {.text = "largest file of a checkpoint: a larger model becomes several and an index; 0: "
+                   "always one",
+           .unit = "bytes"},
+          "checkpoint-shard-bytes");
+  s.field("checkpoint.processor_share", &c.checkpoint_processor_share,
+          {.text = "part of the machine's processor time that writing a checkpoint takes at most "
+                   "while rounds go on and nobody waits for it; 1: no bound",
+           .min = 0.001,
+           .max = 1},
+          "checkpoint-processor-share");
   s.field("journal.rows_bytes", &c.journal_rows_bytes,
           {.text = "tables of sparse rows: a checkpoint is written when their journal has so many "
                    "bytes; 0: never for that",
            .unit = "bytes"},
           "journal-rows-bytes");
-  s.field("resume", &c.resume,
-          {.text = "go on from the newest valid checkpoint and the journal behind it"});
 }
 
 }  // namespace centroid::server
