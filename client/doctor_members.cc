@@ -69,7 +69,8 @@ void tell_silent(Report& report, const Json& worker, const Json& waits) {
              "does not answer, silent for " + duration_text(number_of(worker, "silent_seconds")) +
                  (is_awaited ? "; a round waits for it" : ""),
              "is its process stopped, does its machine swap, is the network to it cut? It is given "
-             "up after `lease`");
+             "up after `lease`; `centroidctl workers evict " +
+                 name + "` does so now");
 }
 
 /// What a measurement that failed says of its worker: true when it was told, and is silent or lost.

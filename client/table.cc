@@ -84,7 +84,8 @@ std::string duration_text(double seconds) {
 
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "-";
-  return format("%.4g", value);
+  const bool is_large = std::abs(value) >= 1e4 && std::abs(value) < 1e15;
+  return format(is_large ? "%.0f" : "%.4g", value);
 }
 
 }  // namespace centroid::client

@@ -112,7 +112,7 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
                         const Json& waits) {
   const auto number = [&](const char* name) { return number_of(cluster, name); };
   const auto text = [&](const char* name) { return text_of(cluster, name); };
-  const std::string state = text("state");
+  const std::string state = text("state"), reason = text("state_reason");
   std::string out = "run        " + text("run_id");
   for (const auto& [word, name] : {std::pair("", "exchange"),
                                    {"policy ", "policy"},
@@ -120,8 +120,12 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
                                    {"", "model"}})  // until workers joined not all is known
     if (!text(name).empty()) out += std::string(", ") + word + text(name);
   out += "\n";
+  const bool says_state = reason.starts_with(state + " ");  // "paused by an operator at ..."
   out += "state      " + paint(style, colour_of(state), state) +
-         (text("state_reason").empty() ? "" : ": " + text("state_reason")) + "\n";
+         (reason.empty() ? ""
+          : says_state   ? reason.substr(state.size())
+                         : ": " + reason) +
+         "\n";
   if (const std::string role = text("role"); role != "alone" && !role.empty()) {
     const bool leads = role == "leader";
     out += "role       " + paint(style, leads ? Colour::kGood : Colour::kWarning, role) +
@@ -138,7 +142,8 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
          percent(number("train_accuracy")) + ", held-out accuracy " +
          percent(number("test_accuracy")) + "\n";
   out += "speed      " + number_text(number("samples_per_second")) + " samples/s, " +
-         text("world") + " workers in generation " + text("generation") + "\n";
+         text("world") + (text("world") == "1" ? " worker" : " workers") + " in generation " +
+         text("generation") + "\n";
   out += "trouble    " + text("aborted_attempts") + " attempts repeated, " +
          text("lost_contributions") + " contributions lost, " + text("skipped_rounds") +
          " rounds skipped\n\n";
@@ -191,7 +196,8 @@ std::string rounds_table(const Json& answer) {
     const std::string outcome = text_of(round, "outcome");
     rows.push_back({text_of(round, "round"), text_of(round, "attempt"),
                     outcome.empty() ? text_of(round, "state") : outcome, text_of(round, "version"),
-                    text_of(round, "samples"), number_text(number_of(round, "loss")),
+                    text_of(round, "samples"),
+                    outcome == "committed" ? number_text(number_of(round, "loss")) : "-",
                     duration_text(number_of(round, "seconds")), names(round["contributors"]),
                     names(round["missing"])});
   }

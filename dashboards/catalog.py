@@ -454,11 +454,11 @@ ALERTS = (
     Alert("CentroidNoProgress", f"{TRAINING_NOW} * on (job, run, instance) {rate5('centroid_server_rounds_total')}",
           f"== 0 unless on (job, run, instance) ({OPEN_ROUND} < 5 * {USUAL_ROUND} and {OPEN_ROUND_GROWS})", "5m",
           "critical", "The job on {{ $labels.instance }} is training, but no round has ended for ten minutes, and none is open that grows and has taken less than five times as long as usual.",
-          "GET /v1/waits (centroidctl waits) says for whom the round waits; without an answer the server itself hangs: GET /livez, and its log. A worker that hangs beyond its lease is dropped by itself; "
+          "centroidctl waits (GET /v1/waits) says for whom the round waits; without an answer the server itself hangs: GET /livez, and its log. A worker that hangs beyond its lease is dropped by itself; "
           "one that sends heartbeats but no gradients must be restarted."),
     Alert("CentroidJobHalted", 'max by (job, run, instance) (centroid_server_job_state{state="halted"})', "== 1", "0m",
           "critical", "The job on {{ $labels.instance }} has halted itself.",
-          "GET /v1/cluster, state_reason: mostly a gradient that is not finite, with worker, tensor and round. Lower the learning rate "
+          "centroidctl status (GET /v1/cluster, state_reason): mostly a gradient that is not finite, with worker, tensor and round. Lower the learning rate "
           "or look at that worker's data, then centroidctl job resume and start the server and its workers again."),
     Alert("CentroidServerDown", f"max by (job, run, instance) ({SERVER_UP})", "== 0", "1m",
           "critical", "Prometheus does not reach the server {{ $labels.instance }}.",
@@ -474,10 +474,10 @@ ALERTS = (
           "centroidctl workers says whether it trains: then only its port of metrics is closed or busy. If not, look at its log and its machine."),
     Alert("CentroidTooFewWorkers", 'max by (job, run, instance) (centroid_server_job_state{state="waiting"})', "== 1", "10m",
           "warning", "The job on {{ $labels.instance }} has waited for workers for ten minutes.",
-          "GET /v1/cluster, state_reason says how many are missing. Start them, or lower min_workers."),
+          "centroidctl status (GET /v1/cluster, state_reason) says how many are missing. Start them, or lower min_workers."),
     Alert("CentroidWorkersFlapping", increase('centroid_server_members_ended_total{cause="dead"}', "15m"), "> 3", "0m",
           "warning", "More than three workers of {{ $labels.instance }} were lost within 15 minutes.",
-          "GET /v1/workers, reason tells why each ended. Look at memory limits, preemption and the network of those machines."),
+          "centroidctl workers --all (GET /v1/workers, reason) tells why each ended. Look at memory limits, preemption and the network of those machines."),
     Alert("CentroidNonFiniteGradients", increase("centroid_server_contributions_nonfinite_total", "10m"), "> 0", "0m",
           "warning", "Gradients with NaN or infinity reached {{ $labels.instance }}.",
           "The server's log names worker, tensor and round. Lower the learning rate, or set optimizer.clip_norm; look at that worker's data."),
@@ -489,13 +489,13 @@ ALERTS = (
           ' ({__name__=~"centroid_server_checkpoint_last_success_timestamp_seconds|process_start_time_seconds"}))',
           "> 7200", "0m",
           "warning", "The job on {{ $labels.instance }} has trained for two hours without a new checkpoint.",
-          "POST /v1/checkpoints (centroidctl checkpoints make) writes one now; set checkpoint.every_rounds to what you can afford to lose."),
+          "centroidctl checkpoints make (POST /v1/checkpoints) writes one now; set checkpoint.every_rounds to what you can afford to lose."),
     Alert("CentroidJournalBroken", "max by (job, run, instance) (centroid_server_journal_broken + centroid_server_journal_waits)", "> 0", "1m",
           "critical", "The journal of {{ $labels.instance }} cannot be written.",
           "The server's log says why; mostly the disk is full. Make room, then centroidctl checkpoints make: a checkpoint begins a new journal."),
     Alert("CentroidShardServerAway", "max by (job, run, instance) (centroid_server_shards_missing)", "> 0", "2m",
           "critical", "{{ $value }} shard servers of the leader {{ $labels.instance }} are missing.",
-          "GET /v1/servers (centroidctl servers) says who is here; start the missing one again under its name, with its journal's folder. Before the first "
+          "centroidctl servers (GET /v1/servers) says who is here; start the missing one again under its name, with its journal's folder. Before the first "
           "round the job waits for it; later it goes on without, from its newest checkpoint or journal, when servers_wait is over."),
     Alert("CentroidShardUnseen", f"max by (job, run, instance) ({SHARD_UP})", "== 0", "5m",
           "warning", "Prometheus does not reach the shard server {{ $labels.instance }}.",
@@ -513,7 +513,7 @@ ALERTS = (
           "Every worker of a ring was gone at once. Find what they share (a power supply, a switch, a node pool); checkpoint more often."),
     Alert("CentroidNoLeader", "max by (job, run) (centroid_server_is_leader)", "== 0", "30s",
           "critical", "No server of {{ $labels.job }} leads.",
-          "GET /v1/waits of each server says for what it waits: mostly etcd does not answer. Rounds go on when it does."),
+          "centroidctl --server ... waits (GET /v1/waits) of each server says for what it waits: mostly etcd does not answer. Rounds go on when it does."),
     Alert("CentroidEtcdFails", rate5("centroid_server_etcd_failures_total"), "> 0.1", "2m",
           "warning", "Requests of {{ $labels.instance }} to etcd fail.",
           "etcd.failed in the server's log has the reason of each endpoint. The leader trains on until its lease would have run out, then it waits."),

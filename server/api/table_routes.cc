@@ -17,8 +17,9 @@ Reply get_table(Services services, Call call) {
   const auto views = co_await services.control.tables();
   const auto found = std::ranges::find(views, call.value("name"), &TableView::name);
   if (found == views.end())
-    co_return Error(ErrorCode::kNotFound, "there is no table '" + call.value("name") +
-                                              "' here; GET /v1/tables lists them");
+    co_return Error(ErrorCode::kNotFound,
+                    "there is no table '" + call.value("name") +
+                        "' here; `centroidctl tables` (GET /v1/tables) lists them");
   co_return json_response(to_json_object(*found));
 }
 

@@ -56,7 +56,7 @@ Task<Optional<Result<ActView>>> Cluster::act_and_keep(Cluster* self,
 
 std::string Cluster::pause_reason() const {
   return "paused by an operator at " + utc(pause_->since_unix_seconds) +
-         ": POST /v1/job:resume goes on";
+         ": `centroidctl job resume` (POST /v1/job:resume) goes on";
 }
 
 Task<Result<ActView>> Cluster::pause() {
@@ -85,9 +85,9 @@ Task<Result<ActView>> Cluster::resume() {
                    "the server is ending: start it again with resume, then say it again");
     const bool is_stopped = is_halted || (self.stop_ && self.phase_ == Phase::kStopped);
     if (!is_stopped && !self.pause_)
-      return Error(
-          ErrorCode::kFailedPrecondition,
-          "the job is neither paused nor stopped nor halted: GET /v1/cluster says what it does");
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the job is neither paused nor stopped nor halted: `centroidctl status` (GET "
+                   "/v1/cluster) says what it does");
     if (is_stopped) self.stop_.reset();
     self.pause_.reset();
     log::info("job.resumed", {{"round", self.round_.value}});
@@ -180,7 +180,7 @@ Task<void> Cluster::stay_stopped() {
   const std::string what =
       (halted.empty() ? "stopped by an operator at " : "halted itself at ") + since;
   set_phase(halted.empty() ? Phase::kStopped : Phase::kHalted,
-            what + ": POST /v1/job:resume (centroidctl job resume) goes on" +
+            what + ": `centroidctl job resume` (POST /v1/job:resume) goes on" +
                 (halted.empty() ? "" : ". The cause: " + halted));
   const std::string action = "workers are told to stop; centroidctl job resume goes on";
   const std::uint64_t version = store_ ? store_->version().value : 0;

@@ -32,7 +32,8 @@ Status Cluster::check_evicted(const std::string& name) {
   const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
   if (!found->second.until)
     return Error(ErrorCode::kFailedPrecondition,
-                 who + ") until it is allowed: DELETE /v1/evictions/" + name);
+                 who + ") until it is allowed: `centroidctl workers allow " + name +
+                     "` (DELETE /v1/evictions/" + name + ")");
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
   return proto::not_yet_error(who + ") for another " + std::to_string(left.count() + 1) + " s");
@@ -310,7 +311,8 @@ Task<Result<ScaleView>> Cluster::hint_scale(std::uint64_t workers, std::string w
     const auto refuse = [&](const char* bound, std::uint64_t value, const char* action) {
       return Error(ErrorCode::kFailedPrecondition,
                    std::to_string(workers) + " workers are against " + bound + ", which is " +
-                       std::to_string(value) + ": " + action + " it first (PATCH /v1/config)");
+                       std::to_string(value) + ": " + action +
+                       " it first: `centroidctl config set` (PATCH /v1/config)");
     };
     if (workers > config_.max_workers) return refuse("max_workers", config_.max_workers, "raise");
     if (workers > 0 && workers < config_.min_workers)

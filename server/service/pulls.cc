@@ -75,7 +75,8 @@ Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
 Status Cluster::Pulls::may_copy() const {
   if (cluster_.is_loading_ || cluster_.replay_ || cluster_.spread_.lost_since ||
       cluster_.has_lost_server())
-    return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
+    return Error(ErrorCode::kUnavailable,
+                 "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
   if (!cluster_.store_ || cluster_.store_->version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
   return {};
@@ -90,7 +91,7 @@ Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
     return Error(ErrorCode::kFailedPrecondition,
                  "with exchange " + cluster_.config_.exchange +
                      " the newest tensors are with the workers: take them from a checkpoint "
-                     "(POST /v1/checkpoints)");
+                     "(`centroidctl checkpoints make`, POST /v1/checkpoints)");
   auto copy = std::make_shared<Copy>();
   const Manifest& manifest = store->plan().manifest();
   std::unordered_map<std::string_view, std::size_t> wanted;
@@ -195,7 +196,7 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, 
       if (cluster_.clock_.now() >= limit)
         co_return Error(ErrorCode::kUnavailable,
                         "another copy of the state was being made for all of stall_timeout: try "
-                        "again, GET /v1/waits says what it waits for");
+                        "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
     }
     Status copied;
     {

@@ -298,7 +298,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
                                 "' is gone with its chunks: " + phase_reason_);
   if (replay_ && !epilogue_)
     return proto::not_yet_error("the journal is being replayed: " + replay_->why +
-                                " (GET /v1/waits)");
+                                " (`centroidctl waits`, GET /v1/waits)");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   if (config_.weight_by == "tokens") {

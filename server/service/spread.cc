@@ -326,7 +326,8 @@ Task<Status> Cluster::drain_while_paused() {
 Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk head) {
   const auto& owners = spread_.route.owners;
   if (!store_ || head.chunk.value >= std::min(store_->plan().chunks().size(), owners.size()))
-    co_return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
+    co_return Error(ErrorCode::kUnavailable,
+                    "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
   const Chunk chunk = store_->plan().chunk(head.chunk);
   const std::size_t bytes = chunk.elements * sizeof(float);
   if (!head.frozen && store_->is_here(head.chunk)) {  // it has moved since it was asked for
@@ -339,7 +340,8 @@ Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk hea
       found != spread_.moving.end() && !head.frozen)
     link = found->second;
   if (!link)
-    co_return Error(ErrorCode::kUnavailable, "the state is being brought back: GET /v1/waits");
+    co_return Error(ErrorCode::kUnavailable,
+                    "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
   auto encoded = proto::encode(head);
   auto reply = co_await shards_.ask(link, ServersKind::kFetch, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
