@@ -51,10 +51,10 @@ HttpRequest to_request(Parser::value_type message) {
   return request;
 }
 
-/// What to answer to bytes that are no request; nothing for a peer that just left.
-std::optional<HttpResponse> parse_problem(const beast::error_code& ec) {
-  const auto refuse = [](unsigned status, std::string_view detail) {
-    return make_problem(status, ErrorCode::kInvalidArgument, detail, "/");
+/// What to answer to bytes that are no request, or none for us; nothing for a peer that just left.
+std::optional<HttpResponse> parse_problem(const beast::error_code& ec, std::string_view instance) {
+  const auto refuse = [instance](unsigned status, std::string_view detail) {
+    return make_problem(status, ErrorCode::kInvalidArgument, detail, instance);
   };
   if (ec == http::error::end_of_stream || ec == http::error::partial_message) return std::nullopt;
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
@@ -185,7 +185,9 @@ Task<HttpConnection::Incoming> HttpConnection::read_request() {
     incoming.request->address = address();
   } else if (!impl_->is_closed) {
     incoming.is_slow = ec == beast::error::timeout;
-    incoming.problem = parse_problem(ec);
+    const std::string target(parser.get().target());  // empty: the request line was not read
+    const std::string path = target.substr(0, target.find('?'));
+    incoming.problem = parse_problem(ec, path.empty() ? "/" : path);
   }
   co_return incoming;
 }

@@ -55,6 +55,27 @@ TEST_F(ApiTest, BodiesOverTheLimitGet413) {
   EXPECT_EQ(control.actions(), "pause;");
 }
 
+TEST_F(ApiTest, WhatIsRefusedBeforeItIsReadNamesItsPathWhereThatCame) {
+  start();
+  const auto instance = [this](const std::string& text, int status) {
+    HttpClient client(port());
+    client.send(text);
+    const HttpReply reply = client.receive().value_or(HttpReply());
+    expect_problem(reply, status, "invalid_argument");
+    return nlohmann::json::parse(reply.body, nullptr, false).value("instance", "");
+  };
+  const std::string fill(100'000, 'x');
+  EXPECT_EQ(instance("GET /v1/rounds?limit=3 HTTP/1.1\r\nX-Fill: " + fill, 431), "/v1/rounds");
+  EXPECT_EQ(instance("GET /v1/rounds HTTP/1.1\r\nno field at all\r\n\r\n", 400), "/v1/rounds");
+  EXPECT_EQ(instance("POST /v1/job:pause HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+            "/v1/job:pause");
+  EXPECT_EQ(instance("POST /v1/job:stop HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+            "/v1/job:stop");
+  // No path came.
+  EXPECT_EQ(instance("GET /" + fill, 431), "/");
+  EXPECT_EQ(instance("\x16\x03\x01 nonsense\r\n\r\n", 400), "/");
+}
+
 TEST_F(ApiTest, ChunkedBodiesAndExpectContinueWork) {
   start();
   HttpClient client(port());
