@@ -1,6 +1,6 @@
-// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore | frozen]. Prints one JSON object of what was seen, and writes
+// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore | frozen | tiny]. Prints one JSON object of what was seen, and writes
 // pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint, with `frozen` only what
-// the picture of the cluster shows of a round that waits for somebody.
+// the picture of the cluster shows of a round that waits for somebody, with `tiny` only how a narrow page shows a loss near 0 or beyond all bounds.
 import { rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
@@ -233,7 +233,35 @@ async function frozen() {
   seen.frozen = { picture: await picture(page), timeline: (await rectangles(page, '#timeline rect')).at(-1), rounds: (await rest('rounds?limit=1')).rounds, workers: (await rest('workers')).workers }
 }
 
+// Losses as no short job has them: REST's answers are altered on their way.
+async function tiny() {
+  seen.tiny = []
+  for (const colorScheme of ['dark', 'light'])
+    for (const loss of [1.2345e-7, -0.0000012345, 0.000123456, 1.25, 3.4028e38]) {
+      const page = await made({ viewport: { width: 360, height: 900 }, colorScheme })
+      await page.route('**/v1/{cluster,rounds}*', async (route) => {
+        const response = await route.fetch()
+        const json = await response.json()
+        for (const one of json.rounds || [json]) one.loss = loss * (1 + 1e-3 * ((one.round || 0) % 7))
+        if (!json.rounds) Object.assign(json, { loss, test_loss: Math.abs(loss) })
+        await route.fulfill({ response, json })
+      })
+      await page.goto(url)
+      // uPlot has no steps for an axis of numbers as large as the last.
+      await page.waitForFunction((isHuge) => document.querySelector('#loss').textContent !== '–' && charts['loss-chart'] && charts['loss-chart'].plot.data[0].length > 1 &&
+        (isHuge || charts['loss-chart'].plot.axes[1]._values), loss > 1e16)
+      await page.screenshot({ path: path.join(out, `console-${colorScheme}-${loss}.png`), clip: { x: 0, y: 0, width: 360, height: 900 } })
+      seen.tiny.push(await page.evaluate(() => {
+        const width = (element) => { const range = document.createRange(); range.selectNodeContents(element); return range.getBoundingClientRect().width }
+        return { loss: find('loss').textContent, axis: charts['loss-chart'].plot.axes[1]._values || [],
+          over: [...document.querySelectorAll('.tiles div')].filter((tile) => width(tile) > tile.clientWidth + 0.5).map((tile) => tile.textContent) }
+      }))
+      await page.context().close()
+    }
+}
+
 try {
+  if (part === 'tiny') await tiny()
   if (part === 'restore') await restored()
   if (part === 'frozen') await frozen()
   if (part === 'all') seen.paints = await paints()

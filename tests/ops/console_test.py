@@ -114,6 +114,22 @@ class Console(ClusterTest):
         self.assertEqual((seen["errors"], seen["foreign"]), ([], []))
         self.assertGreater(seen["kept"], 10)  # what was before the checkpoint stays
 
+    def test_a_loss_near_nothing_fits_a_narrow_page(self):
+        if reason := missing():
+            self.skipTest(reason)
+        server = self.server("--epochs", "1000000", "--api.token", "let-me-in")
+        self.worker(server, "worker-a")
+        self.wait_rounds(server)
+        seen = self.look(server, "tiny")
+        self.assertEqual((seen["errors"], seen["foreign"]), ([], []))
+        shown = [one["loss"] for one in seen["tiny"]]
+        self.assertEqual(shown, 2 * ["1.23e-7", "-1.23e-6", "1.23e-4", "1.25", "3.4e+38"])
+        self.assertEqual([one["over"] for one in seen["tiny"]], len(shown) * [[]])
+        for one in seen["tiny"]:
+            if one["loss"] != "3.4e+38":
+                self.assertGreater(len(set(one["axis"])), 1)
+                self.assertLessEqual(max(map(len, one["axis"])), 8, one["axis"])  # what the place beside the curve takes
+
     def test_the_picture_shows_for_whom_a_round_waits(self):
         if reason := missing():
             self.skipTest(reason)
@@ -201,7 +217,7 @@ class Console(ClusterTest):
             self.assertAlmostEqual(number(text), value, delta=0.51 * 10 ** (math.floor(math.log10(abs(value) or 1)) + 1 - digits))
 
         self.assertEqual(tiles["round"], f"{cluster['round']:,}")
-        close(tiles["loss"], cluster["loss"], 4)
+        close(tiles["loss"], cluster["loss"], 4 if cluster["loss"] >= 1e-3 else 3)
         close(tiles["speed"], cluster["samples_per_second"], 3)
         self.assertEqual(tiles["accuracy"], f"{100 * cluster['test_accuracy']:.2f} %")
         self.assertEqual(tiles["progress"], f"{100 * cluster['progress']:.2f} %")

@@ -56,7 +56,14 @@ async function act(path, method = 'POST') {
 
 // ---- text ----
 
-const number = (value, digits = 4) => (Number.isFinite(value) ? Number(value.toPrecision(digits)).toLocaleString('en', { maximumSignificantDigits: 15 }) : '–')
+// What would be a long row of zeros has an exponent.
+function number(value, digits = 4) {
+  if (!Number.isFinite(value)) return '–'
+  const isLong = value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e9)
+  if (isLong) return Number(value.toPrecision(3)).toExponential()
+  return Number(value.toPrecision(digits)).toLocaleString('en', { maximumSignificantDigits: 15 })
+}
+
 const percent = (share) => (share >= 0 ? (100 * share).toFixed(2) + ' %' : '–')
 
 function size(bytes) {
@@ -267,7 +274,7 @@ function chart(id, names, data, isShare = false) {
   const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } }
   const series = [{ label: names[0] }, ...names.slice(1).map((label, i) => ({ label, stroke: colours[i], width: 2, spanGaps: true, points: { show: i === 1 } }))]
   const y = isShare ? { range: (_, low, high) => [Math.max(0, low - 0.02), Math.min(1.01, high + 0.01)] } : {}
-  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false }, y }, axes: [axis, { ...axis, size: 58 }], series,
+  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false }, y }, axes: [axis, { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => number(tick, 6)) }], series,
     legend: { show: names.length > 2, live: false } }
   charts[id] = { key, plot: new uPlot(options, data, place) }
 }
