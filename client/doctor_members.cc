@@ -70,7 +70,7 @@ void tell_silent(Report& report, const Json& worker, const Json& waits) {
                  (is_awaited ? "; a round waits for it" : ""),
              "is its process stopped, does its machine swap, is the network to it cut? It is given "
              "up after `lease`; `centroidctl workers evict " +
-                 name + "` does so now");
+                 name + "` does so now, and refuses its name until `workers allow`");
 }
 
 /// What a measurement that failed says of its worker: true when it was told, and is silent or lost.
