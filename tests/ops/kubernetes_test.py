@@ -15,7 +15,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "process"))
+sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards")]
+import catalog  # noqa: E402
 from cluster import Runner  # noqa: E402
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -32,6 +33,15 @@ SKIPPED = 77
 KEEP = 3  # checkpoint.keep, where nothing is said of it
 DISK_BYTES_PER_SECOND = 100e6  # of docs/operations.md, "Sizing"
 SPARE_SECONDS = 20
+ANNOTATION_BYTES = 256 * 1024  # what the API server takes of all annotations of an object
+START_SECONDS = 600  # that a server may take to read its checkpoint, a worker its data, before it is restarted
+# What each container's probes ask of it; of an update that goes on behind a standby there is a test of its own.
+PROBES = {
+    "server": {"startupProbe": ("/livez", "api"), "readinessProbe": ("/readyz", "api"), "livenessProbe": ("/livez", "api")},
+    "worker": {"startupProbe": ("/healthz", "metrics"), "readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/healthz", "metrics")},
+    "shard": {"readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/livez", "metrics")},  # it listens from the start
+    "etcd": {"readinessProbe": ("/health", "client"), "livenessProbe": ("", "client")},  # "": that its port is open
+}
 
 
 def kustomize(folder):
@@ -232,6 +242,68 @@ class Rendered(unittest.TestCase):
             for monitor in monitors:
                 self.assert_finds_pods(monitor, all_objects)
                 self.assertEqual(monitor["spec"]["endpoints"][0].get("scheme", "http"), "https" if "tls" in chosen[1] else "http", chosen)
+
+    def test_every_probe_asks_what_it_is_there_for(self):
+        seen = set()
+        for chosen, all_objects in self.objects.items():
+            for one in all_objects:
+                for spec in pod_specs(one):
+                    (container,) = spec["containers"]
+                    wanted = dict(PROBES[container["name"]])
+                    if container["name"] == "server" and one["spec"].get("replicas", 1) > 1:
+                        wanted["readinessProbe"] = ("/healthz", "api")  # a standby is never ready
+                    found = {}
+                    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                        if probe := container.get(kind):
+                            place = probe.get("httpGet") or probe["tcpSocket"]
+                            found[kind] = (place.get("path", ""), place["port"])
+                            self.assertIn(place["port"], [port["name"] for port in container["ports"]])
+                    self.assertEqual(found, wanted, f"{chosen}: {one['kind']} {container['name']}")
+                    if start := container.get("startupProbe"):
+                        self.assertGreaterEqual(start["periodSeconds"] * start["failureThreshold"], START_SECONDS, f"{chosen}: {container['name']}")
+                    seen.add((one["kind"], container["name"]))
+        sets = {("StatefulSet", name) for name in ("server", "shard", "etcd")}
+        self.assertEqual(seen, sets | {("Job", "worker"), ("JobSet", "server"), ("JobSet", "worker")})
+
+    def test_a_drained_node_takes_one_server_at_a_time(self):
+        """Each StatefulSet has a PodDisruptionBudget, which selects its pods and nobody else's."""
+        seen = set()
+        for chosen, all_objects in self.objects.items():
+            sets = {one["metadata"]["name"]: one["spec"]["template"] for one in all_objects if one["kind"] == "StatefulSet"}
+            pods = [(one["metadata"]["name"], template["metadata"]["labels"]) for one in all_objects for template in pod_templates(one)]
+            self.assertEqual("centroid-server" in sets, chosen[0] != "jobset", chosen)
+            selected = []
+            for one in [one for one in all_objects if one["kind"] == "PodDisruptionBudget"]:
+                self.assertEqual(one["spec"].keys(), {"maxUnavailable", "unhealthyPodEvictionPolicy", "selector"}, chosen)
+                self.assertEqual((one["spec"]["maxUnavailable"], one["spec"]["unhealthyPodEvictionPolicy"]), (1, "AlwaysAllow"), chosen)
+                self.assertEqual(one["spec"]["selector"].keys(), {"matchLabels"}, chosen)
+                wanted = one["spec"]["selector"]["matchLabels"].items()
+                selected.append([name for name, labels in pods if wanted <= labels.items()])
+            self.assertEqual(sorted(selected), sorted([name] for name in sets), f"{chosen}: what the budgets select")
+            seen |= sets.keys()
+        self.assertEqual(seen, {"centroid-server", "centroid-shard", "centroid-etcd"})
+
+    def test_monitoring_brings_every_alert_and_every_dashboard(self):
+        committed = {path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json")}
+        self.assertEqual({one["uid"] for one in committed.values()}, {one.uid for one in catalog.DASHBOARDS})
+        alerts = [(one.name, f"{one.value} {one.condition}", one.wait, one.severity, one.summary, one.do) for one in catalog.ALERTS]
+        count = 0
+        for chosen, all_objects in self.objects.items():
+            rules = [one for one in all_objects if one["kind"] == "PrometheusRule"]
+            maps = [one["data"] for one in all_objects if one["kind"] == "ConfigMap" and one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+            boards = [(name, json.loads(text)) for data in maps for name, text in data.items()]
+            if "monitoring" not in chosen[1] and chosen[0] not in ("prod", "ha"):
+                self.assertEqual((rules, boards), ([], []), chosen)
+                continue
+            count += 1
+            (rule,) = rules
+            found = [one for group in rule["spec"]["groups"] for one in group["rules"]]
+            texts = [(one["alert"], one["expr"], one["for"], one["labels"]["severity"], *map(one["annotations"].get, ("summary", "runbook"))) for one in found]
+            self.assertEqual(texts, alerts, chosen)
+            self.assertEqual(len(boards), len(committed), chosen)
+            self.assertEqual(dict(boards), committed, chosen)
+            self.assertLess(max(len(json.dumps(data)) for data in maps), ANNOTATION_BYTES, "kubectl apply writes the whole object into an annotation")
+        self.assertGreater(count, len(self.objects) // 4)
 
     def test_pod_monitors_find_a_port_of_the_pods_that_are_there(self):
         found = set()
