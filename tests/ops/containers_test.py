@@ -1,7 +1,7 @@
 """Clusters in containers: from the rendered manifests of Kubernetes, and from compose.
 
 containers_test.py BIN_DIR     with images of the programs in BIN_DIR (images.py)
-Needs podman and root (compose: podman-compose; manifests: kubectl and node; several servers: etcd). Pods of StatefulSets and Jobs are played one
+Needs podman and root (compose: podman-compose; manifests: kubectl and node; several servers: etcd; what compose's Prometheus sees: prometheus). Pods of StatefulSets and Jobs are played one
 by one by podman, as a kubelet would start them (pods.py).
 """
 
@@ -17,7 +17,8 @@ import unittest
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops")]
+sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops"), str(ROOT / "dashboards")]
+import catalog  # noqa: E402
 import images  # noqa: E402
 from cluster import wait_for  # noqa: E402
 from images import IMAGES, MARK, NEXT, podman, run  # noqa: E402
@@ -294,7 +295,13 @@ class Composed(unittest.TestCase):
             podman("tag", IMAGES[kind], image)
         self.addCleanup(run, "podman", "rmi", "-f", *self.images.values(), check=False)
         text = (ROOT / "deploy" / "compose.yaml").read_text()
-        for kind, image in self.images.items():
+        if images.prometheus():
+            (theirs,) = re.findall(r"image: (docker\.io/prom/prometheus:\S+)", text)
+            self.images["prometheus"] = f"localhost/{MARK}-prometheus:compose"
+            images.build_prometheus(self.images["prometheus"])
+            text = text.replace(theirs, self.images["prometheus"])
+        for kind in set(self.images) - {"prometheus"}:
+            image = self.images[kind]
             self.assertIn(f"localhost/centroid-{kind}:dev", text)
             text = text.replace(f"localhost/centroid-{kind}:dev", image)
         for port in self.SERVERS.values():
@@ -351,6 +358,39 @@ class Composed(unittest.TestCase):
     def reach_world(self, count, why):
         return self.reach(f"{count} workers {why}", lambda view: view["world"] == count and view["state"] == "training")
 
+    def watch(self):
+        """Start compose's Prometheus, with what compose.yaml mounts: whether there is one here."""
+        if "prometheus" not in self.images:
+            print("skipped: what compose's Prometheus sees: no prometheus here; ./centroid test --ops fetches it", file=sys.stderr)
+            return False
+        self.up("prometheus")
+        return True
+
+    def prometheus(self, path):
+        place = images.inspect(self.container("prometheus"))["NetworkSettings"]["Networks"][f"{MARK}_centroid"]["IPAddress"]
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{place}:9090/api/v1/{path}", timeout=5) as reply:
+            return json.loads(reply.read())["data"]
+
+    def reach_targets(self, why, **instances):
+        """Prometheus scrapes these and no others, by the names of compose, and finds their series under the labels of the dashboards."""
+        wanted = {("centroid-" + job, instance, "compose") for job, names in instances.items() for instance in names}
+        found = None
+
+        def look():
+            nonlocal found
+            with contextlib.suppress(*GOES_AWAY):
+                active = self.prometheus("targets?state=active")["activeTargets"]
+                found = [(one["labels"], one["health"], one["lastError"]) for one in active]
+                series = [self.prometheus(f"query?query={query}")["result"] for query in ("up==1", "centroid_build_info")]
+                labels = [{(one["metric"]["job"], one["metric"]["instance"], one["metric"].get("run")) for one in some} for some in series]
+                return labels == [wanted, wanted] and len(active) == len(wanted) and all(one["health"] == "up" for one in active)
+            return False
+
+        try:
+            wait_for(look, f"Prometheus sees {sorted(wanted)} {why}", DEADLINE_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its targets: {found}\n{run('podman', 'logs', '--tail', 15, self.container('prometheus'), check=False).stderr}") from None
+
     def assert_healthy(self, service):
         """What compose.yaml or the image says of its health."""
         wait_for(lambda: run("podman", "healthcheck", "run", self.container(service), check=False).returncode == 0, f"the health of {service}", DEADLINE_SECONDS)
@@ -364,13 +404,22 @@ class Alone(Composed):
     ROLES = ("alone", "leader")
 
     def test_one_server_trains_with_a_part_of_the_model_elsewhere_and_ends(self):
-        self.up(*self.WORKERS, "server")
+        self.up(*self.WORKERS[:-1], "server")
+        if is_watched := self.watch():
+            self.reach_targets("while two wait for a third", server=["server:8080"], worker=self.WORKERS[:-1])
+            rules = [rule["name"] for group in self.prometheus("rules")["groups"] for rule in group["rules"]]
+            self.assertEqual(rules, [alert.name for alert in catalog.ALERTS])
+        self.up(self.WORKERS[-1])
         self.reach("training of three", lambda view: view["world"] == 3 and view["version"] > 20)
+        if is_watched:
+            self.reach_targets("after the third has come", server=["server:8080"], worker=self.WORKERS)
         for service in ("server", "worker-0"):
             self.assert_healthy(service)
         self.addCleanup(podman, "rm", "-f", "-v", "-i", "-t", "0", self.container("shard-b"))  # and the image's volume, which `down` leaves
         self.up("shard-b")
         self.reach_servers(["server", "shard-b"])
+        if is_watched:
+            self.reach_targets("beside a shard server", server=["server:8080"], shard=["shard-b"], worker=self.WORKERS)
         kind, *check = json.loads(re.sub(r"([A-Z]+|/[\w/]+|probe),", r'"\1",', re.search(r"^      test: (\[CMD, .*\])$", self.text.split("\n  shard-b:\n")[1], re.MULTILINE)[1]))
         self.assertEqual((kind, check[1]), ("CMD", "probe"))
         run("podman", "exec", self.container("shard-b"), *check)  # by itself: podman-compose 1.0.3 makes a command of /bin/sh of it, which the image has not
@@ -379,6 +428,8 @@ class Alone(Composed):
         podman("stop", "-t", 100, self.container("shard-b"), timeout=DEADLINE_SECONDS)
         self.assertEqual(podman("wait", self.container("shard-b")), "0")
         self.reach_servers(["server"])
+        if is_watched:
+            self.reach_targets("after the shard server has gone", server=["server:8080"], worker=self.WORKERS)
         view = self.reach("digits that are learned", lambda view: (view["test_accuracy"] or 0) > LEARNED)
         self.assertEqual(view["world"], 3)
         podman("exec", self.container("server"), "/usr/bin/centroidctl", "config", "set", f"epochs={view['epoch'] + 3}")
@@ -412,6 +463,8 @@ class Compose(Composed):
     def test_two_servers_train_through_kills_cuts_and_an_upgrade(self):
         self.up(*self.WORKERS, "server", "server-b", "etcd")  # in this order
         self.reach("training of three", lambda view: view["world"] == 3 and view["version"] > 20)
+        if self.watch():
+            self.reach_targets("of two servers", server=["server:8080", "server-b"], worker=self.WORKERS)
 
         podman("kill", "-s", "KILL", self.container("worker-1"))
         self.reach_world(2, "after a kill")

@@ -46,6 +46,11 @@ def etcd_folder():
     return found and pathlib.Path(found).parent
 
 
+def prometheus():
+    """Path of the program, or None."""
+    return shutil.which("prometheus", path=os.pathsep.join([os.environ.get("OPS_PROMETHEUS", ""), os.environ.get("PATH", "")]))
+
+
 def why_not(with_dockerfile):
     """Reason to skip, or None."""
     if not shutil.which("podman"):
@@ -134,6 +139,27 @@ def build_of_programs(programs):
             file.write_text(stage.replace(copy, f"ADD {source}.tar /"))
             podman("build", "--format", "docker", *built_as(kind), "-f", file, "-t", IMAGES[kind], folder)
             podman("build", "--format", "docker", *built_as(kind), "-f", file, "--label", "release=next", "-t", NEXT[kind], folder)
+
+
+def build_prometheus(image):
+    """This machine's Prometheus as an image that starts as the project's own does: its user, its folder, its arguments (Dockerfile of prometheus 2.55)."""
+    program = prometheus()
+    with tempfile.TemporaryDirectory(prefix="centroid-images-") as name:
+        folder = pathlib.Path(name)
+        loaded = re.findall(r"(/\S+) \(0x", run("ldd", program, check=False).stdout)
+        for path, place in ((program, "bin/prometheus"), *((path, path[1:]) for path in loaded)):
+            (folder / "root" / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, folder / "root" / place)
+        (folder / "root" / "etc").mkdir()
+        (folder / "root" / "etc" / "passwd").write_text("nobody:x:65534:65534::/:/nonexistent\n")
+        (folder / "root" / "etc" / "nsswitch.conf").write_text("hosts: files dns\n")
+        (folder / "root" / "prometheus").mkdir()
+        shutil.chown(folder / "root" / "prometheus", 65534, 65534)
+        run("tar", "-C", folder / "root", "-cf", folder / "root.tar", ".")  # keeps owners
+        start = ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+        text = f'FROM scratch\nADD root.tar /\nUSER 65534\nEXPOSE 9090\nVOLUME /prometheus\nENTRYPOINT ["/bin/prometheus"]\nCMD {json.dumps(start)}\n'
+        (folder / "Dockerfile").write_text(text)
+        podman("build", "--format", "docker", "-t", image, folder)
 
 
 def remove_images():
