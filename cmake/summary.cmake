@@ -1,10 +1,10 @@
-# Last in a configure: what was found and chosen, and the list of benchmarks for `./centroid bench`.
+# Last in a configure: what was found and chosen, and the list of benchmarks for `./centroid bench`: short or named, name, command, with tabs between.
 include_guard()
 
 get_property(benchmarks GLOBAL PROPERTY CENTROID_BENCHMARKS)
 set(lines "")
-foreach(name IN LISTS benchmarks)
-  string(APPEND lines "$<TARGET_FILE:${name}>\n")
+foreach(line IN LISTS benchmarks)
+  string(APPEND lines "${line}\n")
 endforeach()
 file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/benchmarks.txt CONTENT "${lines}")
 

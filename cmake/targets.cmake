@@ -39,7 +39,8 @@ function(centroid_program name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   if(name MATCHES "^centroid-bench")
     add_dependencies(benchmarks ${name})
-    set_property(GLOBAL APPEND PROPERTY CENTROID_BENCHMARKS ${name})
+    string(REPLACE "centroid-bench-" "" short_name ${name})
+    set_property(GLOBAL APPEND PROPERTY CENTROID_BENCHMARKS "short\t${short_name}\t$<TARGET_FILE:${name}>")
   else()
     add_dependencies(programs ${name})
   endif()
@@ -53,6 +54,23 @@ function(centroid_bench name)
   if(CENTROID_BENCH)
     centroid_program(${name} ${ARGN})
   endif()
+endfunction()
+
+# centroid_bench_script(x.py [NAMED] [ARGS ...]): tests/bench/x.py, which `./centroid bench` runs with these arguments; NAMED: only where it is asked
+# for by name.
+function(centroid_bench_script script)
+  cmake_parse_arguments(ARG "NAMED" "" "ARGS" ${ARGN})
+  if(NOT CENTROID_BENCH)
+    return()
+  endif()
+  add_dependencies(benchmarks programs)  # they run these
+  set(kind short)
+  if(ARG_NAMED)
+    set(kind named)
+  endif()
+  string(REPLACE ".py" "" name ${script})
+  string(JOIN "\t" line ${kind} ${name} python3 ${PROJECT_SOURCE_DIR}/tests/bench/${script} ${ARG_ARGS})
+  set_property(GLOBAL APPEND PROPERTY CENTROID_BENCHMARKS "${line}")
 endfunction()
 
 # centroid_test(name LABEL unit SOURCES a_test.cc DEPS ... [TIMEOUT seconds]): one program, one ctest entry per label and program.

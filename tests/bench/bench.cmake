@@ -25,3 +25,18 @@ foreach(bench IN ITEMS star exchange durability push rows memory)
     add_dependencies(centroid-bench-${bench} centroid-server)  # it runs that
   endif()
 endforeach()
+
+# Programs around the programs, in Python, with what makes each short.
+set(bin ${CMAKE_BINARY_DIR}/bin)
+centroid_bench_script(cadence.py ARGS ${bin} --seconds 4)
+centroid_bench_script(overhead.py ARGS ${bin} --pairs 10)
+centroid_bench_script(policies.py ARGS ${bin} --repeats 1)
+centroid_bench_script(recovery.py ARGS ${bin} --kills 2)
+centroid_bench_script(rest_load.py ARGS ${bin} --seconds 3)
+centroid_bench_script(servers.py ARGS ${bin})
+centroid_bench_script(soak.py NAMED ARGS ${bin} --minutes 5 --churn 5 --every 1)
+# These make network namespaces; the last one needs a GPU.
+centroid_bench_script(collectives_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-collectives --ranks 2 --sizes 16777216 --rounds 1)
+centroid_bench_script(exchange_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-exchange --parameters 5000000)
+centroid_bench_script(star_namespaces.py NAMED ARGS --bin ${bin} --parameters 5000000 --rounds 3)
+centroid_bench_script(torch_compare.py NAMED ARGS --program ${bin}/centroid-bench-devices)

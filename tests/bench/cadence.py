@@ -19,6 +19,8 @@ import tempfile
 import time
 import urllib.request
 
+from verdict import verdict
+
 
 def begin_solo(options, summary, slowdown, rounds):
     flags = ["--exchange", "local", "--rounds", str(rounds), "--slowdown", str(slowdown), "--summary-file", str(summary)]
@@ -153,10 +155,7 @@ def main():
         f"  rounds {cluster['round'] - 1}, anchor {cluster['cadence_steps']}, exchange {1e3 * cluster['exchange_seconds']:.2f} ms, "
         f"overhead {cluster['exchange_overhead']:.3f}, test accuracy {cluster['test_accuracy']:.3f}"
     )
-    if options.bar > 0:
-        is_held = 100 * part >= options.bar
-        print(f"bar: of ideal at least {options.bar:.2f} %: {100 * part:.2f}, {'held' if is_held else 'MISSED'}")
-        sys.exit(0 if is_held else 1)
+    sys.exit(verdict("of ideal", 100 * part, options.bar, "%", at_least=True))
 
 
 if __name__ == "__main__":

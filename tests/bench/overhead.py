@@ -1,12 +1,13 @@
 """What it costs training to be watched: rounds per second with and without watchers, in turn, in one training job.
 
-overhead.py BIN_DIR [--pairs N] [--seconds S] [--workers N] [--model SPEC]
+overhead.py BIN_DIR [--pairs N] [--seconds S] [--workers N] [--model SPEC] [--bar RATIO]
 Watchers: Prometheus scraping the server and all workers each second (prometheus in PATH or in the folder OPS_PROMETHEUS), the console open in
 Chromium (chromium, node and OPS_NODE_PACKAGES), and `centroidctl status --watch 1`. They are started once, and stopped (SIGSTOP) for the blocks
 without them. Blocks are short and stand in the order AB BA AB ..., and each is compared with its neighbour only, so what else the machine does
 falls on both; a block ends in the middle of a round, which counts with its fraction. Printed are the median of the ratios with its interval, for
 rounds per second and for the processor time that server and workers spend on a round, which other programs disturb less. Watchers get only what
 processor time the cluster leaves (SCHED_IDLE), as on real clusters they run on other machines; what is measured is what the cluster spends on them.
+--bar: rounds per second, watched by alone, at least; all three watchers must be there and be answered, else it says nothing and is missed.
 """
 
 import argparse
@@ -28,7 +29,10 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "process")]
 from cluster import die_with_parent, digits, wait_for  # noqa: E402
+from verdict import verdict  # noqa: E402
 
+WATCHERS = {"status --watch", "Prometheus", "console"}
+LEAST_ASKED = 2  # answers a second: what Prometheus and status --watch alone ask for; with fewer nobody was watching
 OWN_REQUESTS = 3  # of a block: these numbers, and the rounds twice
 
 CONSOLE = """
@@ -173,6 +177,8 @@ class Bench:
         self.cluster = [child.pid for child in self.children]
         watchers = self.watchers()
         options = self.options
+        if options.bar and (missing := WATCHERS - watchers.keys()):
+            raise SystemExit(f"--bar is of three watchers, and this machine has none of these: {', '.join(sorted(missing))} (./centroid test --ops fetches them)")
         print(f"watched by {', '.join(watchers)}; {options.workers} workers, {options.model}; {options.pairs} pairs of blocks of {options.seconds} s", flush=True)
         wait_for(lambda: self.get("/v1/cluster")["round"] > 200, "rounds of warming up")
         everybody = [pid for child in watchers.values() for pid in family(child.pid)]
@@ -190,9 +196,12 @@ class Bench:
             cost.append(found[True][1] / found[False][1])
         send(everybody, signal.SIGCONT)
         print(f"alone {statistics.median(rates[False]):.1f} rounds/s, watched {statistics.median(rates[True]):.1f} (medians)")
-        print(f"the server answered {asked / (options.pairs * options.seconds):.1f} requests a second of the watchers")
+        answered = asked / (options.pairs * options.seconds)
+        print(f"the server answered {answered:.1f} requests a second of the watchers")
         print(f"rounds/s, watched / alone:                {interval(speed)}")
         print(f"processor time a round, watched / alone:  {interval(cost)}")
+        missed = verdict("rounds/s, watched / alone, median,", statistics.median(speed), options.bar, at_least=True)
+        return missed + verdict("answers to the watchers", answered, LEAST_ASKED if options.bar else 0, "a second", at_least=True)
 
     def close(self):
         self.stop(list(self.children))
@@ -213,12 +222,14 @@ def main():
     parser.add_argument("--settle", type=float, default=0.1, help="seconds between switching and the block")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="mlp:64-512-512-10")
+    parser.add_argument("--bar", type=float, default=0, help="exit status 1 when fewer rounds a second, watched by alone, are reached; 0: none")
     with tempfile.TemporaryDirectory(prefix="centroid-overhead-") as folder:
         bench = Bench(parser.parse_args(), pathlib.Path(folder))
         try:
-            bench.run()
+            missed = bench.run()
         finally:
             bench.close()
+    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What REST costs a training run, with the real programs on loopback.
 
-Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W] [--max-connections N]
+Usage: rest_load.py BIN_DIR [--seconds S] [--idle N] [--drip N] [--workers W] [--max-connections N] [--bar MS] [--bar-flood RATIO]
 
 Prints rounds a second alone, then with 5,000 connections that say nothing and 200 that send a byte now and then (slow
 loris), which come back a second after the server dropped them; and the times of GET /v1/cluster and GET /metrics while the
-workers train, each on a connection that stays, and what a call costs the server's thread. --max-connections is the server's; with less than --idle it drops. One server, W workers of mlp:64-256-256-10, policy bsp. exit status 1: a request failed.
+workers train, each on a connection that stays, and what a call costs the server's thread. --max-connections is the server's; with less than --idle it drops. One server, W workers of mlp:64-256-256-10,
+policy bsp. --bar: GET /v1/cluster, p99, milliseconds, alone and beside the flood. --bar-flood: rounds a second beside the flood, by the mean of those
+before and after it. Exit status 1: a request failed, a connection of the flood was not open, or a bar was missed.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "process"))
 import cluster  # noqa: E402
+from verdict import verdict  # noqa: E402
 
 
 class Flood(threading.Thread):
@@ -129,6 +132,15 @@ def rounds_a_second(server, seconds):
 
 
 class Load(cluster.ClusterTest):
+    missed = 0
+
+    def times(self, what, server, path, seconds):
+        """Print and return the p99 of GETs, in milliseconds, and how many bytes an answer has and how many calls there were."""
+        taken, size = times_of(server.api, path, seconds, 0.005)
+        middle, high = (1000 * taken[len(taken) * part // 100] for part in (50, 99))
+        print(f"{what}: {len(taken)} calls, {size} bytes, p50 {middle:.2f} ms, p99 {high:.2f} ms")
+        return high, len(taken)
+
     def runTest(self):  # noqa: N802
         options = self.options
         limit = ["--api.max_connections", str(options.max_connections)] if options.max_connections else []
@@ -136,25 +148,30 @@ class Load(cluster.ClusterTest):
         for number in range(options.workers):
             self.worker(server, f"w{number}", model="mlp:64-256-256-10", batch=64)
         server.wait_round(50)
-        print(f"alone: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+        before_flood, highs = rounds_a_second(server, options.seconds), {}
+        print(f"alone: {before_flood:.0f} rounds/s")
         for path in ("/v1/cluster", "/metrics"):
             thread = Thread(server.pid)
             before = thread.read()
-            taken, size = times_of(server.api, path, options.seconds, 0.005)
-            middle, high = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
-            running, queued = (1e6 * (now - then) / len(taken) for now, then in zip(thread.read(), before))
-            print(f"GET {path}: {len(taken)} calls, {size} bytes, p50 {1000 * middle:.2f} ms, p99 {1000 * high:.2f} ms")
+            highs[path], count = self.times(f"GET {path}", server, path, options.seconds)
+            running, queued = (1e6 * (now - then) / count for now, then in zip(thread.read(), before))
             print(f"  a call costs the server's control thread {running:.0f} us of processor time; it waits {queued:.0f} us for a processor")
         flood = Flood(server.api, options.idle, options.drip)
         flood.start()
         time.sleep(4)  # lint-ok: connections are being opened
-        print(f"with {options.idle} idle and {options.drip} slow: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+        beside = rounds_a_second(server, options.seconds)
+        print(f"with {options.idle} idle and {options.drip} slow: {beside:.0f} rounds/s")
         print(f"  opened {flood.opened}, dropped by the server {flood.dropped}, at most {flood.most} at once")
-        taken, _ = times_of(server.api, "/v1/cluster", 2, 0.005)
-        print(f"  GET /v1/cluster meanwhile: p50 {1000 * taken[len(taken) // 2]:.2f} ms, p99 {1000 * taken[len(taken) * 99 // 100]:.2f} ms")
+        high, _ = self.times("  GET /v1/cluster meanwhile", server, "/v1/cluster", options.seconds)
         flood.end.set()
         flood.join()
-        print(f"after: {rounds_a_second(server, options.seconds):.0f} rounds/s")
+        if not options.max_connections:
+            self.assertEqual(flood.most, options.idle + options.drip, "connections of the flood that were open at a time")
+        after = rounds_a_second(server, options.seconds)
+        print(f"after: {after:.0f} rounds/s")
+        Load.missed += verdict(f"GET /v1/cluster while {options.workers} train, p99", highs["/v1/cluster"], options.bar, "ms")
+        Load.missed += verdict("the same beside the flood", high, options.bar, "ms")
+        Load.missed += verdict("rounds/s beside the flood, by those before and after it", 2 * beside / (before_flood + after), options.bar_flood, at_least=True)
 
 
 def main():
@@ -165,10 +182,12 @@ def main():
     parser.add_argument("--drip", type=int, default=200)
     parser.add_argument("--max-connections", type=int, default=0, help="0: as the server has it")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--bar", type=float, default=0, help="milliseconds; 0: none")
+    parser.add_argument("--bar-flood", type=float, default=0, help="ratio; 0: none")
     Load.options = parser.parse_args()
     Load.programs = Load.options.bin_dir.resolve()
     result = cluster.unittest.TextTestRunner(verbosity=0).run(Load())
-    sys.exit(0 if result.wasSuccessful() else 1)
+    sys.exit(0 if result.wasSuccessful() and not Load.missed else 1)
 
 
 if __name__ == "__main__":
