@@ -38,5 +38,5 @@ centroid_bench_script(soak.py NAMED ARGS ${bin} --minutes 5 --churn 5 --every 1)
 # These make network namespaces; the last one needs a GPU.
 centroid_bench_script(collectives_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-collectives --ranks 2 --sizes 16777216 --rounds 1)
 centroid_bench_script(exchange_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-exchange --parameters 5000000)
-centroid_bench_script(star_namespaces.py NAMED ARGS --bin ${bin} --parameters 5000000 --rounds 3)
+centroid_bench_script(star_namespaces.py NAMED ARGS --bin ${bin} --parameters 5000000 --rounds 4)
 centroid_bench_script(torch_compare.py NAMED ARGS --program ${bin}/centroid-bench-devices)

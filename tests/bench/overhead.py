@@ -33,7 +33,6 @@ from verdict import verdict  # noqa: E402
 
 WATCHERS = {"status --watch", "Prometheus", "console"}
 LEAST_ASKED = 2  # answers a second: what Prometheus and status --watch alone ask for; with fewer nobody was watching
-OWN_REQUESTS = 3  # of a block: these numbers, and the rounds twice
 
 CONSOLE = """
 import { createRequire } from 'node:module'
@@ -80,7 +79,7 @@ def interval(ratios):
 
 class Bench:
     def __init__(self, options, folder):
-        self.options, self.folder, self.children = options, folder, []
+        self.options, self.folder, self.children, self.own = options, folder, [], 0
         self.bin = pathlib.Path(options.programs)
 
     def start(self, *command, watcher=False, **more):
@@ -101,6 +100,7 @@ class Bench:
             self.children.remove(child)
 
     def open(self, path):
+        self.own += 1
         return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{self.api}{path}", timeout=20)
 
     def get(self, path):
@@ -188,9 +188,9 @@ class Bench:
             for watched in (False, True) if pair % 2 == 0 else (True, False):
                 send(everybody, signal.SIGCONT if watched else signal.SIGSTOP)
                 time.sleep(options.settle)  # lint-ok: what was asked before is answered
-                before = self.requests()
+                before, own = self.requests(), self.own
                 found[watched] = self.block()
-                asked += self.requests() - before - OWN_REQUESTS if watched else 0
+                asked += self.requests() - before - (self.own - own) if watched else 0
                 rates[watched].append(found[watched][0])
             speed.append(found[True][0] / found[False][0])
             cost.append(found[True][1] / found[False][1])

@@ -1,4 +1,5 @@
-"""What compose starts and nothing can start here, Prometheus and Grafana, by the schemas of both: deploy/compose.yaml, provisioning, dashboards.
+"""What compose starts from images that cannot be had here, Prometheus and Grafana, by the schemas of both: deploy/compose.yaml, provisioning,
+dashboards. What its Prometheus sees: containers_test.py.
 
 compose_test.py BIN_DIR     needs node, and in the folder OPS_NODE_PACKAGES the packages of tests/ops/package.json
 """

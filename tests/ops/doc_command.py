@@ -110,7 +110,8 @@ def centroid(words):
         _, known = outcome(sys.executable, ROOT / "deploy" / "local_cluster.py", "--help")
     else:
         known = usage
-    unknown = [word for word in words[1:] if word.startswith("--") and word != "--" and word not in known]
+    own = words[1 : words.index("--")] if "--" in words else words[1:]  # behind it: ctest's, or a benchmark's
+    unknown = [word for word in own if word.startswith("--") and word not in known]
     return f"./centroid {words[0]} does not know {unknown}" if unknown else None
 
 
