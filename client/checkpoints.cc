@@ -4,15 +4,16 @@
 #include <ctime>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "client/fetch.h"
+#include "client/journals.h"
 #include "client/online.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
-#include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/merge.h"
-#include "common/checkpoint/rows_journal.h"
 
 namespace centroid::client {
 namespace {
@@ -63,13 +64,16 @@ Result<std::vector<CheckpointEntry>> entries_of(const Folder& folder, bool verif
 }
 
 /// One line per checkpoint, newest first; kExitFailed when one is damaged, or there is none and
-/// nothing else to look at (`may_be_none`).
-int list(const Session& session, const Folder& folder, bool verify, bool may_be_none = false) {
+/// nothing else to look at (`may_be_none`). Those that are damaged go to `damaged`.
+int list(const Session& session, const Folder& folder, bool verify, bool may_be_none = false,
+         std::set<std::filesystem::path>* damaged = nullptr) {
   auto entries = entries_of(folder, verify);
   if (!entries.ok() && may_be_none && entries.error().code() == ErrorCode::kNotFound)
     entries = std::vector<CheckpointEntry>();
   if (!entries.ok()) return fail(entries.error());
   int status = kExitDone;
+  for (const CheckpointEntry& entry : *entries)
+    if (damaged != nullptr && !entry.problem.empty()) damaged->insert(entry.path);
   if (session.style.is_json) {
     Json all = Json::array();
     for (const CheckpointEntry& entry : *entries) {
@@ -104,26 +108,6 @@ int list(const Session& session, const Folder& folder, bool verify, bool may_be_
     }
   }
   return status;
-}
-
-/// Of tables of sparse rows.
-int check_rows_journal(const Session& session, const std::string& folder) {
-  std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
-  if (rows_journal::segments_of(folder).empty()) return kExitDone;
-  const auto report = rows_journal::verify(folder);
-  if (!report.ok()) {
-    std::fprintf(out, "journal of tables  DAMAGED  %s\n", report.error().message().c_str());
-    return kExitFailed;
-  }
-  std::fprintf(out,
-               "journal of tables  %zu segments  %llu bytes  %llu pushes in %llu batches  sound\n",
-               report->segments, static_cast<unsigned long long>(report->bytes),
-               static_cast<unsigned long long>(report->pushes),
-               static_cast<unsigned long long>(report->batches));
-  if (!report->torn.empty())
-    std::fprintf(out, "journal of tables  torn tail, which a resume cuts off: %s\n",
-                 report->torn.c_str());
-  return kExitDone;
 }
 
 std::string server_table(const Json& checkpoints) {
@@ -171,39 +155,6 @@ bool is_version(const std::string& text) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), is_digit) &&
          !std::filesystem::exists(text);
-}
-
-/// The journal to look at: the one that was named, else the one beside the checkpoints of a run;
-/// empty: none.
-std::string journal_of(const Folder& checkpoints, const std::string& named) {
-  if (!named.empty() || checkpoints.is_single) return named;
-  return (std::filesystem::absolute(checkpoints.path) / "..").lexically_normal() / "journal";
-}
-
-/// The journal that belongs to a folder of checkpoints: beside it, unless named. None belongs to a
-/// single checkpoint.
-int check_journal(const Session& session, const std::string& folder) {
-  std::FILE* const out = session.style.is_json ? stderr : stdout;  // not into the JSON
-  if (folder.empty()) return kExitDone;
-  const int rows = check_rows_journal(session, folder);
-  if (rows != kExitDone) return rows;
-  if (journal::segments_of(folder).empty()) return kExitDone;
-  const auto report = journal::verify(folder);
-  if (!report.ok()) {
-    std::fprintf(out, "journal  DAMAGED  %s\n", report.error().message().c_str());
-    return kExitFailed;
-  }
-  std::fprintf(
-      out,
-      "journal  %zu segments  %llu bytes  rounds %llu to %llu  %llu committed, %llu skipped%s\n",
-      report->segments, static_cast<unsigned long long>(report->bytes),
-      static_cast<unsigned long long>(report->first.value_or(Round()).value),
-      static_cast<unsigned long long>(report->last.value_or(Round()).value),
-      static_cast<unsigned long long>(report->commits),
-      static_cast<unsigned long long>(report->skips), "  sound");
-  if (!report->torn.empty())
-    std::fprintf(out, "journal  torn tail, which a resume cuts off: %s\n", report->torn.c_str());
-  return kExitDone;
 }
 
 struct Export {
@@ -288,7 +239,7 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
   });
   CLI::App* const verify = group->add_subcommand(
       "verify",
-      "Read every file and compare every checksum: of a folder and its journal, or of "
+      "Read every file and compare every checksum: of a folder and its journals, or of "
       "one version by the server.");
   verify
       ->add_option(
@@ -319,20 +270,23 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
   exported->callback([folder, wish, &status] { status = export_model(*folder, *wish); });
   add_merge(*group, status);
   add_get(*group, session, status);
-  const auto journal_folder = std::make_shared<std::string>();
-  verify->add_option("--journal", *journal_folder,
-                     "folder of the journal; else DIR/../journal, of a single checkpoint none");
+  const auto named = std::make_shared<std::vector<std::string>>();
+  verify->add_option("--journal", *named,
+                     "folder of a journal, again for those of other servers; else DIR/../journal "
+                     "and DIR/../journal-*, of a single checkpoint none");
   verify->callback([=, &status] {
     if (is_version(*folder)) {
       status = verify_on_server(*session, *folder);
       return;
     }
     const Folder meant = meant_by(*folder);
-    const std::string journal = journal_of(meant, *journal_folder);
-    const bool is_there = !journal.empty() && (!journal::segments_of(journal).empty() ||
-                                               !rows_journal::segments_of(journal).empty());
-    status = list(*session, meant, true, is_there);  // of a job's first rounds only a journal
-    if (const int checked = check_journal(*session, journal); status == kExitDone) status = checked;
+    const auto journals = meant.is_single && named->empty() ? std::vector<std::filesystem::path>()
+                                                            : journals_of(meant.path, *named);
+    std::set<std::filesystem::path> damaged;
+    status = list(*session, meant, true, !journals.empty(), &damaged);  // of first rounds no other
+    std::FILE* const out = session->style.is_json ? stderr : stdout;    // not into the JSON
+    if (!check_journals(out, meant.path, damaged, journals))
+      status = std::max<int>(status, kExitFailed);
   });
 }
 

@@ -172,7 +172,8 @@ Status Reader::cut_tail() const {
   return file::sync(file, last.path);
 }
 
-Result<Report> verify(const fs::path& folder) {
+Result<Report> verify(const fs::path& folder,
+                      const std::function<void(const Reader::Record&)>& each) {
   Reader reader(folder);
   Report report;
   report.segments = reader.segments().size();
@@ -191,6 +192,7 @@ Result<Report> verify(const fs::path& folder) {
       if (!report.first) report.first = end->head.round;
       report.last = end->head.round;
     }
+    if (each) each(*record);
   }
   report.torn = reader.torn();
   return report;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -75,6 +76,8 @@ struct Report {
   std::optional<Round> first, last;
   std::string torn;  ///< as Reader::torn
 };
-Result<Report> verify(const std::filesystem::path& folder);
+/// `each` gets every record that is sound, a chunk when its numbers are.
+Result<Report> verify(const std::filesystem::path& folder,
+                      const std::function<void(const Reader::Record&)>& each = {});
 
 }  // namespace centroid::journal

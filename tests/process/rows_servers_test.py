@@ -2,6 +2,7 @@
 
 import random
 import struct
+import subprocess
 import threading
 
 from cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
@@ -245,6 +246,33 @@ class RowsServersTest(ClusterTest):
         one.post("/v1/job:stop")
         self.assert_exit(DONE, one)
 
+    def assert_verified(self):
+        """`centroidctl checkpoints verify` of a leader, and of the server b in another folder."""
+        here, there = self.folder / "run" / "journal", self.folder / "shards" / "journal-b"
+
+        def verify(*journals, status=DONE):
+            named = [one for journal in journals for one in ("--journal", journal)]
+            command = [f"{self.programs}/centroidctl", "checkpoints", "verify", str(self.folder / "run"), *map(str, named)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+            return done.stdout
+
+        self.assertIn("tables  journals of 'b' were not there to look at", verify())
+        said = verify(here, there)
+        self.assertRegex(said, r"(?m)^journal-b of tables  .* pushes in .* sound$")
+        self.assertNotIn("not there", said)
+        (segment,) = there.glob("rows-*.log")
+        whole = segment.read_bytes()
+        altered = bytearray(whole)
+        altered[45] ^= 1  # in the base record
+        segment.write_bytes(altered)
+        self.assertRegex(verify(here, there, status=1), r"(?m)^journal-b of tables  DAMAGED  .*rows-\d+.log, byte 0: ")
+        (later := segment.with_name("rows-000000000009.log")).write_bytes(whole)
+        segment.unlink()
+        self.assertRegex(verify(here, there, status=1), r"(?m)^journal-b of tables  DAMAGED  (begins with rows-000000000009.log, but checkpoint-\d+ goes on with rows-)")
+        later.unlink()
+        segment.write_bytes(whole)
+
     def test_a_leader_alone_does_not_go_on_without_the_journals_of_others(self):
         leader = self.leader(2, "--journal", "on")
         shard = self.shard(leader.data, "b")
@@ -254,6 +282,7 @@ class RowsServersTest(ClusterTest):
         client.close()
         leader.kill()
         shard.kill()
+        self.assert_verified()
         alone = self.launch_server("--tables", TABLES, "--resume", "--journal", "on", name="alone")
         self.assert_status(alone, USAGE, "rows of server 'b', whose journal may have more")
         more = self.leader(3, "--resume", "--journal", "on", number=1)

@@ -2,7 +2,10 @@
 
 import json
 import os
+import pathlib
+import shutil
 import signal
+import struct
 import subprocess
 
 import fault_points
@@ -246,6 +249,116 @@ class Change(JournalTest):
         self.assert_status(shard, USAGE, "belongs to run 'r'", "another run_dir")
         for worker in workers:
             worker.kill()
+
+
+CHUNK, COMMIT = 2, 3  # kinds of records (docs/durability.md)
+
+
+class Verify(JournalTest):
+    """`centroidctl checkpoints verify` of a run whose three servers were killed."""
+
+    def killed(self, run="run", *arguments, joins=()):
+        """The last round that such a run has committed."""
+        leader, shards, workers = self.start_all(run, "--checkpoint-every", 0, *arguments, rounds=100_000)
+        leader.wait_round(30)
+        for name in joins:
+            shards[name] = self.start_shard(leader, run, name)
+            leader.wait_event("chunks.moved", servers=3 + len(joins), left=0)
+            leader.wait_more_rounds(20)
+        for process in (leader, *shards.values(), *workers):
+            process.kill()
+        return self.records(run, "journal", COMMIT)[-1][1]
+
+    def verify(self, run, *arguments, status=DONE):
+        command = [pathlib.Path(self.programs) / "centroidctl", "checkpoints", "verify", self.folder / run, *arguments]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout
+
+    def copy(self, run):
+        shutil.copytree(self.folder / "run", self.folder / run)
+        return run
+
+    def file(self, run, journal):
+        (path,) = (self.folder / run / journal).glob("journal-*.log")
+        return path
+
+    def records(self, run, journal, *kinds):
+        """(offset, round, bytes) of the whole records."""
+        data, at, out = self.file(run, journal).read_bytes(), 0, []
+        while at + 40 <= len(data):
+            kind, size, number = struct.unpack_from("<4xB3xQQ", data, at)
+            if kind in kinds and at + 40 + size <= len(data):
+                out.append((at, number, 40 + size))
+            at += 40 + size
+        return out
+
+    def alter(self, run, journal, change):
+        path = self.file(run, journal)
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+
+    def test_the_parts_of_all_servers_are_looked_at(self):
+        last = self.killed()
+        said = self.verify("run")
+        for label in ("journal ", "journal-b ", "journal-c "):
+            self.assertRegex(said, rf"(?m)^{label} .* sound$")
+        self.assertIn(f"parts  rounds 1 to {last}, {last} committed behind the newest checkpoint  those of 'b', 'c' are whole", said)
+        self.assertEqual(self.verify("run/checkpoints"), said)
+        named = [one for which in ("", "-b", "-c") for one in ("--journal", self.folder / "run" / f"journal{which}")]
+        self.assertEqual(self.verify("run", *named), said)
+
+    def test_a_flipped_byte_of_a_shard_server_is_named_and_holds_a_resume_up(self):
+        self.killed()
+        run = self.copy("flipped")
+        at, number, _ = self.records(run, "journal-b", CHUNK)[len(self.records(run, "journal-b", CHUNK)) // 2]
+        self.alter(run, "journal-b", lambda data: data.__setitem__(at + 60, data[at + 60] ^ 1))
+        said = self.verify(run, status=1)
+        self.assertRegex(said, rf"(?m)^journal-b  DAMAGED  .*journal-b/journal-\d+.log, byte {at}: .*CRC-32C differs")
+        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are whole$")
+        leader = self.start_leader(run, "--resume", name="resumed", rounds=100_000).wait_ready()
+        for which in "bc":
+            self.start_shard(leader, run, which, tag="-resumed")
+        waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if "CRC-32C" in w["what"]], "the cause")
+        self.assertRegex(waits[0], rf"^server 'b' is waited for its part of round {number}: .*journal-b/journal-\d+.log, byte \d+: round {number}, .* is altered")
+
+    def test_a_committed_round_that_a_shard_server_does_not_have_is_missing(self):
+        last = self.killed()
+        short = self.copy("short")
+        at, number, size = self.records(short, "journal-b", COMMIT)[-4]
+        self.alter(short, "journal-b", lambda data: data.__delitem__(slice(at + size, None)))
+        missing = last - number
+        said = self.verify(short, status=1)
+        more = f"; so for {missing - 1} more" if missing > 1 else ""
+        self.assertIn(f"parts  DAMAGED  round {number + 1} is committed, and the journal of server 'b' does not have it, and ends with round {number}{more}\n", said)
+        self.assertRegex(said, r"(?m)^journal-b .* sound$")
+        part = self.copy("part")
+        at, number, size = self.records(part, "journal-b", CHUNK)[-20]
+        self.alter(part, "journal-b", lambda data: data.__delitem__(slice(at, at + size)))
+        self.assertRegex(self.verify(part, status=1), rf"parts  DAMAGED  round {number} is committed, and the journal of server 'b' has (\d+) of \d+ chunks of it\n")
+
+    def test_of_fragments_and_of_chunks_that_have_moved_all_are_looked_for_where_they_lay(self):
+        last = self.killed("moved", joins="d")
+        self.assertIn(f"parts  rounds 1 to {last}, {last} committed behind the newest checkpoint  those of 'b', 'c', 'd' are whole", self.verify("moved"))
+        last = self.killed("fragments", "--local-steps", 4, "--outer", "optimizer", "--fragments", 2)
+        self.assertIn("those of 'b', 'c' are whole", self.verify("fragments"))
+        at, number, size = self.records("fragments", "journal-c", COMMIT)[-6]
+        self.alter("fragments", "journal-c", lambda data: data.__delitem__(slice(at + size, None)))
+        self.assertRegex(self.verify("fragments", status=1), rf"DAMAGED  round \d+ is committed, and the journal of server 'c' does not have it, and ends with round {number}")
+
+    def test_what_was_not_there_to_look_at_is_told(self):
+        self.killed()
+        apart = self.copy("apart")
+        (self.folder / apart / "journal-c").rename(self.folder / "elsewhere")
+        said = self.verify(apart)
+        self.assertIn("those of 'b' are whole", said)
+        self.assertIn("those of 'c' were not there to look at, and a resume needs them", said)
+        (self.folder / apart / "journal").rename(self.folder / "leader's")
+        self.assertIn("the leader's journal, which says what is committed, was not there", self.verify(apart))
+        self.assertIn("elsewhere/nowhere  holds no journal", self.verify(apart, "--journal", self.folder / "elsewhere" / "nowhere", status=1))
+        both = [one for name in ("leader's", "elsewhere") for one in ("--journal", self.folder / name)]
+        self.assertIn("those of 'c' are whole", self.verify(apart, *both))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,165 @@
+#include "common/checkpoint/journal_match.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace centroid::journal {
+namespace {
+
+constexpr std::string_view kServer = "server=", kFragments = " fragments=";
+
+using Ended = Contents::Ended;
+
+/// Of rounds one after the other each trains another of so many parts of the model.
+std::uint64_t fragments_of(const std::string& terms) {
+  std::uint64_t fragments = 1;
+  if (const std::size_t at = terms.find(kFragments); at != std::string::npos)
+    std::from_chars(terms.data() + at + kFragments.size(), terms.data() + terms.size(), fragments);
+  return std::max<std::uint64_t>(fragments, 1);
+}
+
+std::size_t owned_by(const Route& route, std::size_t server) {
+  return static_cast<std::size_t>(std::ranges::count(route.owners, server));
+}
+
+/// What one server has of the rounds of a run.
+class Prepared {
+ public:
+  Prepared(const Contents& of, const std::string& run_id, std::uint64_t fragments)
+      : fragments_(fragments) {
+    for (const Ended& one : of.ended) {
+      if (of.bases[one.base].run_id != run_id || !one.is_commit) continue;
+      // One that was prepared again replaces what was never committed.
+      parts_[{one.round.value, one.attempt}] = &one;
+      if (one.wanted > 0) turns_.insert(one.optimizer_step % fragments);
+      last_ = one.round;
+    }
+  }
+
+  /// Why a part of `owned` chunks is not there; empty: it is. Which chunks a fragment has stands
+  /// in no journal, so a round that a server was not asked about is told by others of its turn.
+  std::string trouble(const Ended& committed, std::size_t owned) const {
+    const auto found = parts_.find({committed.round.value, committed.attempt});
+    if (found == parts_.end()) {
+      const bool had_none =
+          fragments_ > 1 && !turns_.contains(committed.optimizer_step % fragments_);
+      if (had_none && last_ && *last_ > committed.round) return "";
+      if (!last_) return "has no round of this run";
+      return std::string("does not have it, and ends with round ").append(to_string(*last_));
+    }
+    const Ended& part = *found->second;
+    const std::size_t wanted = fragments_ > 1 ? part.wanted : owned;
+    if (part.has == wanted && part.has == part.wanted) return "";
+    return "has " + std::to_string(part.has) + " of " + std::to_string(wanted) + " chunks of it";
+  }
+
+ private:
+  std::uint64_t fragments_;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, const Ended*> parts_;
+  std::set<std::uint64_t> turns_;
+  std::optional<Round> last_;
+};
+
+}  // namespace
+
+std::string Contents::server() const {
+  if (bases.empty() || !bases.back().terms.starts_with(kServer)) return "";
+  return bases.back().terms.substr(kServer.size());
+}
+
+Contents read_contents(const std::filesystem::path& folder) {
+  Contents out;
+  std::set<std::uint32_t> chunks;  // of the attempt that has not ended yet
+  Head open;
+  std::size_t present = 0;  // route; it stands behind the base anew
+  const auto each = [&](const Reader::Record& record) {
+    if (const auto* base = std::get_if<Base>(&record)) {
+      out.bases.push_back(*base);
+      chunks.clear();
+      present = 0;
+    } else if (const auto* route = std::get_if<Route>(&record)) {
+      present = out.routes.size();
+      out.routes.push_back(*route);
+    } else if (const auto* chunk = std::get_if<Reader::Chunk>(&record)) {
+      if (chunk->head.round != open.round || chunk->head.attempt != open.attempt) chunks.clear();
+      open = chunk->head;
+      chunks.insert(open.chunk.value);
+    } else if (const auto* end = std::get_if<Reader::End>(&record)) {
+      const bool is_same = end->head.round == open.round && end->head.attempt == open.attempt;
+      Ended ended;
+      ended.round = end->head.round;
+      ended.attempt = end->head.attempt;
+      ended.optimizer_step = end->commit.optimizer_step;
+      ended.is_commit = end->head.kind == Kind::kCommit;
+      ended.has = is_same ? static_cast<std::uint32_t>(chunks.size()) : 0;
+      ended.wanted = end->commit.chunks;
+      ended.base = out.bases.size() - 1;
+      ended.route = present;
+      out.ended.push_back(ended);
+      chunks.clear();
+    }
+  };
+  const auto report = verify(folder, each);
+  if (report.ok())
+    out.report = *report;
+  else
+    out.damage = report.error().message();
+  return out;
+}
+
+Match match(const Contents& leader, const std::vector<Contents>& others, Round over) {
+  Match out;
+  std::set<std::string> sound, absent;
+  std::map<std::string, std::pair<std::string, std::uint64_t>> troubles;  // with how many more
+  std::map<std::tuple<std::string, std::string>, Prepared> prepared;      // by server and run
+  const auto note = [&](const std::string& server, const std::string& trouble) {
+    const auto [at, is_first] = troubles.try_emplace(server, trouble, 0);
+    if (!is_first) ++at->second.second;
+  };
+  for (const Ended& one : leader.ended) {
+    if (!one.is_commit || one.round <= over) continue;
+    const Base& base = leader.bases[one.base];
+    const Route& route = leader.routes[one.route];
+    const std::string round = "round " + to_string(one.round) + " is committed, and ";
+    if (one.has != one.wanted)
+      note("", round + "the leader's journal has " + std::to_string(one.has) + " of its own " +
+                   std::to_string(one.wanted) + " chunks of it");
+    bool is_spread = false;
+    for (std::size_t i = 1; i < route.servers.size(); ++i) {
+      const std::string& server = route.servers[i];
+      const std::size_t owned = owned_by(route, i);
+      if (owned == 0) continue;
+      is_spread = true;
+      const auto its = std::ranges::find(others, server, &Contents::server);
+      if (its == others.end()) {
+        absent.insert(server);
+        continue;
+      }
+      if (!its->damage.empty()) continue;  // said already
+      const std::uint64_t fragments = fragments_of(base.terms);
+      const auto [parts, is_new] =
+          prepared.try_emplace({server, base.run_id}, *its, base.run_id, fragments);
+      const std::string trouble = parts->second.trouble(one, owned);
+      sound.insert(server);
+      if (!trouble.empty())
+        note(server, round + "the journal of server '" + server + "' " + trouble);
+    }
+    if (!is_spread) continue;
+    if (out.rounds++ == 0) out.first = one.round;
+    out.last = one.round;
+  }
+  for (const auto& [server, trouble] : troubles) {
+    sound.erase(server);
+    const std::string more =
+        trouble.second == 0 ? "" : "; so for " + std::to_string(trouble.second) + " more";
+    out.problems.push_back(trouble.first + more);
+  }
+  out.sound.assign(sound.begin(), sound.end());
+  out.absent.assign(absent.begin(), absent.end());
+  return out;
+}
+
+}  // namespace centroid::journal
