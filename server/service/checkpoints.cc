@@ -153,6 +153,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     co_return *last_written_;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
+  std::string written_what = "a version that is at rest";
+  std::optional<Waits::Guard> being_written;  // nobody waits for the others
+  if (!is_beside_rounds)
+    waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
+                 [this, &written_what] { return written_what + longest_silent(); });
   duty_->begin();  // who waits from here on is heeded
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
@@ -192,6 +197,8 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   if (!rows_servers_) rows = rows_.begin_snapshot(rests ? duty_ : nullptr);
   const std::uint64_t rows_journal = rows ? rows->journal() : 0;
   journal_.checkpoint_begins(info.round);
+  written_what = "version " + to_string(info.version) + ", which is written to " +
+                 checkpoints_->root().string();
   Manifest manifest;
   if (has_model) manifest = store_->plan().manifest();
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;

@@ -439,6 +439,7 @@ class Cluster final : public ControlPlane {
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
   void shard_waits(std::vector<WaitView>& views) const;
+  std::string longest_silent() const;
   std::string present_round(const Attempt* of = nullptr) const;
   std::array<std::size_t, kWaitCauses.size()> count_waits() const;
   WorkerView view_of(const Member& member, const Link* link) const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -84,6 +85,20 @@ Error held_up_by(const Error& why, const ShardGroup& shards, TimePoint now) {
                                                  " s: server '" + silent->name +
                                                  "' was heard last " + std::to_string(ms.count()) +
                                                  " ms ago (" + why.message() + ")");
+}
+
+/// Work for one of the threads of files, behind what that does already: under a name in the waits,
+/// which are of the thread `home`, while somebody waits for it.
+template <class Work>
+Task<std::invoke_result_t<Work>> held_for(Executor home, Waits& waits, std::string who,
+                                          Waits::Text what, Executor where, Work work) {
+  auto wait = [](Waits& in, std::string name, Waits::Text text, Executor on,
+                 Work act) -> Task<std::invoke_result_t<Work>> {
+    const auto guard = in.begin(WaitCause::kCheckpoint, std::move(name), "disk", std::move(text));
+    co_return co_await run_on(on, std::move(act));
+  };
+  auto held = wait(waits, std::move(who), std::move(what), std::move(where), std::move(work));
+  co_return co_await boost::asio::co_spawn(home, std::move(held), boost::asio::use_awaitable);
 }
 
 }  // namespace
@@ -210,7 +225,9 @@ Task<Result<std::string>> Cluster::change_config(std::string json) {
 
 Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
   const auto directory = co_await checkpoint_reader();
-  auto read = [this, directory, version]() -> std::optional<Result<CheckpointView>> {
+  const auto is_begun = std::make_shared<std::atomic<bool>>(false);
+  auto read = [this, directory, version, is_begun]() -> std::optional<Result<CheckpointView>> {
+    *is_begun = true;
     if (!directory) return starting();
     fetched_.renew(Version(version), clock_.now());  // who has it verified fetches it next
     const auto found = directory->find(Version(version), true);
@@ -219,7 +236,13 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
     if (found->problem.empty()) fetched_.renew(Version(version), clock_.now());
     return checkpoint_view(*found);
   };
-  auto outcome = co_await run_on(verifies_, std::move(read));
+  Waits::Text held = [is_begun] {
+    return std::string(*is_begun ? "its files, which are read and compared with their checksums"
+                                 : "another one that is verified: one at a time");
+  };
+  const std::string who = "verification of checkpoint " + std::to_string(version);
+  auto outcome =
+      co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
   auto lost = [this, version] { checkpoint_lost(Version(version)); };
   if (outcome->ok() && !(*outcome)->problem.empty()) co_await run_on(executor_, std::move(lost));
   co_return std::move(*outcome);
@@ -252,7 +275,13 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
          {{"path", found->path.string()}, {"version", version}, {"why", "asked for over REST"}});
     return checkpoint_view(*found);
   };
-  auto outcome = co_await run_on(blocking(), std::move(act));
+  Waits::Text held = [this] {
+    return std::string(checkpointing_ ? "the one that is written: one after the other"
+                                      : "its files, which are removed");
+  };
+  const std::string who = "removal of checkpoint " + std::to_string(version);
+  auto outcome =
+      co_await held_for(executor_, waits_, who, std::move(held), blocking(), std::move(act));
   auto lost = [this, version] { checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await run_on(executor_, std::move(lost));
   co_return std::move(*outcome);
@@ -337,6 +366,9 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
   (void)blocking();
+  std::string held = "another call, which reads them, or a checkpoint, which is written";
+  const auto waits = waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
+                                  [this, &held] { return held + longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
   while (measuring_ || (checkpointing_ && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;
@@ -362,20 +394,24 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
     view.is_current = store_->is_current();
     plan = store_->plan();
     snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+    held = "a version that is at rest, between two rounds";
     if (snapshot) {
+      held = "the other servers, each of which tells of its chunks";
       auto told = co_await measure_elsewhere(snapshot->version(), give_up);
       if (told.ok()) {
         elsewhere = std::move(told).value();
         break;
       }
       if (told.error().code() != ErrorCode::kAborted) co_return told.error();
-      why = Error(ErrorCode::kUnavailable, told.error().message() + ": repeat");
+      held = told.error().message();
+      why = Error(ErrorCode::kUnavailable, held + ": repeat");
       snapshot.reset();
     }
     if (clock_.now() > give_up) co_return held_up_by(why, shards_, clock_.now());
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
+  held = "the thread of files, which reads them behind whatever else it does";
   view.measured_unix_seconds = clock_.unix_seconds();
   auto work = [view = std::move(view), plan = std::move(plan), elsewhere = std::move(elsewhere),
                snapshot = std::move(snapshot)]() mutable {

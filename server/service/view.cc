@@ -408,6 +408,9 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
 
 Task<std::vector<TableView>> Cluster::tables() {
   auto read = [](Cluster* self) -> Task<std::vector<TableView>> {
+    const auto waits = self->waits_.begin(WaitCause::kServers, "GET /v1/tables", "servers", [self] {
+      return "what each has of the tables" + self->longest_silent();
+    });
     if (self->rows_servers_) co_await self->rows_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
     for (TableView& view : views) {

@@ -134,6 +134,20 @@ void Cluster::shard_waits(std::vector<WaitView>& views) const {
   }
 }
 
+/// Behind what is asked of all servers: which of them has said nothing for the longest time. Empty:
+/// there are no others.
+std::string Cluster::longest_silent() const {
+  const ShardGroup::Link* silent = nullptr;
+  const auto heard = [](const ShardGroup::Link& link) {
+    return link.session->connection().last_received();
+  };
+  for (const auto& [name, link] : shards_.present())
+    if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
+  if (silent == nullptr) return "";
+  return "; server '" + silent->name + "' was heard last " +
+         milliseconds(clock_.now() - heard(*silent)) + " ms ago";
+}
+
 /// With the fragment whose turn it is, where there are several. `of`: of this attempt's round.
 std::string Cluster::present_round(const Attempt* of) const {
   std::string text = "round " + to_string(of != nullptr ? of->round : round_);

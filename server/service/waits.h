@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,6 +72,13 @@ class Waits {
   [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom,
                             const char* what) {
     return begin(cause, std::move(who), std::move(for_whom), [what] { return std::string(what); });
+  }
+
+  /// For as long as `into` has it.
+  void begin(std::optional<Guard>& into, WaitCause cause, std::string who, std::string for_whom,
+             Text what) {
+    into.emplace(waits_,
+                 Wait{cause, std::move(who), std::move(for_whom), std::move(what), clock_.now()});
   }
 
   void list(std::vector<WaitView>& views) const {

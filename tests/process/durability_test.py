@@ -368,13 +368,13 @@ class Readers(ClusterTest):
         self.addCleanup(lambda: hold.unlink(missing_ok=True))
         return server, version, hold
 
-    def begin(self, server, path):
+    def begin(self, server, path, method="POST"):
         """The answers to a call that goes on beside the test, and its thread."""
         answers = []
 
         def ask():
             with contextlib.suppress(OSError):  # the server may end first
-                answers.append(server.post(path))
+                answers.append(server.call(method, path))
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
@@ -391,6 +391,15 @@ class Readers(ClusterTest):
         begun = self.begin(server, f"/v1/checkpoints/{version}:verify")
         wait_for(lambda: "checkpoint.verifying" in (self.folder / "points").read_text(), "one that is verified")
         return begun
+
+    def wait_held(self, server, who, what):
+        """Until /v1/waits says so of a call."""
+
+        def held():
+            waits = server.get("/v1/waits")["waits"]
+            return [w for w in waits if (w["who"], w["for_whom"]) == (who, "disk") and w["what"].startswith(what)]
+
+        wait_for(held, f"{who} in /v1/waits: {what}")
 
     def end(self, hold, answers, thread):
         """The only answer; it did not come before."""
@@ -410,7 +419,12 @@ class Readers(ClusterTest):
         answers, thread = self.begin_write(server)
         for _ in range(3):
             self.assertEqual([one["version"] for one in server.get("/v1/checkpoints")["checkpoints"]], [version])
+        self.wait_held(server, "checkpoint", "version ")
+        removed, remover = self.begin(server, f"/v1/checkpoints/{version + 1000}", "DELETE")
+        self.wait_held(server, f"removal of checkpoint {version + 1000}", "the one that is written")
         self.assertEqual(self.end(hold, answers, thread)[0], 201)
+        remover.join(60)
+        self.assertEqual(removed[0][0], 404)
         self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 2)
 
     def test_a_backup_does_not_wait_for_one_that_is_written(self):
@@ -434,6 +448,9 @@ class Readers(ClusterTest):
     def test_nothing_waits_for_one_that_is_verified(self):
         server, version, hold = self.held("checkpoint.verifying")
         answers, thread = self.begin_verify(server, version)
+        self.wait_held(server, f"verification of checkpoint {version}", "its files")
+        self.begin(server, f"/v1/checkpoints/{version + 1000}:verify")
+        self.wait_held(server, f"verification of checkpoint {version + 1000}", "another one that is verified")
         self.ctl(server, "checkpoints", "get", version, "--to", self.folder / "backup")
         self.assertEqual(server.post("/v1/checkpoints")[0], 201)
         self.assertEqual(len(server.get("/v1/checkpoints")["checkpoints"]), 2)

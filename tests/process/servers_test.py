@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import struct
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -453,17 +454,32 @@ class Statistics(ServersTest):
         self.assert_exit(DONE, leader, c)
 
     def test_a_server_that_does_not_answer_is_named(self):
-        leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s")
+        leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s", "--tables", "emb:dim=4")
         b = self.shard(leader, "b")
         workers = self.workers(leader)
         leader.wait_more_rounds(5)
         b.send(signal.SIGSTOP)
         begin = time.monotonic()
-        status, _, body = self.ask(leader, "/v1/parameters")
+        asked, answers = {}, {}
+        for path in ("/v1/parameters", "/v1/tables"):
+            asked[path] = threading.Thread(target=lambda path=path: answers.update({path: self.ask(leader, path)}), daemon=True)
+            asked[path].start()
+
+            def held(path=path):
+                return [w for w in leader.get("/v1/waits")["waits"] if w["who"] == f"GET {path}" and w["seconds"] > 2]
+
+            (wait,) = wait_for(held, f"why GET {path} is held")
+            self.assertIn("; server 'b' was heard last ", wait["what"])
+            self.assertNotIn(path, answers)
+        asked["/v1/parameters"].join(60)
+        status, _, body = answers["/v1/parameters"]
         self.assertEqual(status, 504, body)
         self.assertIn("server 'b'", body)
         self.assertLess(time.monotonic() - begin, 30)
         b.send(signal.SIGCONT)
+        asked["/v1/tables"].join(60)
+        self.assertEqual(answers["/v1/tables"][0], 200)
+        wait_for(lambda: not [w for w in leader.get("/v1/waits")["waits"] if w["who"].startswith("GET ")], "nothing is held any more")
         leader.wait_more_rounds(5)
         self.assertEqual(leader.events("server.lost"), [], "a question ended the session")
         self.assertGreater(len(leader.get("/v1/parameters")["parameters"]), 0)
