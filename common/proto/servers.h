@@ -28,6 +28,7 @@ enum class ServersKind : std::uint16_t {
       129,         ///< leader -> shard, request; answered by a payload: what is told of each chunk
   kRefused = 130,  ///< shard -> leader: nothing more comes here of a worker
   kTokens = 131,   ///< leader -> shard, request: named tokens that open its door
+  kOpened = 132,   ///< leader -> shard: the newest attempt, and who may bring contributions
 };
 
 struct ServerJoin {
@@ -257,6 +258,28 @@ struct Step {
   template <class F>
   void fields(F& f) {
     f(round), f(attempt), f(factor);
+  }
+};
+
+/// A worker that may bring contributions.
+struct OpenedMember {
+  MemberId member;
+  std::uint32_t name_crc = 0;  ///< CRC-32C of its name: another leader counts members anew
+  template <class F>
+  void fields(F& f) {
+    f(member), f(name_crc);
+  }
+};
+
+/// The newest attempt, and all workers there are: what was told before does not count any more.
+struct Opened {
+  Generation generation;
+  Round round;  ///< 0: none yet
+  std::uint32_t attempt = 0;
+  std::vector<OpenedMember> members;
+  template <class F>
+  void fields(F& f) {
+    f(generation), f(round), f(attempt), f(members);
   }
 };
 

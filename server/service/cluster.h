@@ -378,6 +378,7 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<ChunkFetcher> fetch_elsewhere(TaskGroup& tasks, Version, std::size_t planes);
   bool waits_for_servers() const;
   std::string names_of_missing_holders(const Link& link) const;
+  void tell_opened();
   void forget_departed();
   void lose_server();
   void forget_servers();

@@ -61,6 +61,7 @@ struct Link {
   Scalars scalars;                            ///< of its last contribution with any
   double share_ratio = 0;                     ///< its part of its last round's samples
   std::uint64_t route = 0;                    ///< that it knows, with several servers
+  bool is_told_of = false;                    ///< to them
   Attempt::Key pushed;                        ///< the attempt of which `squares` are
   double squares = 0;                         ///< of the numbers that came for it, added up
   std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers

@@ -90,6 +90,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       }
       if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
         link->route = spread_.route.version;
+        if (!link->is_told_of) tell_opened();  // it goes there next
         const proto::Route route = spread_.route;
         const auto head = proto::encode(route);
         const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);

@@ -211,6 +211,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   aggregator_->begin(std::move(codecs));
   machine_.open(round_, attempt_->number, attempt_->members,
                 policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
+  tell_opened();
   outgoing_.notify_all();
 }
 

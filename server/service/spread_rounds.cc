@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "server/service/cluster.h"
 
@@ -39,6 +40,23 @@ std::string Cluster::names_of_missing_holders(const Link& link) const {
   for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
     if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
   return names;
+}
+
+/// Before any worker hears of it: other servers take contributions by this.
+void Cluster::tell_opened() {
+  if (shards_.present().empty()) return;
+  const Attempt::Key newest = attempt_ ? attempt_->key() : Attempt::Key();
+  proto::Opened opened;
+  opened.generation = newest.generation;
+  opened.round = newest.round;
+  opened.attempt = newest.number;
+  opened.members.reserve(links_.size());
+  for (const auto& [id, link] : links_) {
+    const auto name = std::as_bytes(std::span(link->join.name));
+    opened.members.push_back({.member = id, .name_crc = crc32c(name)});
+    link->is_told_of = true;
+  }
+  shards_.tell_opened(opened);
 }
 
 /// Other servers drop what they keep of members that are gone, unless it is to count in a round

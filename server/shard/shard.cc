@@ -143,6 +143,11 @@ class Shard::LeaderSink final : public transport::FrameSink {
                                     one.expires_unix_seconds});
         co_return co_await done(session, frame.header, Status());
       }
+      case ServersKind::kOpened: {
+        CENTROID_CO_ASSIGN(auto told, proto::decode<proto::Opened>(frame.head));
+        shard_.take_opened(std::move(told));
+        co_return Status();
+      }
       case ServersKind::kForget: {
         CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
         shard_.forget(gone);
@@ -423,6 +428,8 @@ void Shard::forget_everything(const Error& why) {
   workers_.clear();
   rows_.forget(cause);
   away_.clear();
+  take_opened({});
+  newest_member_ = {};
   tokens_.clear();
   staged_.clear();
   merging_.reset();
@@ -497,7 +504,9 @@ class Shard::WorkerSink final : public transport::FrameSink {
 
   Task<Status> enter(Session& session, InFrame frame) {
     CENTROID_CO_ASSIGN(auto message, proto::decode<proto::Enter>(frame.head));
-    auto entered = shard_.enter(session, message);
+    const Status known = co_await shard_.await_member(message);
+    auto entered = known.ok() ? shard_.enter(session, message)
+                              : Result<std::shared_ptr<Worker>>(known.error());
     if (!entered.ok()) {
       shard_.session_ended(message, entered.error());
       log::warn("worker.refused", {{"peer", session.peer().address}, {"why", entered.error()}});

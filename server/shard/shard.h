@@ -180,6 +180,11 @@ class Shard {
   // shard_worker.cc: what workers bring
   void drop_all_but(const proto::Merge& merge);
   Result<std::shared_ptr<Worker>> enter(transport::Session& session, proto::Enter enter);
+  void take_opened(proto::Opened told);
+  bool is_member(const proto::Enter& enter) const;
+  bool is_opened(const proto::ContributionKey& key) const;
+  Task<Status> await_member(const proto::Enter& enter);
+  Task<Status> await_opened(const proto::Enter& enter, proto::ContributionKey key);
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Worker> worker,
                          proto::Push push, std::uint64_t bytes);
   Status check_push(const Worker& worker, const proto::Push& push, std::uint64_t bytes) const;
@@ -238,7 +243,11 @@ class Shard {
 
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
   std::vector<TokenDigest> tokens_;  ///< by which workers may come, beside `options_.token`
-  std::set<MemberId> away_;          ///< whose sessions have ended, and who may come back
+  /// What the leader of this session has opened, and for whom: crc32c of its name by member.
+  proto::Opened opened_;
+  std::map<MemberId, std::uint32_t> members_;
+  MemberId newest_member_;   ///< of all that were told: ids are never used again
+  std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back
   std::map<MemberId, std::deque<Staged>> staged_;
   Round over_;                              ///< the last one that was merged here
   std::set<proto::ContributionKey> keeps_;  ///< to rounds up to it, that may count in a later one

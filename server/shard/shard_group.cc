@@ -1,5 +1,7 @@
 #include "server/shard/shard_group.h"
 
+#include <utility>
+
 #include "common/base/log.h"
 #include "common/proto/about.h"
 
@@ -200,6 +202,28 @@ Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr
     replies.push_back(std::move(*answer).value());
   }
   co_return replies;
+}
+
+void ShardGroup::tell_opened(const proto::Opened& opened) {
+  if (present_.empty()) return;
+  const auto head = proto::encode(opened);
+  for (const auto& [name, link] : present_) {
+    if (link->opened == head) continue;
+    link->opened = head;
+    if (!std::exchange(link->is_being_told, true)) link->tasks->spawn(send_opened(link));
+  }
+}
+
+/// One at a time, so that none overtakes another.
+Task<void> ShardGroup::send_opened(std::shared_ptr<Link> link) {
+  const auto kind = static_cast<std::uint16_t>(ServersKind::kOpened);
+  std::vector<std::byte> head;
+  while (!link->is_gone() && head != link->opened) {
+    head = link->opened;
+    const Status sent = co_await link->session->send(kind, head, Bytes(), TimePoint::max());
+    if (!sent.ok()) co_return;  // its session ends
+  }
+  link->is_being_told = false;
 }
 
 void ShardGroup::forget(MemberId member, const std::string& reason) {

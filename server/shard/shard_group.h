@@ -38,6 +38,8 @@ class ShardGroup {
     std::list<Work> work;
     std::vector<std::byte> tokens;  ///< told last
     bool knows_tokens = false;      ///< has said that it has those
+    std::vector<std::byte> opened;  ///< what it is to know (Opened), or is being told
+    bool is_being_told = false;
     double joined_unix_seconds = 0;
     ClockWatch clock;     ///< of its machine
     std::string version;  ///< of its program; empty: it has not said
@@ -90,10 +92,14 @@ class ShardGroup {
                                                       proto::ServersKind kind,
                                                       std::vector<std::byte> head,
                                                       std::optional<TimePoint> limit = {});
+  /// Who may bring what. Each server hears the newest, whatever it had no time to hear between.
+  void tell_opened(const proto::Opened& opened);
   /// A worker is gone.
   void forget(MemberId member, const std::string& reason);
 
  private:
+  static Task<void> send_opened(std::shared_ptr<Link> link);
+
   Executor executor_;
   const Clock& clock_;
   const std::chrono::milliseconds reply_timeout_;

@@ -457,6 +457,8 @@ Status Shard::commit(const proto::ServerState& state) {
 }
 
 void Shard::forget(const proto::Forget& gone) {
+  members_.erase(gone.member);
+  changed_.notify_all();
   staged_.erase(gone.member);
   away_.erase(gone.member);
   const auto found = workers_.find(gone.member);

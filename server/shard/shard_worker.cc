@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
+#include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "server/shard/shard.h"
 
@@ -14,7 +16,77 @@ bool may_come_back(const Error& why) {
   return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kAborted ||
          why.code() == ErrorCode::kCancelled;
 }
+
+/// A worker hears from the leader by another connection than this server does: what it says may
+/// come first. So long it may enter, and so long is below what it waits for the answer.
+constexpr std::chrono::milliseconds kLongestEnter{5000};
+
+std::uint32_t crc_of(const std::string& name) { return crc32c(std::as_bytes(std::span(name))); }
+
+std::string text(Generation generation, Round round, std::uint32_t attempt) {
+  return "generation " + to_string(generation) + ", round " + to_string(round) + ", attempt " +
+         std::to_string(attempt);
+}
 }  // namespace
+
+void Shard::take_opened(proto::Opened told) {
+  members_.clear();
+  for (const proto::OpenedMember& one : told.members) {
+    members_[one.member] = one.name_crc;
+    newest_member_ = std::max(newest_member_, one.member);
+  }
+  opened_ = std::move(told);
+  changed_.notify_all();
+}
+
+bool Shard::is_member(const proto::Enter& enter) const {
+  const auto found = members_.find(enter.member);
+  return found != members_.end() && found->second == crc_of(enter.name);
+}
+
+/// As the leader's: what is older than the newest attempt was on its way when its own closed.
+bool Shard::is_opened(const proto::ContributionKey& key) const {
+  return key.generation <= opened_.generation &&
+         (key.round < opened_.round ||
+          (key.round == opened_.round && key.attempt <= opened_.attempt));
+}
+
+/// Who was a member and is none is refused at once; one that the leader has not named yet waits for
+/// its word. fails aborted
+Task<Status> Shard::await_member(const proto::Enter& enter) {
+  const TimePoint limit = clock_.now() + std::min(kLongestEnter, options_.stall_timeout);
+  bool waits = true;
+  if (enter.member > newest_member_) log::debug("enter.early", {{"worker", enter.name}});
+  while (waits && enter.member > newest_member_) waits = co_await changed_.wait(limit);
+  if (is_member(enter)) co_return Status();
+  co_return Error(ErrorCode::kAborted,
+                  "fenced: worker '" + enter.name + "' is refused by server '" + options_.name +
+                      "': member " + to_string(enter.member) +
+                      (enter.member > newest_member_ ? " is unknown to its leader"
+                                                     : " of that name is none any more") +
+                      ": join the leader again");
+}
+
+/// fails failed_precondition: nobody can have been told of it; aborted: the worker is fenced
+Task<Status> Shard::await_opened(const proto::Enter& enter, proto::ContributionKey key) {
+  const TimePoint limit = clock_.now() + options_.stall_timeout;
+  bool waits = true;
+  if (is_member(enter))
+    log::debug("push.early", {{"worker", enter.name}, {"round", key.round.value}});
+  while (waits && is_member(enter) && !is_opened(key)) waits = co_await changed_.wait(limit);
+  if (!is_member(enter))
+    co_return Error(ErrorCode::kAborted, "fenced: worker '" + enter.name + "', member " +
+                                             to_string(enter.member) +
+                                             ", is none any more, says the leader of server '" +
+                                             options_.name + "': join it again");
+  if (is_opened(key)) co_return Status();
+  co_return Error(ErrorCode::kFailedPrecondition,
+                  "Push of " + enter.name + " is for " +
+                      text(key.generation, key.round, key.attempt) +
+                      ", which was never opened; the newest is " +
+                      text(opened_.generation, opened_.round, opened_.attempt) + ", says server '" +
+                      options_.name + "': join the leader again, and bring what it opens");
+}
 
 Result<std::shared_ptr<Shard::Worker>> Shard::enter(transport::Session& session,
                                                     proto::Enter enter) {
@@ -107,6 +179,9 @@ Task<Status> Shard::take_push(transport::Session& session, std::shared_ptr<Worke
   key.generation = push.generation;
   key.round = push.round;
   key.attempt = push.attempt;
+  if (!is_opened(key) || !is_member(worker->enter)) {
+    CENTROID_CO_TRY(co_await await_opened(worker->enter, key));
+  }
   CENTROID_CO_TRY(check_push(*worker, push, bytes));
   // Of another fragment: it was on its way when its round closed without it.
   const TensorId tensor = store_->plan().chunk(push.chunk).tensor;
@@ -159,6 +234,7 @@ void Shard::tell_whole(const proto::ContributionKey& key, const StagedContributi
 /// here any more. At once when it was refused; after a lease when it may come back.
 void Shard::session_ended(const proto::Enter& enter, const Error& why) {
   if (leader_ == nullptr || !is_joined_ || workers_.contains(enter.member)) return;
+  if (!is_member(enter)) return;  // the leader has ended it, or knows no such worker
   auto refused = std::make_shared<proto::Refused>();
   refused->member = enter.member;
   refused->code = static_cast<std::uint8_t>(why.code());

@@ -4,11 +4,12 @@ import contextlib
 import signal
 import struct
 import threading
+import types
 
 import refusals_test
 import servers_test
 from cluster import DONE, USAGE, main, wait_for
-from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, connect, header, hello, read_error, read_exactly, read_frame, text
+from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, Link, connect, header, hello, read_error, read_exactly, read_frame, text
 
 NAN, INFINITY = float("nan"), float("inf")
 SIZES = (8, 6, 1)  # by chunk: one on each of three servers
@@ -170,11 +171,11 @@ CODECS = {
 
 
 class Lies(servers_test.ServersTest):
-    def started(self, *arguments):
+    def started(self, *arguments, of_shards=()):
         """Three servers with a chunk each, and one committed round."""
         flags = ["--servers", 3, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
         leader = self.launch_server(*flags, *arguments).wait_ready()
-        shards = [self.shard(leader, name) for name in ("b", "c")]
+        shards = [self.shard(leader, name, *of_shards) for name in ("b", "c")]
         first = Peer(leader.data, "first").join().until_round()
         self.assertEqual(sorted(first.owners), [0, 1, 2])
         self.contribute(first)
@@ -277,6 +278,131 @@ class Lies(servers_test.ServersTest):
         peer.close()
         told = leader.get("/v1/parameters")["parameters"]
         self.assertEqual(sum(one["nonfinite"] for one in told), sum(SIZES))
+
+    def assert_refused_by_each(self, leader, before, name, act, *texts):
+        """`act(liar, session, chunk)` for each server that is not the leader, with the chunk that lies there."""
+        for chunk, count in enumerate(SIZES):
+            liar = Peer(leader.data, "liar").join().until_round()
+            session = liar.sessions[liar.owners[chunk]]
+            if session:
+                with self.subTest(name, server=session.name):
+                    act(liar, session, chunk)
+                    said = session.refusal()
+                    for text in texts:
+                        self.assertIn(text.format(chunk=chunk, bytes=4 * count, more=4 * count + 4, server=session.name), said)
+            liar.close()
+            self.assertEqual(self.state(leader), before, "the state has changed")
+            self.assertEqual(leader.cluster()["version"], 2)
+
+    def test_every_lie_to_a_shard_server_is_named_and_changes_nothing(self):
+        leader, shards = self.started()
+        before = self.state(leader)
+
+        def numbers(liar, chunk, count=None, weight=None):
+            liar.push(chunk, [1.0] * (SIZES[chunk] if count is None else count), weight=weight)
+
+        def push_unknown(liar, session, chunk):
+            liar.send_by(session.peer, liar.PUSH, liar.place + struct.pack("<Id", 3, liar.weight), bytes(4))
+
+        by_push = "push of chunk {chunk} by liar in round 2"
+        cases = {
+            "unknown chunk": (push_unknown, "push of chunk 3 by liar", "there is no such chunk"),
+            "too many numbers": (lambda p, s, c: numbers(p, c, SIZES[c] + 1), by_push, "{more} bytes, at most {bytes}"),
+            "too few numbers": (lambda p, s, c: p.push_bytes(c, bytes(4 * SIZES[c] - 1)), by_push, "on server '{server}'"),
+            "a chunk twice": (lambda p, s, c: (numbers(p, c), numbers(p, c)), by_push, "on server '{server}'"),
+            "weight of NaN": (lambda p, s, c: numbers(p, c, weight=NAN), "Push.weight is"),
+            "weight below 0": (lambda p, s, c: numbers(p, c, weight=-1.0), "Push.weight is -1"),
+            "a cut head": (lambda p, s, c: p.send_by(s.peer, p.PUSH, p.place), "malformed Push"),
+            "an unknown message": (lambda p, s, c: p.send_by(s.peer, 15), "kind 15"),
+            "what is the leader's": (lambda p, s, c: p.send_by(s.peer, p.ROUTE, bytes(16)), "a shard server takes Enter (125) and then Push (22)"),
+        }
+        for name, (act, *texts) in cases.items():
+            self.assert_refused_by_each(leader, before, name, act, *texts)
+        # Of whoever lies about lengths nothing more is read; they are told why.
+        for field, length in (("payload_bytes", 1 << 40), ("head_bytes", 1 << 30)):
+            self.assert_refused_by_each(leader, before, field, lambda p, s, c, far={field: length}: s.peer.sendall(header(p.PUSH, **far)), f"{length} bytes is over the limit of")
+        good = Peer(leader.data, "good").join().until_round()
+        self.contribute(good)
+        wait_for(lambda: leader.cluster()["version"] == 3, "the next version")
+        good.close()
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, *shards)
+
+    def test_what_was_never_opened_is_refused_by_name(self):
+        leader, _ = self.started(of_shards=["--stall-timeout", "1s"])  # so long it waits for the leader's word
+        before = self.state(leader)
+        for field, name in enumerate(("generation", "round", "attempt")):
+
+            def lie(liar, session, chunk, field=field):
+                place = list(struct.unpack("<QQI", liar.place))
+                place[field] += 1
+                liar.place = struct.pack("<QQI", *place)
+                liar.push(chunk, [1.0] * SIZES[chunk])
+
+            self.assert_refused_by_each(leader, before, name, lie, "Push of liar is for generation", "which was never opened; the newest is generation", "says server '{server}'")
+        staged = sum(server["staged_bytes"] for server in leader.get("/v1/servers")["servers"])
+        self.assertEqual(staged, 0)
+
+    def test_who_is_a_member_no_more_or_never_was_does_not_enter(self):
+        leader, _ = self.started(of_shards=["--stall-timeout", "1s"])
+        before = self.state(leader)
+        old = Peer(leader.data, "twin").join().until_round()
+        place, pushing = old.place, old.sessions[1]
+        new = Peer(leader.data, "twin").join().until_round()  # it is fenced, and the servers know
+        self.assertGreater(new.member, old.member)
+        chunk = old.owners.index(1)
+        old.send_by(pushing.peer, old.PUSH, place + struct.pack("<Id", chunk, old.weight), bytes(4 * SIZES[chunk]))
+        self.assertIn("fenced", pushing.refusal())
+        cases = {
+            "fenced": (old.member, "twin", f"fenced: worker 'twin' is refused by server 'b': member {old.member} of that name is none any more: join the leader again"),
+            "of another name": (new.member, "other", f"fenced: worker 'other' is refused by server 'b': member {new.member} of that name is none any more"),
+            "invented": (new.member + 1000, "twin", f"fenced: worker 'twin' is refused by server 'b': member {new.member + 1000} is unknown to its leader"),
+        }
+        for name, (member, called, text) in cases.items():
+            with self.subTest(name):
+                who = types.SimpleNamespace(name=called, run_id=new.run_id, member=member, codec="f32", send_by=new.send_by)
+                with self.assertRaisesRegex(AssertionError, text):
+                    Session(who, *new.servers[1], new.route)
+        self.assertEqual([], [event for event in leader.events("member.lost") if event["worker"] == "twin" and event["member"] == new.member])
+        self.contribute(new)  # nobody has taken its place
+        wait_for(lambda: leader.cluster()["version"] == 3, "the next version")
+        new.close(), old.close()
+        self.assertNotEqual(self.state(leader), before)
+
+    def test_what_comes_before_the_leaders_word_waits_for_it(self):
+        flags = ["--servers", 2, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
+        leader = self.launch_server(*flags).wait_ready()
+        link = Link(leader.data)
+        self.addCleanup(link.close)
+        shard = self.shard(link.endpoint, "b", "--log-level", "debug")
+        first = Peer(leader.data, "first").join().until_round()
+        other = Peer(leader.data, "other").join()
+        self.contribute(first)
+        first.until_round(), other.until_round()
+        self.assertEqual(leader.cluster()["version"], 2)
+        link.down.hold()
+        mine = first.owners.index(0)
+        first.push(mine, [1.0] * SIZES[mine])
+        first.close()
+        other.until_round()  # the next attempt, for a part of the first is in the sum
+        self.contribute(other)
+        shard.wait_event("push.early", worker="other", round=2)
+        self.assertEqual(leader.cluster()["version"], 2)
+        link.down.release()
+        other.until_round()
+        self.assertEqual(leader.cluster()["version"], 3)
+        entered = []  # by whom the leader has not heard of
+        early = types.SimpleNamespace(name="late", run_id=other.run_id, member=other.member + 1, codec="f32", send_by=other.send_by)
+        thread = threading.Thread(target=lambda: entered.append(Session(early, *other.servers[1], other.route)))
+        thread.start()
+        shard.wait_event("enter.early", worker="late")
+        late = Peer(leader.data, "late").join()
+        other.send(other.LEAVE, text("the test"), flags=REQUEST, identity=9)
+        late.until_round()
+        thread.join(60)
+        self.assertEqual((len(entered), late.member), (1, early.member))
+        entered[0].connection.__exit__(None, None, None)
+        other.close(), late.close()
 
     def test_weights_that_differ_between_servers_are_refused(self):
         leader, _ = self.started()
