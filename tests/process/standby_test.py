@@ -73,14 +73,19 @@ class StandbyTest(ClusterTest):
     def wait_role(self, server, role):
         return server.wait_cluster(f"{server.name} as {role}", lambda cluster: cluster["role"] == role)
 
-    def pair(self, *arguments, names="ab"):
-        """etcd, a leader and its standbys, three workers that train."""
+    def ha_shards(self, servers, names):
+        places = ["--join", ",".join(server.data for server in servers), "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
+        return [self._start(Process, "centroid-server", name, [*places, "--name", name], None) for name in names]
+
+    def pair(self, *arguments, names="ab", shards=""):
+        """etcd, a leader and its standbys, three workers that train; shard servers, if they are named."""
         etcd = self.start_etcd()
         leader = self.ha_server(etcd, names[0], *arguments)
         self.wait_role(leader, "leader")
         standbys = [self.ha_server(etcd, name, *arguments) for name in names[1:]]
         for standby in standbys:
             standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == names[0])
+        self.shards = self.ha_shards([leader, *standbys], shards)
         workers = self.ha_workers([leader, *standbys])
         leader.wait_round(50)
         return etcd, leader, standbys, workers
@@ -303,16 +308,27 @@ class RowsFollow(StandbyTest):
 
     def test_rows_on_several_servers(self):
         leader, standby = self.tables("--servers", 3)
-        places = ["--join", f"{standby.data},{leader.data}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
-        for name in "st":
-            self._start(Process, "centroid-server", name, [*places, "--name", name], None)
+        self.ha_shards([standby, leader], "st")
         self.push_over(leader, standby, f"{leader.data},{standby.data}", lambda server: server.kill())
 
 
 class Fencing(StandbyTest):
     def test_stopped_leader_wakes_up_and_writes_nothing(self):
+        self.wake_beside_the_successor()
+
+    def test_stopped_leader_wakes_up_beside_its_shard_servers_and_writes_nothing(self):
+        term = self.wake_beside_the_successor("--servers", 3, shards="st")
+        for shard in self.shards:
+            self.assert_exit(DONE, shard)
+            followed = [(event["term"], event["leader"]) for event in shard.events("leader.joined")]
+            self.assertEqual(len({leader for _, leader in followed}), 2, followed)
+            self.assertEqual(followed, sorted(followed), "an older term was followed")
+            self.assertEqual(followed[-1][0], term)
+
+    def wake_beside_the_successor(self, *arguments, shards=""):
+        """The successor's term."""
         expected = self.whole_run()
-        _, leader, (standby,), workers = self.pair()
+        _, leader, (standby,), workers = self.pair(*arguments, shards=shards)
         known = self.committed(leader)
         leader.send(signal.SIGSTOP)
         begin = time.monotonic()
@@ -332,6 +348,7 @@ class Fencing(StandbyTest):
         self.assertEqual(len(leader.events("checkpoint.written")), written)
         self.assertEqual(json.loads((self.folder / "run" / "checkpoints" / "term.json").read_text())["term"], term)
         self.assert_same_end(workers, expected)
+        return term
 
     def test_a_worker_that_joins_a_standby_is_sent_to_the_leader(self):
         etcd = self.start_etcd()
