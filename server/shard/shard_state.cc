@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 #include "server/shard/shard.h"
 #include "server/store/memory_need.h"
@@ -453,6 +454,7 @@ Status Shard::commit(const proto::ServerState& state) {
   const double seconds = std::chrono::duration<double>(merged_time_).count();
   merge_seconds_ += seconds;
   probe_.merged(seconds);
+  fault::point("servers.part_committed");
   return {};
 }
 

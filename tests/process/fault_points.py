@@ -12,6 +12,7 @@ OF_A_STEM = ("torn", "drafted", "renamed")
 OWNERS = {
     "rows_journal.": "rows_test.py",
     "rows_moves.": "rows_moves_test.py",
+    "servers.rows_put": "rows_servers_test.py",
     "servers.": "servers_journal_test.py",
     "restore.": "restore_test.py",
     **dict.fromkeys(("adapters.", "endpoints.", "feedback.", "fetch.", "idempotency.", "operator.", "term.", "tokens."), "small_files_test.py"),

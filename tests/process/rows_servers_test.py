@@ -1,12 +1,15 @@
 """Tables of sparse rows on several servers over kill -9. rows_servers_test.py BIN_DIR"""
 
 import random
+import signal
 import struct
 import subprocess
 import threading
 
+import fault_points
 from cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
-from rows_test import RowsClient
+from rows_test import PUSH, RowsClient
+from wire import ERROR, GOODBYE, REQUEST, header, read_error, read_frame
 
 ROUTE = 67
 UNAVAILABLE = 1
@@ -122,9 +125,9 @@ class SpreadClient:
 
 
 class RowsServersTest(ClusterTest):
-    def shard(self, leader, name, number=0, listen="127.0.0.1:0", run="shards"):
+    def shard(self, leader, name, number=0, listen="127.0.0.1:0", run="shards", environment=None):
         places = ["--join", leader, "--name", name, "--listen", listen, "--run-dir", self.folder / run, "--drain-timeout", "1s"]
-        return self._start(Process, "centroid-server", f"{name}-{number}", places, None)
+        return self._start(Process, "centroid-server", f"{name}-{number}", places, environment)
 
     def leader(self, servers, *arguments, number=0, **places):
         common = ["--tables", TABLES, "--run-id", "r", "--servers", servers, "--checkpoint-keep", 2, "--lease", "1s"]
@@ -224,6 +227,108 @@ class RowsServersTest(ClusterTest):
         client.close()
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, shard)
+
+    def test_a_leader_that_is_killed_while_it_gives_a_server_its_rows_gives_them_again(self):
+        leader = self.leader(2, environment={"CENTROID_TEST_FAULT": "servers.rows_put:1"})
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        client.push(range(50))
+        client.close()
+        self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+        shard.kill()
+        shard = self.shard(leader.data, "b", 1)
+        self.assertEqual(leader.exit_status(), -signal.SIGKILL, leader.text())
+        leader = self.leader(2, "--resume", number=1, listen=leader.data, api=leader.api)
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 2, bool)
+        self.assertEqual(set(client.pull(range(50)).values()), {1.0})
+        client.close()
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, shard)
+
+    def test_a_shard_server_that_is_killed_at_any_point_of_its_journal_of_rows_loses_no_answered_push(self):
+        """Every push adds 1 to its rows. What is not reached by pushes is reached when it begins again, or by a checkpoint."""
+        reached = set()
+        points = sorted({"rows_journal.segment_removed"} | {name for name in fault_points.in_sources() if name.startswith("rows_journal.")})
+        for number, point in enumerate(points):
+            with self.subTest(point=point):
+                leader = self.leader(2, "--journal", "on", "--journal-sync", 0, number=number, run=f"run-{number}")
+                place = {"run": f"shards-{number}"}
+                shards = [self.shard(leader.data, "b", f"{number}-0", environment={"CENTROID_TEST_FAULT": f"{point}:2"}, **place)]
+                counts = {1: 0, 2: 0}
+                ends = threading.Event()
+                problems = []
+
+                def load(identity, leader=leader, counts=counts, ends=ends, problems=problems):
+                    client = SpreadClient(leader.data, identity, problems.__len__)
+                    try:
+                        while not ends.is_set():
+                            client.push(range(100 * identity, 100 * identity + 50))
+                            counts[identity] += 1
+                    except Exception as error:  # noqa: BLE001: told by the test
+                        problems.append(repr(error))
+                    client.close()
+
+                threads = [threading.Thread(target=load, args=(identity,), daemon=True) for identity in counts]
+                for thread in threads:
+                    thread.start()
+                for attempt in range(1, 4):
+                    so_far = sum(counts.values())
+                    wait_for(lambda: problems or not shards[-1].is_running() or sum(counts.values()) > so_far + 30, "pushes, or the end")  # noqa: B023
+                    if shards[-1].is_running():
+                        leader.post("/v1/checkpoints")
+                    so_far = sum(counts.values())
+                    wait_for(lambda: problems or not shards[-1].is_running() or sum(counts.values()) > so_far + 30, "pushes, or the end")  # noqa: B023
+                    self.assertEqual(problems, [])
+                    if shards[-1].is_running():
+                        shards[-1].kill()
+                    else:
+                        self.assertEqual(shards[-1].exit_status(), -signal.SIGKILL, shards[-1].text())
+                        reached.add(point)
+                    environment = {"CENTROID_TEST_FAULT": f"{point}:1"} if attempt == 1 else None
+                    shards.append(self.shard(leader.data, "b", f"{number}-{attempt}", environment=environment, **place))
+                so_far = sum(counts.values())
+                wait_for(lambda: problems or sum(counts.values()) > so_far + 20, "more pushes")  # noqa: B023
+                ends.set()
+                for thread in threads:
+                    thread.join(60)
+                    self.assertFalse(thread.is_alive())
+                self.assertEqual(problems, [])
+                client = SpreadClient(leader.data, 9, bool)
+                for identity, count in counts.items():
+                    self.assertEqual(set(client.pull(range(100 * identity, 100 * identity + 50)).values()), {float(count)})
+                client.close()
+                leader.post("/v1/job:stop")
+                self.assert_exit(DONE, leader, shards[-1])
+        self.assertEqual(sorted(reached), points)
+
+    def test_a_push_over_the_limit_is_refused_by_name_by_one_server_and_by_each_of_several(self):
+        one = self.leader(1, number=1, run="one")
+        leader = self.leader(2, number=2, run="several")
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        asked = CountClient(leader.data, 9)
+        endpoints = {"one": one.data, "leader": leader.data, "shard": asked.route()[0][1][1]}
+        asked.close()
+        for which, endpoint in endpoints.items():
+            whole = SpreadClient(one.data if which == "one" else leader.data, 1, bool)
+            before = whole.pull(range(50))
+            for size in (65 << 20, 1 << 40):  # this client takes 64 MiB, and so the server
+                with self.subTest(server=which, size=size):
+                    client = CountClient(endpoint, 5)
+                    head = struct.pack("<IIQ", client.tables["count"][0], 50, 1)
+                    client.peer.sendall(header(PUSH, REQUEST, head, size, 77) + head)
+                    kind, flags, said = read_frame(client.peer)
+                    self.assertTrue(flags & ERROR or kind == GOODBYE)
+                    self.assertIn(f"{size} bytes is over the limit of", read_error(said)[1])
+                    client.close()
+            self.assertEqual(whole.pull(range(50)), before)
+            whole.push(range(50))
+            whole.close()
+        for server in (one, leader):
+            server.post("/v1/job:stop")
+        self.assert_exit(DONE, one, leader, shard)
 
     def test_a_checkpoint_of_several_servers_is_exported_and_goes_on_with_one(self):
         leader = self.leader(2)

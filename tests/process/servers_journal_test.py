@@ -15,6 +15,10 @@ from cluster import DONE, USAGE, main, wait_for
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
 OF_CHECKPOINTS = ("checkpoint.renamed",)  # durability_test.py has all of them
+OF_JOURNALS = {name for name in fault_points.in_sources() if name.startswith("journal.")} - {"journal.reading", "journal.replayed"} | {"journal.segment_removed"}
+OF_LEADER = {"servers.prepared", "servers.committed", "round.before_close", "round.committed", *OF_CHECKPOINTS, *OF_JOURNALS}
+OF_SHARD = {"servers.part_prepared", "servers.part_committed", *OF_JOURNALS}
+OF_ROUTE = "servers.route_written"
 
 
 class JournalTest(servers_test.ServersTest):
@@ -83,10 +87,9 @@ class Kill(JournalTest):
         expected = self.whole("whole", environments=environments)
         points = {who: [name for name in fault_points.reached(path) if not name.startswith("checkpoint.") or name in OF_CHECKPOINTS]
                   for who, path in logs.items()}
-        for name in ("servers.prepared", "servers.committed", "journal.end_written"):
-            self.assertIn(name, points["leader"])
-        for name in ("servers.part_prepared", "journal.payload_torn", "journal.segment_begun"):
-            self.assertIn(name, points["b"])
+        self.assertEqual(set(points["leader"]), OF_LEADER)
+        self.assertEqual(set(points["b"]), OF_SHARD)
+        self.assertLessEqual(fault_points.owned_by("servers_journal_test.py"), OF_LEADER | OF_SHARD | {OF_ROUTE})
         for who, kill in (("leader", self.kill_leader), ("b", self.kill_shard)):
             for number, name in enumerate(points[who]):
                 counts = [2] if "segment" in name or "checkpoint" in name else [9]
@@ -210,6 +213,21 @@ class Change(JournalTest):
         self.assertEqual(leader.wait_event("journal.replayed")["servers"], 4)
         self.assert_exit(DONE, *workers, leader, shards["b"], c, d)
         self.assert_nothing_lost("run", expected, leader, rounds=rounds)
+
+    def test_a_leader_that_is_killed_as_it_writes_where_chunks_are_to_lie_goes_on(self):
+        rounds = 400
+        expected = self.whole("whole", rounds=rounds)
+        for count in (1, 2):  # the newcomer has nothing yet; its first chunks
+            with self.subTest(count=count):
+                run = f"run{count}"
+                fault = {"leader": {"CENTROID_TEST_FAULT": f"{OF_ROUTE}:{count}"}}
+                leader, shards, workers = self.start_all(run, "--checkpoint-every", 0, environments=fault, rounds=rounds)
+                leader.wait_round(60)
+                d = self.start_shard(leader, run, "d")
+                self.assertEqual(leader.exit_status(), -signal.SIGKILL, leader.text())
+                again = self.start_leader(run, "--resume", "--checkpoint-every", 0, name=f"again-{run}", listen=leader.data, api=leader.api, rounds=rounds)
+                self.assert_exit(DONE, *workers, again, *shards.values(), d)
+                self.assert_nothing_lost(run, expected, leader, again, rounds=rounds)
 
     def test_a_drained_server_is_not_needed_any_more(self):
         rounds = 500
