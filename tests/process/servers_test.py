@@ -118,6 +118,7 @@ class WorkersState(ServersTest):
             run = f"run-{turn}"
             leader, others = self.job(f"before-{turn}", run=run)
             leader.wait_round(31 + 7 * (turn % 3))
+            leader.wait_event("checkpoint.written")  # rounds go on while it is written
             for process in [leader, *others]:
                 process.kill()
             again, others = self.job(f"after-{turn}", "--resume", "--exit-when-finished", run=run)
