@@ -79,6 +79,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kRefused), .name = "Refused"},
     Rule{.kind = Kind(ServersKind::kTokens), .name = "Tokens", .is_request = true},
     Rule{.kind = Kind(ServersKind::kOpened), .name = "Opened"},
+    Rule{.kind = Kind(ServersKind::kReckon), .name = "Reckon", .is_request = true},
     Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsLoad),
          .name = "RowsLoad",

@@ -29,6 +29,7 @@ enum class ServersKind : std::uint16_t {
   kRefused = 130,  ///< shard -> leader: nothing more comes here of a worker
   kTokens = 131,   ///< leader -> shard, request: named tokens that open its door
   kOpened = 132,   ///< leader -> shard: the newest attempt, and who may bring contributions
+  kReckon = 133,   ///< leader -> shard, request: is there memory for more
 };
 
 struct ServerJoin {
@@ -143,6 +144,17 @@ struct RecallReply {
   void fields(F& f) {
     f(form);
   }
+};
+
+/// With what memory is to be reckoned from now on. ServerModel says so first.
+struct Reckon {
+  std::uint32_t workers = 0;  ///< that may bring contributions at once
+  std::uint32_t servers = 0;  ///< on which the model is to lie
+  template <class F>
+  void fields(F& f) {
+    f(workers), f(servers);
+  }
+  bool operator==(const Reckon&) const = default;
 };
 
 struct OptimizerChange {

@@ -73,7 +73,11 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                            const proto::Whole& whole) { whole_elsewhere(server, whole); },
            .refused = [this](const ShardGroup::Link& server,
                              const proto::Refused& refused) { refused_elsewhere(server, refused); },
-           .leaving = [this](ShardGroup::Link& server) { let_go(server); }}),
+           .leaving =
+               [this](const ShardGroup::Link& server) {
+                 if (auto link = shards_.find(server.name))
+                   tasks_.spawn(drain_leaving(std::move(link)));
+               }}),
       waits_(clock),
       pulls_(std::make_unique<Pulls>(*this)),
       journal_(executor),

@@ -310,7 +310,7 @@ class Cluster final : public ControlPlane {
   Task<Status> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
   Task<Status> load_initial_file();
   MemoryQuestion memory_question() const;
-  std::uint64_t expected_workers(bool keeps_whole) const;
+  std::uint64_t expected_workers(bool keeps_whole, std::size_t more = 1) const;
   Status check_tables_room();
   Task<Status> load_rows();
   Status prepare_rows();
@@ -348,7 +348,7 @@ class Cluster final : public ControlPlane {
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
   Task<void> dismiss_everybody(std::string why);
 
-  // spread.cc: several servers
+  // spread.cc, spread_room.cc: several servers
   class SpreadReader;
   class Pulls;
   const std::vector<Chunk>& part() const;
@@ -366,6 +366,10 @@ class Cluster final : public ControlPlane {
   Task<Status> drain_while_paused();
   bool holds_rows(const std::string& server) const;
   bool is_mine(ChunkId chunk) const;
+  Result<std::uint32_t> workers_to_reckon(const proto::Join* joining, std::size_t more) const;
+  Task<Status> reckon_worker(const proto::Join& join);
+  Task<Status> drain(std::shared_ptr<ShardGroup::Link> server);
+  Task<void> drain_leaving(std::shared_ptr<ShardGroup::Link> server);
 
   // spread_moves.cc: chunks that change their server while rounds go on
   Task<bool> may_move();

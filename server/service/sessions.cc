@@ -200,7 +200,14 @@ class Cluster::MemberSink final : public transport::FrameSink {
     is_joining_ = true;
     CENTROID_CO_ASSIGN(message->manifest,
                        co_await read_manifest(session, frame.header.payload_bytes));
-    auto admitted = cluster_.admit(session, std::move(message).value());
+    Result<proto::JoinReply> admitted = proto::JoinReply();
+    Status fits;
+    const bool is_valid = cluster_.check_join(session, *message).ok();  // else `admit` says why
+    if (is_valid) fits = co_await cluster_.reckon_worker(*message);
+    if (fits.ok())
+      admitted = cluster_.admit(session, std::move(message).value());
+    else
+      admitted = fits.error();
     if (!admitted.ok()) {
       cluster_.probe_.handshake_refused();
       log::warn("member.refused", {{"peer", session.peer().address},

@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "common/base/log.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster.h"
-#include "server/service/room.h"
 #include "server/shard/placement.h"
 
 /// A model on several servers: where its chunks lie. The route changes between rounds only, so
@@ -19,19 +17,8 @@ namespace {
 constexpr std::size_t kLeader = 0;
 /// While a checkpoint or copies hold up a server that is to go.
 constexpr std::chrono::milliseconds kDrainLook{50};
-
-/// Workers without a codec that bring as much at once as these with theirs.
-Result<std::uint32_t> without_codec(const FragmentPlan& fragments,
-                                    const std::set<std::string>& codecs, std::uint64_t workers) {
-  std::uint64_t most = 1;
-  for (const std::string& codec : codecs) {
-    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, codec));
-    most = std::max(most, bytes);
-  }
-  const std::uint64_t plain =
-      std::max<std::uint64_t>(1, elements_of_largest(fragments) * sizeof(float));
-  return static_cast<std::uint32_t>((workers * most + plain - 1) / plain);
-}
+/// Chunks that are to move wait so long for servers to say that they have memory for them.
+constexpr std::chrono::seconds kRoomLook{5};
 
 }  // namespace
 
@@ -128,6 +115,8 @@ Task<Result<bool>> Cluster::settle_servers() {
   bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
   if (moves) moves = co_await may_move();
   if (moves) {
+    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kRoomLook);
+    if (!has_room) co_return false;
     const Status moved = co_await move_some();
     if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
     if (!moved.ok() || is_first_placement()) co_return false;
@@ -220,15 +209,11 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.clip_norm = optimizer.clip_norm;
   model.keeps_journal = config_.keeps_journal();
   model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal_sync.count());
-  model.servers = static_cast<std::uint32_t>(
-      std::max<std::uint64_t>(config_.servers, shards_.present().size() + 1));
-  std::set<std::string> codecs;
-  if (agreed_) codecs.insert(agreed_->codec);
-  for (const auto& [id, worker] : links_) codecs.insert(worker->join.codec);
-  if (codecs.empty()) codecs.insert(resumed_from_ ? codec_in(resumed_from_->info) : kUnknownCodec);
-  // Reckoned once: where nobody has said how many workers there will be, some more than are here.
-  const bool is_said = config_.min_workers > 1;
-  CENTROID_CO_ASSIGN(model.workers, without_codec(fragments_, codecs, expected_workers(is_said)));
+  // Those that are here: fewer than the setting says when one was lost.
+  model.servers = shards_.count_of_staying();
+  CENTROID_CO_ASSIGN(model.workers, workers_to_reckon(nullptr, 1));
+  link->reckoned.workers = model.workers;
+  link->reckoned.servers = model.servers;
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.codec_down;
@@ -392,7 +377,10 @@ void Cluster::forget_servers() {
   spread_ = Spread();
   spread_.were_here = true;
   spread_.route.version = route;
-  for (const auto& [name, link] : shards_.present()) link->has_model = false;
+  for (const auto& [name, link] : shards_.present()) {
+    link->has_model = false;
+    link->reckoned = proto::Reckon();
+  }
 }
 
 /// Wait for the lost server, for so long as the setting says; then place all chunks anew from the

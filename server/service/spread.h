@@ -47,9 +47,21 @@ struct Spread {
   CheckpointInfo frozen_info;  ///< of the job when it was kept
 
   bool has_others() const { return links.size() > 1; }
+  /// On which the model lies when `leaving` and those that drain have gone; with the leader.
+  std::uint32_t servers_without(const Link* leaving) const {
+    std::uint32_t count = 1;
+    for (const auto& link : others())
+      count += link.get() != leaving && !link->is_gone() && !link->is_draining ? 1 : 0;
+    return count;
+  }
   std::vector<std::shared_ptr<Link>> others() const {
     return {links.begin() + (links.empty() ? 0 : 1), links.end()};
   }
 };
+
+/// Before chunks move: fewer servers may have come, or stayed, than one has reckoned with. One
+/// without memory for its share leaves with the numbers if it holds nothing, else nothing moves.
+/// False: not now.
+Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit);
 
 }  // namespace centroid::server

@@ -153,16 +153,17 @@ MemoryQuestion Cluster::memory_question() const {
   return question;
 }
 
-/// That may bring contributions at once: those that are here and one more, in any case so many as
+/// That may bring contributions at once: those that are here and one `more`, in any case so many as
 /// a job often has. Where each has a model's size (`keeps_whole`), as the settings say: each one
 /// beyond is looked at when it comes.
-std::uint64_t Cluster::expected_workers(bool keeps_whole) const {
+std::uint64_t Cluster::expected_workers(bool keeps_whole, std::size_t more) const {
   constexpr std::uint64_t kOften = 8;
   const RoundPolicy policy = policy_of(config_);
   std::uint64_t named = keeps_whole ? 1 : kOften;
   if (keeps_whole && policy.kind == PolicyKind::kQuorum) named = policy.count;
   if (keeps_whole && policy.kind == PolicyKind::kBackup) named = policy.count + 1;
-  return std::min(std::max({config_.min_workers, named, links_.size() + 1}), config_.max_workers);
+  return std::min(std::max({config_.min_workers, named, links_.size() + more}),
+                  config_.max_workers);
 }
 
 /// Before anything is taken for a model; `fragments_` are its. `codec`: of a worker that comes, or

@@ -353,21 +353,24 @@ Task<std::vector<std::vector<PartView>>> Cluster::tensor_parts(std::size_t first
 }
 
 Task<Status> Cluster::drain_server(const std::string& name) {
-  auto act = [this, name]() -> Status {
-    if (name == config_.leader_name())
-      return Error(ErrorCode::kFailedPrecondition,
-                   "server '" + name + "' is the leader: the job ends with it (job stop)");
-    if (replay_ && replay_->waits_for == name) {  // go on without what its journal has
-      replay_->given_up.insert(name);
-      changed_.notify_all();
-      return {};
+  auto act = [](Cluster* self, std::string server) -> Task<std::optional<Status>> {
+    if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (server == self->config_.leader_name())
+      co_return Error(ErrorCode::kFailedPrecondition,
+                      "server '" + server + "' is the leader: the job ends with it (job stop)");
+    if (self->replay_ && self->replay_->waits_for == server) {  // go on without its journal's
+      self->replay_->given_up.insert(server);
+      self->changed_.notify_all();
+      co_return Status();
     }
-    const auto link = shards_.find(name);
-    if (!link) return Error(ErrorCode::kNotFound, "there is no server '" + name + "'");
-    let_go(*link);
-    return {};
+    const auto link = self->shards_.find(server);
+    if (!link) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
+    co_return co_await self->drain(link);
   };
-  co_return co_await run_on(executor_, std::move(act));
+  auto task = act(this, name);
+  auto done =
+      co_await boost::asio::co_spawn(executor_, std::move(task), boost::asio::use_awaitable);
+  co_return std::move(*done);
 }
 
 namespace {

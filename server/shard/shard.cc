@@ -148,6 +148,11 @@ class Shard::LeaderSink final : public transport::FrameSink {
         shard_.take_opened(std::move(told));
         co_return Status();
       }
+      case ServersKind::kReckon: {
+        CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Reckon>(frame.head));
+        const Status fits = shard_.reckon_again(wanted);
+        co_return co_await done(session, frame.header, fits);
+      }
       case ServersKind::kForget: {
         CENTROID_CO_ASSIGN(const auto gone, proto::decode<proto::Forget>(frame.head));
         shard_.forget(gone);

@@ -142,6 +142,7 @@ class Shard {
   // shard_state.cc: what the leader asks for
   Status take_model(const proto::ServerModel& model);
   Status check_room(const proto::ServerModel& model, std::size_t slots);
+  Status reckon_again(const proto::Reckon& wanted);
   Status take_optimizer(const proto::OptimizerChange& change);
   OptimizerConfig optimizer_config() const;
   proto::ServerReport report() const;

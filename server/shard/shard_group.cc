@@ -1,5 +1,6 @@
 #include "server/shard/shard_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/log.h"
@@ -148,6 +149,11 @@ std::shared_ptr<ShardGroup::Link> ShardGroup::find(const std::string& name) cons
   return found == present_.end() ? nullptr : found->second;
 }
 
+std::uint32_t ShardGroup::count_of_staying() const {
+  const auto stays = [](const auto& one) { return !one.second->is_draining; };
+  return 1 + static_cast<std::uint32_t>(std::ranges::count_if(present_, stays));
+}
+
 Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind,
                                     std::vector<std::byte> head, Bytes payload,
                                     std::optional<TimePoint> limit) {
@@ -224,6 +230,45 @@ Task<void> ShardGroup::send_opened(std::shared_ptr<Link> link) {
     if (!sent.ok()) co_return;  // its session ends
   }
   link->is_being_told = false;
+}
+
+Task<Status> ShardGroup::reckon(Wanted wanted, TimePoint limit) {
+  struct Agreed {
+    std::shared_ptr<Link> link;
+    proto::Reckon before, now;
+  };
+  std::vector<Agreed> agreed;
+  while (true) {
+    Agreed next;
+    for (const auto& [name, link] : present_) {
+      if (link->reckoned.workers == 0) continue;
+      const auto need = wanted(*link);
+      if (!need) continue;
+      if (need->workers <= link->reckoned.workers && need->servers >= link->reckoned.servers)
+        continue;
+      next.link = link, next.before = link->reckoned, next.now = *need;
+      break;
+    }
+    if (!next.link) co_return Status();
+    auto head = proto::encode(next.now);
+    const auto told =
+        co_await ask(next.link, ServersKind::kReckon, std::move(head), Bytes(), limit);
+    if (next.link->is_gone()) continue;
+    if (told.ok()) {
+      if (next.link->reckoned != next.before) continue;  // others asked meanwhile: look again
+      next.link->reckoned = next.now;
+      agreed.push_back(std::move(next));
+      continue;
+    }
+    for (const Agreed& one : agreed) {
+      if (one.link->is_gone() || one.link->reckoned != one.now) continue;
+      auto back = proto::encode(one.before);
+      const auto undone =
+          co_await ask(one.link, ServersKind::kReckon, std::move(back), Bytes(), limit);
+      if (undone.ok() && one.link->reckoned == one.now) one.link->reckoned = one.before;
+    }
+    co_return told.error();
+  }
 }
 
 void ShardGroup::forget(MemberId member, const std::string& reason) {

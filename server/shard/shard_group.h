@@ -28,6 +28,7 @@ class ShardGroup {
     transport::Session* session = nullptr;  ///< nullptr: it is gone
     TaskGroup* tasks = nullptr;
     bool has_model = false, is_draining = false;
+    proto::Reckon reckoned;      ///< what it reckons memory with; no workers: it has no model
     proto::ServerReport report;  ///< the last
     TimePoint moved;             ///< when its `progress` last grew
     /// Requests that may take as long as it gets on with them.
@@ -80,6 +81,8 @@ class ShardGroup {
   /// Who is here, in the order of names.
   const std::map<std::string, std::shared_ptr<Link>>& present() const { return present_; }
   std::shared_ptr<Link> find(const std::string& name) const;
+  /// Servers with the leader, but for those that drain.
+  std::uint32_t count_of_staying() const;
 
   /// Ask one server; its error names it. A server that does not answer in time, or refuses anything
   /// but Fetch, Freeze and Recall, is given up: its state is not what its leader takes it to be.
@@ -94,6 +97,11 @@ class ShardGroup {
                                                       std::optional<TimePoint> limit = {});
   /// Who may bring what. Each server hears the newest, whatever it had no time to hear between.
   void tell_opened(const proto::Opened& opened);
+  /// Ask servers until each has memory for what `wanted` says of it then; of one that has no model
+  /// nothing is. When one refuses, those that agreed reckon as before. fails failed_precondition:
+  /// with the numbers of the server that refuses; else: that one does not answer
+  using Wanted = std::function<std::optional<proto::Reckon>(const Link&)>;
+  Task<Status> reckon(Wanted wanted, TimePoint limit);
   /// A worker is gone.
   void forget(MemberId member, const std::string& reason);
 

@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
+#include "server/shard/placement.h"
 #include "server/shard/shard.h"
 #include "server/store/memory_need.h"
 
@@ -102,6 +103,17 @@ Status Shard::take_optimizer(const proto::OptimizerChange& change) {
   return {};
 }
 
+/// More workers come, or a larger share of the model, than memory was reckoned with; or fewer.
+Status Shard::reckon_again(const proto::Reckon& wanted) {
+  if (!store_) return out_of_order("Reckon came before Model");
+  proto::Reckon before;
+  before.workers = std::exchange(model_.workers, wanted.workers);
+  before.servers = std::exchange(model_.servers, wanted.servers);
+  const Status fits = check_room(model_, store_->optimizer().slots());
+  if (!fits.ok()) model_.workers = before.workers, model_.servers = before.servers;
+  return fits;
+}
+
 /// Before anything is taken: what this server's share of the model is to need.
 Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   MemoryQuestion question;
@@ -111,7 +123,10 @@ Status Shard::check_room(const proto::ServerModel& model, std::size_t slots) {
   std::uint64_t unit = std::min(total, model.chunk_bytes);  // what lies on one server
   if (down.feedback.enabled && down.kind == CodecSpec::Kind::kTopk)
     for (const TensorInfo& tensor : model.manifest) unit = std::max(unit, tensor.bytes());
-  const std::uint64_t share = total / std::max<std::uint32_t>(model.servers, 1) + unit;
+  const std::uint64_t even = total / std::max<std::uint32_t>(model.servers, 1);
+  unit =
+      std::max(unit, static_cast<std::uint64_t>(static_cast<double>(even) * (kMaxImbalance - 1)));
+  const std::uint64_t share = even + unit;
   question.parameters = std::min(total, share) / sizeof(float);
   question.tensors = model.manifest.size();
   question.chunks = model.manifest.size() + total / std::max<std::uint64_t>(model.chunk_bytes, 1);

@@ -347,6 +347,30 @@ class Change(ServersTest):
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
 
+    def test_a_drain_for_which_the_others_have_no_memory_is_refused_with_the_numbers(self):
+        leader = self.server("--servers", 3, "--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)
+        b = self.shard(leader, "b")
+        c = self.shard(leader, "c", "--memory-limit", 117_000_000)  # a third takes 104 MB, a half 133 MB
+        worker = self.worker(leader, "w0", model="mlp:64-2048-1536-10")
+        leader.wait_more_rounds(2)
+
+        def placed():
+            return {one["name"]: (one["state"], one["chunks"]) for one in leader.get("/v1/servers")["servers"]}
+
+        before = placed()
+        self.assertEqual(sorted(before), ["b", "c", "leader"])
+        status, refused = leader.post("/v1/servers/b:drain")
+        self.assertEqual(status, 409, refused)
+        self.assertIn("server 'b' is not drained, nothing has moved", refused["detail"])
+        self.assertIn("server 'c', with its share of a model on 2 servers", refused["detail"])
+        self.assertIn("memory_limit allows 117000000", refused["detail"])
+        leader.wait_more_rounds(2)
+        self.assertEqual(placed(), before)
+        self.assertEqual(leader.post("/v1/servers/c:drain")[0], 202)
+        self.assert_status(c, DONE, "drained")
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, leader, worker, b)
+
     def test_a_server_that_is_told_to_stop_gives_its_chunks_first(self):
         self.train(1, 600, run="whole")
         leader = self.leader(3, "--rounds", 600, "--exit-when-finished")

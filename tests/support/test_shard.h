@@ -47,6 +47,12 @@ class TestShard {
     if (running_.valid()) (void)stop();
   }
   Status join() { return *running_.get(); }
+  /// It neither answers nor says anything until the result is dropped.
+  std::shared_ptr<void> hold() {
+    const auto released = std::make_shared<std::promise<void>>();
+    boost::asio::post(io_.executor(), [released] { released->get_future().wait(); });
+    return {nullptr, [released](void*) { released->set_value(); }};
+  }
   Status stop() {
     // Waited for: the shard may have ended by itself, and is then deleted as soon as this returns.
     const auto ask = [this] { shard_->request_stop("the test stops it"); };

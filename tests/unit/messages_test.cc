@@ -182,6 +182,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RecallReply>("recall-reply");
   expect_documented<OptimizerChange>("optimizer-change");
   expect_documented<ServerReport>("server-report");
+  expect_documented<Reckon>("reckon");
   expect_documented<RowsBlock>("rows-block");
   expect_documented<Buckets>("buckets");
   expect_documented<RowsFrozen>("rows-frozen");
