@@ -1,7 +1,10 @@
 #include "common/checkpoint/replace_file.h"
 
+#include <unistd.h>
+
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "common/checkpoint/file.h"
@@ -32,7 +35,11 @@ Status replace_file(const fs::path& path, std::string_view text, const Replaceme
   const fs::path draft = how.draft.empty() ? fs::path(path.string() + ".tmp") : how.draft;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   Status written = write_draft(draft, text, how);
-  if (written.ok() && how.may) CENTROID_TRY(how.may());
+  if (written.ok() && how.may) {
+    const Status may = how.may();
+    if (!may.ok() && !how.draft.empty()) (void)file::remove(draft);
+    CENTROID_TRY(may);
+  }
   if (written.ok()) written = file::rename(draft, path);
   if (!written.ok()) {
     (void)file::remove(draft);  // of a full disk it would keep some
@@ -46,6 +53,20 @@ Status replace_file(const fs::path& path, std::string_view text, const Replaceme
     (void)file::sync_directory(folder);
   }
   return synced;
+}
+
+fs::path draft_of(const fs::path& path, const std::string& writer) {
+  if (writer.empty()) return {};
+  const std::string begin = path.filename().string() + ".tmp-" + writer + "-";
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    const bool is_ours = name.starts_with(begin) &&
+                         name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+    if (is_ours) (void)file::remove(at->path());
+  }
+  return folder / (begin + std::to_string(::getpid()));
 }
 
 }  // namespace centroid

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <string_view>
 
 #include "common/base/result.h"
@@ -25,10 +26,15 @@ struct Replacement {
 ///
 /// fails   as file.h, and as `may`. What was there before is still there then; but where only the
 ///         last step failed the new content is there, and may be the old one after a power cut.
-/// leaves  a draft where the process is killed, which the next call takes away; and where `may`
-///         refuses, for another writer may have taken it by then
+/// leaves  a draft where the process is killed, which the next call takes away; and the common one
+///         where `may` refuses, for another writer may have taken it by then
 /// thread  blocks; one at a time for each draft
 Status replace_file(const std::filesystem::path& path, std::string_view text,
                     const Replacement& how);
+
+/// A draft for one of several servers that write this file, one after the other: who is stopped in
+/// the middle of it and wakes up beside its successor has another. Removes what earlier lives of
+/// the `writer` were killed over; others' stay, they may be writing. No writer: the only one.
+std::filesystem::path draft_of(const std::filesystem::path& path, const std::string& writer);
 
 }  // namespace centroid

@@ -31,7 +31,8 @@ Status remove_file(const fs::path& path) {
 
 }  // namespace
 
-Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write) const {
+Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write,
+                          const std::string& writer) const {
   nlohmann::json json;
   json["run_id"] = run_id;
   json["version"] = version.value;
@@ -45,6 +46,7 @@ Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write) co
   std::error_code ignored;
   fs::create_directories(journal, ignored);
   Replacement how{fault::Stem("restore.mark")};
+  how.draft = draft_of(path, writer);
   how.may = may_write;
   how.is_undone_if_unsure = true;  // failure always means "not there"
   return replace_file(path, text, how);

@@ -34,8 +34,10 @@ struct RestoreMark {
   std::vector<std::string> newer;  ///< folders of newer checkpoints, by name
   std::vector<Segment> segments;   ///< of the journal, when nothing was written to it any more
 
-  /// Atomically, and on the disk. When it fails there is none.
-  Status write(const std::filesystem::path& journal, const MayWrite& may_write) const;
+  /// Atomically, and on the disk. When it fails there is none. `writer`: of several servers that
+  /// may lead, by name.
+  Status write(const std::filesystem::path& journal, const MayWrite& may_write,
+               const std::string& writer = {}) const;
   /// fails data_loss: it is no such file
   static Result<std::optional<RestoreMark>> read(const std::filesystem::path& journal);
   static Status remove(const std::filesystem::path& journal);

@@ -1,14 +1,11 @@
 #include "server/election/fence.h"
 
-#include <unistd.h>
-
 #include <fstream>
 #include <optional>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
 
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/replace_file.h"
 
 namespace centroid::server {
@@ -45,17 +42,6 @@ Result<std::optional<Written>> read_term(const fs::path& path) {
                path.string() +
                    " does not say which term leads: expected {\"term\": N, ...}; "
                    "restore it, or remove it when no server runs");
-}
-
-/// What earlier lives of this server were killed over. Another server's stay: it may be writing.
-void remove_drafts(const fs::path& folder, const std::string& begin) {
-  std::error_code failed;
-  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    const std::string name = at->path().filename().string();
-    const bool is_ours = name.starts_with(begin) &&
-                         name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
-    if (is_ours) (void)file::remove(at->path());
-  }
 }
 
 }  // namespace
@@ -132,10 +118,8 @@ Status Fence::take() const {
   nlohmann::json json;
   json["term"] = mine;
   json["server"] = server_;
-  const std::string drafts = std::string(kFile) + ".tmp-" + server_ + "-";
-  remove_drafts(folder_, drafts);
   Replacement how{fault::Stem("term")};
-  how.draft = folder_ / (drafts + std::to_string(::getpid()));
+  how.draft = draft_of(path, server_);
   how.may = [this] { return holds(); };
   return replace_file(path, json.dump() + "\n", how);
 }

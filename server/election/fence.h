@@ -43,6 +43,7 @@ class Fence {
   static Status check_alone(const std::filesystem::path& folder);
 
   std::uint64_t term() const;
+  const std::string& server() const { return server_; }
 
  private:
   struct State {

@@ -146,10 +146,12 @@ Result<OperatorState> read_operator_state(const std::string& folder) {
 }
 
 Status write_operator_state(const std::string& folder, const OperatorState& state,
-                            const std::function<Status()>& may) {
+                            const std::function<Status()>& may, const std::string& writer) {
+  const std::filesystem::path path = folder + "/" + kOperatorFile;
   Replacement how{fault::Stem("operator")};
+  how.draft = draft_of(path, writer);
   how.may = may;
-  return replace_file(folder + "/" + kOperatorFile, to_json(state), how);
+  return replace_file(path, to_json(state), how);
 }
 
 }  // namespace centroid::server

@@ -69,9 +69,10 @@ std::string to_json(const OperatorState& state);
 
 /// Of a folder; what is empty where there is no file. Blocks. fails data_loss, failed_precondition
 Result<OperatorState> read_operator_state(const std::string& folder);
-/// Whole or not at all, and on the disk when it returns. `may` is asked last. Blocks.
-/// fails as replace_file
+/// Whole or not at all, and on the disk when it returns. `may` is asked last; `writer`: of several
+/// servers that may lead, by name. Blocks. fails as replace_file
 Status write_operator_state(const std::string& folder, const OperatorState& state,
-                            const std::function<Status()>& may = {});
+                            const std::function<Status()>& may = {},
+                            const std::string& writer = {});
 
 }  // namespace centroid::server

@@ -155,8 +155,9 @@ Task<Status> Cluster::save(std::shared_ptr<const OperatorState> state, std::uint
     if (revision <= operator_written_) return {};
     std::function<Status()> may;
     if (fence_ != nullptr) may = [fence = fence_] { return fence->check(); };
-    if (may) CENTROID_TRY(may());  // the draft may be another leader's by now
-    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state, may));
+    if (may) CENTROID_TRY(may());  // a leader that was deposed begins nothing
+    const std::string writer = fence_ != nullptr ? fence_->server() : "";
+    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state, may, writer));
     operator_written_ = revision;
     return {};
   };

@@ -162,7 +162,8 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   auto decide = [this, mark, may_write] {
     for (const LogSegment& one : journal::segments_of(config_.journal_dir))
       mark->segments.push_back({one.path.filename().string(), one.bytes});
-    return mark->write(config_.journal_dir, may_write);
+    const std::string writer = fence_ != nullptr ? fence_->server() : "";
+    return mark->write(config_.journal_dir, may_write, writer);
   };
   // When it fails the job goes on with the state that it has: nothing of that has been touched.
   if (is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(decide)));

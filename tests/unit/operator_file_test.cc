@@ -1,6 +1,10 @@
 #include "server/service/operator_file.h"
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <set>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,6 +66,27 @@ TEST(OperatorFile, WhoLeadsNoLongerWritesNothing) {
   const auto deposed = [] { return Status(Error(ErrorCode::kAborted, "deposed")); };
   EXPECT_EQ(write_operator_state(path, sample(), deposed).error().code(), ErrorCode::kAborted);
   EXPECT_EQ(*read_operator_state(path), OperatorState());
+}
+
+/// One that is stopped with its draft written, and goes on when the next has written its own.
+TEST(OperatorFile, TwoWritersShareNoDraft) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path().string();
+  const auto others = [&]() -> Status {
+    return write_operator_state(path, OperatorState(), {}, "b");
+  };
+  const Status written = write_operator_state(path, sample(), others, "a");
+  EXPECT_TRUE(written.ok()) << written.error().to_string();
+  EXPECT_EQ(*read_operator_state(path), sample());
+  const auto deposed = [] { return Status(Error(ErrorCode::kAborted, "deposed")); };
+  EXPECT_FALSE(write_operator_state(path, OperatorState(), deposed, "a").ok());
+  std::ofstream(path + "/operator.json.tmp-a-17") << "of an earlier life";
+  std::ofstream(path + "/operator.json.tmp-b-17") << "another's";
+  EXPECT_TRUE(write_operator_state(path, sample(), {}, "a").ok());
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    left.insert(entry.path().filename().string());
+  EXPECT_THAT(left, testing::ElementsAre("operator.json", "operator.json.tmp-b-17"));
 }
 
 TEST(OperatorFile, DamageIsAnErrorNeverSomethingElse) {

@@ -86,6 +86,19 @@ TEST_F(RestoreMarkTest, IsReadAsItWasWritten) {
   EXPECT_EQ((*read)->segments[0].bytes, 10u);
 }
 
+TEST_F(RestoreMarkTest, TwoWritersShareNoDraft) {
+  RestoreMark first = mark(), second = mark();
+  first.run_id = "first", second.run_id = "second";
+  const auto others = [&] { return second.write(journal(), {}, "b"); };
+  const Status written = first.write(journal(), others, "a");
+  EXPECT_TRUE(written.ok()) << written.error().to_string();
+  const auto read = RestoreMark::read(journal());
+  ASSERT_TRUE(read.ok() && *read);
+  EXPECT_EQ((*read)->run_id, "first");
+  for (const auto& entry : fs::directory_iterator(journal()))
+    EXPECT_EQ(entry.path().filename().string().find(".tmp"), std::string::npos) << entry.path();
+}
+
 TEST_F(RestoreMarkTest, WhoeverIsStoppedBetweenTwoChangesDoesTheRestLater) {
   ASSERT_TRUE(mark().write(journal(), {}).ok());
   for (int allowed = 0;; ++allowed) {
