@@ -533,7 +533,6 @@ class Cluster final : public ControlPlane {
   bool is_imaging_ = false;      ///< all servers' state is copied: no other version may come
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
   std::map<std::string, Round> counted_;  ///< by worker: of its last contribution that counted
-
   std::optional<Initial> initial_;
 
   // peer-to-peer exchange
@@ -562,18 +561,15 @@ class Cluster final : public ControlPlane {
   bool measuring_ = false, is_measuring_network_ = false;
   std::shared_ptr<const ParametersView> measured_;
   TimePoint measured_at_;
-
   ShardGroup shards_;
   Spread spread_;
   Waits waits_;
   std::unique_ptr<Pulls> pulls_;
   std::vector<double> squares_;  ///< by chunk, of the open round's mean where it may be clipped
-
   std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;
   std::unique_ptr<Replay> replay_;  ///< until it is over
   bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
-
   Tally round_tally_;
   std::vector<ToldShare> round_shares_;  ///< what it is the sum of
   EpochTallies epochs_;
