@@ -477,6 +477,15 @@ int centroid_rows_push_at(centroid_rows* rows, const uint64_t* keys, uint64_t co
   });
 }
 
+uint64_t centroid_rows_rest(const centroid_rows* rows) { return rows ? rows->it->rest() : 0; }
+
+int centroid_rows_push_rest(centroid_rows* rows) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(rows, "rows"));
+    return rows->it->push_rest();
+  });
+}
+
 uint64_t centroid_rows_pushed(const centroid_rows* rows) { return rows ? rows->it->pushed() : 0; }
 uint64_t centroid_rows_lost(const centroid_rows* rows) { return rows ? rows->it->lost() : 0; }
 void centroid_rows_close(centroid_rows* rows) { delete rows; }

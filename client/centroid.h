@@ -199,6 +199,12 @@ CENTROID_API int centroid_rows_push(centroid_rows* rows, const uint64_t* keys, u
 /* With the step of the training, from 1, that a table with a schedule asks for; 0: not said. */
 CENTROID_API int centroid_rows_push_at(centroid_rows* rows, const uint64_t* keys, uint64_t count,
                                        const float* gradients, uint64_t step);
+/* A push of rows on several servers, or of more than one message holds, may fail when a part of it
+ * is applied: the error says where. How many keys of the last push were not applied, or are not
+ * known to be; and a call that repeats those alone, each once however often it is called. A copy of
+ * them is kept until the next push. */
+CENTROID_API uint64_t centroid_rows_rest(const centroid_rows* rows);
+CENTROID_API int centroid_rows_push_rest(centroid_rows* rows);
 /* Pushes that were answered; those of them that were lost with a server that had no journal. */
 CENTROID_API uint64_t centroid_rows_pushed(const centroid_rows* rows);
 CENTROID_API uint64_t centroid_rows_lost(const centroid_rows* rows);

@@ -84,6 +84,7 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
   Lane* const lane = part->lane;
   const Hold hold(*lane, name_of(call->kind), part->rows.size());
   for (;;) {
+    part->is_refused = false;
     part->status = co_await ensure(self, lane, call->deadline);
     if (!part->status.ok() && part->status.error().code() == ErrorCode::kAborted) {
       if (is_push && part->is_sent) {
@@ -124,6 +125,10 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
       co_return;
     }
     part->status = self->named(*lane, reply.error());
+    const ErrorCode code = reply.error().code();
+    const bool is_answer = code != ErrorCode::kUnavailable && code != ErrorCode::kCancelled &&
+                           code != ErrorCode::kDeadlineExceeded;
+    part->is_refused = is_answer && lane->is_open();
     lane->trouble = reply.error().message();
     if (reply.error().code() == ErrorCode::kAborted) {
       if (is_push) --lane->sequence;  // it was not applied
@@ -139,10 +144,13 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
   }
 }
 
-/// All rows of the call, wherever they are.
+std::string human(const Lane& lane) {
+  return lane.name.empty() ? "the leader" : "server '" + lane.name + "'";
+}
+
+/// All rows of the call that are left, wherever they are.
 Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
-  std::vector<std::uint32_t> left(call->keys.size());
-  std::iota(left.begin(), left.end(), 0u);
+  std::vector<std::uint32_t>& left = call->left;
   std::chrono::milliseconds pause = kFirstPause;
   std::optional<Hold> disagreement;  // until the next try
   std::optional<TimePoint> disagree_since;
@@ -153,22 +161,25 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     CENTROID_CO_TRY(co_await settle_gone(self, call->deadline));
     if (disagreement) is_told = self->leader().held.is_told;
     disagreement.reset();
-    auto parts = self->split(*call, left);
+    const bool is_again = !call->open.empty();
+    auto parts = is_again ? std::exchange(call->open, {}) : self->split(*call, left);
     bool is_moved = false;
     for (const auto& part : parts) {  // all are here before anything is sent
+      if (is_again) break;
       const Hold hold(*part->lane, name_of(call->kind), part->rows.size());
       const Status here = co_await ensure(self, part->lane, call->deadline);
       is_moved = is_moved || (!here.ok() && here.error().code() == ErrorCode::kAborted);
       if (!here.ok() && !is_moved) co_return here;
       if (is_moved) break;
     }
-    if (!self->route) continue;  // the leader was lost meanwhile
+    if (!self->route && !is_again) continue;  // the leader was lost meanwhile
     if (is_moved) continue;
-    if (self->notice && !call->has_done) {
+    if (self->notice && !call->has_done && !is_again) {
       const Error lost = *std::exchange(self->notice, std::nullopt);
       co_return lost;
     }
-    for (const auto& part : parts) self->fill(*part, *call);
+    for (const auto& part : parts)
+      if (!is_again) self->fill(*part, *call);
     if (parts.size() == 1) {
       co_await send(self, call, parts.front().get());
     } else {
@@ -178,16 +189,22 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     }
     std::vector<bool> is_done(call->keys.size());
     Status failed;
-    for (const auto& part : parts) {
+    for (auto& part : parts) {
       is_moved = is_moved || part->is_moved;
       if (part->is_moved) continue;
       if (!part->status.ok() && failed.ok()) failed = part->status;
-      if (!part->status.ok()) continue;
-      call->has_done = true;
-      for (const std::uint32_t row : part->rows) is_done[row] = true;
+      if (part->status.ok()) {
+        call->has_done = true;
+        call->done[human(*part->lane)] += part->rows.size();
+        for (const std::uint32_t row : part->rows) is_done[row] = true;
+      } else if (part->is_refused) {
+        call->refused[human(*part->lane)] += part->rows.size();
+      } else if (part->is_sent) {
+        call->open.push_back(std::move(part));
+      }
     }
-    CENTROID_CO_TRY(failed);
     std::erase_if(left, [&](std::uint32_t row) { return is_done[row]; });
+    CENTROID_CO_TRY(failed);
     if (!is_moved) continue;
     // The servers know of a route that the leader has told them.
     if (!disagree_since) disagree_since = in(std::chrono::milliseconds(0));
@@ -206,7 +223,11 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
   co_return Status();
 }
 
-Status RowsClient::Impl::make(Call call) {
+Status RowsClient::Impl::make(Call& call) {
+  if (call.left.empty()) {
+    call.left.resize(call.keys.size());
+    std::iota(call.left.begin(), call.left.end(), 0u);
+  }
   const std::lock_guard lock(turn);
   if (context.stopped()) context.restart();
   context.poll();  // of a server that has gone since the last call it is known then
@@ -272,24 +293,10 @@ Status RowsClient::pull(std::span<const std::uint64_t> keys, std::span<float> ou
   const TimePoint deadline = in(impl_->options.timeout);
   while (!keys.empty()) {
     const std::size_t n = std::min<std::size_t>(keys.size(), max_rows());
-    CENTROID_TRY(
-        impl_->make({proto::RowsKind::kPull, keys.first(n), {}, out.first(n * dim()), deadline}));
+    Call call{proto::RowsKind::kPull, keys.first(n), {}, out.first(n * dim()), deadline};
+    CENTROID_TRY(impl_->make(call));
     keys = keys.subspan(n);
     out = out.subspan(n * dim());
-  }
-  return {};
-}
-
-Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
-                        std::uint64_t step) {
-  CENTROID_TRY(impl_->check_size(keys.size(), gradients.size()));
-  const TimePoint deadline = in(impl_->options.timeout);
-  while (!keys.empty()) {
-    const std::size_t n = std::min<std::size_t>(keys.size(), max_rows());
-    CENTROID_TRY(impl_->make(
-        {proto::RowsKind::kPush, keys.first(n), gradients.first(n * dim()), {}, deadline, step}));
-    keys = keys.subspan(n);
-    gradients = gradients.subspan(n * dim());
   }
   return {};
 }

@@ -30,12 +30,14 @@ struct RowsClientOptions {
 /// leader.
 ///
 /// thread   one call at a time, from any thread; several clients for several at once
-/// pushes   are applied at most once: one that had no answer is sent again under its number
+/// pushes   are applied at most once: one that had no answer is sent again under its number.
+///          What any server would refuse for its numbers is refused before anything is sent; one
+///          whose rows lie on several servers, or go in several messages, may all the same be
+///          applied in part: then the error says where, and `push_rest` repeats the rest alone
 /// fails    deadline_exceeded, unavailable (`timeout`; a push may have been applied), aborted
-/// (once,
-///          when the server has begun anew without pushes of this client, for it has no journal:
-///          the message names them, lost() counts them, and nothing was done), and as the server
-///          says: not_found (table), invalid_argument (gradient), failed_precondition,
+///          (once, when the server has begun anew without pushes of this client, for it has no
+///          journal: the message names them, lost() counts them, and nothing was done), and as the
+///          server says: not_found (table), invalid_argument (gradient), failed_precondition,
 ///          resource_exhausted
 class RowsClient {
  public:
@@ -60,6 +62,14 @@ class RowsClient {
   /// with a step.
   Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
               std::uint64_t step = 0);
+  /// Keys of the last push that were not applied, or of which that is not known; 0 when it did not
+  /// fail, or was refused here. A copy of them, and of their gradients, is kept until the next
+  /// push.
+  std::uint64_t rest() const;
+  /// Repeat what of the last push was not applied, each key once however often this is called: a
+  /// part without an answer goes to its server again under its number. Nothing where nothing is
+  /// left. fails as push; failed_precondition: 10 minutes later a server may have forgotten
+  Status push_rest();
 
  private:
   struct Impl;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,12 +25,16 @@
 #include "transport/server_list.h"
 #include "transport/session.h"
 
-/// The inside of RowsClient: lanes.cc has connections and the route, ../rows_client.cc the calls.
+/// The inside of RowsClient: lanes.cc has connections and the route, pushes.cc what of a push is
+/// yet to be applied, ../rows_client.cc the calls.
 namespace centroid::client {
 
 inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
 /// From which on a wait is told in the log, and how often that is looked for.
 inline constexpr std::chrono::milliseconds kHeldUp{2000}, kLook{250};
+
+/// Largest magnitude in a push, and of the sum of a key's gradients in one message (docs/wire.md).
+inline constexpr float kMaxGradient = 1e18f;
 
 inline TimePoint in(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
@@ -50,6 +55,7 @@ struct Lane {
   std::optional<proto::RowsOpenReply> opened;  ///< the last
   TimePoint used{};                            ///< when something was sent last
   std::size_t waiting = 0;                     ///< requests without an answer
+  bool is_asked = false;                       ///< a part of `Rest` has no answer from it
   bool is_gone = false;                        ///< it holds no rows any more
   bool is_connecting = false, is_beating = false;
   std::unique_ptr<TaskGroup> tasks;
@@ -92,23 +98,48 @@ class Hold {
   Lane::Held& held_;
 };
 
-/// A call of one message's rows, and the part of it that goes to one server.
-struct Call {
-  proto::RowsKind kind;
-  std::span<const std::uint64_t> keys;
-  std::span<const float> gradients;
-  std::span<float> out;
-  TimePoint deadline;
-  std::uint64_t step = 0;  ///< of a push
-  bool has_done = false;   ///< a part of it
-};
+/// The part of a call that goes to one server.
 struct Part {
   Lane* lane = nullptr;
   std::vector<std::uint32_t> rows;  ///< of the call's keys
   std::vector<std::byte> payload;
   std::uint64_t sequence = 0;
   bool is_alone = false, is_sent = false, is_moved = false;
+  bool is_refused = false;  ///< by the server: it was not applied
   Status status;
+};
+
+std::string human(const Lane& lane);
+
+/// Keys by server, as it is named to humans.
+using Tally = std::map<std::string, std::size_t>;
+
+/// A call of one message's rows.
+struct Call {
+  proto::RowsKind kind;
+  std::span<const std::uint64_t> keys;
+  std::span<const float> gradients;
+  std::span<float> out;
+  TimePoint deadline;
+  std::uint64_t step = 0;                ///< of a push
+  bool has_done = false;                 ///< a part of it
+  std::vector<std::uint32_t> left = {};  ///< rows that are not done
+  /// Of `left`, parts that a server may have applied: they go again as they went.
+  std::vector<std::unique_ptr<Part>> open = {};
+  Tally done = {}, refused = {};
+};
+
+/// What of a push that failed is not known to be applied.
+struct Rest {
+  std::vector<std::uint64_t> keys;
+  std::vector<float> gradients;
+  std::uint64_t step = 0;
+  std::size_t begun = 0;  ///< of the keys, the message that failed
+  std::vector<std::uint32_t> left;
+  std::vector<std::unique_ptr<Part>> open;
+  TimePoint since{};
+
+  std::uint64_t size() const { return left.size() + keys.size() - begun; }
 };
 
 struct RowsClient::Impl final : transport::FrameSink {
@@ -122,6 +153,7 @@ struct RowsClient::Impl final : transport::FrameSink {
   std::map<std::string, std::unique_ptr<Lane>> lanes;      ///< by name
   std::optional<proto::Route> route;
   std::uint32_t dim = 0;
+  std::optional<Rest> rest;
 
   // Run by whoever calls: a thread of its own would cost each call two wake-ups.
   boost::asio::io_context context{1};
@@ -180,8 +212,16 @@ struct RowsClient::Impl final : transport::FrameSink {
   Status take(const Part& part, const transport::Reply& reply, const Call& call);
   static Task<void> send(Impl* self, const Call* call, Part* part);
   static Task<Status> serve(Impl* self, Call* call);
-  Status make(Call call);
+  Status make(Call& call);
   Status check_size(std::size_t keys, std::size_t floats) const;
+
+  // pushes.cc: those of any number of messages
+  Status check_gradients(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+                         std::string_view what) const;
+  Status check_sums(std::span<const std::uint64_t> keys, std::span<const float> gradients) const;
+  Status push_all(std::span<const std::uint64_t> keys, std::span<const float> gradients,
+                  std::uint64_t step, std::optional<Rest> begun);
+  void forget_rest();
 };
 
 }  // namespace centroid::client

@@ -305,7 +305,7 @@ Task<Status> RowsClient::Impl::ask_leader_for(Impl* self, Lane* lane, TimePoint 
 Task<Status> RowsClient::Impl::settle_gone(Impl* self, TimePoint deadline) {
   for (auto at = self->lanes.begin(); at != self->lanes.end();) {
     Lane* const lane = at->second.get();
-    if (!lane->is_gone) {
+    if (!lane->is_gone || lane->is_asked) {
       ++at;
       continue;
     }

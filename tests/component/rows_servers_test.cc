@@ -22,6 +22,13 @@ class RowsOnServers : public testing::Test {
   static server::RowTable table(std::size_t number, const char* tables = kTables) {
     return server::RowTable(server::parse_tables(tables)->at(number));
   }
+  /// Keys that were pushed, of rows that were zero.
+  static std::size_t applied_of(RowsClient& client, const Keys& keys) {
+    const Floats values = pulled(client, keys);
+    std::size_t applied = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) applied += values[i * client.dim()] != 0;
+    return applied;
+  }
   TemporaryDirectory folder;
 };
 
@@ -105,6 +112,92 @@ TEST_F(RowsOnServers, ARequestForKeysOfAnotherServerIsRefusedByNameAndChangesNot
     EXPECT_TRUE(there.pull({by_server[server]}).ok());
   }
   EXPECT_EQ(pulled(*client, by_server), before);
+}
+
+TEST_F(RowsOnServers, WhatAServerWouldRefuseIsRefusedInItsWordsBeforeAnythingIsSent) {
+  Servers all(folder.path(), 3, false);
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  Keys keys(client->max_rows() + 300);  // two messages
+  std::iota(keys.begin(), keys.end(), 1u);
+  const Keys some(keys.begin(), keys.begin() + 300);
+  const Floats before = pulled(*client, some);
+  const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {nan, infinity, -infinity, 1.0001e18f}) {
+    SCOPED_TRACE(bad);
+    Floats gradients(keys.size() * 4, 1.0f);
+    gradients[gradients.size() - 3] = bad;  // the last key, column 1
+    const Status refused = client->push(keys, gradients);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(refused.error().message(),
+                HasSubstr("the gradient of key " + std::to_string(keys.back()) + ", column 1, is"));
+    EXPECT_EQ(client->rest(), 0u);
+  }
+  // Each is within the bound, the sum is not: as one server says it.
+  const Keys twice{1, 2, 3, 4, 5, 6, 7, 8, 5};
+  Floats halves(twice.size() * 4, 1.0f);
+  halves[4 * 4 + 2] = halves[8 * 4 + 2] = 6e17f;
+  Servers one(folder.path() / "one", 1, false);
+  RawClient raw(one.leader->endpoint());
+  ASSERT_TRUE(raw.open_table(9, "emb").ok());
+  const auto said = raw.push(1, twice, halves);
+  ASSERT_FALSE(said.ok());
+  const Status refused = client->push(twice, halves);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), said.error().code());
+  EXPECT_EQ(refused.error().message(), said.error().message());
+  EXPECT_THAT(refused.error().message(), HasSubstr("the sum of gradients of key 5, column 2, is"));
+  Floats gradients(twice.size() * 4, 1.0f);
+  gradients[5] = nan;
+  EXPECT_EQ(client->push(twice, gradients).error().message(),
+            raw.push(2, twice, gradients).error().message());
+  EXPECT_EQ(pulled(*client, some), before) << "nothing was applied anywhere";
+  EXPECT_EQ(client->pushed(), 0u);
+  // What is at the bound is taken, here and there.
+  gradients[5] = 1e18f;
+  EXPECT_TRUE(client->push(twice, gradients).ok());
+  EXPECT_TRUE(raw.push(3, twice, gradients).ok());
+}
+
+TEST_F(RowsOnServers, APushThatOneServerHasNoMemoryForIsRepeatedThereAlone) {
+  Servers all(folder.path(), 1, false);
+  all.stop();
+  server::ServerConfig c;
+  c.run_dir = folder.path() / "small";
+  c.run_id = "r";
+  c.tables = "emb:dim=64,optimizer=sgd,lr=1,init=zeros";
+  c.servers = 2;
+  c.journal = "on";
+  c.chunk_bytes = 64 << 10;
+  all.leader = std::make_unique<TestServer>(c, tcp);
+  all.start(1, 132u << 20);  // 4 MB for its half: enough for the first rows only
+  const auto client = client_of(all.leader->endpoint(), "emb");
+  Keys keys(60'000);
+  std::iota(keys.begin(), keys.end(), 0u);
+  const Floats ones(keys.size() * 64, 1.0f);
+  Status refused = client->push(keys, ones);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted) << refused.error().message();
+  const std::uint64_t rest = client->rest();
+  EXPECT_GT(rest, 1000u);
+  EXPECT_LT(rest, 60'000u);
+  const std::string applied = std::to_string(keys.size() - rest), missing = std::to_string(rest);
+  EXPECT_THAT(refused.error().message(),
+              HasSubstr("; of the 60000 keys of this push " + applied + " were applied ("));
+  EXPECT_THAT(refused.error().message(), HasSubstr(missing + " were not (server 's1': "));
+  EXPECT_EQ(applied_of(*client, keys), keys.size() - rest);
+  refused = client->push_rest();  // what the leader can take it takes
+  ASSERT_FALSE(refused.ok());
+  const std::uint64_t again = client->rest();
+  EXPECT_LE(again, rest);
+  EXPECT_EQ(applied_of(*client, keys), keys.size() - again);
+  all.shards.erase(1);
+  all.start(1);
+  const Status done = client->push_rest();
+  ASSERT_TRUE(done.ok()) << done.error().to_string();
+  EXPECT_EQ(client->rest(), 0u);
+  EXPECT_TRUE(client->push_rest().ok()) << "there is nothing left to do";
+  EXPECT_EQ(pulled(*client, keys), Floats(keys.size() * 64, -1.0f)) << "each key once";
 }
 
 TEST_F(RowsOnServers, ACheckpointOfSomeGoesOntoAnyOtherNumberAndTheClientFollows) {

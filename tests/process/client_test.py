@@ -312,26 +312,6 @@ class Arrays(ClientTest):
         self.assertEqual(quick.end, centroid.End.STOPPED)
         slow.close()
 
-    def test_rows(self):
-        server = self.server("--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros")
-        with centroid.Rows(server.data, "emb", timeout=20) as rows:
-            self.assertEqual(rows.dim, 2)
-            rows.push([3, 2**63 + 1], array_of(2, [1, 2, 3, 4]))
-            self.assertEqual(rows.pull([2**63 + 1, 3, 9]).tolist(), [[-1.5, -2], [-0.5, -1], [0, 0]])
-            self.assertEqual(rows.pull(array.array("Q", [3])).tolist(), [[-0.5, -1]])
-            self.assertEqual((rows.pushed, rows.lost), (1, 0))
-            self.assert_fails("invalid_argument", "gradients has shape [1, 2], not [2, 2]", rows.push, [1, 2], array_of(2, [1, 2]))
-            self.assert_fails("invalid_argument", "key is 1.5", rows.pull, [1.5])
-            self.assertEqual(len(rows.pull([])), 0)
-        self.assert_fails("not_found", "nothing", centroid.Rows, server.data, "nothing")
-
-    def test_rows_of_a_table_with_a_schedule(self):
-        server = self.server("--tables", "emb:dim=1,lr=0.5,optimizer=sgd,schedule=step:every=2,factor=0.5")
-        with centroid.Rows(server.data, "emb", timeout=20) as rows:
-            self.assert_fails("invalid_argument", "schedule step:every=2,factor=0.5: a push must say which step", rows.push, [3], array_of(1, [1]))
-            rows.push([3], array_of(1, [2]), step=3)  # at half the rate
-            self.assertEqual(rows.pull([3]).tolist(), [[-0.5]])
-
 
 def array_of(columns, values):
     memory = memoryview(array.array("f", values)).cast("B")

@@ -159,6 +159,8 @@ TEST_F(CApi, RowsLookAtEveryArgument) {
   EXPECT_EQ(rows, nullptr);
   refused(centroid_rows_pull(nullptr, nullptr, 0, nullptr), "rows is NULL");
   refused(centroid_rows_push_at(nullptr, nullptr, 0, nullptr, 1), "rows is NULL");
+  refused(centroid_rows_push_rest(nullptr), "rows is NULL");
+  EXPECT_EQ(centroid_rows_rest(nullptr), 0u);
   EXPECT_EQ(centroid_rows_dim(nullptr), 0u);
   centroid_rows_close(nullptr);
 }

@@ -108,6 +108,8 @@ _PROTOTYPES = {
     "rows_pull": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
     "rows_push": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
     "rows_push_at": (ctypes.c_int, [_memory, _memory, _u64, _memory, _u64]),
+    "rows_rest": (_u64, [_memory]),
+    "rows_push_rest": (ctypes.c_int, [_memory]),
     "rows_pushed": (_u64, [_memory]),
     "rows_lost": (_u64, [_memory]),
     "rows_close": (None, [_memory]),
@@ -543,7 +545,9 @@ class Rows:
         return flat.cast("f", [count, self.dim]) if count else flat.cast("f")
 
     def push(self, keys, gradients, step=None):
-        """Gradients [keys, dim]; the server's rule changes the rows. Applied once, whatever happens to the connection.
+        """Gradients [keys, dim]; the server's rule changes the rows. Applied at most once, whatever happens to the connection.
+
+        Where it fails a part may have been applied: the error says so, `rest` counts what was not, and `push_rest` repeats that alone.
 
         step: of the training, from 1; a table with a schedule of the learning rate goes by it, and refuses a push without.
         """
@@ -553,13 +557,14 @@ class Rows:
         _call("rows_push_at" if at else "rows_push", self._open(), address, count, values, *at)
         del keep, keep_values
 
-    @property
-    def pushed(self):
-        return _library.centroid_rows_pushed(self._open())
+    def push_rest(self):
+        """Repeat what of the last push was not applied, each key once however often this is called; nothing where nothing is left."""
+        _call("rows_push_rest", self._open())
 
-    @property
-    def lost(self):
-        return _library.centroid_rows_lost(self._open())
+    # Keys of the last push that were not applied, or of which that is not known; a copy of them is kept until the next push.
+    rest = property(lambda self: _library.centroid_rows_rest(self._open()))
+    pushed = property(lambda self: _library.centroid_rows_pushed(self._open()))
+    lost = property(lambda self: _library.centroid_rows_lost(self._open()))
 
     def close(self):
         if self._handle:
