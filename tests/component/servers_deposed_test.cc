@@ -21,7 +21,8 @@ using transport::Session;
 
 constexpr std::uint64_t kTerm = 5;
 
-/// Takes whoever comes, in term 5 the first time and in term 4 from then on, and ends each session.
+/// Takes whoever comes, in term 5 the first time, for a moment, and in term 4 from then on. Who
+/// stays then finds nobody any more.
 class OldLeader final : public transport::FrameSink {
  public:
   OldLeader() : listener_(transport_->listen({"127.0.0.1", 0}).value()) {
@@ -39,11 +40,8 @@ class OldLeader final : public transport::FrameSink {
   int joined() const { return joined_; }
 
  private:
-  /// Who followed it would come again and again.
-  static constexpr int kMost = 100;
-
   static Task<void> serve(OldLeader* self) {
-    while (self->joined_ < kMost) {
+    while (!self->is_followed_) {
       auto connection = co_await self->listener_->accept();
       if (!connection.ok()) co_return;
       transport::Greeting greeting;
@@ -53,9 +51,19 @@ class OldLeader final : public transport::FrameSink {
       auto session = co_await Session::accept(std::move(connection).value(), greeting, limit);
       if (!session.ok()) continue;
       self->session_ = std::move(session).value();
+      TaskGroup tasks(self->thread_.executor());
+      tasks.spawn(watch(self, self->session_.get()));
       (void)co_await self->session_->run(*self);
+      tasks.cancel();
+      co_await tasks.join();
     }
     self->listener_->close();
+  }
+  static Task<void> watch(OldLeader* self, Session* session) {
+    const TimePoint limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    if (!co_await sleep_until(limit)) co_return;
+    self->is_followed_ = true;
+    session->close(Error(ErrorCode::kUnavailable, "it was not left"));
   }
   Task<Status> on_frame(Session& session, InFrame frame) override {
     const std::uint64_t term = joined_ == 0 ? kTerm : kTerm - 1;
@@ -83,10 +91,10 @@ class OldLeader final : public transport::FrameSink {
     } else {
       co_return Status();
     }
-    ++joined_;
+    const bool is_first = ++joined_ == 1;
     CENTROID_CO_TRY(co_await session.respond(frame.header, head));
     const Error over(ErrorCode::kUnavailable, "this session is over");
-    co_await session.goodbye(over);
+    if (is_first) co_await session.goodbye(over);
     co_return Status();
   }
 
@@ -95,10 +103,11 @@ class OldLeader final : public transport::FrameSink {
   std::unique_ptr<transport::Listener> listener_;
   std::unique_ptr<Session> session_;
   std::atomic<int> joined_ = 0;
+  bool is_followed_ = false;
   std::future<void> serving_;
 };
 
-constexpr std::chrono::milliseconds kJoinTimeout{1500};
+constexpr std::chrono::milliseconds kJoinTimeout{4000};
 
 TEST(ServersDeposed, AShardServerLeavesALeaderOfAnOlderTermByName) {
   OldLeader leader;
