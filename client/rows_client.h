@@ -24,6 +24,9 @@ struct RowsClientOptions {
   /// Of one call, reconnects included; below 10 minutes: the server knows for so long what a client
   /// without a connection has pushed.
   std::chrono::milliseconds timeout{30'000};
+  /// A push may be repeated (`push_rest`) until so long after it was begun where a server did not
+  /// answer; what is above 10 minutes is 10 minutes.
+  std::chrono::milliseconds repeat_within{600'000};
 };
 
 /// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself, follows the
@@ -63,12 +66,13 @@ class RowsClient {
   Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
               std::uint64_t step = 0);
   /// Keys of the last push that were not applied, or of which that is not known; 0 when it did not
-  /// fail, or was refused here. A copy of them, and of their gradients, is kept until the next
-  /// push.
+  /// fail, or was refused here before anything was sent. A copy of them, and of their gradients, is
+  /// kept until the next push.
   std::uint64_t rest() const;
   /// Repeat what of the last push was not applied, each key once however often this is called: a
   /// part without an answer goes to its server again under its number. Nothing where nothing is
-  /// left. fails as push; failed_precondition: 10 minutes later a server may have forgotten
+  /// left. fails as push; failed_precondition: it may go on until `repeat_within` after the push,
+  /// and a server that has not answered may have forgotten; nothing is repeated, `rest` stays
   Status push_rest();
 
  private:

@@ -92,7 +92,9 @@ void RowsClient::Impl::forget_rest() {
 Status RowsClient::Impl::push_all(std::span<const std::uint64_t> keys,
                                   std::span<const float> gradients, std::uint64_t step,
                                   std::optional<Rest> begun) {
-  const TimePoint deadline = in(options.timeout);
+  const TimePoint start = in(std::chrono::milliseconds(0)), deadline = start + options.timeout;
+  // What has no answer yet may have been applied from then on, however often it is repeated.
+  TimePoint since = begun && !begun->open.empty() ? begun->since : start;
   Tally done;
   while (!keys.empty()) {
     const std::size_t n =
@@ -110,13 +112,14 @@ Status RowsClient::Impl::push_all(std::span<const std::uint64_t> keys,
       rest->begun = n;
       rest->left = std::move(call.left);
       rest->open = std::move(call.open);
-      rest->since = in(std::chrono::milliseconds(0));
+      rest->since = since;
       for (const auto& [name, lane] : lanes) lane->is_asked = false;
       for (const auto& part : rest->open) part->lane->is_asked = true;
       return told(made.error(), done, call.refused, *rest);
     }
     keys = keys.subspan(n);
     gradients = gradients.subspan(n * dim);
+    since = start;
   }
   forget_rest();
   return {};
@@ -126,25 +129,26 @@ std::uint64_t RowsClient::rest() const { return impl_->rest ? impl_->rest->size(
 
 Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
                         std::uint64_t step) {
+  impl_->forget_rest();  // of the push before, also where this one is refused here
   CENTROID_TRY(impl_->check_size(keys.size(), gradients.size()));
   CENTROID_TRY(impl_->check_gradients(keys, gradients, "the gradient"));
   for (std::size_t at = 0; at < keys.size(); at += max_rows()) {
     const std::size_t n = std::min<std::size_t>(keys.size() - at, max_rows());
     CENTROID_TRY(impl_->check_sums(keys.subspan(at, n), gradients.subspan(at * dim(), n * dim())));
   }
-  impl_->forget_rest();
   return impl_->push_all(keys, gradients, step, std::nullopt);
 }
 
 Status RowsClient::push_rest() {
   if (!impl_->rest) return {};
   // Who has no connection is known for so long.
-  if (!impl_->rest->open.empty() &&
-      in(impl_->options.timeout) - impl_->rest->since >= proto::kRowsClientKept)
+  const Duration kept = std::min<Duration>(impl_->options.repeat_within, proto::kRowsClientKept);
+  if (!impl_->rest->open.empty() && in(impl_->options.timeout) - impl_->rest->since >= kept)
     return Error(ErrorCode::kFailedPrecondition,
-                 "table '" + impl_->table +
-                     "': the push is more than 10 minutes ago, and a server that did not answer "
-                     "may not know any more whether it had applied its part");
+                 "table '" + impl_->table + "': a try may go on until more than " +
+                     std::to_string(std::chrono::ceil<std::chrono::seconds>(kept).count()) +
+                     " seconds after the push was begun, and a server that did not answer may not "
+                     "know any more then whether it had applied its part; nothing is repeated");
   Rest begun = std::move(*impl_->rest);
   impl_->rest.reset();  // lanes stay asked until their parts are settled
   const std::vector<std::uint64_t> keys = std::move(begun.keys);

@@ -251,6 +251,20 @@ Status PushEnd::check() const {
                "at most PushEnd.chunks, " + std::to_string(chunks));
 }
 
+Status Opened::check() const {
+  for (std::size_t i = 1; i < members.size(); ++i)
+    if (members[i].member <= members[i - 1].member)
+      return wrong("Opened.members", to_string(members[i].member),
+                   "after " + to_string(members[i - 1].member) + ", ascending");
+  return {};
+}
+
+Status Reckon::check() const {
+  if (workers == 0) return wrong("Reckon.workers", "0", "1 or more");
+  if (servers == 0) return wrong("Reckon.servers", "0", "1 or more");
+  return {};
+}
+
 Status RoundClosed::check() const {
   if (std::isfinite(weight) && weight >= 0) return {};
   return wrong("RoundClosed.weight", text(weight), "a finite number, not below 0");

@@ -155,6 +155,7 @@ struct Reckon {
     f(workers), f(servers);
   }
   bool operator==(const Reckon&) const = default;
+  Status check() const;
 };
 
 struct OptimizerChange {
@@ -281,6 +282,7 @@ struct OpenedMember {
   void fields(F& f) {
     f(member), f(name_crc);
   }
+  bool operator==(const OpenedMember&) const = default;
 };
 
 /// The newest attempt, and all workers there are: what was told before does not count any more.
@@ -288,11 +290,12 @@ struct Opened {
   Generation generation;
   Round round;  ///< 0: none yet
   std::uint32_t attempt = 0;
-  std::vector<OpenedMember> members;
+  std::vector<OpenedMember> members;  ///< ascending
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(members);
   }
+  Status check() const;
 };
 
 struct Forget {

@@ -23,7 +23,7 @@ bool Cluster::needs_checkpoint() const {
   if (store_ && store_->version().value > 0 &&
       (store_->version() != checkpointed_ || is_checkpoint_lost_))
     return true;
-  if (rows_servers_) return rows_servers_->needs_checkpoint();
+  if (rows_servers_) return rows_servers_->needs_checkpoint() || is_checkpoint_lost_;
   return rows_.changes() != rows_checkpointed_ || is_checkpoint_lost_;
 }
 
@@ -148,7 +148,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
   // Nothing has changed: it would be the same once more.
-  if (rows_.has_tables() && last_written_ && !needs_checkpoint() && !is_checkpoint_lost_) {
+  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) {
     if (snapshot) co_await thaw_servers(Round());
     co_return *last_written_;
   }

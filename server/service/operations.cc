@@ -101,6 +101,14 @@ Task<std::invoke_result_t<Work>> held_for(Executor home, Waits& waits, std::stri
   co_return co_await boost::asio::co_spawn(home, std::move(held), boost::asio::use_awaitable);
 }
 
+/// Also behind the deadline of the call that has found something out.
+template <class Work>
+Task<void> surely_on(Executor where, Work work) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  co_await run_on(std::move(where), std::move(work));
+  co_await boost::asio::this_coro::throw_if_cancelled(true);
+}
+
 }  // namespace
 
 Task<std::string> Cluster::config_json() {
@@ -244,7 +252,7 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
   auto outcome =
       co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
   auto lost = [this, version] { checkpoint_lost(Version(version)); };
-  if (outcome->ok() && !(*outcome)->problem.empty()) co_await run_on(executor_, std::move(lost));
+  if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 
@@ -283,7 +291,7 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
   auto outcome =
       co_await held_for(executor_, waits_, who, std::move(held), blocking(), std::move(act));
   auto lost = [this, version] { checkpoint_lost(Version(version)); };
-  if (outcome->ok()) co_await run_on(executor_, std::move(lost));
+  if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 

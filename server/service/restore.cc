@@ -103,6 +103,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   const auto folder = co_await run_on(blocking(), std::move(look));
   if (!folder->found->ok()) co_return folder->found->error();
   const CheckpointEntry entry = **folder->found;
+  if (!entry.problem.empty()) checkpoint_lost(version);
   if (!entry.problem.empty())
     co_return Error(ErrorCode::kDataLoss,
                     "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);

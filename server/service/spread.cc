@@ -18,7 +18,6 @@ constexpr std::size_t kLeader = 0;
 /// While a checkpoint or copies hold up a server that is to go.
 constexpr std::chrono::milliseconds kDrainLook{50};
 /// Chunks that are to move wait so long for servers to say that they have memory for them.
-constexpr std::chrono::seconds kRoomLook{5};
 
 }  // namespace
 
@@ -115,7 +114,9 @@ Task<Result<bool>> Cluster::settle_servers() {
   bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
   if (moves) moves = co_await may_move();
   if (moves) {
-    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kRoomLook);
+    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
+    if (!has_room && spread_.target != spread_.route.owners)  // one does not answer, or has gone
+      co_await changed_.wait(clock_.now() + kAskAgain);
     if (!has_room) co_return false;
     const Status moved = co_await move_some();
     if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
@@ -238,6 +239,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   auto begin = proto::encode(state);
   const auto begun = co_await shards_.ask(link, ServersKind::kBegin, std::move(begin));
   if (!begun.ok()) co_return begun.error();
+  tell_opened();  // workers that others know already may come there next
   co_return Status();
 }
 

@@ -13,6 +13,11 @@
 
 namespace centroid::server {
 
+/// Who wants something of shard servers' memory waits so long for their answers.
+constexpr std::chrono::seconds kReckoned{5};
+/// What could not be because of one that does not answer, or has no memory, is tried again then.
+constexpr std::chrono::seconds kAskAgain{1};
+
 /// How the model lies on several servers now. Without shard servers: all lists are empty, and all
 /// chunks are the leader's.
 struct Spread {
@@ -23,6 +28,7 @@ struct Spread {
   std::vector<std::vector<Chunk>> parts;     ///< by fragment: what lies on the leader
   /// By fragment: servers, other than the leader, on which chunks of it lie.
   std::vector<std::vector<const Link*>> holders;
+  proto::Opened opened;  ///< what they heard last
   /// Contributions that are whole on a server.
   std::map<std::pair<proto::ContributionKey, const Link*>, proto::Whole> whole;
 

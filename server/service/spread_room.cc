@@ -12,11 +12,6 @@ using proto::ServersKind;
 
 namespace {
 
-/// Who wants something of shard servers' memory waits so long for their answers.
-constexpr std::chrono::seconds kReckoned{5};
-/// A server that cannot go as long as others have no memory for its chunks asks again.
-constexpr std::chrono::seconds kAskAgain{1};
-
 /// Workers without a codec that bring as much at once as these with theirs.
 Result<std::uint32_t> without_codec(const FragmentPlan& fragments,
                                     const std::set<std::string>& codecs, std::uint64_t workers) {
@@ -60,14 +55,15 @@ Result<std::uint32_t> Cluster::workers_to_reckon(const proto::Join* joining,
 /// worker and server; unavailable: that one does not answer
 Task<Status> Cluster::reckon_worker(const proto::Join& join) {
   if (!store_ || epilogue_ || shards_.present().empty()) co_return Status();
-  std::uint32_t workers = 0;
+  const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
+  const std::size_t more = std::ranges::any_of(links_, is_it) ? 0 : 1;
+  const auto all = static_cast<std::uint32_t>(expected_workers(config_.min_workers > 1, more));
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
     std::optional<proto::Reckon> need;
     const auto count = workers_to_reckon(&join, 1);
     if (!store_ || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
-    workers = *count;
     need = link.reckoned;
-    need->workers = workers;
+    need->workers = *count;
     // As the chunks lie, or will when those that go have gone.
     const bool is_settled = spread_.moving.empty() && spread_.target == spread_.route.owners;
     need->servers = is_settled ? std::max(need->servers, spread_.servers_without(nullptr))
@@ -82,8 +78,8 @@ Task<Status> Cluster::reckon_worker(const proto::Join& join) {
     co_return Error(ErrorCode::kUnavailable,
                     who + "whether there is memory for it is not known: " + fits.error().message());
   co_return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
-                  who + "there is no memory for contributions of " + plural(workers, "worker") +
-                      ": " + fits.error().message());
+                  who + "there is no memory for contributions of " + plural(all, "worker") + ": " +
+                      fits.error().message());
 }
 
 /// A shard server is to go, if the others have memory for its chunks; else nothing moves. fails

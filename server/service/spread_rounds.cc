@@ -45,11 +45,14 @@ std::string Cluster::names_of_missing_holders(const Link& link) const {
 /// Before any worker hears of it: other servers take contributions by this.
 void Cluster::tell_opened() {
   if (shards_.present().empty()) return;
-  const Attempt::Key newest = attempt_ ? attempt_->key() : Attempt::Key();
-  proto::Opened opened;
-  opened.generation = newest.generation;
-  opened.round = newest.round;
-  opened.attempt = newest.number;
+  proto::Opened& opened = spread_.opened;
+  if (attempt_) {  // between two, what was opened last stays so
+    const Attempt::Key newest = attempt_->key();
+    opened.generation = newest.generation;
+    opened.round = newest.round;
+    opened.attempt = newest.number;
+  }
+  opened.members.clear();
   opened.members.reserve(links_.size());
   for (const auto& [id, link] : links_) {
     const auto name = std::as_bytes(std::span(link->join.name));
@@ -66,12 +69,16 @@ void Cluster::forget_departed() {
     return std::any_of(late_staged_.begin(), late_staged_.end(),
                        [id](const Part& late) { return late.counts.key.member == id; });
   };
+  bool is_any = false;
   for (const MemberId id : std::exchange(departed_, {})) {
-    if (may_count(id))
+    if (may_count(id)) {
       departed_.push_back(id);
-    else
-      shards_.forget(id, "its leader has given it up or heard that it left");
+      continue;
+    }
+    shards_.forget(id, "its leader has given it up or heard that it left");
+    is_any = true;
   }
+  if (is_any) tell_opened();  // in place of a word that waits to be sent and still names it
 }
 
 /// With which its chunks came there; 0: none did.

@@ -241,7 +241,8 @@ Task<Status> ShardGroup::reckon(Wanted wanted, TimePoint limit) {
   while (true) {
     Agreed next;
     for (const auto& [name, link] : present_) {
-      if (link->reckoned.workers == 0) continue;
+      // One whose session has ended is about to be gone: what it had comes with another one.
+      if (link->reckoned.workers == 0 || link->session->is_closed()) continue;
       const auto need = wanted(*link);
       if (!need) continue;
       if (need->workers <= link->reckoned.workers && need->servers >= link->reckoned.servers)
@@ -253,7 +254,7 @@ Task<Status> ShardGroup::reckon(Wanted wanted, TimePoint limit) {
     auto head = proto::encode(next.now);
     const auto told =
         co_await ask(next.link, ServersKind::kReckon, std::move(head), Bytes(), limit);
-    if (next.link->is_gone()) continue;
+    if (next.link->is_gone() || next.link->session->is_closed()) continue;
     if (told.ok()) {
       if (next.link->reckoned != next.before) continue;  // others asked meanwhile: look again
       next.link->reckoned = next.now;
@@ -261,7 +262,8 @@ Task<Status> ShardGroup::reckon(Wanted wanted, TimePoint limit) {
       continue;
     }
     for (const Agreed& one : agreed) {
-      if (one.link->is_gone() || one.link->reckoned != one.now) continue;
+      if (one.link->is_gone() || one.link->session->is_closed() || one.link->reckoned != one.now)
+        continue;
       auto back = proto::encode(one.before);
       const auto undone =
           co_await ask(one.link, ServersKind::kReckon, std::move(back), Bytes(), limit);

@@ -30,10 +30,11 @@ std::string text(Generation generation, Round round, std::uint32_t attempt) {
 }  // namespace
 
 void Shard::take_opened(proto::Opened told) {
-  members_.clear();
-  for (const proto::OpenedMember& one : told.members) {
-    members_[one.member] = one.name_crc;
-    newest_member_ = std::max(newest_member_, one.member);
+  if (told.members != opened_.members) {  // with each attempt it is told, and they seldom change
+    members_.clear();
+    for (const proto::OpenedMember& one : told.members) members_[one.member] = one.name_crc;
+    if (!told.members.empty())
+      newest_member_ = std::max(newest_member_, told.members.back().member);
   }
   opened_ = std::move(told);
   changed_.notify_all();
@@ -62,8 +63,9 @@ Task<Status> Shard::await_member(const proto::Enter& enter) {
   co_return Error(ErrorCode::kAborted,
                   "fenced: worker '" + enter.name + "' is refused by server '" + options_.name +
                       "': member " + to_string(enter.member) +
-                      (enter.member > newest_member_ ? " is unknown to its leader"
-                                                     : " of that name is none any more") +
+                      (enter.member > newest_member_
+                           ? " is unknown to its leader (or that one's program is older)"
+                           : " of that name is none any more") +
                       ": join the leader again");
 }
 

@@ -320,6 +320,46 @@ TEST_F(RowsRestartTest, ATableWithoutABoundGrowsAsFarAsTheMemoryLimitLets) {
   EXPECT_TRUE(again.ok()) << again.error().to_string();
 }
 
+/// A server knows pushes for so long after they were begun, not after they were tried last.
+TEST_F(RowsRestartTest, APushWithoutAnAnswerIsRepeatedForSoLongAfterItWasBegun) {
+  auto server = start(false);
+  const auto relay = std::make_unique<SwitchingRelay>(server->endpoint());
+  RowsClientOptions options;
+  options.servers = relay->endpoint().to_string();
+  options.timeout = std::chrono::milliseconds(300);
+  options.repeat_within = std::chrono::milliseconds(1500);
+  const auto client = RowsClient::open(options, "emb");
+  ASSERT_TRUE(client.ok()) << client.error().to_string();
+  const Keys keys{1, 2};
+  ASSERT_TRUE((*client)->push(keys, Floats(8, 1.0f)).ok());
+  relay->mute();
+  Status tried = (*client)->push(keys, Floats(8, 1.0f));
+  int tries = 0;
+  for (; tries < 20 && !tried.ok() && tried.error().code() != ErrorCode::kFailedPrecondition;
+       ++tries) {
+    EXPECT_EQ((*client)->rest(), 2u);
+    tried = (*client)->push_rest();
+  }
+  ASSERT_FALSE(tried.ok());
+  EXPECT_EQ(tried.error().code(), ErrorCode::kFailedPrecondition) << tried.error().to_string();
+  EXPECT_THAT(tried.error().message(), HasSubstr("2 seconds after the push was begun"));
+  EXPECT_LE(tries, 5);
+  EXPECT_EQ((*client)->rest(), 2u);
+  // The next push forgets it, also one that is refused before anything is sent.
+  EXPECT_FALSE((*client)->push(keys, Floats(8, std::nanf(""))).ok());
+  EXPECT_EQ((*client)->rest(), 0u);
+  EXPECT_TRUE((*client)->push_rest().ok());
+  RowsClientOptions direct;
+  direct.servers = server->endpoint().to_string();
+  const auto other = RowsClient::open(direct, "emb");
+  ASSERT_TRUE(other.ok());
+  server::RowTable expected(server::parse_tables(kTables)->at(0));
+  for (int push = 0; push < 2; ++push) ASSERT_TRUE(expected.push(keys, Floats(8, 1.0f), 0).ok());
+  Floats want(8);
+  expected.pull(keys, want, 0);
+  EXPECT_EQ(pulled(**other, keys), want) << "each once";
+}
+
 TEST_F(RowsRestartTest, AClientDoesNotTrainTheRowsOfAnotherRun) {
   auto server = start(false);
   const auto relay = std::make_unique<SwitchingRelay>(server->endpoint());

@@ -299,6 +299,7 @@ class Composed(unittest.TestCase):
             (theirs,) = re.findall(r"image: (docker\.io/prom/prometheus:\S+)", text)
             self.images["prometheus"] = f"localhost/{MARK}-prometheus:compose"
             images.build_prometheus(self.images["prometheus"])
+            self.addCleanup(run, "podman", "rmi", "-f", self.images["prometheus"], check=False)
             text = text.replace(theirs, self.images["prometheus"])
         for kind in set(self.images) - {"prometheus"}:
             image = self.images[kind]

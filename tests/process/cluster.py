@@ -130,6 +130,12 @@ class Process:
 
     def send(self, number):
         self.child.send_signal(number)
+        if number == signal.SIGSTOP:  # its threads stop a moment later
+            wait_for(lambda: not self.is_running() or self.is_stopped(), f"{self.name} to stand still")
+
+    def is_stopped(self):
+        stats = [(task / "stat").read_text() for task in pathlib.Path(f"/proc/{self.pid}/task").iterdir()]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def kill(self):
         self.child.kill()

@@ -207,6 +207,8 @@ class SwitchingRelay {
     boost::system::error_code ignored;
     for (const auto& socket : sockets_) socket->shutdown(tcp::socket::shutdown_both, ignored);
   }
+  /// What servers answer is lost from here on.
+  void mute() { *is_mute_ = true; }
   void to(const transport::Endpoint& server) {
     const std::lock_guard lock(mutex_);
     server_ = tcp::endpoint(boost::asio::ip::make_address(server.host), server.port);
@@ -225,16 +227,18 @@ class SwitchingRelay {
       server->connect(*server_);
       sockets_.push_back(client);
       sockets_.push_back(server);
-      passing_.emplace_back([client, server] { copy(*client, *server); });
-      passing_.emplace_back([client, server] { copy(*server, *client); });
+      passing_.emplace_back([client, server] { copy(*client, *server, nullptr); });
+      passing_.emplace_back(
+          [client, server, mute = is_mute_] { copy(*server, *client, mute.get()); });
     }
   }
-  static void copy(tcp::socket& from, tcp::socket& to) {
+  static void copy(tcp::socket& from, tcp::socket& to, const std::atomic<bool>* is_mute) {
     std::vector<std::byte> buffer(64 << 10);
     boost::system::error_code failed;
     while (!failed) {
       const std::size_t n = from.read_some(boost::asio::buffer(buffer), failed);
-      if (!failed) boost::asio::write(to, boost::asio::buffer(buffer.data(), n), failed);
+      if (!failed && (is_mute == nullptr || !*is_mute))
+        boost::asio::write(to, boost::asio::buffer(buffer.data(), n), failed);
     }
     to.shutdown(tcp::socket::shutdown_both, failed);
     from.shutdown(tcp::socket::shutdown_both, failed);
@@ -246,6 +250,7 @@ class SwitchingRelay {
   std::optional<tcp::endpoint> server_;
   std::vector<std::shared_ptr<tcp::socket>> sockets_;
   std::vector<std::thread> passing_;
+  const std::shared_ptr<std::atomic<bool>> is_mute_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> is_ending_{false};
   std::thread thread_;
 };

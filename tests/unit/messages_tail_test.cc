@@ -49,5 +49,25 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   EXPECT_FALSE(decode<RowsPush>(stepped).ok());
 }
 
+TEST(Messages, WhatShardServersGoByIsRefusedByNameWhereItCannotBe) {
+  Reckon reckon;
+  reckon.servers = 2;
+  EXPECT_NE(decode<Reckon>(encode(reckon)).error().message().find("Reckon.workers is 0"),
+            std::string::npos);
+  reckon.workers = 3;
+  EXPECT_TRUE(decode<Reckon>(encode(reckon)).ok());
+  reckon.servers = 0;
+  EXPECT_NE(decode<Reckon>(encode(reckon)).error().message().find("Reckon.servers is 0"),
+            std::string::npos);
+  Opened opened;
+  opened.members = {{.member = MemberId(3), .name_crc = 1}, {.member = MemberId(7), .name_crc = 1}};
+  EXPECT_TRUE(decode<Opened>(encode(opened)).ok());
+  for (const std::uint64_t second : {3, 2}) {
+    opened.members[1].member = MemberId(second);
+    EXPECT_NE(decode<Opened>(encode(opened)).error().message().find("after 3, ascending"),
+              std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace centroid::proto
