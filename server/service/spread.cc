@@ -115,7 +115,10 @@ Task<Result<bool>> Cluster::settle_servers() {
   if (moves) moves = co_await may_move();
   if (moves) {
     const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
-    if (!has_room && spread_.target != spread_.route.owners)  // one does not answer, or has gone
+    const auto has_gone = [](const auto& link) { return link && link->is_gone(); };
+    const bool changes =
+        spread_.target == spread_.route.owners || std::ranges::any_of(spread_.links, has_gone);
+    if (!has_room && !changes)  // one does not answer, or its session has ended
       co_await changed_.wait(clock_.now() + kAskAgain);
     if (!has_room) co_return false;
     const Status moved = co_await move_some();
