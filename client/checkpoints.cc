@@ -285,7 +285,11 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
     std::set<std::filesystem::path> damaged;
     status = list(*session, meant, true, !journals.empty(), &damaged);  // of first rounds no other
     std::FILE* const out = session->style.is_json ? stderr : stdout;    // not into the JSON
-    if (!check_journals(out, meant.path, damaged, journals))
+    const auto present = [&] {
+      auto entries = entries_of(meant, false);
+      return entries.ok() ? std::move(*entries) : std::vector<CheckpointEntry>();
+    };
+    if (!check_journals(out, present, damaged, journals))
       status = std::max<int>(status, kExitFailed);
   });
 }

@@ -1,10 +1,10 @@
 #include "client/journals.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
+#include <utility>
 
-#include "common/checkpoint/checkpoint.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/journal_match.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
@@ -14,8 +14,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using journal::Contents;
+using Checkpoints = std::function<std::vector<CheckpointEntry>()>;
 
 constexpr const char* kFolder = "journal";
+/// At what a server that runs has changed meanwhile.
+constexpr int kLooks = 5;
 
 unsigned long long number(std::uint64_t value) { return value; }
 
@@ -39,15 +42,66 @@ std::optional<std::string> server_of(const fs::path& folder) {
   return name.substr(others.size());
 }
 
+/// By the first of its records, else by its name.
+bool is_leaders(const fs::path& folder) {
+  journal::Reader reader(folder);
+  const auto first = reader.next();
+  if (first.ok() && *first)
+    if (const auto* base = std::get_if<journal::Base>(&**first)) {
+      Contents begun;
+      begun.bases.push_back(*base);
+      return begun.is_leader();
+    }
+  return server_of(folder) == "";
+}
+
+std::set<std::string> runs_of(const Contents& of) {
+  std::set<std::string> runs;
+  for (const journal::Base& base : of.bases) runs.insert(base.run_id);
+  return runs;
+}
+
 bool has_journal(const fs::path& folder) {
   return !journal::segments_of(folder).empty() || !rows_journal::segments_of(folder).empty();
 }
 
+/// What a folder has, read to its end.
+struct Journal {
+  fs::path folder;
+  Contents rounds;
+  bool has_rows = false;
+  Result<rows_journal::Report> rows = rows_journal::Report();
+};
+
+/// Whether what could not be read may only have been taken away meanwhile: a server that runs does
+/// so with segments that a new checkpoint has made needless.
+bool has_gone(const std::vector<LogSegment>& listed) {
+  std::error_code ignored;
+  return std::ranges::any_of(
+      listed, [&](const LogSegment& segment) { return !fs::exists(segment.path, ignored); });
+}
+
+Contents read_rounds(const fs::path& folder) {
+  for (int look = 1;; ++look) {
+    const auto listed = journal::segments_of(folder);
+    Contents out = journal::read_contents(folder);
+    if (out.damage.empty() || look == kLooks || !has_gone(listed)) return out;
+  }
+}
+
+Result<rows_journal::Report> read_rows(const fs::path& folder) {
+  for (int look = 1;; ++look) {
+    const auto listed = rows_journal::segments_of(folder);
+    auto out = rows_journal::verify(folder);
+    if (out.ok() || look == kLooks || !has_gone(listed)) return out;
+  }
+}
+
 /// Of tables of sparse rows.
-bool check_rows(std::FILE* out, const fs::path& folder) {
-  if (rows_journal::segments_of(folder).empty()) return true;
-  const std::string label = label_of(folder) + " of tables";
-  const auto report = rows_journal::verify(folder);
+bool tell_rows(std::FILE* out, const Journal& journal) {
+  if (!journal.has_rows) return true;
+  const std::string label = label_of(journal.folder) + " of tables";
+  const auto& report = journal.rows;
   if (!report.ok()) {
     std::fprintf(out, "%s  DAMAGED  %s\n", label.c_str(), report.error().message().c_str());
     return false;
@@ -61,8 +115,9 @@ bool check_rows(std::FILE* out, const fs::path& folder) {
   return true;
 }
 
-bool tell(std::FILE* out, const fs::path& folder, const Contents& of) {
-  const std::string label = label_of(folder);
+bool tell_rounds(std::FILE* out, const Contents& of) {
+  if (of.bases.empty() && of.damage.empty() && of.report.segments == 0) return true;
+  const std::string label = label_of(of.folder);
   if (!of.damage.empty()) {
     std::fprintf(out, "%s  DAMAGED  %s\n", label.c_str(), of.damage.c_str());
     return false;
@@ -79,13 +134,28 @@ bool tell(std::FILE* out, const fs::path& folder, const Contents& of) {
   return true;
 }
 
+/// Leftovers of earlier runs beside this one's.
+void tell_others(std::FILE* out, const std::vector<Journal>& journals, const std::string& run_id) {
+  const auto tell = [&](const std::string& label, const std::set<std::string>& runs) {
+    if (run_id.empty() || runs.empty() || runs.contains(run_id)) return;
+    std::fprintf(out, "%s  has nothing of run '%s', only of %s: it counts as not there\n",
+                 label.c_str(), run_id.c_str(), listed({runs.begin(), runs.end()}).c_str());
+  };
+  for (const Journal& one : journals) {
+    if (one.rounds.damage.empty()) tell(label_of(one.folder), runs_of(one.rounds));
+    if (one.rows.ok()) tell(label_of(one.folder) + " of tables", one.rows->runs);
+  }
+}
+
 /// The rounds behind the newest checkpoint, as the leader's journal and those of the others have
 /// them.
-bool check_parts(std::FILE* out, const std::vector<Contents>& journals, Round over) {
+bool check_parts(std::FILE* out, const std::vector<Journal>& journals, const std::string& run_id,
+                 Round over) {
   std::vector<Contents> others;
   std::vector<const Contents*> leaders;
-  for (const Contents& one : journals) {
-    if (one.is_leader()) leaders.push_back(&one);
+  for (const Journal& journal : journals) {
+    const Contents& one = journal.rounds;
+    if (one.is_leader() && (!one.damage.empty() || one.has_run(run_id))) leaders.push_back(&one);
     if (!one.server().empty()) others.push_back(one);
   }
   if (leaders.empty() && !others.empty())
@@ -113,17 +183,44 @@ bool check_parts(std::FILE* out, const std::vector<Contents>& journals, Round ov
   return is_sound;
 }
 
-/// Where tables lie on several servers the newest checkpoint says with which segment each server's
-/// journal goes on.
-bool check_tables(std::FILE* out, const CheckpointDirectory& directory,
-                  const CheckpointEntry& newest, const std::vector<fs::path>& folders) {
-  const auto files = directory.parts_of(newest);
-  if (!files.ok()) return true;  // said with the checkpoint
-  bool is_sound = true;
-  std::vector<std::string> absent;
+/// Its own of the tables of a run, as far as is known.
+bool has_tables_of(const Journal& one, const std::string& server, const std::string& run_id) {
+  const bool is_known = !one.rounds.bases.empty();
+  if ((is_known ? one.rounds.server() : server_of(one.folder)) != server) return false;
+  if (!one.rows.ok()) return true;
+  const std::set<std::string> runs = one.has_rows ? one.rows->runs : runs_of(one.rounds);
+  return runs.contains(run_id) || (runs.empty() && has_journal(one.folder));
+}
+
+/// What is wrong with the segments there are, where the tables go on with `first`; empty: nothing.
+/// That one may be yet to be begun.
+std::string trouble_of(const std::vector<LogSegment>& segments, std::uint64_t first) {
+  if (segments.empty()) return "has no rows-*.log";
+  if (segments.front().number > first)
+    return "begins with " + segments.front().path.filename().string();
+  if (segments.back().number + 1 < first)
+    return "ends with " + segments.back().path.filename().string();
+  return "";
+}
+
+struct Tables {
+  std::vector<std::string> problems, absent;
+  bool is_read = true;  ///< all of what the checkpoint says
+};
+
+/// Where tables lie on several servers a checkpoint says with which segment each server's journal
+/// goes on.
+Tables look_at_tables(const CheckpointEntry& newest, const std::vector<Journal>& journals) {
+  Tables out;
+  const auto directory = CheckpointDirectory::view(newest.path);
+  const auto files = directory.ok() ? directory->parts_of(newest) : directory.error();
+  out.is_read = files.ok();
+  if (!files.ok()) return out;
+  const std::string checkpoint = newest.path.filename().string();
   for (const std::string& file : *files) {
     if (!is_pushes_file(file)) continue;
     const auto pushes = SafetensorsReader::open(newest.path / file);
+    out.is_read = out.is_read && pushes.ok();
     if (!pushes.ok()) continue;
     const auto text = [&](const char* key) {
       const auto at = pushes->metadata().find(key);
@@ -131,25 +228,50 @@ bool check_tables(std::FILE* out, const CheckpointDirectory& directory,
     };
     if (text("followed").empty()) continue;
     const std::string server = file == kPushesFile ? "" : text("server");
-    const auto its = std::ranges::find(folders, std::optional(server), server_of);
-    if (its == folders.end()) {
-      absent.push_back(server.empty() ? "the leader" : server);
-      continue;
+    const std::uint64_t first =
+        std::max<std::uint64_t>(std::strtoull(text("journal").c_str(), nullptr, 10), 1);
+    bool is_there = false;
+    for (const Journal& one : journals) {
+      if (!has_tables_of(one, server, newest.info.run_id)) continue;
+      is_there = true;
+      const std::string trouble = trouble_of(rows_journal::segments_of(one.folder), first);
+      if (!trouble.empty())
+        out.problems.push_back(label_of(one.folder) + " of tables  DAMAGED  " + trouble + ", but " +
+                               checkpoint + " goes on with " + rows_journal::segment_name(first));
     }
-    const auto segments = rows_journal::segments_of(*its);
-    const std::uint64_t first = std::strtoull(text("journal").c_str(), nullptr, 10);
-    if (segments.empty() || segments.front().number <= first) continue;
-    is_sound = false;
-    std::fprintf(out, "%s of tables  DAMAGED  begins with %s, but %s goes on with %s\n",
-                 label_of(*its).c_str(), segments.front().path.filename().c_str(),
-                 newest.path.filename().c_str(), rows_journal::segment_name(first).c_str());
+    if (!is_there) out.absent.push_back(server.empty() ? "the leader" : server);
   }
-  if (!absent.empty())
+  return out;
+}
+
+/// The newest that one can go on from.
+std::optional<CheckpointEntry> newest_of(const Checkpoints& checkpoints,
+                                         const std::set<fs::path>& damaged) {
+  for (CheckpointEntry& entry : checkpoints())
+    if (entry.problem.empty() && !damaged.contains(entry.path)) return std::move(entry);
+  return std::nullopt;
+}
+
+bool check_tables(std::FILE* out, const Checkpoints& checkpoints, const std::set<fs::path>& damaged,
+                  const std::vector<Journal>& journals) {
+  auto newest = newest_of(checkpoints, damaged);
+  Tables tables;
+  for (int look = 1; newest; ++look) {
+    fault::point("verify.tables");
+    tables = look_at_tables(*newest, journals);
+    if ((tables.problems.empty() && tables.is_read) || look == kLooks) break;
+    // With a newer one a server that runs takes away what only those before it need.
+    auto later = newest_of(checkpoints, damaged);
+    if (!later || later->path == newest->path) break;
+    newest = std::move(later);
+  }
+  for (const std::string& problem : tables.problems) std::fprintf(out, "%s\n", problem.c_str());
+  if (!tables.absent.empty())
     std::fprintf(out,
                  "tables  journals of %s were not there to look at: they may have pushes behind "
                  "%s\n",
-                 listed(absent).c_str(), newest.path.filename().c_str());
-  return is_sound;
+                 listed(tables.absent).c_str(), newest->path.filename().c_str());
+  return tables.problems.empty();
 }
 
 }  // namespace
@@ -170,14 +292,16 @@ std::vector<fs::path> journals_of(const fs::path& checkpoints,
   }
   if (named.empty())
     std::erase_if(all, [](const fs::path& folder) { return !has_journal(folder); });
-  std::ranges::sort(all);  // the leader's before the others': what it has they had before
+  // The leader's before the others': what it has they had before.
+  std::ranges::sort(all, {},
+                    [](const fs::path& folder) { return std::pair(!is_leaders(folder), folder); });
   return all;
 }
 
-bool check_journals(std::FILE* out, const fs::path& checkpoints, const std::set<fs::path>& damaged,
-                    const std::vector<fs::path>& folders) {
+bool check_journals(std::FILE* out, const Checkpoints& checkpoints,
+                    const std::set<fs::path>& damaged, const std::vector<fs::path>& folders) {
   bool is_sound = true;
-  std::vector<Contents> journals;
+  std::vector<Journal> journals;
   for (const fs::path& folder : folders) {
     if (!has_journal(folder)) {
       std::fprintf(out,
@@ -186,23 +310,22 @@ bool check_journals(std::FILE* out, const fs::path& checkpoints, const std::set<
                    folder.c_str());
       is_sound = false;
     }
-    is_sound = check_rows(out, folder) && is_sound;
-    if (journal::segments_of(folder).empty()) continue;
-    journals.push_back(journal::read_contents(folder));
-    is_sound = tell(out, folder, journals.back()) && is_sound;
+    Journal& one = journals.emplace_back();
+    one.folder = folder;
+    one.has_rows = !rows_journal::segments_of(folder).empty();
+    if (one.has_rows) one.rows = read_rows(folder);
+    is_sound = tell_rows(out, one) && is_sound;
+    one.rounds = read_rounds(folder);
+    is_sound = tell_rounds(out, one.rounds) && is_sound;
   }
   // Looked at behind the journals: a server that runs drops rounds once they are in a checkpoint.
-  std::optional<CheckpointEntry> newest;
-  const auto directory = CheckpointDirectory::view(checkpoints);
-  if (directory.ok())
-    for (CheckpointEntry& entry : directory->list(false)) {
-      if (!entry.problem.empty() || damaged.contains(entry.path)) continue;
-      newest = std::move(entry);
-      break;
-    }
-  is_sound = check_parts(out, journals, newest ? newest->info.round : Round()) && is_sound;
-  if (newest) is_sound = check_tables(out, *directory, *newest, folders) && is_sound;
-  return is_sound;
+  const auto newest = newest_of(checkpoints, damaged);
+  std::string run_id = newest ? newest->info.run_id : "";
+  for (const Journal& one : journals)
+    if (run_id.empty() && one.rounds.is_leader()) run_id = one.rounds.bases.back().run_id;
+  tell_others(out, journals, run_id);
+  is_sound = check_parts(out, journals, run_id, newest ? newest->info.round : Round()) && is_sound;
+  return check_tables(out, checkpoints, damaged, journals) && is_sound;
 }
 
 }  // namespace centroid::client

@@ -2,9 +2,12 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "common/checkpoint/checkpoint.h"
 
 /// The journals of a run on one server or several, without a server (docs/durability.md).
 namespace centroid::client {
@@ -16,8 +19,10 @@ std::vector<std::filesystem::path> journals_of(const std::filesystem::path& chec
 
 /// Read all of each, and compare what a leader has committed with what the others have: a line for
 /// each into `out`, also of what was not there to look at. False: something is damaged or missing.
-/// `damaged`: checkpoints that nobody can go on from.
-bool check_journals(std::FILE* out, const std::filesystem::path& checkpoints,
+/// `checkpoints`: those there are now, newest first; asked again where a server that runs may have
+/// written another one meanwhile. `damaged`: of them, those that nobody can go on from.
+bool check_journals(std::FILE* out,
+                    const std::function<std::vector<CheckpointEntry>()>& checkpoints,
                     const std::set<std::filesystem::path>& damaged,
                     const std::vector<std::filesystem::path>& folders);
 

@@ -21,6 +21,11 @@ std::uint64_t fragments_of(const std::string& terms) {
   return std::max<std::uint64_t>(fragments, 1);
 }
 
+bool is_of(const Contents& one, const std::string& server, const std::string& run_id) {
+  // What stands behind the damage nobody knows.
+  return one.server() == server && (!one.damage.empty() || one.has_run(run_id));
+}
+
 std::size_t owned_by(const Route& route, std::size_t server) {
   return static_cast<std::size_t>(std::ranges::count(route.owners, server));
 }
@@ -63,6 +68,12 @@ class Prepared {
   std::optional<Round> last_;
 };
 
+/// One of a server's journals: there may be copies.
+struct Copy {
+  const Contents* of = nullptr;
+  Prepared has;
+};
+
 }  // namespace
 
 std::string Contents::server() const {
@@ -70,8 +81,13 @@ std::string Contents::server() const {
   return bases.back().terms.substr(kServer.size());
 }
 
+bool Contents::has_run(const std::string& run_id) const {
+  return std::ranges::find(bases, run_id, &Base::run_id) != bases.end();
+}
+
 Contents read_contents(const std::filesystem::path& folder) {
   Contents out;
+  out.folder = folder;
   std::set<std::uint32_t> chunks;  // of the attempt that has not ended yet
   Head open;
   std::size_t present = 0;  // route; it stands behind the base anew
@@ -112,12 +128,22 @@ Contents read_contents(const std::filesystem::path& folder) {
 
 Match match(const Contents& leader, const std::vector<Contents>& others, Round over) {
   Match out;
-  std::set<std::string> sound, absent;
-  std::map<std::string, std::pair<std::string, std::uint64_t>> troubles;  // with how many more
-  std::map<std::tuple<std::string, std::string>, Prepared> prepared;      // by server and run
-  const auto note = [&](const std::string& server, const std::string& trouble) {
-    const auto [at, is_first] = troubles.try_emplace(server, trouble, 0);
+  using ServerAndFolder = std::pair<std::string, std::filesystem::path>;
+  std::set<std::string> sound, absent, unsound;
+  std::map<ServerAndFolder, std::pair<std::string, std::uint64_t>> troubles;  // with how many more
+  std::map<std::pair<std::string, std::string>, std::vector<Copy>> prepared;  // by server and run
+  const auto note = [&](const ServerAndFolder& whose, const std::string& trouble) {
+    const auto [at, is_first] = troubles.try_emplace(whose, trouble, 0);
     if (!is_first) ++at->second.second;
+    unsound.insert(whose.first);
+  };
+  const auto copies_of = [&](const std::string& server, const Base& base) -> std::vector<Copy>& {
+    const auto [at, is_new] = prepared.try_emplace({server, base.run_id});
+    if (is_new)
+      for (const Contents& other : others)
+        if (is_of(other, server, base.run_id))
+          at->second.push_back({&other, {other, base.run_id, fragments_of(base.terms)}});
+    return at->second;
   };
   for (const Ended& one : leader.ended) {
     if (!one.is_commit || one.round <= over) continue;
@@ -125,34 +151,35 @@ Match match(const Contents& leader, const std::vector<Contents>& others, Round o
     const Route& route = leader.routes[one.route];
     const std::string round = "round " + to_string(one.round) + " is committed, and ";
     if (one.has != one.wanted)
-      note("", round + "the leader's journal has " + std::to_string(one.has) + " of its own " +
-                   std::to_string(one.wanted) + " chunks of it");
+      note({"", leader.folder}, round + "the leader's journal has " + std::to_string(one.has) +
+                                    " of its own " + std::to_string(one.wanted) + " chunks of it");
     bool is_spread = false;
     for (std::size_t i = 1; i < route.servers.size(); ++i) {
       const std::string& server = route.servers[i];
       const std::size_t owned = owned_by(route, i);
       if (owned == 0) continue;
       is_spread = true;
-      const auto its = std::ranges::find(others, server, &Contents::server);
-      if (its == others.end()) {
-        absent.insert(server);
-        continue;
+      const std::vector<Copy>& copies = copies_of(server, base);
+      (copies.empty() ? absent : sound).insert(server);
+      for (const Copy& copy : copies) {
+        if (!copy.of->damage.empty()) {  // said already
+          unsound.insert(server);
+          continue;
+        }
+        const std::string trouble = copy.has.trouble(one, owned);
+        const std::string which =
+            copies.size() == 1 ? "" : std::string(" in ").append(copy.of->folder.string());
+        if (!trouble.empty())
+          note({server, copy.of->folder},
+               round + "the journal of server '" + server + "'" + which + " " + trouble);
       }
-      if (!its->damage.empty()) continue;  // said already
-      const std::uint64_t fragments = fragments_of(base.terms);
-      const auto [parts, is_new] =
-          prepared.try_emplace({server, base.run_id}, *its, base.run_id, fragments);
-      const std::string trouble = parts->second.trouble(one, owned);
-      sound.insert(server);
-      if (!trouble.empty())
-        note(server, round + "the journal of server '" + server + "' " + trouble);
     }
     if (!is_spread) continue;
     if (out.rounds++ == 0) out.first = one.round;
     out.last = one.round;
   }
-  for (const auto& [server, trouble] : troubles) {
-    sound.erase(server);
+  for (const std::string& server : unsound) sound.erase(server);
+  for (const auto& [whose, trouble] : troubles) {
     const std::string more =
         trouble.second == 0 ? "" : "; so for " + std::to_string(trouble.second) + " more";
     out.problems.push_back(trouble.first + more);

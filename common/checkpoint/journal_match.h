@@ -11,6 +11,7 @@ namespace centroid::journal {
 /// A journal that was read to its end, every checksum compared, and what of it the journals of
 /// other servers are compared with.
 struct Contents {
+  std::filesystem::path folder;
   Report report;
   std::string damage;  ///< as `verify` fails; what stands before it is below. Empty: it is sound
   struct Ended {
@@ -28,6 +29,8 @@ struct Contents {
   bool is_leader() const { return !bases.empty() && server().empty(); }
   /// The shard server whose parts these are; empty: none, or not known.
   std::string server() const;
+  /// One of its segments is of this run.
+  bool has_run(const std::string& run_id) const;
 };
 Contents read_contents(const std::filesystem::path& folder);
 
@@ -37,9 +40,10 @@ struct Match {
   Round first, last;         ///< of them
   /// As far as it could be looked at.
   std::vector<std::string> sound;
-  /// Servers that have parts of these rounds, and whose journal is not among those given.
+  /// Servers that have parts of these rounds, and whose journal of that run is not among those
+  /// given.
   std::vector<std::string> absent;
-  /// A resume would be refused, or wait for ever; one line for each server.
+  /// A resume would be refused, or wait for ever; one line for each journal.
   std::vector<std::string> problems;
 };
 /// Of the rounds behind `over`, which are in a checkpoint.

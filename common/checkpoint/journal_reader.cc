@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/crc32c.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/tensor/buffer.h"
 
 namespace centroid::journal {
@@ -178,6 +179,7 @@ Result<Report> verify(const fs::path& folder,
   Report report;
   report.segments = reader.segments().size();
   for (const LogSegment& segment : reader.segments()) report.bytes += segment.bytes;
+  fault::point("verify.journal");
   Buffer scratch;
   for (;;) {
     CENTROID_ASSIGN(const auto record, reader.next());

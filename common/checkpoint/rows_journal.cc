@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "common/base/crc32c.h"
+#include "common/checkpoint/fault_point.h"
 
 namespace centroid::rows_journal {
 namespace {
@@ -273,10 +274,14 @@ Result<Report> verify(const fs::path& folder) {
   Report report;
   report.segments = reader.segments().size();
   for (const LogSegment& segment : reader.segments()) report.bytes += segment.bytes;
+  fault::point("verify.rows");
   for (;;) {
     CENTROID_ASSIGN(const Reader::Found found, reader.next());
     if (found == Reader::Found::kEnd) break;
-    if (found == Reader::Found::kBase) continue;
+    if (found == Reader::Found::kBase) {
+      report.runs.insert(reader.base().run_id);
+      continue;
+    }
     ++report.batches;
     for (const Entry& entry : reader.entries())
       if (entry.kind == Entry::Kind::kPush) ++report.pushes;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -132,7 +133,8 @@ class Reader {
 struct Report {
   std::size_t segments = 0;
   std::uint64_t bytes = 0, batches = 0, pushes = 0;
-  std::string torn;  ///< as Reader::torn
+  std::string torn;            ///< as Reader::torn
+  std::set<std::string> runs;  ///< of its segments
 };
 Result<Report> verify(const std::filesystem::path& folder);
 

@@ -3,15 +3,36 @@
 import email.utils
 import http.client
 import http.server
+import os
 import pathlib
 import subprocess
 import threading
 import time
 
-from cluster import DONE, ClusterTest
+from cluster import DONE, ClusterTest, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
+
+
+def held(test, point, act, *arguments, status=DONE):
+    """What `checkpoints ...` prints, which is held up at a point (common/checkpoint/fault_point.h) while `act` is done."""
+    hold, reached = test.folder / "hold", test.folder / "reached"
+    hold.write_text("")
+    reached.write_text("")
+    environment = {**os.environ, "CENTROID_TEST_HOLD": f"{point}:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
+    command = [pathlib.Path(test.programs) / "centroidctl", "checkpoints", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
+        try:
+            wait_for(lambda: point in reached.read_text(), f"centroidctl at {point}")
+            act()
+            hold.unlink()
+            said, _ = process.communicate(timeout=60)
+        finally:
+            hold.unlink(missing_ok=True)
+            process.kill()
+    test.assertEqual(process.returncode, status, said)
+    return said
 
 
 class Altered:

@@ -15,6 +15,7 @@ OWNERS = {
     "servers.rows_put": "rows_servers_test.py",
     "servers.": "servers_journal_test.py",
     "restore.": "restore_test.py",
+    "verify.": "servers_journal_test.py",
     **dict.fromkeys(("adapters.", "endpoints.", "feedback.", "fetch.", "idempotency.", "operator.", "term.", "tokens."), "small_files_test.py"),
 }
 

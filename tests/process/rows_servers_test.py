@@ -1,11 +1,13 @@
 """Tables of sparse rows on several servers over kill -9. rows_servers_test.py BIN_DIR"""
 
+import os
 import random
 import signal
 import struct
 import subprocess
 import threading
 
+import ctl
 import fault_points
 from cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
 from rows_test import PUSH, RowsClient
@@ -397,6 +399,57 @@ class RowsServersTest(ClusterTest):
         client = SpreadClient(more.data, 2, bool)
         self.assertEqual(set(client.pull(range(50)).values()), {1.0})
         client.close()
+
+    def test_a_checkpoint_that_is_complete_while_its_journals_are_looked_at_is_no_damage(self):
+        leader = self.leader(2, "--journal", "on", "--checkpoint-keep", 9)
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        journals = [self.folder / "run" / "journal", self.folder / "shards" / "journal-b"]
+        aside = self.folder / "aside"
+        for turn in (1, 2):  # the checkpoints go on with 2, 3
+            client.push(range(50))
+            for journal in journals:
+                (aside / journal.name).mkdir(parents=True, exist_ok=True)
+                (segment,) = journal.glob("rows-*.log")
+                self.assertEqual(segment.name, f"rows-{turn:012}.log")
+                os.link(segment, aside / journal.name / segment.name)
+            self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+            wait_for(lambda turn=turn: not any((journal / f"rows-{turn:012}.log").exists() for journal in journals), "the older segments to go")
+        client.push(range(50))
+        client.close()
+        leader.kill()
+        shard.kill()
+        newest = max((self.folder / "run" / "checkpoints").glob("checkpoint-*"))
+        command = ["verify", self.folder / "run", *(one for journal in journals for one in ("--journal", journal))]
+
+        def put_back(*turns):
+            for journal in journals:
+                for turn in turns:
+                    os.link(aside / journal.name / f"rows-{turn:012}.log", journal / f"rows-{turn:012}.log")
+
+        def prune(*turns):
+            for journal in journals:
+                for turn in turns:
+                    (journal / f"rows-{turn:012}.log").unlink()
+
+        def go_on():
+            (aside / newest.name).rename(newest)
+            prune(2)
+
+        put_back(2)
+        newest.rename(aside / newest.name)
+        said = ctl.held(self, "verify.tables", go_on, *command)
+        self.assertRegex(said, r"(?m)^journal-b of tables  .* sound$")
+        put_back(2)
+        said = ctl.held(self, "verify.rows", lambda: prune(2), *command)
+        self.assertRegex(said, r"(?m)^journal of tables  1 segments  .* sound$")
+        put_back(1, 2)
+        os.unlink(journals[1] / f"rows-{3:012}.log")  # it may be yet to be begun
+        ctl.held(self, "verify.tables", lambda: None, *command)
+        os.unlink(journals[1] / f"rows-{2:012}.log")
+        said = ctl.held(self, "verify.tables", lambda: None, *command, status=1)
+        self.assertRegex(said, rf"(?m)^journal-b of tables  DAMAGED  ends with rows-{1:012}.log, but {newest.name} goes on with rows-{3:012}.log$")
 
 
 if __name__ == "__main__":

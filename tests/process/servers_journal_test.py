@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 
+import ctl
 import fault_points
 import servers_test
 from cluster import DONE, USAGE, main, wait_for
@@ -19,6 +20,7 @@ OF_JOURNALS = {name for name in fault_points.in_sources() if name.startswith("jo
 OF_LEADER = {"servers.prepared", "servers.committed", "round.before_close", "round.committed", *OF_CHECKPOINTS, *OF_JOURNALS}
 OF_SHARD = {"servers.part_prepared", "servers.part_committed", *OF_JOURNALS}
 OF_ROUTE = "servers.route_written"
+OF_VERIFY = {"verify.journal", "verify.rows", "verify.tables"}  # rows_servers_test.py holds the last two up
 
 
 class JournalTest(servers_test.ServersTest):
@@ -89,7 +91,7 @@ class Kill(JournalTest):
                   for who, path in logs.items()}
         self.assertEqual(set(points["leader"]), OF_LEADER)
         self.assertEqual(set(points["b"]), OF_SHARD)
-        self.assertLessEqual(fault_points.owned_by("servers_journal_test.py"), OF_LEADER | OF_SHARD | {OF_ROUTE})
+        self.assertLessEqual(fault_points.owned_by("servers_journal_test.py"), OF_LEADER | OF_SHARD | {OF_ROUTE} | OF_VERIFY)
         for who, kill in (("leader", self.kill_leader), ("b", self.kill_shard)):
             for number, name in enumerate(points[who]):
                 counts = [2] if "segment" in name or "checkpoint" in name else [9]
@@ -275,6 +277,8 @@ CHUNK, COMMIT = 2, 3  # kinds of records (docs/durability.md)
 class Verify(JournalTest):
     """`centroidctl checkpoints verify` of a run whose three servers were killed."""
 
+    JOURNALS = ("journal", "journal-b", "journal-c")
+
     def killed(self, run="run", *arguments, joins=()):
         """The last round that such a run has committed."""
         leader, shards, workers = self.start_all(run, "--checkpoint-every", 0, *arguments, rounds=100_000)
@@ -293,13 +297,46 @@ class Verify(JournalTest):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout
 
+    def renewed(self):
+        """The round of the checkpoint that such a run wrote, and its last; the segments that went with that stand in `aside`, by journal."""
+        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=100_000)
+        leader.wait_round(20)
+        aside = self.folder / "aside"
+        firsts = [self.file("run", journal) for journal in self.JOURNALS]
+
+        def is_renewed():
+            for journal in self.JOURNALS:
+                (aside / journal).mkdir(parents=True, exist_ok=True)
+                for segment in (self.folder / "run" / journal).glob("journal-*.log"):
+                    if not (aside / journal / segment.name).exists():
+                        os.link(segment, aside / journal / segment.name)
+            self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+            return not any(first.exists() for first in firsts)
+
+        wait_for(is_renewed, "the older segments to go")
+        leader.wait_more_rounds(10)
+        for process in (leader, *shards.values(), *workers):
+            process.kill()
+        checkpoint = max((self.folder / "run" / "checkpoints").glob("checkpoint-*"))
+        return json.loads((checkpoint / "manifest.json").read_text())["round"], self.records("run", "journal", COMMIT)[-1][1], checkpoint
+
+    def put_back(self, journal):
+        """The segments that had gone."""
+        there = self.folder / "run" / journal
+        missing = [old for old in (self.folder / "aside" / journal).iterdir() if not (there / old.name).exists()]
+        for old in missing:
+            os.link(old, there / old.name)
+        return [there / old.name for old in missing]
+
+    def named(self, *folders):
+        return [one for folder in folders for one in ("--journal", folder)]
+
     def copy(self, run):
         shutil.copytree(self.folder / "run", self.folder / run)
         return run
 
     def file(self, run, journal):
-        (path,) = (self.folder / run / journal).glob("journal-*.log")
-        return path
+        return max((self.folder / run / journal).glob("journal-*.log"))
 
     def records(self, run, journal, *kinds):
         """(offset, round, bytes) of the whole records."""
@@ -377,6 +414,68 @@ class Verify(JournalTest):
         self.assertIn("elsewhere/nowhere  holds no journal", self.verify(apart, "--journal", self.folder / "elsewhere" / "nowhere", status=1))
         both = [one for name in ("leader's", "elsewhere") for one in ("--journal", self.folder / name)]
         self.assertIn("those of 'c' are whole", self.verify(apart, *both))
+
+    def test_the_leaders_journal_is_read_first_wherever_it_lies(self):
+        self.killed()
+        (self.folder / "a").mkdir()
+        b = (self.folder / "run" / "journal-b").rename(self.folder / "a" / "journal-b")
+        for place in ("z/journal", "z/of-the-leader"):
+            with self.subTest(place=place):
+                (self.folder / "z").mkdir(exist_ok=True)
+                there = self.folder / place
+                next(at for at in (self.folder / "run" / "journal", self.folder / "z" / "journal") if at.exists()).rename(there)
+                said = self.verify("run", *self.named(b, there))
+                label = there.name if there.name == "journal" else str(there)
+                self.assertEqual([line.split("  ")[0] for line in said.splitlines()][-4:-2], [label, "journal-b"], said)
+
+    def test_segments_that_go_while_they_are_read_are_no_damage(self):
+        self.renewed()
+        for journal in self.JOURNALS:
+            with self.subTest(journal=journal):
+                needless = self.put_back(journal)
+                there = needless[0].parent
+                self.assertGreater(len(list(there.glob("journal-*.log"))), len(needless))
+                said = ctl.held(self, "verify.journal", lambda: [old.unlink() for old in needless], "verify", self.folder / "run", *self.named(there))  # noqa: B023
+                self.assertRegex(said, rf"(?m)^{journal}  .* sound$")
+                self.assertNotIn("DAMAGED", said)
+
+    def test_of_a_single_checkpoint_the_rounds_behind_it_are_looked_for(self):
+        after, last, checkpoint = self.renewed()
+        self.put_back("journal")  # the leader's goes last
+        whole = f"parts  rounds {after + 1} to {last}, {last - after} committed behind the newest checkpoint  those of 'b', 'c' are whole"
+        self.assertIn(whole, self.verify("run"))
+        journals = self.named(*(self.folder / "run" / journal for journal in self.JOURNALS))
+        self.assertIn(whole, self.verify(checkpoint, *journals))
+        self.assertIn(whole, self.verify(shutil.copytree(checkpoint, self.folder / "copy-of-one"), *journals))
+
+    def test_a_journal_of_an_earlier_run_counts_as_not_there(self):
+        self.killed("old", "--run-id", "old")
+        self.killed()
+        for journal, missing in (("journal-c", "those of 'c' were not there to look at, and a resume needs them"), ("journal", "the leader's journal, which says what is committed, was not there")):
+            with self.subTest(journal=journal):
+                run = self.copy(f"with-{journal}")
+                shutil.rmtree(self.folder / run / journal)
+                shutil.copytree(self.folder / "old" / journal, self.folder / run / journal)
+                said = self.verify(run)
+                self.assertIn(missing, said)
+                self.assertIn(f"{journal}  has nothing of run 'r', only of 'old': it counts as not there\n", said)
+
+    def test_every_copy_of_a_journal_is_compared(self):
+        self.killed()
+        self.copy("short")
+        at, number, size = self.records("short", "journal-b", COMMIT)[-4]
+        self.alter("short", "journal-b", lambda data: data.__delitem__(slice(at + size, None)))
+        of_run = [self.folder / "run" / journal for journal in self.JOURNALS]
+        said = self.verify("run", *self.named(*of_run, self.folder / "short" / "journal-b"), status=1)
+        self.assertIn(f"parts  DAMAGED  round {number + 1} is committed, and the journal of server 'b' in {self.folder}/short/journal-b does not have it", said)
+        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are whole$")
+
+    def test_a_journal_without_the_pushes_behind_the_checkpoint_is_damaged(self):
+        self.killed("run", "--tables", "count:dim=1")
+        self.assertRegex(self.verify("run"), r"(?m)^journal-b of tables  .* sound$")
+        for segment in (self.folder / "run" / "journal-b").glob("rows-*.log"):
+            segment.unlink()
+        self.assertRegex(self.verify("run", status=1), r"(?m)^journal-b of tables  DAMAGED  has no rows-\*.log, but checkpoint-\d+ goes on with rows-\d+.log$")
 
 
 if __name__ == "__main__":

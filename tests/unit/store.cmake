@@ -1,7 +1,7 @@
 centroid_test(store_test LABEL unit
   SOURCES unit/statistics_test.cc unit/store_test.cc unit/snapshot_test.cc unit/fingerprint_test.cc unit/disk_watch_test.cc
   DEPS centroid::store centroid::checkpoint centroid::optim centroid::tensor)
-centroid_test(journal_test LABEL unit SOURCES unit/journal_test.cc DEPS centroid::store centroid::checkpoint)
+centroid_test(journal_test LABEL unit SOURCES unit/journal_test.cc unit/journal_match_test.cc DEPS centroid::store centroid::checkpoint)
 centroid_test(restore_mark_test LABEL unit SOURCES unit/replace_file_test.cc unit/restore_mark_test.cc DEPS centroid::checkpoint)
 centroid_test(shards_test LABEL unit SOURCES unit/shards_test.cc DEPS centroid::checkpoint nlohmann_json::nlohmann_json)
 centroid_test(rows_test LABEL unit
