@@ -449,8 +449,8 @@ class Verify(JournalTest):
         self.assertIn(whole, self.verify(shutil.copytree(checkpoint, self.folder / "copy-of-one"), *journals))
 
     def test_a_journal_of_an_earlier_run_counts_as_not_there(self):
-        self.killed("old", "--run-id", "old")
-        self.killed()
+        self.killed("old", "--run-id", "old", "--tables", "count:dim=1")
+        self.killed("run", "--tables", "count:dim=1")
         for journal, missing in (("journal-c", "those of 'c' were not there to look at, and a resume needs them"), ("journal", "the leader's journal, which says what is committed, was not there")):
             with self.subTest(journal=journal):
                 run = self.copy(f"with-{journal}")
@@ -458,7 +458,9 @@ class Verify(JournalTest):
                 shutil.copytree(self.folder / "old" / journal, self.folder / run / journal)
                 said = self.verify(run)
                 self.assertIn(missing, said)
-                self.assertIn(f"{journal}  has nothing of run 'r', only of 'old': it counts as not there\n", said)
+                for label in (journal, f"{journal} of tables"):
+                    self.assertIn(f"{label}  has nothing of run 'r', only of 'old': it counts as not there\n", said)
+                self.assertIn(f"tables  journals of '{'c' if journal == 'journal-c' else 'the leader'}' were not there", said)
 
     def test_every_copy_of_a_journal_is_compared(self):
         self.killed()
