@@ -55,7 +55,7 @@ class Beginning(ClusterTest):
         self.assertTrue(worker.is_running(), worker.text())
         self.hold.unlink()
         server.wait_more_rounds()
-        self.assertEqual(server.events("server.ready")[0]["round"], 4)
+        self.assertEqual(server.wait_event("server.ready")["round"], 4)
         self.assertEqual(server.call("GET", "/readyz")[0], 200)
         self.assertTrue(worker.is_running())
 
