@@ -70,13 +70,20 @@ Task<Status> Cluster::start_journal() {
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   if (checkpointed_ == Version()) {
+    const auto unsettled = [&] { return rows_servers_ ? rows_servers_->unsettled() : ""; };
+    if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
+      set_phase(Phase::kInitializing, "the journal begins when all tables are here: " + why);
+      (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+      co_return Status();  // again
+    }
     const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
                                     "the first one, with which the journal begins");
     set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
     is_loop_writing_ = true;
     const auto written = co_await write_checkpoint(false);
     is_loop_writing_ = false;
-    if (!written.ok() && has_lost_server()) co_return Status();  // again when it is settled
+    if (!written.ok() && (has_lost_server() || !unsettled().empty()))
+      co_return Status();  // again when it is settled
     if (!written.ok())
       co_return written.error().with_context("journal on: the checkpoint that it begins with");
   }

@@ -468,6 +468,15 @@ void RowsServers::waits(std::vector<WaitView>& views) const {
                      .seconds = seconds(moves_since_)});
 }
 
+std::string RowsServers::unsettled() const {
+  if (!is_begun_) return why_;
+  for (std::size_t i = 1; i < holders_.size(); ++i)
+    if ((holders_[i].state == State::kAbsent || !is_here(holders_[i])) &&
+        (owns(i) || holders_[i].has_held))
+      return "server '" + holders_[i].name + "' is gone with its rows";
+  return {};
+}
+
 bool RowsServers::needs_checkpoint() const {
   if (!is_begun_) return false;  // what is in journals stays there
   // The last holds pushes off on all servers; of one that is gone without a journal nothing comes.

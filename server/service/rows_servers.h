@@ -64,6 +64,8 @@ class RowsServers {
   };
   Share share_of(const std::string& server) const;
   bool needs_checkpoint() const;
+  /// Why `freeze` fails now, for a reason that passes by itself; empty: it may not.
+  std::string unsettled() const;
   /// As RowsService's.
   bool journal_wants_checkpoint(std::uint64_t bytes) const;
   /// The next checkpoint is the last: from it on nothing is pushed any more.

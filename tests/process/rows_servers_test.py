@@ -203,6 +203,35 @@ class RowsServersTest(ClusterTest):
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, *shards.values())
 
+    def test_the_journal_of_a_model_that_comes_while_tables_are_read_begins_when_they_are_here(self):
+        journal = ("--journal", "on", "--journal-sync", 0)
+        leader = self.leader(2, *journal)
+        shard = self.shard(leader.data, "b")
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 1, bool)
+        client.push(range(50))
+        client.close()
+        self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+        leader.kill()
+        shard.kill()
+        hold = self.folder / "hold"
+        hold.write_text("")
+        self.addCleanup(lambda: hold.unlink(missing_ok=True))
+        environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}"}
+        leader = self.leader(2, *journal, "--resume", "--rounds", 5, number=1, environment=environment)
+        shard = self.shard(leader.data, "b", 1)
+        worker = self.worker(leader, "w0")
+        why = "the journal begins when all tables are here: "
+        leader.wait_cluster("the journal to wait", lambda cluster: cluster["state_reason"].startswith(why))
+        hold.unlink()
+        leader.wait_round(5)
+        self.wait_serving(leader)
+        client = SpreadClient(leader.data, 2, bool)
+        self.assertEqual(set(client.pull(range(50)).values()), {1.0})
+        client.close()
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, shard, worker)
+
     def test_a_server_that_is_lost_while_its_rows_are_read_from_the_checkpoint_gets_them_once_it_is_back(self):
         hold, reached = self.folder / "hold", self.folder / "reached"
         environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
