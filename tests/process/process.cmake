@@ -21,6 +21,6 @@ if(CENTROID_SANITIZE MATCHES "address")
     execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=${library} OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE)
     string(APPEND first "${found} ")
   endforeach()
-  set_tests_properties(process.buffers process.client process.metrics process.robust process.rows_client process.rows_waits process.standby PROPERTIES ENVIRONMENT_MODIFICATION
+  set_tests_properties(process.buffers process.client process.metrics process.robust process.rows_client process.rows_waits process.standby process.trace PROPERTIES ENVIRONMENT_MODIFICATION
     "LD_PRELOAD=set:${first};ASAN_OPTIONS=string_append::detect_leaks=0")
 endif()
