@@ -48,24 +48,27 @@ class Training(LocalStepsTest):
 
 
 class Crash(LocalStepsTest):
-    def check_resume(self, *flags, exchange="star", killed=("server", "w0", "w1")):
+    def check_resume(self, *flags, exchange="star"):
         """All of a job is killed in the middle of rounds; it goes on from its checkpoint to the bits of one that was not."""
         goal = ["--rounds", 240]
         worker = ["--exchange", exchange, "--codec", "topk:0.2"]
         common = [*flags, "--exchange", exchange, *goal]
         whole = self.serve(*common, "--exit-when-finished", run="whole", name="whole")
         self.assert_exit(DONE, *[self.join(whole, f"w{i}", *worker) for i in range(2)], whole)
-        common += ["--checkpoint-every", 20]
-        server = self.serve(*common, name="before")
+        every = 100  # of the states of a worker the newest three stay: that of the checkpoint is one of them
+        common += ["--checkpoint-every", every]
+        # It dies with one checkpoint, at whatever round it begins the second.
+        server = self.serve(*common, name="before", environment={"CENTROID_TEST_FAULT": "checkpoint.folder_made:2"})
 
         def start(server, turn):
             return [self.join(server, f"w{i}", *worker, "--state-dir", self.folder / f"state{i}") for i in range(2)]
 
         workers = start(server, 0)
-        server.wait_event("checkpoint.written")
-        server.wait_more_rounds(25)
-        for process in [server, *workers]:
-            process.kill()
+        self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
+        for i, worker in enumerate(workers):
+            kept = f"state{i}/*/checkpoint-{every:012}/manifest.json"
+            wait_for(lambda kept=kept: len(list(self.folder.glob(kept))) == 2, f"what {worker.name} had after round {every}: what its codec had left, and what is its own")
+            worker.kill()
         again = self.serve(*common, "--resume", "--exit-when-finished", name="after")
         self.assert_exit(DONE, *start(again, 1), again)
         self.assertEqual(self.bits(), self.bits("whole"))
@@ -103,12 +106,14 @@ class Crash(LocalStepsTest):
         for exchange in ("star", "ring"):
             with self.subTest(exchange=exchange):
                 run = f"kill-{exchange}"
-                flags = ["--exchange", exchange, "--fragments", "2", "--overlap", "1", "--epochs", "150"]
-                server = self.serve(*flags, "--exit-when-finished", "--min-workers", "3", run=run, name=f"server-{run}")
+                flags = ["--exchange", exchange, "--fragments", "2", "--overlap", "1", "--epochs", "1000000"]
+                server = self.serve(*flags, "--min-workers", "3", run=run, name=f"server-{run}")
                 workers = [self.join(server, f"{name}-{exchange}", "--exchange", exchange) for name in "abc"]
                 server.wait_round(10)
                 workers[2].kill()
                 server.wait_worker(f"c-{exchange}", "dead")
+                server.wait_cluster("150 epochs", lambda cluster: cluster["epoch"] >= 150)
+                server.post("/v1/job:stop")
                 self.assert_exit(DONE, *workers[:2], server)
                 summaries = [self.summary(f"{name}-{exchange}") for name in "ab"]
                 self.assertEqual(len({summary["fingerprint"] for summary in summaries}), 1)
