@@ -18,7 +18,8 @@ TENSORS = [(f"t{i}", (16,)) for i in range(13)]
 LAST = len(TENSORS) - 1  # has at worker i's place the number of its contribution, which no other one has
 BATCH = 4
 BASE = 16  # a contribution of worker i is BASE ** i everywhere, so that a sum tells whose it holds, and how many
-LEASE_SECONDS = 2
+LEASE_SECONDS = 6  # those that stay are Python, and the machine may be busy; who is killed is missed at once
+LONGEST_SECONDS = 2
 
 
 @functools.lru_cache(None)
@@ -182,7 +183,7 @@ class Kills(ClusterTest):
         for number in range(4):
             self.assertLessEqual(seen[number], given[number], "one contribution was counted twice")
             self.assertGreater(seen[number], 0)
-        self.assertLess(longest, bar(LEASE_SECONDS, slack=2), "lease; a grace is half a round of milliseconds")
+        self.assertLess(longest, bar(LONGEST_SECONDS, slack=4), "no lease ends; a grace is half a round of milliseconds")
 
     def end(self, child):
         try:

@@ -41,20 +41,20 @@ class Slow(MembershipTest):
         self.assertEqual(1, len(server.events("member.joined")))
 
     def test_an_upload_longer_than_the_lease_is_no_failure(self):
-        server = self.server("--min-workers", 1, "--rounds", 3, "--lease", "1s", "--exit-when-finished")
+        server = self.server("--min-workers", 1, "--rounds", 3, "--lease", "2s", "--exit-when-finished")
         link = self.link_to(server)
-        link.up.slow(150_000)
-        worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 2 s
+        link.up.slow(80_000)
+        worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 4 s
         self.assert_exit(DONE, worker, server)
         self.assertGreater(link.up.passed, 900_000)
         self.assert_nobody_was_lost(server)
 
     def test_an_upload_to_another_server_longer_than_the_lease_is_no_failure(self):
-        server = self.server("--servers", 2, "--min-workers", 1, "--rounds", 3, "--lease", "1s", "--chunk-bytes", 65536, "--exit-when-finished")
+        server = self.server("--servers", 2, "--min-workers", 1, "--rounds", 3, "--lease", "2s", "--chunk-bytes", 65536, "--exit-when-finished")
         place = f"127.0.0.1:{free_port()}"
         link = Link(place)
         self.addCleanup(link.close)
-        link.up.slow(75_000)
+        link.up.slow(40_000)
         shard = self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", place, "--advertise", link.endpoint, "--run-dir", self.folder / "b"], None)
         worker = self.worker(server, "slow", model="mlp:64-1024-10")
         self.assert_exit(DONE, worker, server, shard)
@@ -109,7 +109,7 @@ class Loss(MembershipTest):
         self.assert_same_fingerprint("w0", "w2")
 
     def test_worker_lost_while_results_are_sent_to_it_does_not_hold_up_the_next_round(self):
-        server = self.server("--min-workers", 3, "--lease", 1500, "--credit-bytes", 64 << 20, "--apply", "worker")
+        server = self.server("--min-workers", 3, "--lease", 4000, "--credit-bytes", 64 << 20, "--apply", "worker")  # in three leases the others are to be done
         link = self.link_to(server)
         others = [self.worker(server, name, model=HUGE) for name in ("w0", "w1")]
         slow = self.worker(link.endpoint, "w2", model=HUGE)
@@ -204,14 +204,23 @@ class Loss(MembershipTest):
 
 
 class Silence(MembershipTest):
+    def wait_back(self, server, name):
+        """The admission with which it is a member again; there may be more than two, for on a busy machine so short a lease ends by itself, too."""
+
+        def find():
+            admissions = server.workers(name)
+            return admissions[-1] if len(admissions) > 1 and admissions[-1]["state"] == "active" else None
+
+        return wait_for(find, f"worker {name} to be back")
+
     def test_stopped_worker_is_fenced_and_rejoins(self):
         server, workers = self.cluster_of("w0", "w1", arguments=["--lease", 1500])
         workers[1].send(signal.SIGSTOP)
-        dead = server.wait_worker("w1", "dead", index=0)
+        dead = server.wait_worker("w1", "dead")
         self.assertIn("longer than its lease", dead["reason"])
         server.wait_more_rounds()
         workers[1].send(signal.SIGCONT)
-        again = server.wait_worker("w1", "active", index=1)
+        again = self.wait_back(server, "w1")
         self.assertGreater(again["member"], dead["member"])
         workers[1].wait_event("server.unreachable", why="fenced")
         server.wait_cluster("two workers", lambda cluster: cluster["world"] == 2)
@@ -222,10 +231,10 @@ class Silence(MembershipTest):
     def test_stopped_worker_in_the_middle_of_large_messages_is_fenced_and_rejoins(self):
         server, workers = self.cluster_of("w0", "w1", "w2", arguments=["--lease", 1500], model=WIDE)
         workers[1].send(signal.SIGSTOP)
-        server.wait_worker("w1", "dead", index=0)
+        server.wait_worker("w1", "dead")
         server.wait_more_rounds()
         workers[1].send(signal.SIGCONT)
-        server.wait_worker("w1", "active", index=1)
+        self.wait_back(server, "w1")
         server.wait_more_rounds()
         self.stop_in_order(server, *workers)
         self.assert_same_fingerprint("w0", "w1", "w2")
@@ -237,7 +246,7 @@ class Silence(MembershipTest):
             worker.wait_event("server.unreachable", why="silent")
         server.send(signal.SIGCONT)
         for worker in workers:
-            server.wait_worker(worker.name, "active", index=1)
+            self.wait_back(server, worker.name)
         server.wait_more_rounds()
         self.stop_in_order(server, *workers)
 
