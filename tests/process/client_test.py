@@ -149,10 +149,10 @@ class Arrays(ClientTest):
         self.assertEqual(server.exit_status(), DONE)
 
     def test_a_step_longer_than_the_lease_is_no_failure(self):
-        server = self.server("--rounds", 2, "--min-workers", 1, "--lease", "1s", "--exit-when-finished")
+        server = self.server("--rounds", 2, "--min-workers", 1, "--lease", "2s", "--exit-when-finished")
         with self.trainer(server, "slow", {"w": array.array("f", [0])}) as trainer:
             for _ in trainer:
-                threading.Event().wait(3)  # what it computes
+                threading.Event().wait(5)  # what it computes
                 self.assertEqual(trainer.finish({"w": array.array("f", [1])}).outcome, centroid.Outcome.COMMITTED)
             self.assertEqual(trainer.end, centroid.End.FINISHED)
         self.assertEqual(server.exit_status(), DONE)
@@ -462,12 +462,11 @@ class Pull(ClientTest):
         pulled = 0
         with concurrent.futures.ThreadPoolExecutor() as pool:
             changes = pool.submit(change)
-            while not changes.done():
+            while not changes.done() or pulled <= 10:  # on a machine that is busy a pull may take as long as a change
                 self.assert_one_version(centroid.pull(server.data, timeout=30), sorted(self.SHAPES))
                 pulled += 1
             changes.result()
         self.assertEqual(self.failure, [])
-        self.assertGreater(pulled, 10)
 
     def test_pulls_beside_restores_have_the_values_of_one_version(self):
         server = self.server("--lr", "0.5", "--chunk-bytes", 1024, "--rounds", 0)
@@ -493,11 +492,11 @@ class Pull(ClientTest):
             status, answer = server.post(f"/v1/checkpoints/{version}:restore")
             self.assertEqual(status, 200, answer)
             server.wait_more_rounds(5)
+        wait_for(lambda: len(pulled) > 20 or failures, "more than 20 pulls")
         is_over.set()
         for thread in threads:
             thread.join(40)
         self.assertEqual(failures, [])
-        self.assertGreater(len(pulled), 20)
         self.assertGreaterEqual(min(pulled), 1)
 
     def test_a_restore_while_tensors_are_copied_is_seen(self):
@@ -544,7 +543,7 @@ class Pull(ClientTest):
 
     def test_what_cannot_be_pulled_is_said(self):
         server = self.server("--rounds", 0, "--token", "secret")
-        self.assert_fails("unavailable", "no worker has brought them", centroid.pull, server.data, token="secret", timeout=0.3)
+        self.assert_fails("unavailable", "no worker has brought them", centroid.pull, server.data, token="secret", timeout=2)
         self.assert_fails("failed_precondition", "token", centroid.pull, server.data, token="guess", timeout=5)
         self.assert_fails("invalid_argument", "one string", centroid.pull, server.data, "w")
         self.assert_fails("invalid_argument", "names is empty", centroid.pull, server.data, [])
@@ -557,7 +556,7 @@ class Pull(ClientTest):
 
     def test_readers_that_do_not_read_hold_up_nobody_for_long(self):
         pull = header(80, REQUEST, b"\0\0\0\0", identity=1) + b"\0\0\0\0"  # all tensors
-        server = self.server("--lr", "0.5", "--rounds", 0, "--stall-timeout", 3000)
+        server = self.server("--lr", "0.5", "--rounds", 0, "--stall-timeout", 12_000)  # in which all eight have come
         self.train(server, {"w": (2_000_000,)})  # more than the credit of a reader
         server.wait_round(2)
         with contextlib.ExitStack() as stack:
@@ -567,12 +566,12 @@ class Pull(ClientTest):
                 read_frame(peer)
                 peer.sendall(pull)
                 read_exactly(peer, 48)  # of the answer: it holds its copy
-            self.assert_fails("unavailable", "8 of 8 readers", centroid.pull, server.data, timeout=1)
+            self.assert_fails("unavailable", "8 of 8 readers", centroid.pull, server.data, timeout=2)
             server.wait_more_rounds(3)
             tensors = centroid.pull(server.data, timeout=60)  # when they have been given up
             value = array.array("f", [self.BEGIN - 0.5 * (tensors.version - 1)]).tobytes()
             self.assertEqual(tensors["w"].tobytes(), 2_000_000 * value)
-            self.assertRegex(server.wait_event("tensors.not_sent")["why"], "credit|took nothing for 3 s")
+            self.assertRegex(server.wait_event("tensors.not_sent")["why"], "credit|took nothing for 12 s")
         self.assertEqual(self.failure, [])
 
 
