@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from cluster import DONE, ClusterTest, wait_for
+from cluster import DEADLINE_SECONDS, DONE, ClusterTest, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
@@ -27,7 +27,7 @@ def held(test, point, act, *arguments, status=DONE):
             wait_for(lambda: point in reached.read_text(), f"centroidctl at {point}")
             act()
             hold.unlink()
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=DEADLINE_SECONDS)
         finally:
             hold.unlink(missing_ok=True)
             process.kill()
@@ -48,7 +48,7 @@ class Altered:
 
             def do(self):
                 outer.before(self.path)
-                connection = http.client.HTTPConnection(server.api, timeout=20)
+                connection = http.client.HTTPConnection(server.api, timeout=DEADLINE_SECONDS)
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
                 answer = connection.getresponse()
@@ -85,7 +85,7 @@ class CtlTest(ClusterTest):
         """What it prints; fails unless it exits with this status."""
         address = [] if server is None else ["--server", server if isinstance(server, str) else server.api]
         done = subprocess.run(
-            [pathlib.Path(self.programs) / "centroidctl", *address, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+            [pathlib.Path(self.programs) / "centroidctl", *address, *map(str, arguments)], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
         )
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout if status == DONE else done.stdout + done.stderr

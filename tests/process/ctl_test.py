@@ -240,7 +240,7 @@ class Ctl(CtlTest):
         wait_for(waits, "a round that waits for w1")
         (told,) = (one for one in self.doctor(server, "--no-members") if one["check"] == "waits")
         self.assertEqual(told["verdict"], "warning")
-        self.assertRegex(told["found"], r"^round \d+ waits for w1, contribution; .* ago, \d\.\d+ s$")
+        self.assertRegex(told["found"], r"^round \d+ waits for w1, contribution; .* ago, [\d.]+ s$")
         found = {one["check"]: one for one in self.doctor(server)}
         self.assertEqual(found["worker w1"]["verdict"], "warning")
         self.assertRegex(found["worker w1"]["found"], r"^does not answer, silent for [\d.]+ s; a round waits for it$")
@@ -255,8 +255,11 @@ class Ctl(CtlTest):
 
     def test_doctor_names_a_worker_that_is_lost_while_it_looks(self):
         server, workers = self.training("--lease", "6s")
+        way = Altered(server)  # on a busy machine it may look when half of the lease has passed: it is to ask all the same
+        self.addCleanup(way.close)
+        way.path, way.words, way.is_whole = "/v1/workers", {'"silent_seconds":': '"silent_seconds":0,"was":'}, True
         workers[1].send(signal.SIGSTOP)
-        found = {one["check"]: one for one in self.doctor(server)}
+        found = {one["check"]: one for one in self.doctor(way.api)}
         self.assertRegex(found["worker w1"]["found"], r"^was lost while it was measured: .*silent")
         self.assertRegex(found["workers"]["found"], r"^1 present, 1 lost; w1: ")
         workers[1].send(signal.SIGCONT)
@@ -472,7 +475,7 @@ class Ctl(CtlTest):
 
     def test_top_tells_what_each_worker_does(self):
         server, _ = self.training()
-        looks = [json.loads(line) for line in self.ctl(server, "top", "--every", "0.5", "--count", "2", "--output", "json").splitlines()]
+        looks = [json.loads(line) for line in self.ctl(server, "top", "--every", "2", "--count", "2", "--output", "json").splitlines()]
         self.assertEqual([worker["samples_per_second"] for worker in looks[0]["workers"]], [0, 0])  # nothing to compare with yet
         for worker in looks[1]["workers"]:
             self.assertGreater(worker["samples_per_second"], 0)
