@@ -210,6 +210,7 @@ class WorkerMetrics(MetricsTest):
         for name in ("version_number", "train_loss_nats", "rank_number"):
             self.assertNotIn(f"centroid_worker_{name}", values)
         server, worker, endpoint = self.listening()
+        wait_for(lambda: series(self.get(endpoint)[2]).get("centroid_worker_version_number", 0) >= 5, "version 5 at the worker")
         server.kill()
         worker.wait_event("server.unreachable")
         values = series(self.get(endpoint)[2])
