@@ -62,6 +62,8 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       co_return beat_answered(session, frame.head);
     case Kind::kInitRequest:
       memory_.initialize(terms_.seed);
+      if (params_.data() != memory_.params.data())  // the planes have changed places
+        std::ranges::copy(memory_.params, params_.begin());
       for (auto& slot : slots_) std::fill(slot.begin(), slot.end(), 0.0f);
       tasks_->spawn(send_initial(session));
       co_return Status();
