@@ -424,11 +424,14 @@ Task<Result<bool>> Cluster::recover_servers() {
   last_written_.reset();
   round_tally_ = {};
   epochs_.forget_open();
-  if (!checkpoints_->list(false).empty()) {
+  store_.reset();  // chunks of it are lost
+  if (const auto found = checkpoints_->list(false);
+      !found.empty() && found.front().version.value > 0) {  // else of rows only
     CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(begin_replay());
-  } else {
-    store_.reset();
+  }
+  if (!store_) {
+    checkpointed_ = Version();
     agreed_.reset();
     counted_.clear();
     test_accuracy_ = test_loss_ = -1;

@@ -1,5 +1,6 @@
 """Tables of sparse rows on several servers over kill -9. rows_servers_test.py BIN_DIR"""
 
+import hashlib
 import os
 import random
 import signal
@@ -231,6 +232,46 @@ class RowsServersTest(ClusterTest):
         client.close()
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, shard, worker)
+
+    def test_a_model_of_which_no_checkpoint_is_there_begins_again_when_a_server_of_it_is_lost(self):
+        """The only checkpoint is of rows."""
+        goal = ("--rounds", 400, "--exit-when-finished", "--chunk-bytes", 1024, "--servers-wait", "60s")
+        shape = {"model": "mlp:64-48-32-10"}
+        whole = self.leader(1, *goal, run="whole", number=9)
+        self.assert_exit(DONE, self.worker(whole, "alone", **shape), whole)
+        for number, journal in enumerate(((), ("--journal", "on", "--journal-sync", 0))):
+            with self.subTest(journal=journal):
+                hold, run = self.folder / f"hold-{number}", f"run-{number}"
+                environment = {"CENTROID_TEST_HOLD": f"checkpoint.folder_made:{hold}"}
+                leader = self.leader(2, *goal, *journal, number=number, run=run, environment=environment)
+                shard = self.shard(leader.data, "b", number, run=f"shards-{number}")
+                self.wait_serving(leader)
+                client = SpreadClient(leader.data, 1, bool)
+                client.push(range(50))
+                client.close()
+                self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+                if journal:  # lost before the first one of the model is written
+                    hold.write_text("")
+                    self.addCleanup(lambda hold=hold: hold.unlink(missing_ok=True))
+                worker = self.worker(leader, f"w-{number}", **shape)
+                if journal:
+                    leader.wait_cluster("the journal's checkpoint", lambda cluster: "with which the journal begins" in cluster["state_reason"])
+                else:
+                    leader.wait_round(5)
+                wait_for(lambda leader=leader: all(server["chunks"] for server in leader.get("/v1/servers")["servers"]), "chunks on both")
+                shard.kill()
+                leader.wait_event("server.lost")
+                hold.unlink(missing_ok=True)
+                shard = self.shard(leader.data, "b", number + 10, run=f"shards-{number}")
+                self.assertEqual(leader.wait_event("servers.state_restored")["version"], 0)
+                wait_for(lambda leader=leader: leader.get("/v1/cluster")["round"] > 5 and self.wait_serving(leader) is None, "rounds")
+                client = SpreadClient(leader.data, 2, bool)
+                self.assertEqual(set(client.pull(range(50)).values()), {1.0})
+                client.close()
+                self.assert_exit(DONE, worker, leader, shard)
+                of_model = [{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.checkpoints(one)[-1].glob("model*")} for one in ("whole", run)]
+                self.assertTrue(of_model[0])
+                self.assertEqual(*of_model)
 
     def test_a_server_that_is_lost_while_its_rows_are_read_from_the_checkpoint_gets_them_once_it_is_back(self):
         hold, reached = self.folder / "hold", self.folder / "reached"
