@@ -110,14 +110,13 @@ Task<Result<bool>> Cluster::settle_servers() {
       log::warn("server.not_added", {{"server", name}, {"why", added.error()}});
       co_return false;  // its session has ended, or ends now
     }
+    if (has_lost_server()) co_return false;
   }
   bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
   if (moves) moves = co_await may_move();
   if (moves) {
     const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
-    const auto has_gone = [](const auto& link) { return link && link->is_gone(); };
-    const bool changes =
-        spread_.target == spread_.route.owners || std::ranges::any_of(spread_.links, has_gone);
+    const bool changes = spread_.target == spread_.route.owners || has_lost_server();
     if (!has_room && !changes)  // one does not answer, or its session has ended
       co_await changed_.wait(clock_.now() + kAskAgain);
     if (!has_room) co_return false;
@@ -131,9 +130,10 @@ Task<Result<bool>> Cluster::settle_servers() {
         std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end())
       continue;
     const auto drained = spread_.links[i];
-    CENTROID_CO_TRY(co_await drop_server(i));
+    const Status dropped = co_await drop_server(i);
     if (!holds_rows(drained->name))
       shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
+    CENTROID_CO_TRY(dropped);
     // Rounds behind the newest checkpoint are in its journal, which goes with it.
     if (journal_.is_on() && !checkpointing_ && needs_checkpoint())
       tasks_.spawn(checkpoint_in_background(false));
@@ -233,8 +233,11 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   links.push_back(link);
   auto owners = spread_.route.owners;
   if (owners.empty()) owners.assign(store_->plan().chunks().size(), kLeader);
-  CENTROID_CO_TRY(co_await adopt_route(std::move(links), std::move(owners)));
+  const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
+  if (link->is_gone()) co_return told;
+  if (!told.ok())  // another one is gone: this one is in the route, and is to begin like the others
+    log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
   proto::ServerState state;
   state.version = store_->version();
   state.optimizer_step = store_->optimizer_step();
@@ -246,15 +249,18 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   co_return Status();
 }
 
-/// A server on which no chunk lies leaves the route.
+/// A server on which no chunk lies leaves the route. Another one that is gone meanwhile does not
+/// hear of it: `settle_servers` finds it.
 Task<Status> Cluster::drop_server(std::size_t index) {
   auto links = spread_.links;
   links.erase(links.begin() + static_cast<std::ptrdiff_t>(index));
   auto owners = spread_.route.owners;
   for (std::uint16_t& owner : owners) owner = static_cast<std::uint16_t>(owner - (owner > index));
   log::info("server.dropped", {{"server", spread_.links[index]->name}});
-  CENTROID_CO_TRY(co_await adopt_route(std::move(links), std::move(owners)));
+  const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
+  if (told.ok() || !has_lost_server()) co_return told;
+  log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
   co_return Status();
 }
 
