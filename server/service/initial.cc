@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
@@ -45,7 +46,7 @@ Task<bool> Cluster::initialize() {
   const auto ranked = roster_.ranked();
   if (ranked.empty()) co_return false;
   const MemberId first = ranked.front();
-  find(first)->init_requested = true;
+  find(first)->init_requested = find(first)->sends_init = true;
   initial_.emplace();
   initial_->from = first;
   initial_->is_here.resize(store_->plan().chunks().size());
@@ -80,8 +81,10 @@ Task<Result<Buffer>> Cluster::read_numbers(transport::Session& session, std::str
 Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
                                       proto::InitChunk head, std::uint64_t bytes) {
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
-  if (!is_initial_from(*link))
+  if (!is_initial_from(*link) && !link->sends_init)
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  if (!is_initial_from(*link))  // the job stops, or is another server's: it is told so
+    co_return co_await session.skip_payload();
   if (head.chunk.value >= store_->plan().chunks().size())
     co_return Error(
         ErrorCode::kInvalidArgument,
@@ -91,8 +94,7 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
   CENTROID_CO_ASSIGN(const Buffer buffer,
                      co_await read_numbers(session, where, chunk.elements, bytes));
-  if (!is_initial_from(*link))  // the store may be another one, or in use
-    co_return Error(ErrorCode::kAborted, where + ": it is not wanted any more");
+  if (!is_initial_from(*link)) co_return Status();  // the store may be another one, or in use
   const std::span<const float> values = buffer.as<float>().first(chunk.elements);
   if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
     co_return Error(ErrorCode::kInvalidArgument,
@@ -105,6 +107,8 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
 }
 
 Status Cluster::init_done(Link& link) {
+  const bool was_asked = std::exchange(link.sends_init, false);
+  if (!is_initial_from(link) && was_asked) return {};
   if (!is_initial_from(link))
     return Error(ErrorCode::kFailedPrecondition,
                  "InitDone of " + link.join.name + ": nobody asked for it");

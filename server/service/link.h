@@ -36,7 +36,7 @@ struct Link {
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
   std::optional<proto::Wait> wait;      ///< to be told why it waits
   TimePoint wait_told;                  ///< when it was told last
-  bool init_requested = false;
+  bool init_requested = false, sends_init = false;
   std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
   TimePoint asked_at;          ///< when it was last told so with a round
   SmoothedTime evaluation;     ///< how long that took, before it began to train
