@@ -164,26 +164,25 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   state_fetched_.notify_all();
 
   // Another server has the job, or may: nothing is written, nobody is told that it is over.
-  const bool is_over_here = is_deposed() || (fence_ != nullptr && !result.ok() &&
-                                             result.error().code() == ErrorCode::kAborted);
+  const auto is_elsewhere = [&] {
+    return is_deposed() ||
+           (fence_ != nullptr && !result.ok() && result.error().code() == ErrorCode::kAborted);
+  };
+  const bool is_remembered = result.ok() && !is_elsewhere() && stop_ && !stop_->halted.empty();
+  (void)blocking();  // the end waits for a checkpoint that is being written
+  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
+  bool halted = !result.ok() && !is_elsewhere();
+  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
+  if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
+  if (!is_elsewhere() && phase_ != Phase::kStandby) co_await write_last_checkpoint();
+  const bool is_over_here = is_elsewhere();
+  halted = halted && !is_over_here;
   if (is_over_here)
     log::error("leader.deposed",
                {{"term", fence_->term()},
                 {"error", result.ok() ? fence_->holds().error() : result.error()},
                 {"action", "this server writes nothing more, its workers look for the leader"}});
-  const bool is_remembered = result.ok() && !is_over_here && stop_ && !stop_->halted.empty();
-  (void)blocking();  // the end waits for a checkpoint that is being written
-  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
-  const bool halted = !result.ok() && !is_over_here;
-  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
-  if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
   const bool writes_nothing = is_over_here || phase_ == Phase::kStandby;
-  if (!writes_nothing && needs_checkpoint()) {
-    const auto written = co_await write_checkpoint(false);
-    if (!written.ok())
-      tell(events_, log::Level::kError, "checkpoint.failed",
-           {{"why", written.error()}, {"when", "at the end"}});
-  }
   if (halted && !stop_ && !stop_requested_) co_await keep_halt(result.error());
   const bool is_stopped = stop_requested_ || stop_;
   const std::string why_stopped = stop_requested_ ? stop_reason_ : phase_reason_;
@@ -222,12 +221,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
     co_await rows_servers_->refresh();
   }
   // A checkpoint asked for in the meantime may have kept it after all.
-  if (!writes_nothing && needs_checkpoint()) {  // of rows that were pushed since
-    const auto written = co_await write_checkpoint(false);
-    if (!written.ok())
-      tell(events_, log::Level::kError, "checkpoint.failed",
-           {{"why", written.error()}, {"when", "at the end"}});
-  }
+  if (!writes_nothing) co_await write_last_checkpoint();  // of rows that were pushed since
   if (result.ok() && !writes_nothing && needs_checkpoint())
     result =
         Error(ErrorCode::kResourceExhausted,

@@ -147,6 +147,8 @@ class Cluster final : public ControlPlane {
   // leading.cc
   Task<Status> take_the_lead();
   Task<Status> may_commit();
+  Task<Status> act_as_leader(std::function<Status()> act);
+  Task<void> write_last_checkpoint();
   std::optional<Error> held() const;
   Status check_lead() const;
   Task<void> send_workers_away();
@@ -500,10 +502,9 @@ class Cluster final : public ControlPlane {
   Event checkpoint_done_;
   Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
 
-  // several servers
   Fence* fence_ = nullptr;                  ///< none: this server is alone
   std::unique_ptr<IoThread> fence_thread_;  ///< reads its file while this server is held
-  bool is_looking_ = false;
+  bool is_looking_ = false, has_led_ = false;
   Leadership leadership_;
 
   // position of the job
@@ -587,8 +588,7 @@ class Cluster final : public ControlPlane {
   std::optional<CheckpointDirectory> checkpoints_;
   const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false,
-       has_led_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
   std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has

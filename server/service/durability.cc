@@ -15,6 +15,9 @@ using journal::Kind;
 
 namespace {
 
+/// After a checkpoint with which the journal could not begin.
+constexpr std::chrono::milliseconds kAgain{200};
+
 std::string exact(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", value);
@@ -84,9 +87,15 @@ Task<Status> Cluster::start_journal() {
     is_loop_writing_ = false;
     if (!written.ok() && (has_lost_server() || !unsettled().empty()))
       co_return Status();  // again when it is settled
+    if (!written.ok() && fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable) {
+      log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
+      (void)co_await changed_.wait(clock_.now() + kAgain);
+      co_return co_await may_commit();
+    }
     if (!written.ok())
       co_return written.error().with_context("journal on: the checkpoint that it begins with");
   }
+  CENTROID_CO_TRY(co_await may_commit());
   JournalWriter::Options options;
   options.folder = config_.journal_dir;
   options.sync_every = config_.journal_sync;

@@ -10,6 +10,8 @@ namespace {
 /// Between two looks at the fence while it is closed.
 constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::seconds kGoodbye{2};
+/// Of what fails as if the lease were late although it is not: its file cannot be read.
+constexpr int kTries = 5;
 }  // namespace
 
 void Cluster::stand_by(Fence& fence) {
@@ -58,7 +60,9 @@ Task<Status> Cluster::take_the_lead() {
   log::info("leader.elected", {{"term", leadership_.term}});
   set_phase(phase_, "the state of the leader before is taken up");
   auto take = [fence = fence_]() { return fence->take(); };
-  CENTROID_CO_TRY(co_await run_on(blocking(), std::move(take)));
+  Status taken = co_await act_as_leader(std::move(take));
+  if (!taken.ok() && stop_requested_ && !is_deposed()) co_return Status();
+  CENTROID_CO_TRY(std::move(taken));
   CENTROID_CO_TRY(co_await prepare());
   set_phase(Phase::kWaiting, "workers come back to this server");
   log::info("leader.began",
@@ -81,6 +85,21 @@ Task<Status> Cluster::may_commit() {
   co_return Status();
 }
 
+/// On the thread of files, again where the lease was late meanwhile, until it is done.
+Task<Status> Cluster::act_as_leader(std::function<Status()> act) {
+  for (int tries = 0;;) {
+    CENTROID_CO_TRY(co_await may_commit());
+    auto next = act;
+    Status done = co_await run_on(blocking(), std::move(next));
+    const bool is_held =
+        fence_ != nullptr && !done.ok() && done.error().code() == ErrorCode::kUnavailable;
+    if (!is_held || stop_requested_) co_return done;
+    if (fence_->holds().ok() && ++tries > kTries) co_return done;
+    if (is_beginning()) set_phase(phase_, done.error().message());
+    if (!co_await sleep_until(clock_.now() + kLook)) co_return done;
+  }
+}
+
 /// Why this leader may not act now; nothing when it may, or is no leader.
 std::optional<Error> Cluster::held() const {
   if (fence_ == nullptr || phase_ == Phase::kStandby) return std::nullopt;
@@ -97,6 +116,30 @@ Task<void> Cluster::send_workers_away() {
   for (const auto& [id, link] : links_) link->tasks->spawn(link->session->goodbye(where));
   const TimePoint limit = clock_.now() + kGoodbye;
   while (!links_.empty() && clock_.now() < limit) co_await changed_.wait(limit);
+}
+
+/// Where the lease is late it is waited for, after a stop not for long.
+Task<void> Cluster::write_last_checkpoint() {
+  std::optional<TimePoint> limit;
+  const auto may_wait = [&] {
+    if (stop_requested_ && !limit) limit = clock_.now() + config_.drain_timeout;
+    return clock_.now() < limit.value_or(TimePoint::max());
+  };
+  int tries = 0;
+  while (needs_checkpoint() && !is_deposed()) {
+    const auto written = co_await write_checkpoint(false);
+    if (written.ok()) co_return;
+    const bool is_held = fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable;
+    if (!is_held || !may_wait() || (fence_->holds().ok() && ++tries > kTries)) {
+      tell(events_, log::Level::kError, "checkpoint.failed",
+           {{"why", written.error()}, {"when", "at the end"}});
+      co_return;
+    }
+    log::warn("checkpoint.waits", {{"why", written.error()}, {"action", "it is tried again"}});
+    do {
+      co_await changed_.wait(clock_.now() + kLook);
+    } while (!fence_->holds().ok() && !is_deposed() && may_wait());
+  }
 }
 
 bool Cluster::is_beginning() const { return !is_prepared_ && (fence_ == nullptr || has_led_); }

@@ -108,8 +108,7 @@ Task<Status> Cluster::prepare() {
           fence_ != nullptr ? [fence = fence_] { return fence->check(); } : RestoreMark::MayWrite();
       return complete_restore(config_.journal_dir, *checkpoints_, may_write);
     };
-    CENTROID_CO_TRY(co_await may_commit());
-    CENTROID_CO_TRY(co_await run_on(blocking_, std::move(complete)));
+    CENTROID_CO_TRY(co_await act_as_leader(std::move(complete)));
     CENTROID_CO_TRY(co_await load_checkpoint());
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
