@@ -15,8 +15,14 @@ using journal::Kind;
 
 namespace {
 
-/// After a checkpoint with which the journal could not begin.
-constexpr std::chrono::milliseconds kAgain{200};
+/// When the journal could not begin.
+constexpr std::chrono::milliseconds kAgain{500};
+
+/// Such errors of a disk may pass: it is full, or a part of it is away.
+bool is_of_disk(const Error& why) {
+  return why.code() == ErrorCode::kResourceExhausted || why.code() == ErrorCode::kDataLoss ||
+         why.code() == ErrorCode::kInternal;
+}
 
 std::string exact(double value) {
   char text[32];
@@ -72,38 +78,58 @@ Task<Status> Cluster::start_journal() {
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
-  if (checkpointed_ == Version()) {
+  std::optional<Waits::Guard> full;
+  std::string trouble;
+  for (;;) {
     const auto unsettled = [&] { return rows_servers_ ? rows_servers_->unsettled() : ""; };
-    if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
-      set_phase(Phase::kInitializing, "the journal begins when all tables are here: " + why);
-      (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+    Status begun;
+    if (checkpointed_ == Version()) {
+      if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
+        set_phase(Phase::kInitializing, "the journal begins when all tables are here: " + why);
+        (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+        co_return Status();  // again
+      }
+      const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
+                                      "the first one, with which the journal begins");
+      set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
+      is_loop_writing_ = true;
+      const auto written = co_await write_checkpoint(false);
+      is_loop_writing_ = false;
+      if (!written.ok() && (has_lost_server() || !unsettled().empty()))
+        co_return Status();  // again when it is settled
+      if (!written.ok() && fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable) {
+        log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
+        (void)co_await changed_.wait(clock_.now() + kAgain);
+        co_return co_await may_commit();
+      }
+      if (!written.ok())
+        begun = written.error().with_context("journal on: the checkpoint that it begins with");
+    }
+    CENTROID_CO_TRY(co_await may_commit());
+    if (begun.ok()) {
+      JournalWriter::Options options;
+      options.folder = config_.journal_dir;
+      options.sync_every = config_.journal_sync;
+      options.waits = config_.journal_full == "wait";
+      options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
+      if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+      journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
+      begun = journal_.start(std::move(options), journal_base(), journal_route());
+    }
+    if (begun.ok()) break;
+    if (config_.journal_full != "wait" || !is_of_disk(begun.error())) co_return begun;
+    if (!full)
+      log::error("journal.waits", {{"error", begun.error()}, {"action", "no round begins before"}});
+    trouble = begun.error().message();
+    if (!full) waits_.begin(full, WaitCause::kJournal, "job", "journal", [&] { return trouble; });
+    set_phase(Phase::kInitializing, "the journal cannot begin: " + trouble);
+    JournalWriter::State told;
+    told.trouble = trouble;
+    probe_.journal(told);
+    (void)co_await changed_.wait(clock_.now() + kAgain);
+    if (stop_requested_ || pause_ || restore_ || has_lost_server() || checkpointing_)
       co_return Status();  // again
-    }
-    const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
-                                    "the first one, with which the journal begins");
-    set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
-    is_loop_writing_ = true;
-    const auto written = co_await write_checkpoint(false);
-    is_loop_writing_ = false;
-    if (!written.ok() && (has_lost_server() || !unsettled().empty()))
-      co_return Status();  // again when it is settled
-    if (!written.ok() && fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable) {
-      log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
-      (void)co_await changed_.wait(clock_.now() + kAgain);
-      co_return co_await may_commit();
-    }
-    if (!written.ok())
-      co_return written.error().with_context("journal on: the checkpoint that it begins with");
   }
-  CENTROID_CO_TRY(co_await may_commit());
-  JournalWriter::Options options;
-  options.folder = config_.journal_dir;
-  options.sync_every = config_.journal_sync;
-  options.waits = config_.journal_full == "wait";
-  options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
-  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
-  journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
-  CENTROID_CO_TRY(journal_.start(std::move(options), journal_base(), journal_route()));
   log::info("journal.begun", {{"dir", config_.journal_dir},
                               {"round", round_.value - 1},
                               {"sync_ms", config_.journal_sync.count()}});

@@ -177,7 +177,8 @@ std::vector<WaitView> Cluster::present_waits() const {
          .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
          .seconds = seconds(clock_.now() - round_opened_)});
   else if (!begins &&
-           (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()))
+           (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()) &&
+           !waits_.has("job", "journal"))
     views.push_back({.who = "job",
                      .for_whom = waits_for_operator()  ? "operator"
                                  : is_loop_writing_    ? "checkpoint"

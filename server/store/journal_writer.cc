@@ -37,7 +37,8 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, jou
   std::error_code error;
   fs::create_directories(options.folder, error);
   if (error)
-    return Error(ErrorCode::kFailedPrecondition,
+    return Error(error == std::errc::no_space_on_device ? ErrorCode::kResourceExhausted
+                                                        : ErrorCode::kFailedPrecondition,
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
   writer->route_ = std::move(route);

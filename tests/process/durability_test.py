@@ -235,8 +235,8 @@ class Kill(DurabilityTest):
 class FullDisk(ClusterTest):
     """The journal's disk: a file system of 1 MiB."""
 
-    def journal_on_small_disk(self, *arguments):
-        place = self.folder / "disk"
+    def small_disk(self, name="disk"):
+        place = self.folder / name
         place.mkdir()
         if os.geteuid() != 0:
             self.skipTest("only root may mount the small file system that this test fills")
@@ -244,6 +244,10 @@ class FullDisk(ClusterTest):
         if mounted.returncode != 0:
             self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
         self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
+        return place
+
+    def journal_on_small_disk(self, *arguments):
+        place = self.small_disk()
         server = self.server(*JOURNAL, "--journal-dir", place / "journal", *arguments)
         return place, server, self.worker(server, "w0")
 
@@ -263,6 +267,28 @@ class FullDisk(ClusterTest):
         server.wait_more_rounds()
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
+
+    def test_a_journal_begins_when_there_is_space_for_it_and_for_its_checkpoint(self):
+        for option in ("--journal-dir", "--checkpoint-dir"):
+            with self.subTest(option=option):
+                place = self.small_disk(option.strip("-"))
+                filler = place / "filler"
+                filler.write_bytes(bytes(256 << 10))
+                with contextlib.suppress(OSError), filler.open("ab", buffering=0) as more:
+                    while True:
+                        more.write(bytes(4096))
+                server = self.server(*JOURNAL, option, place / "its", run=option, name=f"of{option}")
+                worker = self.worker(server, f"w{option}")
+                server.wait_event("journal.waits", error="No space left")
+                (said,) = wait_for(lambda server=server: self.journal_waits(server), "the journal in /v1/waits")
+                self.assertIn("No space left", said["what"])
+                wait_for(lambda server=server: server.metric("centroid_server_journal_waits") == 1, "the metric")
+                self.assertEqual(server.cluster()["state"], "initializing")
+                subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+                server.wait_more_rounds()
+                wait_for(lambda server=server: server.metric("centroid_server_journal_waits") == 0, "the metric")
+                server.post("/v1/job:stop")
+                self.assert_exit(DONE, worker, server)
 
     def test_training_goes_on_without_a_journal_where_that_is_wanted(self):
         _, server, worker = self.journal_on_small_disk("--journal-full", "go-on")
