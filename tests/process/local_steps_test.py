@@ -65,10 +65,10 @@ class Crash(LocalStepsTest):
 
         workers = start(server, 0)
         self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
-        for i, worker in enumerate(workers):
+        for i, process in enumerate(workers):
             kept = f"state{i}/*/checkpoint-{every:012}/manifest.json"
-            wait_for(lambda kept=kept: len(list(self.folder.glob(kept))) == 2, f"what {worker.name} had after round {every}: what its codec had left, and what is its own")
-            worker.kill()
+            wait_for(lambda kept=kept: len(list(self.folder.glob(kept))) == 2, f"what {process.name} had after round {every}: what its codec had left, and what is its own")
+            process.kill()
         again = self.serve(*common, "--resume", "--exit-when-finished", name="after")
         self.assert_exit(DONE, *start(again, 1), again)
         self.assertEqual(self.bits(), self.bits("whole"))
