@@ -162,9 +162,12 @@ class Server(Process):
         """Until its ports are open: it may still read what it goes on from."""
 
         def read():
-            if not self.is_running():
+            is_running = self.is_running()
+            if self.endpoints_file.exists():  # also of one that has ended since
+                return json.loads(self.endpoints_file.read_text())
+            if not is_running:
                 raise AssertionError(f"the server ended with {self.child.returncode}:\n{self.text()}")
-            return self.endpoints_file.exists() and json.loads(self.endpoints_file.read_text())
+            return None
 
         endpoints = wait_for(read, "the server's endpoints")
         self.data, self.api = endpoints["data"], endpoints["api"]
