@@ -5,7 +5,7 @@ import signal
 from cluster import DONE, Process, main, wait_for
 from ctl import CtlTest
 from rows_moves_test import MovingClient
-from rows_servers_test import bucket
+from rows_servers_test import PATIENT, bucket
 
 MODEL = "mlp:64-" + "32-" * 40 + "10"  # 82 tensors
 TABLES = "count:dim=1,optimizer=sgd,lr=1;other:dim=2"
@@ -149,7 +149,7 @@ class Rows(PlacesTest):
         return expected
 
     def test_rows_are_told_by_server_and_follow_their_moves(self):
-        leader = self.leader(3, "--tables", TABLES, "--lease", "1s")
+        leader = self.leader(3, "--tables", TABLES, *PATIENT)
         shards = {name: self.shard(leader, name) for name in "bc"}
 
         def wait_buckets(names):

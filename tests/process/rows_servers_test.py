@@ -19,6 +19,7 @@ UNAVAILABLE = 1
 BUCKETS = 4096
 MASK = (1 << 64) - 1
 TABLES = "count:dim=1,optimizer=sgd,lr=1;other:dim=2"
+PATIENT = ("--lease", "8s")  # without a journal a server that a busy machine keeps silent for longer loses its rows
 
 
 def bucket(key):
@@ -276,7 +277,7 @@ class RowsServersTest(ClusterTest):
     def test_a_server_that_is_lost_while_its_rows_are_read_from_the_checkpoint_gets_them_once_it_is_back(self):
         hold, reached = self.folder / "hold", self.folder / "reached"
         environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
-        leader = self.leader(2, environment=environment)
+        leader = self.leader(2, *PATIENT, environment=environment)
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         client = SpreadClient(leader.data, 1, bool)
@@ -301,7 +302,7 @@ class RowsServersTest(ClusterTest):
         self.assert_exit(DONE, leader, shard)
 
     def test_a_leader_that_is_killed_while_it_gives_a_server_its_rows_gives_them_again(self):
-        leader = self.leader(2, environment={"CENTROID_TEST_FAULT": "servers.rows_put:1"})
+        leader = self.leader(2, *PATIENT, environment={"CENTROID_TEST_FAULT": "servers.rows_put:1"})
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         client = SpreadClient(leader.data, 1, bool)
@@ -377,7 +378,7 @@ class RowsServersTest(ClusterTest):
 
     def test_a_push_over_the_limit_is_refused_by_name_by_one_server_and_by_each_of_several(self):
         one = self.leader(1, number=1, run="one")
-        leader = self.leader(2, number=2, run="several")
+        leader = self.leader(2, *PATIENT, number=2, run="several")
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         asked = CountClient(leader.data, 9)
@@ -403,7 +404,7 @@ class RowsServersTest(ClusterTest):
         self.assert_exit(DONE, one, leader, shard)
 
     def test_a_checkpoint_of_several_servers_is_exported_and_goes_on_with_one(self):
-        leader = self.leader(2)
+        leader = self.leader(2, *PATIENT)
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         client = SpreadClient(leader.data, 1, bool)

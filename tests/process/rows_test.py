@@ -296,7 +296,7 @@ class RowsTest(ClusterTest):
 
     def test_a_checkpoint_is_written_when_the_journal_has_grown(self):
         # Between two of them 10 s pass, the first comes 10 s behind the start.
-        server = self.launch("run", "--journal", "on", "--journal-rows-bytes", 2000, "--lease", "400ms", name="server").wait_ready()
+        server = self.launch("run", "--journal", "on", "--journal-rows-bytes", 2000, "--lease", "4s", name="server").wait_ready()
         client = RowsClient(server.data, 1)
         for sequence in range(1, 61):
             client.push(sequence=sequence, **dict(zip(("name", "keys", "gradients"), nth_push(sequence))))
