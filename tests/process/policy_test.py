@@ -92,7 +92,7 @@ class Stopped(Policy):
             return waits if {"w1", "w2"} <= {wait["for_whom"] for wait in waits} else None
 
         wait_for(named, "both held workers in /v1/waits")
-        said = workers["w0"].wait_event("round.waits")  # to who waits, every 2 s
+        said = workers["w0"].wait_event("round.waits", why=": contribution")  # to who waits, every 2 s
         self.assertRegex(said["why"], "round [0-9]+ waits for w[12]: contribution")
         at = server.cluster()["round"]
         workers["w1"].send(signal.SIGCONT)
@@ -109,6 +109,7 @@ class Asynchronous(Policy):
     def test_asp_makes_a_round_of_each_contribution(self):
         server, workers = self.start("--policy", "asp:max=1000000", "--lr", 0.02)
         server.wait_round(200)
+        wait_for(lambda: all(self.steps(server, workers).values()), "work of everybody")
         server.post("/v1/job:pause")
         server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
         closed = [one for one in server.get("/v1/rounds?limit=100")["rounds"] if one["state"] == "closed" and one["samples"] > 0]
@@ -284,7 +285,7 @@ class SlowLinks(Policy):
         for tag, (policy, *arguments) in ways.items():
             with self.subTest(policy):
                 server, workers, link = self.slow(policy, "-" + tag, *arguments)
-                wait_for(lambda: self.rounds_of(server, workers["slow"]) >= 2, "the worker behind the slow link contributes", 60)
+                wait_for(lambda: self.rounds_of(server, workers["slow"]) >= 2, "the worker behind the slow link contributes")
                 self.assertEqual(server.metric("centroid_server_state_restarts_total"), 0)
                 self.assertGreaterEqual(server.metric("centroid_server_contributions_late_total", fate="carried"), 2)
                 link.down.slow(None)

@@ -166,6 +166,7 @@ class Admission(ClusterTest):
     def assert_not_let_in(self, server, worker, *texts):
         self.assert_status(worker, USAGE, *texts)
         self.assertEqual(server.workers(), [])
+        wait_for(lambda: server.metric("centroid_server_handshakes_refused_total") > 0, "the refusal to be counted")  # behind its word
         self.assertEqual(server.metric("centroid_server_handshakes_refused_total"), 1)
 
     def test_wrong_token(self):

@@ -66,21 +66,22 @@ class Trace(ClusterTest):
         server.wait_round(50)
         return server, workers
 
-    def read(self, name, stage):
-        """The file of a program, once it holds a span of this stage."""
+    def read(self, name, stage, *wanted):
+        """The file of a program, once it holds a span of this stage, in each of the lanes if some are named."""
 
         def look():
             try:
                 found = lanes(json.loads((self.folder / f"{name}.json").read_text()))
             except json.JSONDecodeError:  # it is being written
                 return None
-            return found if any(stage in stages(spans) for spans in found.values()) else None
+            looked_at = [stages(found.get(lane, [])) for lane in wanted] or [set().union(*map(stages, found.values()))]
+            return found if all(stage in one for one in looked_at) else None
 
         return wait_for(look, f"{stage} in the trace of {name}")
 
     def test_files_hold_every_stage_by_device_and_worker_and_outlive_a_kill(self):
         server, (first, _) = self.cluster()
-        found = self.read("w0", "evaluate")
+        found = self.read("w0", "evaluate", "cpu:0", "cpu:1")
         for device in ("cpu:0", "cpu:1"):
             self.assertEqual(stages(found[device]), {"compute", "evaluate"})
         self.assertEqual(stages(found["server"]), {"encode", "send"})
