@@ -112,8 +112,10 @@ void ShardGroup::left(const std::shared_ptr<Link>& link, const Error& why) {
 }
 
 void ShardGroup::expire(std::chrono::milliseconds lease) {
+  const TimePoint now = clock_.now();
+  standstill_.look(now, lease / 2);
   for (const auto& [name, link] : std::map(present_)) {
-    const auto silent = clock_.now() - link->session->connection().last_received();
+    const auto silent = now - standstill_.since(link->session->connection().last_received());
     if (silent > lease) {
       link->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
                                                               milliseconds(silent) + " (lease)"));
@@ -121,13 +123,13 @@ void ShardGroup::expire(std::chrono::milliseconds lease) {
     }
     const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it tells in a lease
     for (const Link::Work& work : link->work) {
-      const Duration idle = clock_.now() - std::max(work.since, link->moved);
+      const Duration idle = now - standstill_.since(std::max(work.since, link->moved));
       if (idle <= patience) continue;
       give_up(link, Error(ErrorCode::kDeadlineExceeded,
                           "server '" + name + "' has not answered request " +
                               std::to_string(static_cast<int>(work.kind)) + " for " +
-                              milliseconds(clock_.now() - work.since) +
-                              " and told of no progress for " + milliseconds(idle) +
+                              milliseconds(now - work.since) + " and told of no progress for " +
+                              milliseconds(idle) +
                               (link->report.busy.empty() ? "" : ": " + link->report.busy)));
       break;
     }

@@ -11,6 +11,7 @@
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/base/clock_watch.h"
+#include "common/base/standstill.h"
 #include "common/proto/servers.h"
 #include "transport/session.h"
 
@@ -70,7 +71,7 @@ class ShardGroup {
                         std::shared_ptr<Link> link);
   /// The session has ended.
   void left(const std::shared_ptr<Link>& link, const Error& why);
-  /// End the sessions of those who are silent for longer, or do not get on; now and then.
+  /// End the sessions of those who are silent for longer, or do not get on; several times a lease.
   void expire(std::chrono::milliseconds lease);
   /// End all sessions, so that the servers end too (kCancelled) or look for a leader (others).
   Task<void> dismiss_all(Error why);
@@ -113,6 +114,7 @@ class ShardGroup {
   const std::chrono::milliseconds reply_timeout_;
   Hooks hooks_;
   std::map<std::string, std::shared_ptr<Link>> present_;
+  Standstill standstill_;
 };
 
 }  // namespace centroid::server

@@ -268,12 +268,13 @@ void RowsService::waits(std::vector<WaitView>& views) const {
 }
 
 void RowsService::tick() {
-  if (is_reading_) return;
   const TimePoint now = clock_.now();
+  standstill_.look(now, lease_ / 2);
+  if (is_reading_) return;
   for (Client* const client : clients_) {
     if (client->id != 0) gone_.erase(client->id);
     // Nothing is read while a request is open; the transport has a deadline for its bytes.
-    const Duration silent = now - client->session_.connection().last_received();
+    const Duration silent = now - standstill_.since(client->session_.connection().last_received());
     if (client->waits_for != nullptr || silent <= lease_) continue;
     if (client->session_.is_closed()) continue;
     silent_.add();

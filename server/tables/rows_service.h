@@ -10,6 +10,7 @@
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
+#include "common/base/standstill.h"
 #include "common/proto/rows.h"
 #include "common/proto/tables.h"
 #include "server/api/view.h"
@@ -242,6 +243,7 @@ class RowsService {
 
   const Clock& clock_;
   const std::chrono::milliseconds lease_;
+  Standstill standstill_;
   TimePoint started_;
   std::uint64_t clock_at_start_ = 0;
   const std::uint64_t incarnation_;

@@ -11,7 +11,7 @@ centroid_test(kept_test LABEL component SOURCES component/kept_test.cc component
 centroid_test(busy_test LABEL component SOURCES component/busy_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
-centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_deposed_test.cc component/servers_room_test.cc component/servers_waits_test.cc component/transient_test.cc
+centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_deposed_test.cc component/servers_lease_test.cc component/servers_room_test.cc component/servers_waits_test.cc component/transient_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_checkpoint_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
   DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull)
