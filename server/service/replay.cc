@@ -111,7 +111,6 @@ Status Cluster::begin_replay() {
 /// read by the blocking thread: this one answers meanwhile, and takes nobody in (`replay_`).
 Task<Result<bool>> Cluster::replay_on() {
   Replay& replay = *replay_;
-  replay.waits_for.clear();
   const auto what = [this] { return "round " + to_string(round_) + " of the journal"; };
   const auto waits = waits_.begin(WaitCause::kJournal, "replay", "blocking thread", what);
   while (!replay.is_at_gap && !replay.is_cut) {
@@ -123,6 +122,7 @@ Task<Result<bool>> Cluster::replay_on() {
     }
     CENTROID_CO_ASSIGN(const bool is_over, co_await replay_end());
     if (!is_over) co_return false;
+    replay.waits_for.clear();  // not before: it may be asked for its part again, and given up then
   }
   CENTROID_CO_TRY(co_await finish_replay());
   co_return true;

@@ -38,7 +38,7 @@ struct Replay {
   bool is_at_gap = false, is_cut = false;  ///< nothing behind can be replayed
   Round first;
   TimePoint begin;
-  /// Whom it waits for, and why; no name: nobody.
+  /// Whom it waits for, until a round has been replayed, and why; no name: nobody.
   std::string waits_for, why;
   std::set<std::string> given_up;  ///< servers that an operator goes on without
 

@@ -266,6 +266,23 @@ class Change(JournalTest):
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, *workers, leader, empty, shards["c"])
 
+    def test_a_server_that_is_asked_for_its_part_again_is_given_up_all_the_same(self):
+        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=100_000)
+        leader.wait_round(20)
+        self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
+        leader.wait_more_rounds(20)
+        shards["b"].kill()
+        empty = self.start_shard(leader, "run", "b", tag="-empty", folder="elsewhere")
+        wait_for(lambda: any("run_dir" in wait["what"] for wait in leader.get("/v1/waits")["waits"]), "the cause")
+        with self.held(empty):
+            d = self.start_shard(leader, "run", "d")  # the leader looks again
+            wait_for(lambda: any(wait["who"] == "replay" for wait in leader.get("/v1/waits")["waits"]), "b to be asked again")
+            self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        self.assertEqual(leader.wait_event("journal.rounds_given_up")["server"], "b")
+        leader.wait_more_rounds(20)
+        self.assertEqual(leader.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers, leader, empty, shards["c"], d)
+
     def test_a_journal_of_another_run_is_not_written_over(self):
         leader, shards, workers = self.start_all("run", rounds=20)
         self.assert_exit(DONE, *workers, leader, *shards.values())
