@@ -93,9 +93,11 @@ Task<Status> Cluster::start_journal() {
                                       "the first one, with which the journal begins");
       set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
       is_loop_writing_ = true;
+      const auto losses = [&] { return rows_servers_ ? rows_servers_->losses() : 0; };
+      const std::uint64_t before = losses();  // one that was lost may be back already
       const auto written = co_await write_checkpoint(false);
       is_loop_writing_ = false;
-      if (!written.ok() && (has_lost_server() || !unsettled().empty()))
+      if (!written.ok() && (has_lost_server() || !unsettled().empty() || losses() != before))
         co_return Status();  // again when it is settled
       if (!written.ok() && fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable) {
         log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});

@@ -16,6 +16,11 @@ constexpr std::chrono::milliseconds kLook{20};
 /// After a failure.
 constexpr std::chrono::seconds kAgain{1};
 using Head = std::vector<std::byte>;
+/// How reading a checkpoint ended; it may be gone meanwhile.
+struct Loaded {
+  Status status;
+  bool is_gone = false;
+};
 
 ServersKind kind_of(TablesKind kind) { return static_cast<ServersKind>(kind); }
 
@@ -165,6 +170,7 @@ void RowsServers::lost(Holder& holder) {
   if (holder.state == State::kServing)
     log::warn("rows.server_lost",
               {{"server", holder.name}, {"action", "requests for its rows wait for it"}});
+  ++losses_;
   take_report(holder, {});
   holder.state = State::kAbsent;
   holder.is_full = false;
@@ -254,13 +260,19 @@ Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
     CENTROID_CO_TRY(*known);
   }
   if (saved && is_needed) {
-    auto read = [this, saved, wanted] { return std::make_shared<Status>(load(*saved, wanted)); };
+    auto read = [this, saved, wanted] {
+      auto done = std::make_shared<Loaded>();
+      done->status = load(*saved, wanted);
+      done->is_gone = !done->status.ok() && !saved->is_there();
+      return done;
+    };
     const auto loaded = co_await run_on(blocking_, std::move(read));
-    if (!loaded->ok()) {
+    if (!loaded->status.ok()) {
       const bool is_lost = std::ranges::any_of(
           which, [&](std::size_t i) { return i != 0 && !is_here(holders_[i]); });
-      if (!is_lost) hooks_.fail(loaded->error());
-      co_return *loaded;
+      // One that was written since it was found may have taken its place: there is a newer one.
+      if (!is_lost && !(is_begun_ && loaded->is_gone)) hooks_.fail(loaded->status.error());
+      co_return loaded->status;
     }
   }
   for (const std::size_t i : which) {
@@ -359,6 +371,10 @@ Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
 bool RowsServers::awaits(const std::string& server) const {
   const auto which = index_of(server);
   return awaits_all_ && which && !is_here(holders_[*which]);
+}
+
+bool RowsServers::serves(const std::string& server) const {
+  return !is_ending_ && !is_ended_ && (holders_.empty() || index_of(server));
 }
 
 // ---- how they are

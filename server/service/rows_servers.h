@@ -74,6 +74,10 @@ class RowsServers {
   Task<void> await_all(std::chrono::milliseconds limit);
   /// `await_all` waits for this server, whatever else is over.
   bool awaits(const std::string& server) const;
+  /// Rows lie on this server, or may: they wait for it while it is gone.
+  bool serves(const std::string& server) const;
+  /// Servers that were lost so far.
+  std::uint64_t losses() const { return losses_; }
 
   /// Keep the present rows of all servers; what the leader has. fails unavailable: a server is gone
   Task<Result<std::shared_ptr<RowsSnapshot>>> freeze();
@@ -104,6 +108,8 @@ class RowsServers {
     bool has_held = false;  ///< buckets
     bool is_full = false;   ///< it has no memory for more
     bool is_kept = false;   ///< it is in the checkpoint that is being written
+    /// Of the session in which it keeps rows for that one; a later one knows nothing of them.
+    Link kept_link = nullptr;
   };
   /// A checkpoint with rows.
   struct Saved {
@@ -114,6 +120,7 @@ class RowsServers {
     std::uint64_t clock = 0;  ///< when it was made
     std::uint64_t route = 0;  ///< by which rows lay so; 0: as `place` places them
     std::map<std::string, std::vector<std::uint16_t>> buckets;  ///< as `journals`
+    bool is_there() const;                                      ///< all its files; blocks
   };
   /// Some buckets go from one server to another.
   struct Move {
@@ -202,6 +209,7 @@ class RowsServers {
   // changes on the others, and here: seen, in what is kept for a checkpoint, in one
   std::uint64_t seen_ = 0, kept_ = 0, checkpointed_ = 0;
   std::uint64_t mine_kept_ = 0, mine_checkpointed_ = 0;
+  std::uint64_t losses_ = 0;
 };
 
 }  // namespace centroid::server

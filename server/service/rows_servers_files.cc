@@ -53,6 +53,13 @@ Result<std::optional<RowsServers::Saved>> RowsServers::newest() const {
   return std::optional<Saved>(std::move(saved));
 }
 
+bool RowsServers::Saved::is_there() const {
+  return std::ranges::all_of(files, [this](const std::string& file) {
+    std::error_code ignored;
+    return fs::exists(entry.path / file, ignored);
+  });
+}
+
 Result<bool> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
                                   std::string& run_id) {
   checkpoints_ = &checkpoints;
@@ -227,6 +234,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsServers::freeze() {
   const bool is_quiet = co_await pause_moves();
   if (!is_quiet) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   is_frozen_ = true;
+  for (Holder& holder : holders_) holder.kept_link.reset();
   if (!is_begun_) co_return Error(ErrorCode::kUnavailable, why_);
   for (std::size_t i = 0; i < holders_.size(); ++i) {
     Holder& holder = holders_[i];
@@ -246,6 +254,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsServers::freeze() {
     const Link link = holders_[i].link;
     if (!link)
       co_return Error(ErrorCode::kUnavailable, "server '" + holders_[i].name + "' is gone");
+    holders_[i].kept_link = link;
     const auto kept =
         co_await shards_.ask(link, static_cast<proto::ServersKind>(TablesKind::kRowsFreeze), head);
     if (!kept.ok()) co_return kept.error();
@@ -306,7 +315,7 @@ std::vector<CheckpointPart> RowsServers::parts(std::shared_ptr<RowsSnapshot> min
   };
   for (std::size_t i = 1; i < holders_.size(); ++i)
     if (holders_[i].is_kept)
-      others->push_back({holders_[i].name, holders_[i].link, holders_[i].frozen, buckets(i)});
+      others->push_back({holders_[i].name, holders_[i].kept_link, holders_[i].frozen, buckets(i)});
   std::vector<CheckpointPart> parts;
   for (std::size_t table = 0; table < rows_.tables(); ++table) {
     auto write = [this, mine, others, table](const fs::path& path) -> Result<FileRecord> {
@@ -370,11 +379,13 @@ Task<void> RowsServers::thaw(bool is_written) {
     for (Holder& holder : holders_) holder.is_named = holder.is_kept;
   }
   for (std::size_t i = 1; i < holders_.size(); ++i) {
-    if (holders_[i].state == State::kAbsent || !holders_[i].is_kept) continue;
+    const Link link = std::exchange(holders_[i].kept_link, nullptr);
+    if (!link || link->is_gone()) continue;
     proto::RowsThaw thaw;
     if (is_written) thaw.journal = holders_[i].frozen.journal;
+    const auto kind = static_cast<proto::ServersKind>(TablesKind::kRowsThaw);
     auto head = proto::encode(thaw);
-    (void)co_await ask(i, TablesKind::kRowsThaw, std::move(head));
+    (void)co_await shards_.ask(link, kind, std::move(head));
   }
   if (std::exchange(is_frozen_, false)) resume_moves();
 }

@@ -136,6 +136,7 @@ Task<void> RowsServers::move_buckets() {
     co_return;
   }
   const TimePoint begin = clock_.now();
+  const std::uint64_t losses = losses_;
   auto bytes = co_await find(move->from, move->buckets);
   if (!bytes.ok()) {
     move_trouble_ = bytes.error().to_string();
@@ -149,7 +150,8 @@ Task<void> RowsServers::move_buckets() {
     bool goes_on = true;
     while (pauses_ > 0 && goes_on) goes_on = co_await sleep_until(clock_.now() + kTurn);
     if (!goes_on) co_return;
-    if (!may_move(move->from, move->to)) break;
+    // One that was lost and is back has not looked for them.
+    if (losses != losses_ || !may_move(move->from, move->to)) break;
     std::uint64_t some_bytes = 0;
     std::vector<std::uint16_t> some;
     do {

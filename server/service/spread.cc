@@ -49,7 +49,8 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
     return Error(ErrorCode::kFailedPrecondition,
                  who + "that is the leader's name: give each server its own --name");
   const bool is_awaited = rows_servers_ && rows_servers_->awaits(join.name);
-  if (!is_awaited && (phase_ == Phase::kFinished || phase_ == Phase::kHalted))
+  const bool has_rows = rows_servers_ && rows_servers_->serves(join.name);  // past the model's goal
+  if (!is_awaited && !has_rows && (phase_ == Phase::kFinished || phase_ == Phase::kHalted))
     return Error(ErrorCode::kCancelled, "the job is over: " + phase_reason_);
   if (!is_awaited && stop_requested_)
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);

@@ -54,9 +54,12 @@ void RowsService::note_found(std::size_t table, std::vector<std::uint64_t>& keys
 }
 
 bool RowsService::find_buckets(const std::vector<std::uint16_t>& buckets, std::size_t places) {
+  if (buckets.empty()) {  // it may look for none: it was lost and is back since it was asked to
+    end_moves();
+    return true;
+  }
   if (buckets != moves_.wanted) {
     end_moves();
-    if (buckets.empty()) return true;
     moves_.wanted = buckets;
     moves_.place.assign(proto::kRowBuckets, kNotWanted);
     for (std::size_t i = 0; i < buckets.size(); ++i)

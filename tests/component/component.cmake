@@ -39,5 +39,5 @@ endif()
 centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)
-centroid_test(rows_servers_test LABEL component SOURCES component/rows_servers_test.cc
+centroid_test(rows_servers_test LABEL component SOURCES component/rows_servers_test.cc component/rows_servers_lost_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,7 +36,8 @@ inline constexpr const char* kScheduledTables =
 class Servers {
  public:
   Servers(const std::filesystem::path& folder, std::size_t servers, bool resume,
-          const std::string& tables = kTables, bool journal = false)
+          const std::string& tables = kTables, bool journal = false,
+          const std::function<void(server::ServerConfig&)>& set = {})
       : folder_(folder), journal_(journal) {
     server::ServerConfig c;
     c.run_dir = folder;
@@ -45,6 +47,7 @@ class Servers {
     c.resume = resume;
     c.journal = journal ? "on" : "off";
     c.chunk_bytes = 64 << 10;
+    if (set) set(c);
     leader = std::make_unique<TestServer>(c, tcp);
     for (std::size_t i = 1; i < servers; ++i) start(i);
   }
