@@ -91,7 +91,8 @@ class Leader final : public transport::FrameSink {
   }
   static Task<void> ask_it(Leader* self) {
     const auto link = self->link_;
-    (void)co_await self->group_.ask(link, proto::ServersKind::kStep, {});
+    std::vector<std::byte> head;
+    (void)co_await self->group_.ask(link, proto::ServersKind::kStep, std::move(head));
   }
   static Task<void> stop(Leader* self) {
     self->listener_->close();
