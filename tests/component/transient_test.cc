@@ -67,39 +67,30 @@ class LateLease : public testing::Test {
     }));
     fence.open(1, kLater);
   }
+  /// While its first checkpoint is written, behind which all goes on.
+  void expect_held_up(ServerConfig c) {
+    CENTROID_CHECK(server::finish(c).ok());
+    server::Fence fence(c.checkpoint_dir, "a");
+    fence.open(1, kLater);
+    TestServer leader(c, tcp, &fence);
+    ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.state == "waiting"; }));
+    auto held = leader.hold_disk();
+    auto training = train(leader);
+    be_late_while_written(leader, fence, std::move(held));
+    expect_trained(std::move(training));
+    const Status ended = leader.join();
+    EXPECT_TRUE(ended.ok()) << ended.error().to_string();
+    EXPECT_FALSE(leader.cluster().is_halted());
+  }
 };
 
 TEST_F(LateLease, AtTheJournalsStartHoldsItUp) {
   ServerConfig c = config("journal");
   c.journal = "on";
-  CENTROID_CHECK(server::finish(c).ok());
-  server::Fence fence(c.checkpoint_dir, "a");
-  fence.open(1, kLater);
-  TestServer leader(c, tcp, &fence);
-  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.state == "waiting"; }));
-  auto held = leader.hold_disk();
-  auto training = train(leader);
-  be_late_while_written(leader, fence, std::move(held));
-  expect_trained(std::move(training));
-  const Status ended = leader.join();
-  EXPECT_TRUE(ended.ok()) << ended.error().to_string();
-  EXPECT_FALSE(leader.cluster().is_halted());
+  expect_held_up(c);
 }
 
-TEST_F(LateLease, AtTheEndHoldsUpTheLastCheckpoint) {
-  ServerConfig c = config("end");
-  CENTROID_CHECK(server::finish(c).ok());
-  server::Fence fence(c.checkpoint_dir, "a");
-  fence.open(1, kLater);
-  TestServer leader(c, tcp, &fence);
-  ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.state == "waiting"; }));
-  auto held = leader.hold_disk();
-  auto training = train(leader);
-  be_late_while_written(leader, fence, std::move(held));
-  expect_trained(std::move(training));
-  const Status ended = leader.join();
-  EXPECT_TRUE(ended.ok()) << ended.error().to_string();
-}
+TEST_F(LateLease, AtTheEndHoldsUpTheLastCheckpoint) { expect_held_up(config("end")); }
 
 TEST_F(LateLease, AtTheBeginningHoldsItUp) {
   ServerConfig c = config("begin");
