@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{400};
 constexpr std::chrono::milliseconds kCall{1500}, kSilence{3000}, kCopy{30'000}, kLook{500};
 constexpr std::uint64_t kWindow = 16u << 20;
 
-TimePoint in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }
 
 /// Takes what comes after the answer.
 class Receiver final : public transport::FrameSink {

@@ -249,7 +249,7 @@ RowsClient::~RowsClient() {
     impl_->is_ending = true;
   }
   impl_->ended.notify_all();
-  if (impl_->keeper.joinable()) impl_->keeper.join();
+  impl_->keeper.join();
   for (const auto& [name, lane] : impl_->lanes) (void)impl_->run(Impl::drop(lane.get()));
 }
 
@@ -267,14 +267,14 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   if (impl->options.tls) {
     CENTROID_ASSIGN(how.layer, transport::make_tls(*impl->options.tls));
   }
-  impl->transport = transport::make_tcp(impl->context.get_executor(), how);
+  impl->transport = impl->options.make_transport(impl->context.get_executor(), how);
   const TimePoint deadline = in(impl->options.timeout);
   std::unique_ptr<RowsClient> client(new RowsClient(std::move(impl)));
   Impl& self = *client->impl_;
   self.lanes[""] = std::make_unique<Lane>();
   CENTROID_TRY(self.run(Impl::ask_route(&self, deadline)));
   const std::chrono::milliseconds every(std::max(self.leader().opened->lease_ms / 4, 10u));
-  self.keeper = std::thread([&self, every] { self.keep(every); });
+  self.keeper = Thread("rows-keeper", [&self, every] { self.keep(every); });
   return client;
 }
 

@@ -9,6 +9,7 @@
 
 #include "common/base/result.h"
 #include "transport/tls/tls.h"
+#include "transport/transport.h"
 
 namespace centroid::client {
 
@@ -27,6 +28,7 @@ struct RowsClientOptions {
   /// A push may be repeated (`push_rest`) until so long after it was begun where a server did not
   /// answer; what is above 10 minutes is 10 minutes.
   std::chrono::milliseconds repeat_within{600'000};
+  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the servers
 };
 
 /// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself, follows the

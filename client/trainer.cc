@@ -168,8 +168,9 @@ Status Trainer::Impl::open(std::span<const float> start) {
       options.on_keep(round);
       return {};
     };
-  exchange = worker::make_cluster_exchange(io.executor(), transport::make_tcp(io.executor(), wire),
-                                           std::move(cluster), std::move(memory), registry);
+  exchange =
+      worker::make_cluster_exchange(io.executor(), options.make_transport(io.executor(), wire),
+                                    std::move(cluster), std::move(memory), registry);
   return {};
 }
 
@@ -265,7 +266,7 @@ Result<std::variant<Share, Finished>> Trainer::next() {
   my.after.reset();
   my.is_contributed = false;
   my.computed = 0;
-  my.began = std::chrono::steady_clock::now();
+  my.began = centroid::now();
   my.is_ready.assign(my.manifest.size(), false);
   my.exchange->begin(share);
   return what;
@@ -339,7 +340,7 @@ Result<RoundReport> Trainer::finish(const StepStats& stats) {
   }
   RoundReport report = std::move(done).value();
   const auto measure = [&my] {
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - my.began;
+    const std::chrono::duration<double> took = centroid::now() - my.began;
     // A program that does not say how long it computed has told nothing of the exchange.
     my.exchange_seconds = my.computed > 0 ? std::max(took.count() - my.computed, 0.0) : 0;
   };

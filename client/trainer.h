@@ -14,6 +14,7 @@
 #include "common/base/result.h"
 #include "common/tensor/tensor.h"
 #include "transport/tls/tls.h"
+#include "transport/transport.h"
 #include "worker/exchange/exchange.h"
 
 namespace centroid::client {
@@ -40,6 +41,7 @@ struct TrainerOptions {
   std::optional<transport::TlsOptions> tls;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};
+  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the servers
 };
 
 /// A training program of any kind as a worker of a cluster: it brings tensors with names, computes

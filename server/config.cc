@@ -1,10 +1,10 @@
 #include "server/config.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/codec/spec.h"
 #include "server/aggregate/round_policy.h"
 #include "server/election/etcd_client.h"
@@ -228,9 +228,9 @@ Status finish(ServerConfig& c) {
   if (c.journal_dir.empty()) c.journal_dir = c.run_dir + "/journal";
   if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
-    std::random_device entropy;
     static constexpr char kDigits[] = "0123456789abcdef";
-    for (int i = 0; i < 12; ++i) c.run_id += kDigits[entropy() % 16];
+    std::uint64_t bits = random_seed();
+    for (int i = 0; i < 12; ++i, bits >>= 4) c.run_id += kDigits[bits % 16];
   }
   if (c.credit_bytes == 0) {
     // A small window keeps waiting chunks in the cache: with 4 MiB instead of 16 MiB the server

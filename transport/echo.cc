@@ -11,7 +11,7 @@ constexpr std::size_t kUnderWay = 4;  // requests: enough to hide the way back
 constexpr std::uint64_t kMaxRoundTrips = 100'000;
 
 double seconds_since(TimePoint begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return std::chrono::duration<double>(centroid::now() - begin).count();
 }
 
 /// One direction: requests by several tasks until the time is over.
@@ -31,8 +31,8 @@ std::vector<std::byte> head_of(std::uint32_t reply_bytes) {
 }
 
 Task<void> ask_again_and_again(Stream* stream) {
-  while (stream->failed.ok() && std::chrono::steady_clock::now() < stream->until) {
-    const TimePoint late = std::chrono::steady_clock::now() + kSilence;
+  while (stream->failed.ok() && centroid::now() < stream->until) {
+    const TimePoint late = centroid::now() + kSilence;
     const auto reply = co_await stream->session.request(kEcho, stream->head, stream->payload, late);
     if (!reply.ok()) {
       stream->failed = reply.error();
@@ -44,7 +44,7 @@ Task<void> ask_again_and_again(Stream* stream) {
 
 Task<Result<double>> rate_of(Session& session, std::chrono::milliseconds time,
                              std::uint32_t bytes_out, std::uint32_t bytes_in) {
-  const TimePoint begin = std::chrono::steady_clock::now();
+  const TimePoint begin = centroid::now();
   Stream stream{.session = session,
                 .until = begin + time,
                 .payload = std::vector<std::byte>(bytes_out),
@@ -96,11 +96,11 @@ Task<Result<EchoReport>> measure_echo(Session& session, std::chrono::millisecond
   const auto largest = static_cast<std::uint32_t>(std::min<std::uint64_t>(
       std::min(bytes, kMaxEchoBytes), session.peer().limits.max_payload_bytes));
   const auto third = time / 3;
-  const TimePoint until = std::chrono::steady_clock::now() + third;
+  const TimePoint until = centroid::now() + third;
   const std::vector<std::byte> head = head_of(0);
   std::vector<double> times;
-  while (std::chrono::steady_clock::now() < until && times.size() < kMaxRoundTrips) {
-    const TimePoint begin = std::chrono::steady_clock::now();
+  while (centroid::now() < until && times.size() < kMaxRoundTrips) {
+    const TimePoint begin = centroid::now();
     const auto reply = co_await session.request(kEcho, head, Bytes(), begin + kSilence);
     if (!reply.ok()) co_return reply.error();
     times.push_back(seconds_since(begin));

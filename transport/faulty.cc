@@ -87,8 +87,7 @@ class FaultyConnection final : public Connection {
   Task<Status> before(Action action) {
     co_await asio::this_coro::throw_if_cancelled(false);
     if (action == Action::kFail) co_return end(ErrorCode::kUnavailable, "the call failed");
-    if (action == Action::kDelay)
-      co_await sleep_until(std::chrono::steady_clock::now() + plan_.delay);
+    if (action == Action::kDelay) co_await sleep_until(centroid::now() + plan_.delay);
     co_return Status();
   }
   Status after_read(Action action, bool is_ok) {
@@ -152,7 +151,7 @@ class FaultyTransport final : public Transport {
     if (action == Action::kFail)
       co_return injected(plan_, ErrorCode::kUnavailable, where + ": the call failed");
     if (action == Action::kDelay) {
-      const Deadline until = std::chrono::steady_clock::now() + plan_.delay;
+      const Deadline until = centroid::now() + plan_.delay;
       co_await sleep_until(std::min(until, deadline));
     }
     CENTROID_CO_ASSIGN(auto connection, co_await inner_->connect(endpoint, deadline));

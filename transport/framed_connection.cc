@@ -21,7 +21,6 @@ constexpr std::size_t kPieceBytes = 256 << 10;
 // Looked at in the stream's own memory at once; then the peer gets the room back.
 constexpr std::size_t kViewBytes = 64 << 10;
 constexpr std::size_t kViewAlignment = 64;
-TimePoint now() { return std::chrono::steady_clock::now(); }
 
 std::string seconds(std::chrono::milliseconds time) {
   return time.count() % 1000 == 0 ? std::to_string(time.count() / 1000) + " s"

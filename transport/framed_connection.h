@@ -5,8 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include <boost/asio/steady_timer.hpp>
-
+#include "common/async/timer.h"
 #include "transport/byte_stream.h"
 #include "transport/parking.h"
 #include "transport/transport.h"
@@ -103,7 +102,7 @@ class FramedConnection final : public Connection {
 
   /// Made when first needed: an executor without timers and sockets blocks on a condition, which
   /// wakes faster than epoll.
-  std::optional<boost::asio::steady_timer> watchdog_;
+  std::optional<Timer> watchdog_;
   bool is_watching_ = false;
   TimePoint reading_since_ = TimePoint::max(), writing_since_ = TimePoint::max();
   std::shared_ptr<FramedConnection*> self_;  ///< lets a late timer see that the connection is gone

@@ -123,7 +123,7 @@ Task<Status> FramedConnection::send(std::array<Bytes, 3> parts) {
     if (moved.is_blocked()) {
       const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
       if (state.cancelled() == asio::cancellation_type::none) {
-        writing_since_ = std::chrono::steady_clock::now();
+        writing_since_ = centroid::now();
         watch();
         moved = co_await stream_->write_some(parts);
         writing_since_ = TimePoint::max();

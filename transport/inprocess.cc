@@ -219,7 +219,7 @@ class InProcessTransport final : public Transport {
 
   Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
     const std::string where = "connect to " + endpoint.to_string();
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (centroid::now() >= deadline) {
       co_return Error(ErrorCode::kDeadlineExceeded, where + ": the deadline has passed");
     }
     const auto backlog = hub_->find(endpoint);

@@ -45,7 +45,7 @@ std::vector<std::byte> Session::Impl::encode_fitting(const Error& error) const {
 }
 
 Task<void> Session::Impl::write_goodbye() {
-  linger_deadline = std::chrono::steady_clock::now() + kLinger;
+  linger_deadline = centroid::now() + kLinger;
   watch(linger_deadline);
   const std::vector<std::byte> head = encode_fitting(*cause);
   OutFrame frame;
@@ -80,7 +80,7 @@ Task<Result<std::unique_ptr<Session>>> Session::open(std::unique_ptr<Connection>
 
 Task<Result<std::unique_ptr<Session>>> Session::accept(std::unique_ptr<Connection> connection,
                                                        Greeting greeting, Deadline deadline) {
-  const Deadline soon = std::chrono::steady_clock::now() + kGreetingTimeout;
+  const Deadline soon = centroid::now() + kGreetingTimeout;
   return Impl::begin(std::move(connection), std::move(greeting), std::min(deadline, soon),
                      &answer_hello);
 }
@@ -170,7 +170,7 @@ Task<Result<Reply>> Session::request(std::uint16_t kind, Bytes head, Bytes paylo
     co_return Error(ErrorCode::kResourceExhausted, impl->label() + " has " +
                                                        std::to_string(kMaxOutstandingRequests) +
                                                        " requests without an answer");
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = centroid::now();
   if (deadline <= now)
     co_return Error(ErrorCode::kDeadlineExceeded, "request of kind " + std::to_string(kind) +
                                                       " to " + impl->label() +

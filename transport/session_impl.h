@@ -6,8 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <boost/asio/steady_timer.hpp>
-
+#include "common/async/timer.h"
 #include "transport/handshake.h"
 #include "transport/session.h"
 #include "transport/session_credit.h"
@@ -115,7 +114,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
   bool is_unread_credited = false;      ///< that payload counts against the peer's credit
   SessionCounters counters;
 
-  boost::asio::steady_timer timer;
+  Timer timer;
   TimePoint armed = TimePoint::max();
   Deadline greeting_deadline = Deadline::max();
   Deadline linger_deadline = Deadline::max();

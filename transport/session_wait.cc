@@ -30,7 +30,7 @@ void Session::Impl::watch(TimePoint when) {
 }
 
 void Session::Impl::on_watch() {
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = centroid::now();
   armed = TimePoint::max();
   if (is_connection_closed) return;
   if (greeting_deadline <= now)
@@ -96,7 +96,7 @@ Task<Status> Session::Impl::take_credit(std::uint64_t bytes, Deadline deadline) 
                                                      " that " + label() + " gives");
   if (credit_waits.empty() && send_credit.try_take(bytes)) co_return Status();
   CreditWait wait(*this, bytes);
-  wait.since = std::chrono::steady_clock::now();
+  wait.since = centroid::now();
   wait.deadline = deadline;
   if (deadline <= wait.since)
     co_return Error(ErrorCode::kDeadlineExceeded, "no credit from " + label() + " for " +

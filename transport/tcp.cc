@@ -1,7 +1,6 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/udp.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 
 #include "transport/framed_connection.h"
@@ -81,7 +80,7 @@ struct Attempt {
       : resolver(executor), socket(executor), timer(executor) {}
   tcp::resolver resolver;
   tcp::socket socket;
-  asio::steady_timer timer;
+  Timer timer;
   bool is_late = false;
 };
 
@@ -93,7 +92,7 @@ class TcpTransport final : public Transport {
   Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
     co_await asio::this_coro::throw_if_cancelled(false);
     std::string doing = "connect to " + endpoint.to_string();
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (centroid::now() >= deadline) {
       co_return Error(ErrorCode::kDeadlineExceeded, doing + ": the deadline has passed");
     }
     const auto attempt = std::make_shared<Attempt>(executor_);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -130,6 +131,8 @@ struct TransportOptions {
 
 /// TCP on Asio sockets. Connections made or accepted live on `executor`.
 std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options = {});
+/// Makes the transport of a program that may have another network than TCP.
+using Factory = std::function<std::unique_ptr<Transport>(Executor, TransportOptions)>;
 /// The address of this machine that a connection to `there` would leave from. Sends nothing; a name
 /// is looked up.
 ///

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -10,16 +9,16 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/use_future.hpp>
 
 #include "client/rows_client.h"
 #include "common/async/task_group.h"
+#include "common/async/wait_on.h"
+#include "common/base/thread.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "transport/server_list.h"
@@ -36,9 +35,7 @@ inline constexpr std::chrono::milliseconds kHeldUp{2000}, kLook{250};
 /// Largest magnitude in a push, and of the sum of a key's gradients in one message (docs/wire.md).
 inline constexpr float kMaxGradient = 1e18f;
 
-inline TimePoint in(std::chrono::milliseconds time) {
-  return std::chrono::steady_clock::now() + time;
-}
+inline TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }
 
 /// Not 0, which is nobody.
 std::uint64_t draw_client();
@@ -157,12 +154,12 @@ struct RowsClient::Impl final : transport::FrameSink {
 
   // Run by whoever calls: a thread of its own would cost each call two wake-ups.
   boost::asio::io_context context{1};
-  std::mutex turn;  ///< who runs the context
+  Mutex turn;  ///< who runs the context
   std::unique_ptr<transport::Transport> transport;
 
   // Says that this client lives, while nobody calls.
-  std::thread keeper;
-  std::condition_variable ended;
+  Thread keeper;
+  Condition ended;
   bool is_ending = false;
 
   Lane& leader() { return *lanes.at(""); }
@@ -170,17 +167,15 @@ struct RowsClient::Impl final : transport::FrameSink {
   /// Run a coroutine to its end; the turn is the caller's.
   template <class T>
   T run(Task<T> task) {
-    auto result =
-        boost::asio::co_spawn(context, to_optional(std::move(task)), boost::asio::use_future);
-    const std::chrono::seconds now{0};
+    Pending<T> result(context.get_executor(), std::move(task));
     TimePoint look = in(kHeldUp);
-    while (result.wait_for(now) != std::future_status::ready) {
-      if (context.run_one_until(look) == 0 && context.stopped()) context.restart();
-      if (in(now) < look) continue;
+    while (!result.is_done()) {
+      run_one_until(context, look);
+      if (now() < look) continue;
       tell_held();
       look = in(kLook);
     }
-    return *result.get();
+    return result.get();
   }
 
   // rows_client/lanes.cc: connections, and where the rows are

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <random>
 
 #include "client/rows_client/impl.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/proto/standby.h"
 
 namespace centroid::client {
@@ -25,10 +25,7 @@ bool is_worth_another(const Error& why) {
 
 }  // namespace
 
-std::uint64_t draw_client() {
-  std::random_device device;
-  return ((std::uint64_t{device()} << 32) ^ device()) | 1;
-}
+std::uint64_t draw_client() { return random_seed() | 1; }
 
 Task<Status> RowsClient::Impl::on_frame(Session& session, transport::InFrame frame) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) co_return Status();
@@ -60,9 +57,7 @@ void RowsClient::Impl::tell_held() {
 
 void RowsClient::Impl::tell(Lane& lane, TimePoint since) const {
   const auto ms = [](TimePoint from) {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
-                                                                 from)
-        .count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(centroid::now() - from).count();
   };
   std::string asked = lane.held.asked, why = "no connection";
   if (lane.held.rows > 0) asked += " of " + std::to_string(lane.held.rows) + " rows";

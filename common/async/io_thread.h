@@ -1,12 +1,13 @@
 #pragma once
 
 #include <string>
-#include <thread>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 
 #include "common/async/task.h"
+#include "common/async/wait_on.h"
+#include "common/base/thread.h"
 
 namespace centroid {
 
@@ -21,26 +22,16 @@ class IoThread {
 
   /// Run a coroutine there and block this (other) thread until it ends.
   template <class T>
-  T wait(Task<T> task);
+  T wait(Task<T> task) {
+    return wait_on(executor(), std::move(task));
+  }
 
  private:
+  void run();
+
   boost::asio::io_context context_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace centroid
-
-#include <future>
-
-#include <boost/asio/use_future.hpp>
-
-template <class T>
-T centroid::IoThread::wait(Task<T> task) {
-  auto future =
-      boost::asio::co_spawn(context_, to_optional(std::move(task)), boost::asio::use_future);
-  if constexpr (std::is_void_v<T>)
-    future.get();
-  else
-    return *future.get();
-}

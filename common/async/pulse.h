@@ -27,7 +27,7 @@ class Pulse {
 
   /// fails unavailable: it has not answered for longer than `patience`
   Status look() {
-    const TimePoint now = std::chrono::steady_clock::now();
+    const TimePoint now = centroid::now();
     if (!is_asked_->exchange(true)) {
       since_ = now;
       ask_([is_asked = is_asked_] { *is_asked = false; });

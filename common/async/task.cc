@@ -2,10 +2,10 @@
 
 #include <cstdlib>
 
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 
 #include "common/async/task_group.h"
+#include "common/async/timer.h"
 
 namespace centroid {
 
@@ -37,7 +37,7 @@ bool is_abort(const std::exception_ptr& failure) {
 Task<bool> sleep_until(TimePoint when) {
   const auto state = co_await asio::this_coro::cancellation_state;
   if (state.cancelled() != asio::cancellation_type::none) co_return false;
-  asio::steady_timer timer(co_await asio::this_coro::executor, when);
+  Timer timer(co_await asio::this_coro::executor, when);
   auto [ec] = co_await timer.async_wait(kAwait);
   co_return !ec;
 }
@@ -75,9 +75,7 @@ Task<void> TaskGroup::join() {
   const bool throws = co_await asio::this_coro::throw_if_cancelled();
   co_await asio::this_coro::throw_if_cancelled(false);
   while (!children_.empty()) {
-    const auto until = is_cancelled_ ? asio::steady_timer::clock_type::now() + kAskAgain
-                                     : asio::steady_timer::time_point::max();
-    asio::steady_timer timer(executor_, until);
+    Timer timer(executor_, is_cancelled_ ? now() + kAskAgain : TimePoint::max());
     const auto joiner = joiners_.insert(joiners_.end(), &timer);
     // The wait has no slot: it ends when the children have, whatever happens to the caller.
     auto token = asio::bind_cancellation_slot(asio::cancellation_slot(), kAwait);
@@ -90,23 +88,41 @@ Task<void> TaskGroup::join() {
   if (first_) std::rethrow_exception(std::exchange(first_, nullptr));
 }
 
-Event::Event(Executor executor) : executor_(std::move(executor)) {}
+/// A call of `wait`, on its coroutine's frame.
+struct Event::Waiting {
+  Waiting(Event& event, Deadline deadline)
+      : all(event.waiters_),
+        timer(event.executor_, deadline),
+        place(all->insert(all->end(), this)) {}
+  ~Waiting() {
+    if (!is_notified) all->erase(place);
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  const std::shared_ptr<std::list<Waiting*>> all;
+  Timer timer;
+  bool is_notified = false;  ///< and out of the list
+  const std::list<Waiting*>::iterator place;
+};
+
+Event::Event(Executor executor)
+    : executor_(std::move(executor)), waiters_(std::make_shared<std::list<Waiting*>>()) {}
 
 void Event::notify_all() {
-  auto waiters = std::exchange(waiters_, {});
-  for (auto* timer : waiters) timer->cancel();
+  for (Waiting* const one : *waiters_) {
+    one->is_notified = true;
+    one->timer.cancel();
+  }
+  waiters_->clear();
 }
 
 Task<bool> Event::wait(Deadline deadline) {
   const auto state = co_await asio::this_coro::cancellation_state;
   if (state.cancelled() != asio::cancellation_type::none) co_return false;
-  asio::steady_timer timer(executor_, deadline);
-  waiters_.push_back(&timer);
-  const auto [ec] = co_await timer.async_wait(kAwait);
-  if (ec && std::erase(waiters_, &timer) != 0)
-    co_return false;  // our own task was cancelled, nobody notified
-  std::erase(waiters_, &timer);
-  co_return static_cast<bool>(ec);
+  Waiting waiting(*this, deadline);
+  (void)co_await waiting.timer.async_wait(kAwait);
+  co_return waiting.is_notified;
 }
 
 }  // namespace centroid

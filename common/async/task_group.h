@@ -2,12 +2,13 @@
 
 #include <exception>
 #include <list>
+#include <memory>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "common/async/task.h"
+#include "common/async/timer.h"
 
 namespace centroid {
 
@@ -38,7 +39,7 @@ class TaskGroup {
   void wake_joiners();
 
   Executor executor_;
-  std::list<boost::asio::steady_timer*> joiners_;
+  std::list<Timer*> joiners_;
   std::list<boost::asio::cancellation_signal> children_;
   std::exception_ptr first_;
   bool is_cancelled_ = false;
@@ -46,6 +47,8 @@ class TaskGroup {
 
 /// Wakes every waiter; on one executor. `wait` returns false when the deadline passed first or the
 /// waiter is cancelled.
+///
+/// cost    constant for each wait, however many wait
 class Event {
  public:
   explicit Event(Executor executor);
@@ -53,8 +56,9 @@ class Event {
   Task<bool> wait(Deadline deadline);
 
  private:
-  boost::asio::steady_timer::executor_type executor_;
-  std::list<boost::asio::steady_timer*> waiters_;
+  Executor executor_;
+  struct Waiting;
+  std::shared_ptr<std::list<Waiting*>> waiters_;  ///< a frame that is destroyed later leaves it
 };
 
 }  // namespace centroid

@@ -9,22 +9,23 @@ using TimePoint = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::steady_clock::duration;
 using Deadline = TimePoint;  ///< absolute, monotonic; never sent to another machine
 
+/// Monotonic time of the calling thread's host (host.h); without one the operating system's.
+TimePoint now();
+/// Seconds since 1970, for humans and files; never compared between machines.
+double unix_seconds();
+
 /// Source of monotonic time. Decisions take a TimePoint; only drivers hold a Clock.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint now() const = 0;
-  /// Seconds since 1970, for humans and files; never compared between machines.
-  virtual double unix_seconds() const = 0;
+  virtual double unix_seconds() const = 0;  ///< as the function above
 };
 
 class SystemClock final : public Clock {
  public:
-  TimePoint now() const override { return std::chrono::steady_clock::now(); }
-  double unix_seconds() const override {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
-        .count();
-  }
+  TimePoint now() const override { return centroid::now(); }
+  double unix_seconds() const override { return centroid::unix_seconds(); }
 };
 
 /// Time that moves only when told to. Thread-safe.

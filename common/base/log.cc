@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "common/base/clock.h"
 #include "common/base/log_level.h"
 
 namespace centroid::log {
@@ -128,9 +129,7 @@ void append_padded(std::string& out, int value, std::size_t width) {
 
 // Text lines carry the local time of day, JSON lines the whole UTC time (RFC 3339).
 void append_time(std::string& out, Format format) {
-  const auto now = std::chrono::system_clock::now();
-  const auto micros =
-      std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count();
+  const auto micros = static_cast<std::int64_t>(unix_seconds() * 1e6);
   const auto seconds = static_cast<std::time_t>(micros / 1'000'000);
   const auto fraction = static_cast<int>(micros % 1'000'000);
   std::tm parts{};

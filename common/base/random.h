@@ -18,6 +18,9 @@ constexpr std::uint64_t mix64(std::uint64_t x) {
 
 constexpr std::uint64_t mix64(std::uint64_t a, std::uint64_t b) { return mix64(mix64(a) ^ b); }
 
+/// Unpredictable bits of the calling thread's host (host.h): for names, jitter and salts.
+std::uint64_t random_seed();
+
 /// Counter-based generator: the same (seed, stream) gives the same numbers on every machine and
 /// compiler.
 class CounterRng {

@@ -4,18 +4,17 @@
 #include <cstdio>
 #include <list>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 
 #include "common/async/task_group.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "server/api/api_metrics.h"
 #include "server/api/audit_log.h"
 #include "server/api/audit_trail.h"
@@ -33,7 +32,6 @@ namespace centroid::server {
 namespace {
 
 namespace asio = boost::asio;
-using Steady = std::chrono::steady_clock;
 using SystemError = boost::system::error_code;
 using Tcp = asio::ip::tcp;
 
@@ -56,8 +54,8 @@ struct Peer {
   }
   HttpConnection http;
   Phase phase = Phase::kIdle;
-  TimePoint since = Steady::now();  ///< of the phase
-  bool has_asked = false;           ///< a whole request, once
+  TimePoint since = centroid::now();  ///< of the phase
+  bool has_asked = false;             ///< a whole request, once
   bool is_dropped = false;
 };
 
@@ -65,16 +63,15 @@ struct Peer {
 struct Running {
   Running(const Executor& executor, TimePoint deadline) : done(executor, deadline) {}
   asio::cancellation_signal cancel;
-  asio::steady_timer done;
+  Timer done;
   std::optional<HttpResponse> response;
   bool is_abandoned = false;
 };
 
 /// Begins the ids of requests; another one for each start of the server.
 std::string draw_prefix() {
-  std::random_device entropy;
   char text[16];
-  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(entropy()));
+  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(random_seed()));
   return text;
 }
 
@@ -206,8 +203,8 @@ Status ApiServer::Impl::listen() {
 Task<void> ApiServer::Impl::follow_tokens() {
   std::string trouble;
   while (!is_stopping) {
-    const TimePoint next = Steady::now() + kFollow;
-    while (!is_stopping && Steady::now() < next) co_await changed.wait(next);
+    const TimePoint next = centroid::now() + kFollow;
+    while (!is_stopping && centroid::now() < next) co_await changed.wait(next);
     auto look = [store = tokens.get()] { return store->refresh(); };
     const Status seen = co_await run_on(options.blocking, std::move(look));
     const std::string now = seen.ok() ? "" : seen.error().message();
@@ -225,7 +222,7 @@ Task<void> ApiServer::Impl::accept_loop() {
     } else if (!is_stopping && ec != asio::error::connection_aborted) {
       // Out of descriptors or memory: others must end first.
       log::warn("api.accept_failed", {{"error", ec.message()}});
-      if (!co_await sleep_until(Steady::now() + std::chrono::milliseconds(100))) co_return;
+      if (!co_await sleep_until(centroid::now() + std::chrono::milliseconds(100))) co_return;
     }
   }
 }
@@ -239,7 +236,7 @@ void ApiServer::Impl::take(Tcp::socket socket) {
     const std::string client = ec ? "unknown" : client_of(remote.address().to_string() + ":0");
     // Probes share an address with whoever comes through the same node.
     const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
-    if (handshakes.take(client, Steady::now(), most) > Duration::zero())
+    if (handshakes.take(client, centroid::now(), most) > Duration::zero())
       return metrics.dropped_handshakes.add();
   }
   if (peers.size() >= options.max_connections && !make_room()) {
@@ -260,7 +257,7 @@ void ApiServer::Impl::take(Tcp::socket socket) {
 /// out each other, not who was here before and asks now and then.
 bool ApiServer::Impl::make_room() {
   constexpr std::chrono::seconds kSlow{1};
-  const TimePoint now = Steady::now();
+  const TimePoint now = centroid::now();
   std::size_t live = 0;
   Peer *silent = nullptr, *slow = nullptr, *idle = nullptr;
   for (Peer& peer : peers) {
@@ -299,7 +296,7 @@ Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
     const bool has_begun = co_await peer.http.wait_for_request();
     if (!has_begun || is_stopping) co_return;
     peer.phase = Phase::kReading;
-    peer.since = Steady::now();
+    peer.since = centroid::now();
     auto incoming = co_await peer.http.read_request();
     if (incoming.is_slow) metrics.dropped_slow.add();
     if (peer.is_dropped || (!incoming.request && !incoming.problem)) co_return;
@@ -335,7 +332,7 @@ Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming
 }
 
 Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
-  const auto begun = Steady::now();
+  const auto begun = centroid::now();
   if (auto refused = check_rate(request)) {
     metrics.count(nullptr, refused->status, 0);
     co_return std::move(*refused);
@@ -358,7 +355,7 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   hold(response, admission.caller, request);
   response.fields.emplace_back("X-Request-Id", id);
   metrics.count(admission.route, response.status,
-                std::chrono::duration<double>(Steady::now() - begun).count());
+                std::chrono::duration<double>(centroid::now() - begun).count());
   co_return response;
 }
 
@@ -378,7 +375,7 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
                : metrics.refused_no_token)
       .add();
   const std::string client = client_of(request.address);
-  if (refusals_told.take(client, Steady::now(), kRefusalsPerSecond) > Duration::zero()) return;
+  if (refusals_told.take(client, centroid::now(), kRefusalsPerSecond) > Duration::zero()) return;
   log::warn(
       "api.refused",
       {{"address", request.address},
@@ -417,7 +414,7 @@ bool asks_for_life(const HttpRequest& request) {
 std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& request) {
   if (options.requests_per_second <= 0 || asks_for_life(request)) return std::nullopt;
   const std::string client = client_of(request.address);
-  const Duration wait = rates.take(client, Steady::now(), options.requests_per_second);
+  const Duration wait = rates.take(client, centroid::now(), options.requests_per_second);
   if (wait == Duration::zero()) return std::nullopt;
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(wait).count();
   char most[32];
@@ -449,7 +446,7 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
                            instance);
   const auto limit =
       call.route->span == Span::kCheckpoint ? options.checkpoint_timeout : options.call_timeout;
-  const auto self = std::make_shared<Running>(executor, Steady::now() + limit);
+  const auto self = std::make_shared<Running>(executor, centroid::now() + limit);
   const auto at = running.insert(running.end(), self);
   auto ended = [this, at, self, instance](std::exception_ptr failure, HttpResponse response) {
     if (failure)
@@ -462,7 +459,7 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   };
   asio::co_spawn(executor, run_call(services, std::move(call)),
                  asio::bind_cancellation_slot(self->cancel.slot(), std::move(ended)));
-  while (!self->response && !is_cancelling && Steady::now() < self->done.expiry()) {
+  while (!self->response && !is_cancelling && centroid::now() < self->done.expiry()) {
     const auto [ec] = co_await self->done.async_wait(kAwait);
     (void)ec;
   }
@@ -506,8 +503,8 @@ Task<void> ApiServer::Impl::stop() {
   feed.close();
   for (Peer& peer : peers)
     if (peer.phase != Phase::kBusy) peer.drop();
-  const TimePoint until = Steady::now() + options.stop_grace;
-  while (!peers.empty() && Steady::now() < until) co_await changed.wait(until);
+  const TimePoint until = centroid::now() + options.stop_grace;
+  while (!peers.empty() && centroid::now() < until) co_await changed.wait(until);
   is_cancelling = true;
   for (const auto& call : running) call->done.cancel();
   co_await group.join();

@@ -12,8 +12,6 @@ namespace centroid::server {
 
 namespace {
 
-using Steady = std::chrono::steady_clock;
-
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::size_t kMaxWriting = 1000;
 
@@ -78,9 +76,9 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
   const auto is_written = std::make_shared<bool>(false);
   ++writing_;
   group_.spawn(append(mine, is_written));
-  const TimePoint limit = Steady::now() + kPatience;
-  while (!*is_written && (Steady::now() < limit || writing_ > kMaxWriting))
-    co_await written_.wait(std::max(limit, Steady::now() + std::chrono::milliseconds(100)));
+  const TimePoint limit = centroid::now() + kPatience;
+  while (!*is_written && (centroid::now() < limit || writing_ > kMaxWriting))
+    co_await written_.wait(std::max(limit, centroid::now() + std::chrono::milliseconds(100)));
   if (!*is_written) log::warn("audit.waits", {{"request_id", id}, {"why", "the disk of run_dir"}});
 }
 

@@ -61,7 +61,7 @@ class EventFeed::Stream final : public BodyStream {
 
   Task<Result<std::string>> next() override {
     std::string piece = begin();
-    TimePoint silent_until = std::chrono::steady_clock::now() + feed_.heartbeat_;
+    TimePoint silent_until = centroid::now() + feed_.heartbeat_;
     while (piece.empty()) {
       if (feed_.is_closed_) co_return std::string();
       const EventLog::Page page = read();
@@ -74,7 +74,7 @@ class EventFeed::Stream final : public BodyStream {
       may_have_lost_ = false;
       if (!piece.empty()) break;
       const bool is_woken = co_await feed_.bell_->rung.wait(silent_until);
-      if (!is_woken && std::chrono::steady_clock::now() >= silent_until) piece = ": alive\n\n";
+      if (!is_woken && centroid::now() >= silent_until) piece = ": alive\n\n";
     }
     co_return piece;
   }

@@ -9,8 +9,6 @@ namespace centroid::server {
 
 namespace {
 
-using Steady = std::chrono::steady_clock;
-
 /// Between two looks at the token of who takes a file, piece by piece: each hashes what was sent
 /// once for every named token.
 constexpr std::chrono::seconds kLook{1};
@@ -33,10 +31,10 @@ class HeldAnswers::Stream final : public BodyStream {
 
   Task<Result<std::string>> next() override {
     auto piece = co_await inner_->next();
-    if (Steady::now() >= look_) {
+    if (centroid::now() >= look_) {
       if (!is_allowed_())
         co_return Error(ErrorCode::kFailedPrecondition, "the token is good no more");
-      if (is_file_) look_ = Steady::now() + kLook;
+      if (is_file_) look_ = centroid::now() + kLook;
     }
     co_return piece;
   }

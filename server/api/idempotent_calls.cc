@@ -13,8 +13,6 @@ namespace centroid::server {
 
 namespace {
 
-using Steady = std::chrono::steady_clock;
-
 /// What of an answer may lie on the disk: no secret, which is shown once.
 HttpResponse kept_form(const Route& route, const HttpResponse& response) {
   if (!route.has_secret || response.status >= 300) return response;
@@ -63,7 +61,7 @@ Result<std::unique_ptr<IdempotentCalls>> IdempotentCalls::open(std::string path,
 IdempotentCalls::IdempotentCalls(Executor blocking, std::size_t most, Duration lifetime,
                                  std::unique_ptr<IdempotencyLog> log)
     : blocking_(std::move(blocking)), log_(std::move(log)), table_(most, lifetime) {
-  const TimePoint now = Steady::now();
+  const TimePoint now = centroid::now();
   const double now_unix = SystemClock().unix_seconds();
   for (IdempotencyLog::Kept& one : log_->take_kept()) {
     const std::chrono::duration<double> age(std::max(0.0, now_unix - one.begun_unix_seconds));
@@ -105,9 +103,9 @@ Task<std::optional<HttpResponse>> IdempotentCalls::claim(std::string key, std::s
         "repeat it; if that server is gone look whether it was done, and take a new key if not",
         instance);
   const std::chrono::duration<double> age(std::max(0.0, now - found.begun_unix_seconds));
-  const TimePoint begun = Steady::now() - std::chrono::duration_cast<Duration>(age);
+  const TimePoint begun = centroid::now() - std::chrono::duration_cast<Duration>(age);
   table_.restore(key, found.request, begun, std::move(*found.response));
-  const auto again = table_.begin(key, same, Steady::now());
+  const auto again = table_.begin(key, same, centroid::now());
   if (again.verdict == IdempotencyTable::Verdict::kReplay) co_return replayed(*again.response);
   co_return of_another_request(instance);
 }
@@ -125,7 +123,7 @@ Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
   const std::string name = call.caller.name + " " + *key;
   const std::string same =
       call.request.method + " " + call.request.target + " " + sha256(call.request.body);
-  auto found = table_.begin(name, same, Steady::now());
+  auto found = table_.begin(name, same, centroid::now());
   switch (found.verdict) {
     case IdempotencyTable::Verdict::kNew:
       break;

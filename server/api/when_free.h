@@ -16,7 +16,7 @@ template <class T>
 Task<std::optional<Result<T>>> when_free(Executor blocking, std::function<Result<T>()> act) {
   constexpr std::chrono::seconds kPatience{2};
   constexpr std::chrono::milliseconds kPause{10};
-  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto now = [] { return centroid::now(); };
   const TimePoint limit = now() + kPatience;
   for (;;) {
     auto once = [act] { return std::make_optional(act()); };

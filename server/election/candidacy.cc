@@ -3,18 +3,13 @@
 #include <algorithm>
 
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_future.hpp>
 
 #include "common/base/log.h"
 #include "common/base/version.h"
 
 namespace centroid::server {
 
-namespace {
-
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
-}  // namespace
+namespace {}  // namespace
 
 std::string Leadership::to_string() const {
   if (role != Election::Role::kStandby) return "leader";
@@ -90,7 +85,7 @@ Candidacy::Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
                   }),
       stop_(thread_.executor()) {
   probe_.leads(false, 0);
-  ended_ = boost::asio::co_spawn(thread_.context(), run(), boost::asio::use_future);
+  ended_ = Pending<void>(thread_.executor(), run());
 }
 
 Candidacy::~Candidacy() {

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
 #include <string>
 
@@ -84,7 +83,7 @@ class Candidacy {
   bool stopping_ = false;
   bool is_over_ = false;  ///< nothing more is published: the fence stays as it is
   Leadership told_;
-  std::future<void> ended_;
+  Pending<void> ended_;
 };
 
 }  // namespace centroid::server

@@ -14,7 +14,6 @@ namespace {
 /// More servers than anybody has; what else lies there is not ours.
 constexpr std::size_t kMost = 64;
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
 }  // namespace
 
 std::string encode_candidate(const Candidate& candidate) {

@@ -69,7 +69,7 @@ Status Fence::holds() const {
   if (!now.closed.empty())
     return Error(ErrorCode::kAborted, "deposed: this server led in term " +
                                           std::to_string(now.term) + ": " + now.closed);
-  if (std::chrono::steady_clock::now() < now.until) return {};
+  if (centroid::now() < now.until) return {};
   return Error(ErrorCode::kUnavailable,
                "the leader's lease could not be renewed in etcd: another server may lead by now");
 }

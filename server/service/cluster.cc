@@ -81,8 +81,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       waits_(clock),
       pulls_(std::make_unique<Pulls>(*this)),
       journal_(executor),
-      duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share *
-                                        std::thread::hardware_concurrency())),
+      duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share * core_count())),
       tasks_(executor) {
   rows_.bound_payload(2 * config.chunk_bytes);
 }

@@ -356,7 +356,7 @@ Task<void> measure_session(transport::Session* session, std::uint32_t bytes,
 Task<void> measure_between(transport::Session* session, std::vector<std::byte> head,
                            std::shared_ptr<Measured> out) {
   const auto kind = static_cast<std::uint16_t>(proto::AboutKind::kMeasure);
-  const TimePoint late = std::chrono::steady_clock::now() + kMeasurePatience;
+  const TimePoint late = centroid::now() + kMeasurePatience;
   const auto reply = co_await session->request(kind, head, Bytes(), late);
   if (!reply.ok()) {
     out->emplace(reply.error());

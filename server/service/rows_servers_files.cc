@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_future.hpp>
 
+#include "common/async/wait_on.h"
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/rows_journal.h"
@@ -141,8 +141,7 @@ Status RowsServers::load_table(const Saved& saved, std::size_t table, const std:
     mine.rows_shape = mine.candidates_shape = {};  // of all rows
     const auto begin = [&] { rows_.begin_load(table, mine); };
     if (wanted[0] && is_direct_) begin();
-    if (wanted[0] && !is_direct_)
-      boost::asio::co_spawn(executor_, call(begin), boost::asio::use_future).get();
+    if (wanted[0] && !is_direct_) call_on(executor_, begin);
     return true;
   };
   sink.put = [&](const RowTable::Block& block, std::uint64_t) -> Status {
@@ -180,8 +179,7 @@ Status RowsServers::put_rows(std::size_t server, std::size_t table, const RowTab
                              std::uint64_t clock) {
   if (server == 0) {
     if (is_direct_) return rows_.load(table, block, clock);
-    const auto put = [&] { return std::make_shared<Status>(rows_.load(table, block, clock)); };
-    return **boost::asio::co_spawn(executor_, call(put), boost::asio::use_future).get();
+    return call_on(executor_, [&] { return rows_.load(table, block, clock); });
   }
   const Link link = holders_[server].link;
   fault::point("servers.rows_put");
@@ -205,7 +203,7 @@ Status RowsServers::put_pushes(std::size_t server, const std::vector<PushWindows
     if (is_direct_)
       put();
     else
-      boost::asio::co_spawn(executor_, call(put), boost::asio::use_future).get();
+      call_on(executor_, put);
     return {};
   }
   const Link link = holders_[server].link;
@@ -224,8 +222,7 @@ Status RowsServers::put_pushes(std::size_t server, const std::vector<PushWindows
 Result<transport::Reply> RowsServers::ask_blocking(const Link& link, TablesKind kind,
                                                    std::vector<std::byte> head, Bytes payload) {
   auto asked = shards_.ask(link, static_cast<proto::ServersKind>(kind), std::move(head), payload);
-  return *boost::asio::co_spawn(executor_, to_optional(std::move(asked)), boost::asio::use_future)
-              .get();
+  return wait_on(executor_, std::move(asked));
 }
 
 // ---- a checkpoint is gathered

@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <cstring>
-#include <future>
 
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_future.hpp>
 
+#include "common/async/wait_on.h"
 #include "common/base/log.h"
 #include "server/service/cluster.h"
 
@@ -116,12 +115,9 @@ class Cluster::SpreadReader {
     head.plane = static_cast<std::uint8_t>(plane);
     head.chunk = chunk.id;
     head.frozen = true;
-    auto fetched =
-        boost::asio::co_spawn(cluster_.executor_, to_optional(cluster_.fetch_chunk(head)),
-                              boost::asio::use_future)
-            .get();
-    if (!fetched->ok()) return fetched->error();
-    values_ = std::move(*fetched).value();
+    auto fetched = wait_on(cluster_.executor_, cluster_.fetch_chunk(head));
+    if (!fetched.ok()) return fetched.error();
+    values_ = std::move(fetched).value();
     held_ = std::pair(plane, chunk.id);
     return {};
   }

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/base/version.h"
 #include "common/proto/about.h"
 #include "common/proto/standby.h"
@@ -245,7 +246,7 @@ void Shard::request_stop(const std::string& why) {
 
 Task<Status> Shard::run(transport::Listener& listener) {
   tasks_.spawn(accept_loop(listener));
-  std::mt19937_64 jitter(std::random_device{}());
+  std::mt19937_64 jitter(random_seed());
   Status result;
   TimePoint alone_since = clock_.now();
   std::chrono::milliseconds backoff{100};

@@ -5,7 +5,7 @@
 namespace centroid::server {
 
 DiskWatch::DiskWatch(std::filesystem::path folder, std::chrono::milliseconds every)
-    : folder_(std::move(folder)), every_(every), thread_([this] { run(); }) {}
+    : folder_(std::move(folder)), every_(every), thread_("disk-watch", [this] { run(); }) {}
 
 DiskWatch::~DiskWatch() {
   {

@@ -1,11 +1,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <mutex>
-#include <thread>
 
+#include "common/base/thread.h"
 #include "common/checkpoint/file.h"
 
 namespace centroid::server {
@@ -28,11 +27,11 @@ class DiskWatch {
 
   const std::filesystem::path folder_;
   const std::chrono::milliseconds every_;
-  mutable std::mutex mutex_;  // guards the next
+  mutable Mutex mutex_;  // guards the next
   file::Space space_;
   bool stops_ = false;
-  std::condition_variable changed_;
-  std::thread thread_;
+  Condition changed_;
+  Thread thread_;
 };
 
 }  // namespace centroid::server

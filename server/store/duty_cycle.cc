@@ -1,21 +1,10 @@
 #include "server/store/duty_cycle.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace centroid::server {
-namespace {
-
-double processor_seconds() {
-  timespec spent{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
-}
-
-}  // namespace
 
 double DutyCycle::rest_seconds(double share, double busy, double passed, double& credit) {
   if (share >= 1) return 0;
@@ -32,19 +21,17 @@ void DutyCycle::begin() {
 }
 
 void DutyCycle::rest() {
-  const SystemClock clock;
-  const double busy = processor_seconds();
+  const double busy = thread_seconds();
   if (has_begun_) {
-    const double passed = std::chrono::duration<double>(clock.now() - ended_).count();
-    const auto until =
-        clock.now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(
-                          rest_seconds(share_, busy - busy_, passed, credit_)));
+    const double passed = std::chrono::duration<double>(now() - ended_).count();
+    const auto until = now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(
+                                   rest_seconds(share_, busy - busy_, passed, credit_)));
     std::unique_lock lock(mutex_);
     hurried_.wait_until(lock, until, [this] { return is_hurried_; });
   }
   has_begun_ = true;
   busy_ = busy;
-  ended_ = clock.now();
+  ended_ = now();
 }
 
 void DutyCycle::hurry() {

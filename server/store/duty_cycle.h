@@ -1,9 +1,8 @@
 #pragma once
 
-#include <condition_variable>
 #include <mutex>
 
-#include "common/base/clock.h"
+#include "common/base/thread.h"
 
 namespace centroid::server {
 
@@ -33,10 +32,10 @@ class DutyCycle {
   const double share_;
   bool has_begun_ = false;  // the thread at work only, as the three below
   double credit_ = kBurst * share_;
-  double busy_ = 0;   // its processor time at the end of the last rest
-  TimePoint ended_;   // of the last rest
-  std::mutex mutex_;  // guards all below
-  std::condition_variable hurried_;
+  double busy_ = 0;  // its processor time at the end of the last rest
+  TimePoint ended_;  // of the last rest
+  Mutex mutex_;      // guards all below
+  Condition hurried_;
   bool is_hurried_ = false;
 };
 

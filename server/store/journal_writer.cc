@@ -272,7 +272,7 @@ Status JournalWriter::end_round_now(Job& job) {
     const std::lock_guard lock(mutex_);
     sound_end_ = end_;
     sound_mark_ = parts_.back().last = job.head.round.value;
-    if (unsynced_since_ == TimePoint::max()) unsynced_since_ = std::chrono::steady_clock::now();
+    if (unsynced_since_ == TimePoint::max()) unsynced_since_ = centroid::now();
   }
   if (log_.sync_every.count() > 0) return {};
   CENTROID_TRY(sync_now());

@@ -13,7 +13,6 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kRepeat{200};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 /// Of `may_write`: no file operation fails so.
 bool is_fenced(const Status& status) { return status.error().code() == ErrorCode::kAborted; }
@@ -21,13 +20,13 @@ bool is_fenced(const Status& status) { return status.error().code() == ErrorCode
 }  // namespace
 
 void LogWriter::start_threads() {
-  writer_ = std::thread([this] {
+  writer_ = Thread("journal", [this] {
     const auto faults = hook();
     run();
     if (const Status synced = sync_now(); !synced.ok())
       log::error(names_.sync_failed, {{"error", synced.error()}, {"when", "at the end"}});
   });
-  if (log_.sync_every.count() > 0) syncer_ = std::thread([this] { run_sync(); });
+  if (log_.sync_every.count() > 0) syncer_ = Thread("journal-sync", [this] { run_sync(); });
 }
 
 void LogWriter::join() {
@@ -36,8 +35,8 @@ void LogWriter::join() {
     stops_ = gives_up_ = true;
     changed_.notify_all();
   }
-  if (writer_.joinable()) writer_.join();
-  if (syncer_.joinable()) syncer_.join();
+  writer_.join();
+  syncer_.join();
 }
 
 void LogWriter::give_up() {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
@@ -10,10 +9,10 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "common/base/clock.h"
 #include "common/base/result.h"
+#include "common/base/thread.h"
 #include "common/checkpoint/file.h"
 
 namespace centroid::server {
@@ -85,8 +84,8 @@ class LogWriter {
   double unsynced_seconds() const;
 
   const Options log_;
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable changed_;
+  mutable Mutex mutex_;  // guards all below
+  Condition changed_;
   bool stops_ = false, gives_up_ = false, is_broken_ = false;
   std::string trouble_;
   std::uint64_t written_ = 0;  ///< bytes since the start
@@ -102,7 +101,7 @@ class LogWriter {
   void run_sync();
 
   const Names names_;
-  std::thread writer_, syncer_;
+  Thread writer_, syncer_;
 };
 
 }  // namespace centroid::server

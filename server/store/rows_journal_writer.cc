@@ -221,7 +221,7 @@ Status RowsJournalWriter::write_batch(const Batch& batch) {
   const std::lock_guard lock(mutex_);
   written_ += bytes.size() + batch.bytes.size();
   parts_.back().bytes = sound_end_ = end_;
-  if (unsynced_since_ == TimePoint::max()) unsynced_since_ = std::chrono::steady_clock::now();
+  if (unsynced_since_ == TimePoint::max()) unsynced_since_ = centroid::now();
   return {};
 }
 

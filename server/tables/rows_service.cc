@@ -1,9 +1,9 @@
 #include "server/tables/rows_service.h"
 
 #include <algorithm>
-#include <random>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 
 namespace centroid::server {
 
@@ -22,11 +22,6 @@ constexpr const char* kForJournal = "the journal of the tables, which the disk h
 constexpr std::chrono::seconds kHeldUp{2};  ///< from which on it is told why
 constexpr const char* kForReading = "that it reads its answer";
 constexpr const char* kForMove = "rows that move to another server";
-
-std::uint64_t draw() {
-  std::random_device device;
-  return (std::uint64_t{device()} << 32) ^ device();
-}
 
 std::uint64_t row_bytes(std::uint32_t dim) { return sizeof(std::uint64_t) + dim * sizeof(float); }
 
@@ -65,7 +60,7 @@ struct RowsService::Waiting {
 
 RowsService::RowsService(const std::string& tables, std::chrono::milliseconds lease,
                          const Clock& clock, metrics::Registry& registry)
-    : clock_(clock), lease_(lease), started_(clock.now()), incarnation_(draw()) {
+    : clock_(clock), lease_(lease), started_(clock.now()), incarnation_(random_seed()) {
   auto specs = parse_tables(tables);
   CENTROID_CHECK(specs.ok());     // server::finish has looked
   route_.servers.emplace_back();  // this one

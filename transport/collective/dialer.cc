@@ -23,8 +23,6 @@ constexpr std::chrono::milliseconds kFirstRetry{2}, kLastRetry{50};
 constexpr std::chrono::hours kNoStall{1};
 const Endpoint kSharedEndpoint{"collective", 0};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
 std::string name_of(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
 /// A connection that says nothing is closed when its time is over.
@@ -51,7 +49,7 @@ class Bound {
     bool is_over = false, is_late = false;
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
-  boost::asio::steady_timer timer_;
+  Timer timer_;
 };
 
 Task<Result<InFrame>> read_kind(Connection& connection, std::uint16_t kind) {

@@ -86,7 +86,7 @@ void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
   bool has_run = false;
   while (!is_done && context_.poll_one() != 0) has_run = true;
   if (has_run) return;
-  const TimePoint begin = std::chrono::steady_clock::now();
+  const TimePoint begin = centroid::now();
   if (may_look && look(spins ? spin_ : look_)) {
     look_ = std::min<std::chrono::nanoseconds>(kLook, 2 * look_);
     return;
@@ -95,14 +95,14 @@ void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
   polls_.disarm();
   if (!may_look) return;
   // A wait that was hardly longer would have paid; a long one is somebody who computes.
-  const bool would_pay = std::chrono::steady_clock::now() - begin < 3 * kLook;
+  const bool would_pay = centroid::now() - begin < 3 * kLook;
   look_ = would_pay ? kLook : std::max<std::chrono::nanoseconds>(kLook / 16, look_ / 2);
 }
 
 bool Driver::look(std::chrono::nanoseconds most) {
   // Where ranks share cores, the next look is worth something only when another one has run.
   const unsigned looks = has_cores_ ? 32 : 1;
-  const TimePoint until = std::chrono::steady_clock::now() + most;
+  const TimePoint until = centroid::now() + most;
   for (unsigned n = 1;; ++n) {
     for (unsigned i = 0; i < looks && !polls_.empty(); ++i) {
       if (polls_.poll()) return true;
@@ -110,7 +110,7 @@ bool Driver::look(std::chrono::nanoseconds most) {
     }
     ::sched_yield();  // whoever can run goes first
     if ((polls_.empty() || n % 4 == 0) && context_.poll_one() != 0) return true;
-    if (std::chrono::steady_clock::now() >= until) return false;
+    if (centroid::now() >= until) return false;
   }
 }
 

@@ -103,7 +103,7 @@ Task<std::optional<Result<transport::EchoReport>>> measure_there(std::shared_ptr
   greeting.run_id = run_id.empty() ? station->options.run_id : run_id;
   greeting.token = station->options.token;
   greeting.manifest_hash = station->options.manifest_hash;
-  const TimePoint connected_by = std::chrono::steady_clock::now() + kConnectTime;
+  const TimePoint connected_by = centroid::now() + kConnectTime;
   auto report = co_await transport::measure_way(*station->transport, endpoint, greeting,
                                                 connected_by, time, bytes);
   co_return std::make_optional(std::move(report));

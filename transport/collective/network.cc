@@ -11,8 +11,6 @@ namespace {
 /// A failed operation waits so long for its last frames before their connections are closed.
 constexpr std::chrono::milliseconds kGrace{200};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
 std::string name_of(const Link& link) { return "rank " + std::to_string(link.rank()); }
 
 }  // namespace

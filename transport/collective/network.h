@@ -7,8 +7,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include <boost/asio/steady_timer.hpp>
-
 #include "common/async/task_group.h"
 #include "transport/collective/dialer.h"
 #include "transport/collective/driver.h"
@@ -125,7 +123,7 @@ class Network : public std::enable_shared_from_this<Network> {
   std::unordered_map<Key, Pending, KeyHash> pending_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> begun_;  ///< group, tag: next
   std::unordered_map<std::uint64_t, Over> aborted_;                         ///< by group
-  boost::asio::steady_timer watchdog_;
+  Timer watchdog_;
   std::atomic<std::uint32_t> culprit_{kNoRank};
   ScratchPool spares_;  ///< for segments that come before their operation
   TimePoint watching_ = TimePoint::max();

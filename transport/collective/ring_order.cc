@@ -105,9 +105,9 @@ Result<Bandwidths> measure_bandwidths(const Group& group, std::uint64_t bytes) {
     if (peer == group.rank()) continue;
     for (int repeat = 0; repeat < 2; ++repeat) {
       CENTROID_TRY(exchange(group, peer, first(out, 1), first(in, 1)));  // both are here now
-      const auto begin = std::chrono::steady_clock::now();
+      const auto begin = centroid::now();
       CENTROID_TRY(exchange(group, peer, first(out, bytes), first(in, bytes)));
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+      const std::chrono::duration<double> seconds = centroid::now() - begin;
       row[peer] = std::max(row[peer], static_cast<double>(bytes) / std::max(seconds.count(), 1e-9));
     }
   }

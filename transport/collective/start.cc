@@ -5,7 +5,7 @@ namespace centroid::collective {
 std::shared_ptr<Call> make_call(Call::Plan plan) {
   const auto timeout = plan.timeout;
   auto call = std::make_shared<Call>(std::move(plan));
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = centroid::now();
   call->deadline = now + timeout;
   call->query_at = now + timeout * 3 / 4;
   return call;

@@ -27,7 +27,6 @@ using Tcp = asio::ip::tcp;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
 using Stream = MaybeTls<beast::tcp_stream>;
-using Steady = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxConnections = 16;
 constexpr std::uint32_t kMaxHeaderBytes = 8 * 1024;
@@ -42,7 +41,7 @@ constexpr double kTraceSeconds = 10;
 class Allowance {
  public:
   bool take() {
-    const TimePoint now = Steady::now();
+    const TimePoint now = centroid::now();
     left_ = std::min(kTraces, left_ + std::chrono::duration<double>(now - at_).count());
     at_ = now;
     if (left_ < 1) return false;
@@ -52,13 +51,13 @@ class Allowance {
 
  private:
   double left_ = kTraces;
-  TimePoint at_ = Steady::now();
+  TimePoint at_ = centroid::now();
 };
 
 struct Peer {
   Peer(Tcp::socket socket, SslPointer end) : stream(std::move(socket), std::move(end)) {}
   Stream stream;
-  TimePoint since = Steady::now();  ///< that it came, or had its last answer
+  TimePoint since = centroid::now();  ///< that it came, or had its last answer
   bool has_asked = false;
   bool is_answered = false;  ///< at this moment
   bool is_dropped = false;
@@ -169,7 +168,7 @@ Task<void> MetricsListener::Impl::accept_loop() {
     auto [ec, socket] = co_await acceptor.async_accept(kAwait);
     if (is_stopping) co_return;
     if (ec) {  // out of descriptors or memory: others must end first
-      if (!co_await sleep_until(std::chrono::steady_clock::now() + kAcceptPause)) co_return;
+      if (!co_await sleep_until(centroid::now() + kAcceptPause)) co_return;
     } else if (peers.size() < kMaxConnections || make_room()) {
       SslPointer end = options.tls ? options.tls->accepting_end() : nullptr;
       const auto at = peers.emplace(peers.end(), std::move(socket), std::move(end));
@@ -188,7 +187,7 @@ bool MetricsListener::Impl::make_room() {
     if (peer.is_dropped) continue;
     ++live;
     if (!peer.has_asked) silent = &peer;
-    const bool is_old = !peer.is_answered && Steady::now() - peer.since > kSlow;
+    const bool is_old = !peer.is_answered && centroid::now() - peer.since > kSlow;
     if (is_old && (idle == nullptr || peer.since < idle->since)) idle = &peer;
   }
   if (live < kMaxConnections) return true;
@@ -225,7 +224,7 @@ Task<void> MetricsListener::Impl::serve_requests(Peer& peer) {
     const auto [write_failed, written] = co_await http::async_write(stream, response, kAwait);
     if (write_failed) co_return;
     peer.is_answered = false;
-    peer.since = Steady::now();
+    peer.since = centroid::now();
   }
 }
 

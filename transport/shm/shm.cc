@@ -111,7 +111,7 @@ class ShmTransport final : public Transport {
 
   Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
     const std::string doing = "connect to " + endpoint.to_string();
-    if (std::chrono::steady_clock::now() >= deadline)
+    if (centroid::now() >= deadline)
       co_return Error(ErrorCode::kDeadlineExceeded, doing + ": the deadline has passed");
     const Address address(endpoint);
     File socket = make_socket();

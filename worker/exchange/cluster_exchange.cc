@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_future.hpp>
 
+#include "common/async/wait_on.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/optim/norm.h"
@@ -28,7 +27,7 @@ class ClusterExchange final : public Exchange {
         link_(executor, std::move(transport), std::move(options), memory, mailbox_, registry) {
     wait_ = trace::StageProbe(registry, "worker", trace::Stage::kWait);
     apply_ = trace::StageProbe(registry, "worker", trace::Stage::kApply);
-    running_ = boost::asio::co_spawn(executor_, link_.run(), boost::asio::use_future);
+    running_ = Pending<void>(executor_, link_.run());
   }
 
   ~ClusterExchange() override {
@@ -97,7 +96,7 @@ class ClusterExchange final : public Exchange {
   }
 
   Result<RoundReport> finish(const StepStats& stats) override {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = centroid::now();
     complete(stats);
     for (;;) {
       auto event = mailbox_.pop(false);
@@ -105,8 +104,7 @@ class ClusterExchange final : public Exchange {
         if (auto* error = std::get_if<Error>(&event->what)) return *error;
       }
       RoundReport report;
-      before_.wait = report.wait_seconds =
-          wait_.ended(lane_, begin, std::chrono::steady_clock::now(), round_);
+      before_.wait = report.wait_seconds = wait_.ended(lane_, begin, centroid::now(), round_);
       if (!event) {
         report.outcome = RoundReport::Outcome::kLost;
         report.reason = mailbox_.stop_reason();
@@ -126,9 +124,9 @@ class ClusterExchange final : public Exchange {
                              ? RoundReport::Outcome::kCommitted
                              : RoundReport::Outcome::kSkipped;
         if (closed->outcome == proto::Outcome::kCommitted) {
-          const TimePoint came = std::chrono::steady_clock::now();
+          const TimePoint came = centroid::now();
           CENTROID_TRY(load(closed->contributors));
-          before_.apply = apply_.ended(lane_, came, std::chrono::steady_clock::now(), round_);
+          before_.apply = apply_.ended(lane_, came, centroid::now(), round_);
         }
         return report;
       }
@@ -154,12 +152,7 @@ class ClusterExchange final : public Exchange {
 
   void leave(const std::string& reason) override {
     if (std::exchange(left_, true)) return;
-    std::promise<void> is_told;  // the link may have ended by itself: wait for our own call too
-    post([this, &reason, &is_told] {
-      link_.end(reason);
-      is_told.set_value();
-    });
-    is_told.get_future().get();
+    call_on(executor_, [this, &reason] { link_.end(reason); });  // it may have ended by itself
     running_.get();
     link_.look_at_residual();
     link_.leave_feedback();
@@ -296,13 +289,13 @@ class ClusterExchange final : public Exchange {
     for (const Chunk& chunk : fragment().chunks) {
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
       const std::span<float> part = params.subspan(chunk.position, chunk.elements);
-      const auto begin = std::chrono::steady_clock::now();
+      const auto begin = centroid::now();
       std::optional<SparseNumbers> sparse;
       if (optimizer_->ignores_zeros()) {
         CENTROID_ASSIGN(sparse, link_.sparse_result(chunk));
       }
       if (!sparse) CENTROID_TRY(link_.decode_result(chunk, mean));
-      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      seconds += std::chrono::duration<double>(centroid::now() - begin).count();
       if (sparse) {
         std::span<const float> values = sparse->value;
         if (factor != 1) {
@@ -344,7 +337,7 @@ class ClusterExchange final : public Exchange {
   ExchangeMemory memory_;
   Mailbox mailbox_;
   ServerLink link_;
-  std::future<void> running_;
+  Pending<void> running_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;

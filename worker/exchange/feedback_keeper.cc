@@ -75,9 +75,7 @@ Result<std::unique_ptr<FeedbackKeeper>> FeedbackKeeper::open(const fs::path& dir
 
 FeedbackKeeper::~FeedbackKeeper() { wait_for_write(); }
 
-void FeedbackKeeper::wait_for_write() {
-  if (writing_.valid()) writing_.get();
-}
+void FeedbackKeeper::wait_for_write() { writing_.join(); }
 
 Manifest FeedbackKeeper::manifest_of(bool has_momentum) const {
   Manifest manifest;
@@ -193,8 +191,7 @@ void FeedbackKeeper::save(const ErrorFeedback& feedback) {
   const auto copy = std::make_shared<const Copy>(feedback.state());
   const bool has_momentum = !feedback.state().momentum.empty();
   saved_ = round;
-  writing_ = std::async(std::launch::async, [this, info, copy,
-                                             manifest = manifest_of(has_momentum)] {
+  writing_ = Thread("feedback", [this, info, copy, manifest = manifest_of(has_momentum)] {
     const auto read = [&](std::size_t, std::uint64_t offset, std::span<float> into) {
       std::copy_n(copy->values.begin() + static_cast<std::ptrdiff_t>(offset), into.size(),
                   into.begin());

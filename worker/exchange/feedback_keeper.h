@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/base/thread.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/codec/error_feedback.h"
 
@@ -62,7 +62,7 @@ class FeedbackKeeper {
   /// nothing has been left out yet. fails failed_precondition: what is in memory is another state
   Result<bool> is_wanted(Round round) const;
   /// `tell` is still to hear of the newest save, or has just heard.
-  bool is_writing() const { return writing_.valid(); }
+  bool is_writing() const { return writing_.joinable(); }
   void save(const ErrorFeedback& feedback);
   /// What the round had left is not in memory any more: states on disk that have it are removed.
   void undone(Round round);
@@ -87,7 +87,7 @@ class FeedbackKeeper {
   std::optional<Round> saved_;
   bool is_used_ = false;  // rounds have been closed in this process
   Written tell_;
-  std::future<void> writing_;
+  Thread writing_;
 };
 
 }  // namespace centroid::worker

@@ -23,7 +23,6 @@ constexpr std::uint64_t kMeanStream = 0x6D65616E;   // mean
 constexpr std::uint64_t kResidualRounds = 16;
 constexpr std::size_t kNoFlight = ~std::size_t{0};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
 double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(now() - begin).count();
 }

@@ -67,7 +67,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     };
     boost::asio::post(executor_, std::move(take));
   };
-  const TimePoint begin = std::chrono::steady_clock::now();
+  const TimePoint begin = centroid::now();
   options_.peers->start(std::move(job), done);
   const auto kComputed = static_cast<std::uint16_t>(Kind::kComputed);
   std::size_t told = 0;
@@ -88,8 +88,7 @@ Task<Status> ServerLink::add_with_peers(Session& session, proto::RoundOpen open)
     }
     co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off
   }
-  addition_seconds_ +=
-      exchange_.ended(peers_lane_, begin, std::chrono::steady_clock::now(), open.round.value);
+  addition_seconds_ += exchange_.ended(peers_lane_, begin, centroid::now(), open.round.value);
   count(outcome->stats, open.round);
   while (outcome->status.ok() && is_current(open) && !stats_ && !session.is_closed())
     co_await wake_.wait(TimePoint::max());  // lint-ok: cancellation is off
@@ -123,7 +122,7 @@ void ServerLink::count(const CodedStats& stats, Round round) {
   codecs_.encoded_in += stats.encoded_bytes_in;
   codecs_.residual_norm = stats.residual_norm;
   if (stats.chunks == 0) return;
-  const TimePoint end = std::chrono::steady_clock::now();  // many pieces, told as one
+  const TimePoint end = centroid::now();  // many pieces, told as one
   const auto spent = std::chrono::duration<double>(stats.encode_seconds);
   encode_stage_.ended(lane_, end - std::chrono::duration_cast<Duration>(spent), end, round.value);
 }

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/base/version.h"
 #include "common/proto/standby.h"
 
@@ -16,8 +17,6 @@ using transport::InFrame;
 using transport::Session;
 
 namespace {
-
-TimePoint now() { return std::chrono::steady_clock::now(); }
 
 /// With several servers a worker must notice soon that the leader is gone, and find the next one:
 /// half of what docs/high-availability.md allows for a takeover is the lease in etcd.
@@ -104,7 +103,7 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
 }
 
 Task<void> ServerLink::run() {
-  std::mt19937_64 jitter(std::random_device{}());
+  std::mt19937_64 jitter(random_seed());
   auto codec = make_codec(options_.join.codec);
   if (!codec.ok()) {
     mailbox_.push({std::move(codec).error()});

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "common/async/task_group.h"
 #include "common/base/stage.h"
+#include "common/base/thread.h"
 #include "common/codec/codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
@@ -52,8 +52,8 @@ class Mailbox {
   std::string stop_reason() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable Mutex mutex_;
+  Condition changed_;
   std::deque<LinkEvent> events_;
   bool stop_ = false, at_once_ = false;
   std::string why_;
@@ -257,7 +257,7 @@ class ServerLink final : public transport::FrameSink {
 
   transport::TrafficCounters closed_traffic_, live_traffic_;
   CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told
-  mutable std::mutex traffic_mutex_;    // for all traffic and codecs_
+  mutable Mutex traffic_mutex_;         // for all traffic and codecs_
   metrics::Counter reconnects_, bytes_out_, bytes_in_;
   trace::StageProbe send_, encode_stage_, decode_stage_, exchange_;
   const trace::Lane lane_{"server"}, peers_lane_{"peers"};

@@ -17,8 +17,6 @@ using transport::Session;
 
 namespace {
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
 /// second pass finds each in cache. Adds their squares to `squares`.
 std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values, double* squares) {

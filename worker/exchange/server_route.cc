@@ -19,8 +19,6 @@ namespace {
 
 constexpr std::chrono::seconds kConnect{10};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
 }  // namespace
 
 /// What a shard server sends: results.

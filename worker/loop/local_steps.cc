@@ -177,8 +177,7 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
 /// Steps [begin, end) of the `of` into which the share is cut.
 Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                          std::uint64_t of, StepStats& stats) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
+  const auto begin = centroid::now();
   std::vector<std::span<const std::uint64_t>> batches;
   for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
     const Range range = part_of(samples.size(), of, i);
@@ -197,7 +196,7 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   if (!batches.empty())
     stats.gradient_norm = std::exchange(gradient_norm_, -1);  // before it was clipped
   if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(planes_.own()));
-  stats.compute_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  stats.compute_seconds += std::chrono::duration<double>(centroid::now() - begin).count();
   return {};
 }
 
@@ -233,7 +232,7 @@ Status LocalSteps::forget_nonfinite() {
 Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
                                       std::span<const std::uint64_t> samples, Exchange& exchange,
                                       StepStats& stats) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = centroid::now();
   CENTROID_TRY(take_up(share));
   cluster_steps_ = share.steps_before;
   world_ = share.world;
@@ -267,7 +266,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
   add(stats, rest);
   CENTROID_ASSIGN(auto report, exchange.finish(told));
   CENTROID_TRY(merge(share, report));
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const std::chrono::duration<double> took = centroid::now() - begin;
   exchange_seconds_ = std::max(took.count() - stats.compute_seconds, 0.0);
   stats.exchange_seconds = exchange_seconds_;
   stats.divergence = divergence_.ratio;

@@ -38,7 +38,7 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
                                    const std::vector<std::span<const std::uint64_t>>& next,
                                    Exchange& exchange, double& parameter_norm,
                                    double& exchange_seconds, StepStats& stats) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = centroid::now();
   exchange.begin(share);
   CENTROID_ASSIGN(const auto step,
                   group.step(data, samples, [&](TensorId tensor) { exchange.ready(tensor); }));
@@ -57,7 +57,7 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
     parameter_norm = std::sqrt(sum_of_squares(group.params().first(group.trained())));
   }
   CENTROID_ASSIGN(auto report, exchange.finish(stats));
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const std::chrono::duration<double> took = centroid::now() - begin;
   exchange_seconds = std::max(took.count() - stats.compute_seconds, 0.0);
   stats.exchange_seconds = exchange_seconds;
   return report;
@@ -67,10 +67,9 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, con
 
 Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
              TrainingSummary& summary, const RoundObserver& observer, LocalSteps* local) {
-  using Clock = std::chrono::steady_clock;
-  const auto started = Clock::now();
+  const auto started = centroid::now();
   const auto tally = [&] {
-    summary.total_seconds = std::chrono::duration<double>(Clock::now() - started).count();
+    summary.total_seconds = std::chrono::duration<double>(centroid::now() - started).count();
     summary.traffic = exchange.traffic();
   };
   EpochOrder order;

@@ -1,0 +1,106 @@
+#include "common/base/host.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <random>
+
+#include "common/base/random.h"
+#include "common/base/thread.h"
+
+namespace centroid {
+
+thread_local constinit Host* Host::current_ = nullptr;
+
+TimePoint now() {
+  const Host* const host = Host::current();
+  return host == nullptr ? std::chrono::steady_clock::now() : host->now();
+}
+
+double unix_seconds() {
+  if (const Host* const host = Host::current()) return host->unix_seconds();
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::uint64_t random_seed() {
+  if (Host* const host = Host::current()) return host->random();
+  std::random_device entropy;
+  return std::uint64_t{entropy()} << 32 | entropy();
+}
+
+unsigned core_count() {
+  const Host* const host = Host::current();
+  return host == nullptr ? std::thread::hardware_concurrency() : host->cores();
+}
+
+double thread_seconds() {
+  if (Host::current() != nullptr) return 0;
+  timespec spent{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
+}
+
+Thread::Thread(std::string name, std::function<void()> body) {
+  if (Host* const host = Host::current())
+    simulated_ = host->start_thread(std::move(name), std::move(body));
+  else
+    real_ = std::thread([name = std::move(name), body = std::move(body)] {
+      ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+      body();
+    });
+}
+
+Thread& Thread::operator=(Thread&& other) noexcept {
+  join();
+  real_ = std::move(other.real_);
+  simulated_ = std::exchange(other.simulated_, 0);
+  return *this;
+}
+
+bool Thread::joinable() const { return simulated_ != 0 || real_.joinable(); }
+
+void Thread::join() {
+  if (simulated_ != 0) Host::current()->join_thread(std::exchange(simulated_, 0));
+  if (real_.joinable()) real_.join();
+}
+
+void Mutex::lock() {
+  Host* const host = Host::current();
+  if (host == nullptr) return real_.lock();
+  while (std::exchange(is_locked_, true)) host->block(this, TimePoint::max());
+}
+
+void Mutex::unlock() {
+  Host* const host = Host::current();
+  if (host == nullptr) return real_.unlock();
+  is_locked_ = false;
+  host->wake(this);
+}
+
+void Condition::wait(std::unique_lock<Mutex>& lock) { wait_until(lock, TimePoint::max()); }
+
+bool Condition::wait_until(std::unique_lock<Mutex>& lock, TimePoint deadline) {
+  if (Host* const host = Host::current()) {
+    lock.unlock();
+    const bool is_woken = host->block(this, deadline);
+    lock.lock();
+    return is_woken;
+  }
+  std::unique_lock inner(lock.mutex()->real_, std::adopt_lock);
+  bool is_woken = true;
+  if (deadline == TimePoint::max())  // of which the system's call makes a time that has passed
+    real_.wait(inner);
+  else
+    is_woken = real_.wait_until(inner, deadline) == std::cv_status::no_timeout;
+  (void)inner.release();
+  return is_woken;
+}
+
+void Condition::notify_all() {
+  if (Host* const host = Host::current())
+    host->wake(this);
+  else
+    real_.notify_all();
+}
+
+}  // namespace centroid
