@@ -45,6 +45,16 @@ class Server final : public transport::FrameSink {
                             std::vector<std::byte>(bytes.begin(), bytes.end())))
         .get();
   }
+  /// A result of the only chunk, filled with `value`.
+  Status send_result(std::uint64_t round, float value) {
+    proto::ResultChunk chunk;
+    chunk.round = Round(round);
+    const std::vector<float> values(4, value);
+    const Bytes bytes = std::as_bytes(std::span(values));
+    return spawn(send_frame(this, Kind::kResult, proto::encode(chunk),
+                            std::vector<std::byte>(bytes.begin(), bytes.end())))
+        .get();
+  }
   /// The worker has sent a message of this kind, or does so within two minutes.
   bool hears(Kind kind) {
     std::unique_lock lock(mutex_);
@@ -325,6 +335,25 @@ TEST_F(WorkerContractTest, AStoppingWorkerTrainsNoMoreAndStillAnswers) {
   ask_for_the_state();
   exchange->leave("enough");
   EXPECT_TRUE(server.hears(Kind::kLeave));
+}
+
+// A process that stood still finds the results of the next round, which went on without it, behind
+// those of its own. Its loop has not taken its own yet: they must not be overwritten.
+TEST_F(WorkerContractTest, ResultsOfTheNextRoundDoNotReplaceThoseOfACommittedOne) {
+  const worker::Share share = begin();
+  exchange->begin(share);
+  exchange->ready(TensorId(0));
+  exchange->complete({.samples = 4});
+  ASSERT_TRUE(server.hears(Kind::kPushEnd));
+  ASSERT_TRUE(server.send_result(1, 5.0f).ok());
+  close(1, proto::Outcome::kCommitted, Version(2));
+  open(2, Version(2));
+  ASSERT_TRUE(server.send_result(2, 9.0f).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // lint-ok: nothing may happen
+  const auto report = exchange->finish({});
+  ASSERT_TRUE(report.ok()) << report.error().to_string();
+  EXPECT_EQ(report->outcome, worker::RoundReport::Outcome::kCommitted);
+  EXPECT_THAT(params, Each(5.0f));
 }
 
 TEST_F(WorkerContractTest, AContributionSaysTheNormOfWhatItSent) {
