@@ -1,0 +1,120 @@
+#include "tests/simulation/ledger.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "common/base/random.h"
+
+namespace centroid::simulation {
+
+std::vector<float> Ledger::initial(std::size_t parameters) {
+  std::vector<float> values(parameters);
+  for (std::size_t i = 0; i < parameters; ++i) values[i] = static_cast<float>(i % 17) / 8;
+  return values;
+}
+
+void Ledger::gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t end,
+                      std::span<float> out) {
+  CounterRng random(mix64(epoch, begin), end);
+  for (float& x : out) x = static_cast<float>(random.below(17)) / 8 - 1;
+}
+
+std::size_t Ledger::add(const std::string& worker, const worker::Share& share) {
+  contributions_.push_back({.worker = worker,
+                            .version = share.version.value,
+                            .epoch = share.epoch,
+                            .begin = share.begin,
+                            .end = share.end});
+  return contributions_.size() - 1;
+}
+
+void Ledger::decide(std::size_t contribution, Fate fate, std::uint64_t counted_in) {
+  contributions_[contribution].fate = fate;
+  contributions_[contribution].counted_in = counted_in;
+}
+
+void Ledger::see(const std::string& worker, std::uint64_t version,
+                 std::span<const float> parameters) {
+  const auto [it, is_new] = versions_.try_emplace(version);
+  Seen& seen = it->second;
+  if (is_new) {
+    seen.first = worker;
+    seen.parameters.assign(parameters.begin(), parameters.end());
+    return;
+  }
+  if (std::memcmp(seen.parameters.data(), parameters.data(), parameters.size_bytes()) == 0) return;
+  const auto first = std::ranges::mismatch(seen.parameters, parameters).in2 - parameters.begin();
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < parameters_; ++i)
+    different += seen.parameters[i] != parameters[i] ? 1 : 0;
+  faults_.push_back("version " + std::to_string(version) + " of " + worker +
+                    " has other bits than that of " + seen.first + " in " +
+                    std::to_string(different) + " numbers, from number " + std::to_string(first) +
+                    " on");
+}
+
+bool Ledger::fits(const std::vector<const Contribution*>& chosen, const std::vector<float>& before,
+                  const std::vector<float>& after) const {
+  std::vector<double> sum(parameters_);
+  std::vector<float> gradient_of(parameters_);
+  double weight = 0;
+  for (const Contribution* one : chosen) {
+    const auto samples = static_cast<double>(one->end - one->begin);
+    if (samples == 0) continue;
+    gradient(one->epoch, one->begin, one->end, gradient_of);
+    for (std::size_t i = 0; i < parameters_; ++i) sum[i] += samples * gradient_of[i];
+    weight += samples;
+  }
+  for (std::size_t i = 0; i < parameters_; ++i) {
+    const double expected = before[i] - (weight > 0 ? rate_ * sum[i] / weight : 0);
+    if (std::abs(expected - after[i]) > 1e-5 * std::max(1.0, std::abs(expected))) return false;
+  }
+  return true;
+}
+
+/// Whether some choice among the contributions that may have counted gives the version: of each
+/// worker at most one, and that which it was told counts.
+bool Ledger::follows(std::uint64_t version, const std::vector<float>& before,
+                     const std::vector<float>& after) const {
+  std::map<std::string, std::vector<const Contribution*>> of;  // nullptr: none
+  for (const Contribution& one : contributions_) {
+    if (one.version != version - 1 || one.fate == Fate::kIgnored) continue;
+    if (one.fate == Fate::kCounted && one.counted_in != version) continue;
+    auto& choices = of.try_emplace(one.worker, 1, nullptr).first->second;
+    if (one.fate == Fate::kOpen)
+      choices.push_back(&one);
+    else if (one.fate == Fate::kCounted)
+      choices.insert(choices.begin(), &one);
+  }
+  for (auto& [worker, choices] : of)
+    if (choices.front() != nullptr) choices.resize(1);
+  std::vector<const Contribution*> chosen;
+  std::function<bool(decltype(of)::const_iterator)> choose = [&](auto next) {
+    if (next == of.end()) return fits(chosen, before, after);
+    for (const Contribution* one : next->second) {
+      if (one != nullptr) chosen.push_back(one);
+      if (choose(std::next(next))) return true;
+      if (one != nullptr) chosen.pop_back();
+    }
+    return false;
+  };
+  return choose(of.begin());
+}
+
+std::vector<std::string> Ledger::check() {
+  checked_ = 0;
+  for (auto it = versions_.begin(); it != versions_.end(); ++it) {
+    const auto before = versions_.find(it->first - 1);
+    if (it->first == 0 || before == versions_.end()) continue;
+    ++checked_;
+    if (!follows(it->first, before->second.parameters, it->second.parameters))
+      faults_.push_back("version " + std::to_string(it->first) +
+                        " does not follow from the one before by any choice of whole "
+                        "contributions");
+  }
+  return faults_;
+}
+
+}  // namespace centroid::simulation

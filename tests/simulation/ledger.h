@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/exchange/exchange.h"
+
+namespace centroid::simulation {
+
+/// What a job's numbers must be, kept apart from the product: every share has a gradient that is a
+/// function of its samples, and each version must follow from the one before by the contributions
+/// of its round, each wholly or not at all, and once.
+///
+/// source  the update is SGD without momentum: new = old - rate * sum(w g) / sum(w)
+class Ledger {
+ public:
+  enum class Fate : std::uint8_t {
+    kOpen,     ///< its worker has heard nothing yet, or was lost: it may count
+    kCounted,  ///< its worker was told that it counts
+    kIgnored,  ///< its worker was told that it does not
+  };
+  struct Contribution {
+    std::string worker;
+    std::uint64_t version = 0;  ///< of the parameters that it was made from
+    std::uint64_t epoch = 0, begin = 0, end = 0;
+    Fate fate = Fate::kOpen;
+    std::uint64_t counted_in = 0;  ///< version
+  };
+
+  Ledger(std::size_t parameters, double rate) : parameters_(parameters), rate_(rate) {}
+
+  static std::vector<float> initial(std::size_t parameters);
+  static void gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t end,
+                       std::span<float> out);
+
+  std::size_t add(const std::string& worker, const worker::Share& share);
+  void decide(std::size_t contribution, Fate fate, std::uint64_t counted_in = 0);
+  /// A worker has these parameters of a committed version. Faults are kept for `faults`.
+  void see(const std::string& worker, std::uint64_t version, std::span<const float> parameters);
+  /// Check every version whose predecessor is known; all faults found so far.
+  std::vector<std::string> check();
+  std::uint64_t checked() const { return checked_; }
+
+ private:
+  struct Seen {
+    std::string first;  ///< worker
+    std::vector<float> parameters;
+  };
+  bool follows(std::uint64_t version, const std::vector<float>& before,
+               const std::vector<float>& after) const;
+  bool fits(const std::vector<const Contribution*>& chosen, const std::vector<float>& before,
+            const std::vector<float>& after) const;
+
+  const std::size_t parameters_;
+  const double rate_;
+  std::vector<Contribution> contributions_;
+  std::map<std::uint64_t, Seen> versions_;
+  std::vector<std::string> faults_;
+  std::uint64_t checked_ = 0;
+};
+
+}  // namespace centroid::simulation
