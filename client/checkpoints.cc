@@ -14,6 +14,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/export.h"
 #include "common/checkpoint/merge.h"
+#include "common/storage/file.h"
 
 namespace centroid::client {
 namespace {
@@ -38,12 +39,11 @@ struct Folder {
 };
 
 Folder meant_by(const std::string& folder) {
-  std::error_code ignored;
   const auto directory = CheckpointDirectory::view(folder);
   const bool has_some = directory.ok() && !directory->list(false).empty();
   if (!has_some && CheckpointDirectory::look_at(folder, false)) return {folder, true};
   const std::filesystem::path inner = std::filesystem::path(folder) / "checkpoints";
-  if (!has_some && std::filesystem::is_directory(inner, ignored)) return {inner, false};
+  if (!has_some && file::is_directory(inner)) return {inner, false};
   return {folder, false};
 }
 
@@ -154,7 +154,7 @@ int verify_on_server(Session session, const std::string& version) {
 bool is_version(const std::string& text) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), is_digit) &&
-         !std::filesystem::exists(text);
+         !file::exists(text);
 }
 
 struct Export {

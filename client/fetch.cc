@@ -4,7 +4,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,7 +13,8 @@
 #include "client/online.h"
 #include "common/base/crc32c.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/storage/file.h"
 
 /// `checkpoints get`: a checkpoint of the server's as a folder here, for a backup.
 namespace centroid::client {
@@ -56,18 +56,9 @@ Result<std::vector<Wanted>> files_of(const Session& session, const std::string& 
 
 /// Of what is there already, cut to `bytes` at most.
 Result<std::uint32_t> checksum(const fs::path& path, std::uint64_t& bytes) {
-  std::ifstream in(path, std::ios::binary);
-  std::vector<char> piece(1u << 20);
-  std::uint32_t crc = 0;
-  bytes = 0;
-  while (in) {
-    in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    const auto count = static_cast<std::size_t>(in.gcount());
-    crc = crc32c(std::as_bytes(std::span(piece.data(), count)), crc);
-    bytes += count;
-  }
-  if (in.bad()) return Error(ErrorCode::kDataLoss, path.string() + ": cannot be read");
-  return crc;
+  CENTROID_ASSIGN(const auto about, file::attributes_of(path));
+  bytes = about ? about->bytes : 0;
+  return file_crc32c(path);
 }
 
 /// What an earlier call has left is kept. fails as `ask`; data_loss: it is not what the server has
@@ -75,11 +66,10 @@ Status fetch(const Session& session, const std::string& url, const Wanted& file,
              const fs::path& path) {
   std::uint64_t at = 0;
   std::uint32_t crc = 0;
-  std::error_code failed;
-  if (fs::exists(path, failed)) {
+  if (file::exists(path)) {
     CENTROID_ASSIGN(crc, checksum(path, at));
     if (at > file.bytes) {
-      fs::remove(path, failed);
+      CENTROID_TRY(file::remove(path));
       at = 0, crc = 0;
     }
   }
@@ -107,7 +97,7 @@ Status fetch(const Session& session, const std::string& url, const Wanted& file,
     fault::point("fetch.file_synced");
     return {};
   }
-  fs::remove(path, failed);
+  (void)file::remove(path);
   return Error(ErrorCode::kDataLoss,
                path.string() +
                    ": CRC-32C differs from what the server says; it is removed here, "
@@ -120,12 +110,12 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   char name[40];
   std::snprintf(name, sizeof name, "checkpoint-%012" PRIu64, version);
   target = folder / name;
-  std::error_code failed;
-  if (fs::exists(target, failed))
+  if (file::exists(target))
     return Error(ErrorCode::kAlreadyExists, target.string() + " is there already");
   CENTROID_ASSIGN(const auto files, files_of(session, url));
   const fs::path begun = folder / (std::string(".") + name + ".part");
-  fs::create_directories(begun, failed);
+  std::error_code failed;
+  file::create_directories(begun, failed);
   if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
   for (const Wanted& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
   CENTROID_TRY(file::sync_directory(begun));  // the name says that all of it is on the disk

@@ -8,6 +8,7 @@
 #include "common/checkpoint/journal_match.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/storage/file.h"
 
 namespace centroid::client {
 namespace {
@@ -76,9 +77,8 @@ struct Journal {
 /// Whether what could not be read may only have been taken away meanwhile: a server that runs does
 /// so with segments that a new checkpoint has made needless.
 bool has_gone(const std::vector<LogSegment>& listed) {
-  std::error_code ignored;
-  return std::ranges::any_of(
-      listed, [&](const LogSegment& segment) { return !fs::exists(segment.path, ignored); });
+  return std::ranges::any_of(listed,
+                             [](const LogSegment& segment) { return !file::exists(segment.path); });
 }
 
 Contents read_rounds(const fs::path& folder) {
@@ -282,9 +282,10 @@ std::vector<fs::path> journals_of(const fs::path& checkpoints,
   for (const fs::path folder : named)
     all.push_back(folder.has_filename() ? folder : folder.parent_path());
   const auto look_in = [&all](const fs::path& run) {
-    std::error_code ignored;
-    for (const auto& item : fs::directory_iterator(run, ignored))
-      if (server_of(item.path()) && item.is_directory(ignored)) all.push_back(item.path());
+    const auto found = file::list(run);
+    if (!found.ok()) return;
+    for (const auto& [name, about] : *found)
+      if (server_of(run / name) && about.kind == file::Kind::kFolder) all.push_back(run / name);
   };
   if (named.empty()) {
     look_in((fs::absolute(checkpoints) / "..").lexically_normal());

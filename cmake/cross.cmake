@@ -10,7 +10,7 @@ foreach(headers Boost::headers nlohmann_json::nlohmann_json prometheus-cpp::core
 endforeach()
 find_package(Threads REQUIRED)
 
-foreach(module base tensor async codec optim proto checkpoint)
+foreach(module base storage tensor async codec optim proto checkpoint)
   add_subdirectory(common/${module})
 endforeach()
 add_subdirectory(transport)

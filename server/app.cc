@@ -25,6 +25,7 @@
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "common/checkpoint/replace_file.h"
+#include "common/storage/file.h"
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
 #include "server/folder_claim.h"
@@ -232,9 +233,7 @@ Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
   CENTROID_TRY(claim.take("run_dir", config.run_dir));
   CENTROID_TRY(claim.take("checkpoint.dir", config.checkpoint_dir));
   // One of before is replayed, and removed, also by who keeps none.
-  std::error_code ignored;
-  const bool has_journal =
-      config.keeps_journal() || std::filesystem::exists(config.journal_dir, ignored);
+  const bool has_journal = config.keeps_journal() || file::exists(config.journal_dir);
   return has_journal ? claim.take("journal.dir", config.journal_dir) : Status();
 }
 

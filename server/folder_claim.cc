@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "common/base/log.h"
 #include "common/base/rights.h"
+#include "common/storage/file.h"
 
 namespace centroid::server {
 
@@ -25,9 +25,8 @@ std::string myself() {
 
 /// As it wrote into the file; it may have written nothing yet.
 std::string holder_in(const fs::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
+  const auto text = file::read_text(path);
+  std::string line = text.ok() ? text->substr(0, text->find('\n')) : std::string();
   line.resize(std::min(line.size(), kMaxHolder));
   return line.empty() ? "another process" : line;
 }
@@ -45,7 +44,7 @@ std::string advice(const std::string& setting) {
 
 Status make_folder(const std::string& setting, const std::string& folder) {
   std::error_code failed;
-  fs::create_directories(folder, failed);
+  file::create_directories(folder, failed);
   if (!failed) return {};
   return Error(ErrorCode::kFailedPrecondition, setting + " " + folder +
                                                    ": cannot be created: " + failed.message() +
@@ -54,9 +53,10 @@ Status make_folder(const std::string& setting, const std::string& folder) {
 
 Status FolderClaim::take(const std::string& setting, const std::string& folder) {
   CENTROID_TRY(make_folder(setting, folder));
-  std::error_code failed;
-  const std::string whole = fs::canonical(folder, failed).string();
-  if (std::find(folders_.begin(), folders_.end(), whole) != folders_.end()) return {};
+  CENTROID_ASSIGN(const auto about, file::attributes_of(fs::path(folder)));
+  if (!about) return Error(ErrorCode::kUnavailable, setting + " " + folder + ": it is gone");
+  const std::pair whole(about->device, about->inode);
+  if (std::ranges::find(folders_, whole) != folders_.end()) return {};
   const fs::path path = fs::path(folder) / kFile;
   auto lock = FileLock::try_take(path.string());
   if (!lock.ok() && lock.error().code() == ErrorCode::kUnimplemented) {
@@ -75,7 +75,7 @@ Status FolderClaim::take(const std::string& setting, const std::string& folder) 
                      path.string() +
                      ". End that one first (a stopped one, too: it would go on with the same job), "
                      "or give this one folders of its own");
-  std::ofstream(path, std::ios::trunc) << myself() << '\n';  // for whoever is refused
+  (void)file::write_text(path, myself() + "\n", 0600);  // for whoever is refused
   folders_.push_back(whole);
   locks_.push_back(*std::move(*lock));
   return {};

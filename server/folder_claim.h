@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/result.h"
@@ -29,7 +31,7 @@ class FolderClaim {
   Status take(const std::string& setting, const std::string& folder);
 
  private:
-  std::vector<std::string> folders_;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> folders_;  ///< device and inode of each
   std::vector<FileLock> locks_;
 };
 

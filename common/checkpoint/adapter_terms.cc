@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
+
+#include "common/storage/file.h"
 
 namespace centroid {
 
@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uintmax_t kMaxConfigBytes = 1u << 20;
+constexpr std::uint64_t kMaxConfigBytes = 1u << 20;
 
 Error bad(const fs::path& file, const std::string& what) {
   return {ErrorCode::kInvalidArgument, file.string() + ": " + what};
@@ -22,15 +22,13 @@ Error bad(const fs::path& file, const std::string& what) {
 }  // namespace
 
 Result<AdapterTerms> read_adapter_terms(const fs::path& file) {
-  std::error_code error;
-  const auto bytes = fs::file_size(file, error);
-  if (error)
-    return Error(ErrorCode::kNotFound, file.string() + " cannot be read: " + error.message());
-  if (bytes > kMaxConfigBytes)
+  const auto text = file::read_text(file, kMaxConfigBytes);
+  if (!text.ok() && text.error().code() == ErrorCode::kResourceExhausted)
     return bad(file, "is larger than " + std::to_string(kMaxConfigBytes) + " bytes");
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  if (!text.ok())
+    return Error(ErrorCode::kNotFound,
+                 file.string() + " cannot be read: " + text.error().message());
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object())
     return Error(ErrorCode::kDataLoss, file.string() + " is not a JSON object");
   const auto number = [&](const char* name) {

@@ -9,13 +9,13 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/inspect.h"
 #include "common/checkpoint/known_problems.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/place.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/storage/file.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/text.h"
 
@@ -94,8 +94,7 @@ Status write_planes(const fs::path& folder, const std::string& stem, const Manif
 
 /// It was read while somebody deleted it, which looks as if files were missing.
 bool is_deleted(const CheckpointEntry& entry) {
-  std::error_code ignored;
-  return !entry.problem.empty() && !fs::exists(entry.path, ignored);
+  return !entry.problem.empty() && !file::exists(entry.path);
 }
 
 /// The tensors of several files, one after another.
@@ -180,16 +179,15 @@ Status read_planes(const fs::path& folder, const CheckpointManifest& content,
 }
 
 void remove_leftovers(const fs::path& root, bool also_locked) {
-  std::error_code ignored;
-  std::vector<fs::path> leftovers;
-  for (const auto& item : fs::directory_iterator(root, ignored))
-    if (item.path().filename().string().starts_with(kTemporaryPrefix))
-      leftovers.push_back(item.path());
-  for (const fs::path& path : leftovers) {
+  const auto entries = file::list(root);
+  if (!entries.ok()) return;
+  for (const file::Entry& entry : *entries) {
+    if (!entry.name.starts_with(kTemporaryPrefix)) continue;
+    const fs::path path = root / entry.name;
     const auto lock = file::lock_directory(path);
     const bool is_alive = !lock.ok() && lock.error().code() == ErrorCode::kAborted;  // its writer
     if (is_alive && !also_locked) continue;
-    fs::remove_all(path, ignored);
+    (void)file::remove_all(path);
     log::warn("checkpoint.leftover_removed", {{"path", path.string()}});
   }
 }
@@ -199,8 +197,8 @@ void remove_leftovers(const fs::path& root, bool also_locked) {
 Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root,
                                                       const CheckpointPolicy& policy) {
   std::error_code error;
-  const bool is_new = fs::create_directories(root, error);
-  if (error || !fs::is_directory(root, error))
+  const bool is_new = file::create_directories(root, error);
+  if (error || !file::is_directory(root))
     return Error(ErrorCode::kFailedPrecondition,
                  "checkpoint directory " + root.string() + ": " +
                      (error ? error.message() : std::string("not a directory")));
@@ -214,8 +212,7 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const fs::path& root,
 }
 
 Result<CheckpointDirectory> CheckpointDirectory::view(const fs::path& root) {
-  std::error_code error;
-  if (!fs::is_directory(root, error))
+  if (!file::is_directory(root))
     return Error(ErrorCode::kNotFound, root.string() + ": there is no such folder");
   CheckpointDirectory directory;
   directory.root_ = fs::absolute(root);
@@ -255,7 +252,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
     for (const CheckpointEntry& entry : list(false))
       if (entry.version == place.version) place.number = std::max(place.number, entry.number + 1);
   const fs::path target = root_ / directory_name(place);
-  if (fs::exists(target) && look(target, place, true).problem.empty())
+  if (file::exists(target) && look(target, place, true).problem.empty())
     return Error(ErrorCode::kAlreadyExists,
                  "checkpoint " + target.string() + " is there and sound");
 
@@ -276,8 +273,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   if (status.ok() && policy_.may_write) status = policy_.may_write();
   if (status.ok()) status = publish(temporary, target);
   if (!status.ok()) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
+    (void)file::remove_all(temporary);
     return std::move(status).error().with_context(doing);
   }
   fault::point("checkpoint.published");
@@ -310,23 +306,17 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
 }
 
 Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& target) const {
-  std::error_code ignored;
   const fs::path damaged = temporary_path(root_, "damaged");
-  const bool is_replaced = fs::exists(target, ignored);
+  const bool is_replaced = file::exists(target);
   if (is_replaced) CENTROID_TRY(file::rename(target, damaged));
   Status status = file::rename(temporary, target);
   fault::point("checkpoint.renamed");
   if (status.ok()) {
     status = file::sync_directory(root_);
     // Not known to last: take it back, so that failure always means "not there".
-    if (!status.ok()) fs::rename(target, temporary, ignored);
+    if (!status.ok()) (void)file::rename(target, temporary);
   }
-  if (is_replaced) {
-    if (status.ok())
-      fs::remove_all(damaged, ignored);
-    else
-      fs::rename(damaged, target, ignored);
-  }
+  if (is_replaced) (void)(status.ok() ? file::remove_all(damaged) : file::rename(damaged, target));
   return status;
 }
 
@@ -360,11 +350,8 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
   const fs::path doomed = temporary_path(root_, "old");
   CENTROID_TRY(file::rename(entry.path, doomed));
   fault::point("checkpoint.old_renamed");
-  std::error_code error;
-  fs::remove_all(doomed, error);
-  if (error)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "delete " + doomed.string() + ": " + error.message());
+  const Status removed = file::remove_all(doomed);
+  if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
   return {};
 }
 
@@ -398,12 +385,12 @@ Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointE
 
 std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
   std::vector<CheckpointEntry> entries;
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(root_, error)) {
-    const auto place = place_of(item.path());
-    std::error_code ignored;
-    if (!place || !item.is_directory(ignored)) continue;
-    CheckpointEntry entry = look(item.path(), *place, verify);
+  const auto found = file::list(root_);
+  if (!found.ok()) return entries;
+  for (const file::Entry& item : *found) {
+    const auto place = place_of(item.name);
+    if (!place || item.about.kind != file::Kind::kFolder) continue;
+    CheckpointEntry entry = look(root_ / item.name, *place, verify);
     if (!is_deleted(entry)) entries.push_back(std::move(entry));
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -415,10 +402,9 @@ std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
 std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& folder, bool verify) {
   fs::path path = fs::absolute(folder).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // it ended with '/'
-  std::error_code ignored;
   auto place = place_of(path);
-  if (!fs::is_directory(path, ignored)) return std::nullopt;
-  if (!place && !fs::exists(path / kManifestFile, ignored)) return std::nullopt;
+  if (!file::is_directory(path)) return std::nullopt;
+  if (!place && !file::exists(path / kManifestFile)) return std::nullopt;
   if (!place) {  // a copy under a name of its own: what it says counts, where it can be read
     const auto manifest = read_manifest(path);
     place.emplace();

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/storage/file.h"
 #include "common/tensor/text.h"
 
 namespace centroid {

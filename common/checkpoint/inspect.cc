@@ -4,9 +4,9 @@
 
 #include "common/base/random.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/storage/file.h"
 
 namespace centroid {
 
@@ -117,12 +117,9 @@ CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
   entry.path = path;
   entry.version = place.version;
   entry.number = place.number;
-  std::error_code unreadable;
-  for (const auto& item : fs::directory_iterator(path, unreadable)) {
-    std::error_code error;
-    const auto bytes = fs::file_size(item.path(), error);
-    if (!error) entry.bytes += bytes;
-  }
+  if (const auto files = file::list(path); files.ok())
+    for (const file::Entry& file : *files)
+      if (file.about.kind == file::Kind::kFile) entry.bytes += file.about.bytes;
   if (const Status status = check_entry(entry, verify); !status.ok()) {
     entry.problem = status.error().message();
     // Too many open files, say: nothing that is wrong with these bytes.

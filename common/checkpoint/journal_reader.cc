@@ -161,11 +161,8 @@ Status Reader::cut_tail() const {
   const LogSegment& last = segments_.back();
   if (sound_bytes_ == last.bytes) return {};
   if (sound_bytes_ == 0) {  // not even its base record
-    std::error_code error;
-    fs::remove(last.path, error);
-    if (error)
-      return Error(ErrorCode::kFailedPrecondition,
-                   "remove " + last.path.string() + ": " + error.message());
+    const Status removed = file::remove(last.path);
+    if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     return file::sync_directory(last.path.parent_path());
   }
   CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));

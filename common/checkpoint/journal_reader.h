@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_format.h"
 #include "common/checkpoint/log_segments.h"
+#include "common/storage/file.h"
 
 namespace centroid::journal {
 

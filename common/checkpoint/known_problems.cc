@@ -1,5 +1,7 @@
 #include "common/checkpoint/known_problems.h"
 
+#include "common/storage/file.h"
+
 namespace centroid {
 
 void KnownProblems::note(const CheckpointEntry& read) {
@@ -10,10 +12,7 @@ void KnownProblems::note(const CheckpointEntry& read) {
     if (known != found_.end() && known->second.stamp == read.stamp) found_.erase(known);
     return;
   }
-  std::erase_if(found_, [](const auto& one) {
-    std::error_code ignored;
-    return !std::filesystem::exists(one.first, ignored);
-  });
+  std::erase_if(found_, [](const auto& one) { return !file::exists(one.first); });
   found_[read.path] = {read.stamp, read.problem};
 }
 

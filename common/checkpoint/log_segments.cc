@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <system_error>
 
 namespace centroid {
 namespace {
@@ -33,12 +32,12 @@ std::string log_segment_name(std::string_view prefix, std::uint64_t number) {
 
 std::vector<LogSegment> log_segments_of(const fs::path& folder, std::string_view prefix) {
   std::vector<LogSegment> segments;
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(folder, error)) {
-    const auto number = number_of(item.path().filename().string(), prefix);
-    std::error_code ignored;
-    const auto bytes = fs::file_size(item.path(), ignored);
-    if (number && !ignored) segments.push_back({item.path(), *number, bytes});
+  const auto entries = file::list(folder);
+  if (!entries.ok()) return segments;
+  for (const file::Entry& entry : *entries) {
+    const auto number = number_of(entry.name, prefix);
+    if (number && entry.about.kind == file::Kind::kFile)
+      segments.push_back({folder / entry.name, *number, entry.about.bytes});
   }
   std::ranges::sort(segments, {}, &LogSegment::number);
   return segments;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 
 /// What the journals of rounds and of rows have in common: files in a folder, numbered in their
 /// names, that are full of records.

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/checkpoint/adapter_terms.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/storage/file.h"
 #include "common/tensor/fingerprint.h"
 #include "common/tensor/text.h"
 

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 
 namespace centroid {
 
@@ -59,13 +59,13 @@ fs::path draft_of(const fs::path& path, const std::string& writer) {
   if (writer.empty()) return {};
   const std::string begin = path.filename().string() + ".tmp-" + writer + "-";
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::error_code failed;
-  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    const std::string name = at->path().filename().string();
-    const bool is_ours = name.starts_with(begin) &&
-                         name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
-    if (is_ours) (void)file::remove(at->path());
-  }
+  if (const auto entries = file::list(folder); entries.ok())
+    for (const file::Entry& entry : *entries) {
+      const bool is_ours =
+          entry.name.starts_with(begin) &&
+          entry.name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+      if (is_ours) (void)file::remove(folder / entry.name);
+    }
   return folder / (begin + std::to_string(::getpid()));
 }
 

@@ -1,17 +1,15 @@
 #include "common/checkpoint/restore_mark.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/replace_file.h"
+#include "common/storage/file.h"
 
 namespace centroid {
 namespace {
@@ -21,11 +19,8 @@ namespace fs = std::filesystem;
 Status may(const RestoreMark::MayWrite& may_write) { return may_write ? may_write() : Status(); }
 
 Status remove_file(const fs::path& path) {
-  std::error_code error;
-  fs::remove(path, error);
-  if (error)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "remove " + path.string() + ": " + error.message());
+  const Status removed = file::remove(path);
+  if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
   return {};
 }
 
@@ -44,7 +39,7 @@ Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write,
       json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   const fs::path path = journal / kFile;
   std::error_code ignored;
-  fs::create_directories(journal, ignored);
+  file::create_directories(journal, ignored);
   Replacement how{fault::Stem("restore.mark")};
   how.draft = draft_of(path, writer);
   how.may = may_write;
@@ -54,12 +49,10 @@ Status RestoreMark::write(const fs::path& journal, const MayWrite& may_write,
 
 Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {
   const fs::path path = journal / kFile;
-  std::ifstream in(path);
-  std::error_code error;
-  if (!in && !fs::exists(path, error) && !error) return std::optional<RestoreMark>();
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  const auto there = file::attributes_of(path);
+  if (there.ok() && !*there) return std::optional<RestoreMark>();
+  const auto text = file::read_text(path);
+  const auto json = text.ok() ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   const auto bad = [&] {
     return Error(ErrorCode::kDataLoss,
                  path.string() +
@@ -67,7 +60,7 @@ Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {
                      "cannot be read: move it away to go on from the newest checkpoint and the "
                      "journal");
   };
-  if (!in || !json.is_object()) return bad();
+  if (!json.is_object()) return bad();
   RestoreMark mark;
   try {
     mark.run_id = json.at("run_id").get<std::string>();
@@ -84,8 +77,8 @@ Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {
 
 Status RestoreMark::remove(const fs::path& journal) {
   const fs::path path = journal / kFile;
-  std::error_code error;
-  if (!fs::exists(path, error) && !error) return {};
+  const auto there = file::attributes_of(path);
+  if (there.ok() && !*there) return {};
   CENTROID_TRY(remove_file(path));
   return file::sync_directory(journal);
 }

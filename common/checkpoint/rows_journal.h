@@ -9,8 +9,8 @@
 
 #include "common/base/bytes.h"
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/log_segments.h"
+#include "common/storage/file.h"
 
 /// Bytes of the journal of tables of sparse rows, the table of which stands in docs/durability.md,
 /// and how to read it. A segment is a file of records: a base, then batches of entries. A batch is

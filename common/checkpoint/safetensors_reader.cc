@@ -1,9 +1,9 @@
 #include <unordered_map>
 
 #include "common/base/crc32c.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/safetensors_header.h"
+#include "common/storage/file.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/text.h"
 

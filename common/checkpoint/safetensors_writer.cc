@@ -1,14 +1,13 @@
 #include "common/base/crc32c.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/safetensors_header.h"
+#include "common/storage/file.h"
 
 namespace centroid {
 
 struct SafetensorsWriter::Impl {
   ~Impl() {
-    std::error_code ignored;
-    if (is_created && !is_finished) std::filesystem::remove(path, ignored);
+    if (is_created && !is_finished) (void)file::remove(path);
   }
 
   Status write(Bytes bytes) {

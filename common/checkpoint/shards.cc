@@ -7,7 +7,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 #include "common/tensor/text.h"
 
 namespace centroid {

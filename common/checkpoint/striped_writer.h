@@ -8,7 +8,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 #include "common/tensor/tensor.h"
 
 namespace centroid {

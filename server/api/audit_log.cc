@@ -1,20 +1,15 @@
 #include "server/api/audit_log.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
-#include "common/base/os_error.h"
+#include "common/storage/file.h"
 #include "server/tokens/file_lock.h"
+#include "server/tokens/private_file.h"
 
 namespace centroid::server {
 
@@ -65,41 +60,36 @@ bool parse(const std::string& line, AuditEntry& entry) {
   return true;
 }
 
-Error failure(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno), "audit log " + path + ": " + doing + ": " +
-                                       std::strerror(errno) +
-                                       " (look at the disk and the rights of run_dir)"};
-}
-
-bool write_all(int fd, const std::string& text) {
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += static_cast<std::size_t>(n);
-  }
-  return true;
+Error failure(const std::string& path, const char* doing, const Error& why) {
+  return private_file_error("audit log " + path + ": " + doing, why);
 }
 
 /// Of a file; 0: there is none.
-std::uint64_t inode_of(const std::string& path) {
-  struct stat about{};
-  return ::stat(path.c_str(), &about) == 0 ? about.st_ino : 0;
+Result<std::uint64_t> inode_of(const std::string& path) {
+  CENTROID_ASSIGN(const auto about, file::attributes_of(path));
+  return about ? about->inode : 0;
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
+bool is_inode_of(const std::string& path, std::uint64_t inode) {
+  const auto found = inode_of(path);
+  return found.ok() && *found == inode;
+}
 
- private:
-  const int fd_;
+/// A file from byte `from` on, and which it is.
+struct Tail {
+  std::string text;
+  std::uint64_t inode = 0;
 };
+
+Result<Tail> read_tail(const std::string& path, std::uint64_t from) {
+  CENTROID_ASSIGN(const file::Descriptor file, file::open_regular(path));
+  CENTROID_ASSIGN(const auto about, file::attributes_of(file, path));
+  Tail tail;
+  tail.inode = about.inode;
+  tail.text.resize(about.bytes - std::min(about.bytes, from));
+  CENTROID_TRY(file::read_at(file, path, from, std::as_writable_bytes(std::span(tail.text))));
+  return tail;
+}
 
 std::string old_file(const std::string& path, int number) {
   return number == 0 ? path : path + "." + std::to_string(number);
@@ -114,8 +104,8 @@ Result<std::unique_ptr<AuditLog>> AuditLog::open(std::string path, std::string s
                                                  std::uint64_t rotate_bytes) {
   std::unique_ptr<AuditLog> log(new AuditLog(std::move(path), std::move(server), rotate_bytes));
   if (log->path_.empty()) return log;
-  const Descriptor file(::open(log->path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (file.get() < 0) return failure(log->path_, "cannot be written");
+  const auto file = file::open_to_append(log->path_, kPrivateMode);
+  if (!file.ok()) return failure(log->path_, "cannot be written", file.error());
   log->read_file(old_file(log->path_, 1), 0);
   CENTROID_TRY(log->read_on());
   return log;
@@ -130,29 +120,29 @@ void AuditLog::remember(AuditEntry entry) {
 
 /// The whole lines of a file behind `from`; `file_` and `read_` say how far that is.
 void AuditLog::read_file(const std::string& path, std::uint64_t from) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return;
-  const std::uint64_t inode = inode_of(path);
-  file.seekg(static_cast<std::streamoff>(from));
-  std::string line;
+  const auto tail = read_tail(path, from);
+  if (!tail.ok()) return;
+  std::string_view left = tail->text;
   // A line that ends with the file and not with '\n' is being written, or was cut short.
-  while (std::getline(file, line) && !file.eof()) {
-    from += line.size() + 1;
+  for (auto end = left.find('\n'); end != std::string_view::npos; end = left.find('\n')) {
+    const std::string line(left.substr(0, end));
+    left.remove_prefix(end + 1);
     AuditEntry entry;
     if (line.size() <= kMaxLine && parse(line, entry)) remember(std::move(entry));
   }
-  file_ = inode;
-  read_ = from;
+  file_ = tail->inode;
+  read_ = from + (tail->text.size() - left.size());
 }
 
 /// What has been written since, also to files that have been rotated away.
 Status AuditLog::read_on() {
-  const std::uint64_t now = inode_of(path_);
-  if (now == 0 && errno != ENOENT) return failure(path_, "cannot be read");
+  const auto found = inode_of(path_);
+  if (!found.ok()) return failure(path_, "cannot be read", found.error());
+  const std::uint64_t now = *found;
   if (now == 0) return {};
   if (file_ != 0 && file_ != now) {
     int number = 1;
-    while (number <= kOldFiles && inode_of(old_file(path_, number)) != file_) ++number;
+    while (number <= kOldFiles && !is_inode_of(old_file(path_, number), file_)) ++number;
     if (number <= kOldFiles) read_file(old_file(path_, number), read_);
     for (int newer = std::min(number, kOldFiles + 1) - 1; newer >= 1; --newer)
       read_file(old_file(path_, newer), 0);
@@ -163,23 +153,26 @@ Status AuditLog::read_on() {
 
 void AuditLog::rotate() {
   for (int number = kOldFiles - 1; number >= 0; --number)
-    (void)std::rename(old_file(path_, number).c_str(), old_file(path_, number + 1).c_str());
+    (void)file::rename(old_file(path_, number), old_file(path_, number + 1));
 }
 
 Status AuditLog::write(const std::string& line, bool may_rotate) {
-  constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC;
-  struct stat about{};
-  if (may_rotate && ::stat(path_.c_str(), &about) == 0 && about.st_size > 0 &&
-      static_cast<std::uint64_t>(about.st_size) + line.size() > rotate_bytes_)
-    rotate();
-  const Descriptor file(::open(path_.c_str(), kFlags, 0600));
-  if (file.get() < 0 || ::fstat(file.get(), &about) != 0)
-    return failure(path_, "cannot be written");
-  char last = '\n';  // what a crash or a full disk cut short stays a line of its own
-  if (about.st_size > 0 && ::pread(file.get(), &last, 1, about.st_size - 1) != 1)
-    return failure(path_, "cannot be read");
-  if (!write_all(file.get(), last == '\n' ? line : "\n" + line) || ::fdatasync(file.get()) != 0)
-    return failure(path_, "cannot be written");
+  const auto before = file::attributes_of(path_);
+  const std::uint64_t bytes = before.ok() && *before ? (*before)->bytes : 0;
+  if (may_rotate && bytes > 0 && bytes + line.size() > rotate_bytes_) rotate();
+  const auto append_line = [&]() -> Status {
+    CENTROID_ASSIGN(const file::Descriptor file, file::open_to_append(path_, kPrivateMode));
+    CENTROID_ASSIGN(const std::uint64_t end, file::size_of(file, path_));
+    char last = '\n';  // what a crash or a full disk cut short stays a line of its own
+    if (end > 0)
+      CENTROID_TRY(
+          file::read_at(file, path_, end - 1, std::as_writable_bytes(std::span(&last, 1))));
+    const std::string text = last == '\n' ? line : "\n" + line;
+    CENTROID_TRY(file::write_all(file, path_, std::as_bytes(std::span(text))));
+    return file::sync_data(file, path_);
+  };
+  const Status appended = append_line();
+  if (!appended.ok()) return failure(path_, "cannot be written", appended.error());
   return {};
 }
 

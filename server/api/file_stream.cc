@@ -1,15 +1,11 @@
 #include "server/api/file_stream.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
+#include <span>
 
 #include "common/async/task.h"
+#include "common/storage/file.h"
 #include "server/api/problem.h"
 
 namespace centroid::server {
@@ -20,9 +16,11 @@ constexpr std::uint64_t kPieceBytes = 256 * 1024;
 
 class FileStream final : public BodyStream {
  public:
-  FileStream(Executor blocking, int fd, ByteRange range, std::string path)
-      : blocking_(std::move(blocking)), fd_(fd), range_(range), path_(std::move(path)) {}
-  ~FileStream() override { ::close(fd_); }
+  FileStream(Executor blocking, file::Descriptor file, ByteRange range, std::string path)
+      : blocking_(std::move(blocking)),
+        file_(std::move(file)),
+        range_(range),
+        path_(std::move(path)) {}
 
   Task<Result<std::string>> next() override {
     auto read = [this] { return std::make_optional(read_piece()); };
@@ -34,21 +32,15 @@ class FileStream final : public BodyStream {
  private:
   Result<std::string> read_piece() {
     std::string piece(static_cast<std::size_t>(std::min(kPieceBytes, range_.count - sent_)), '\0');
-    for (std::size_t at = 0; at < piece.size();) {
-      const auto offset = static_cast<off_t>(range_.begin + sent_ + at);
-      const ssize_t n = ::pread(fd_, piece.data() + at, piece.size() - at, offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0)
-        return Error(ErrorCode::kDataLoss,
-                     path_ + ": " + (n == 0 ? "it ends early" : std::strerror(errno)));
-      at += static_cast<std::size_t>(n);
-    }
+    const MutableBytes into = std::as_writable_bytes(std::span(piece));
+    const Status read = file::read_at(file_, path_, range_.begin + sent_, into);
+    if (!read.ok()) return Error(ErrorCode::kDataLoss, read.error().message());
     sent_ += piece.size();
     return piece;
   }
 
   const Executor blocking_;
-  const int fd_;
+  const file::Descriptor file_;
   const ByteRange range_;
   const std::string path_;
   std::uint64_t sent_ = 0;
@@ -146,12 +138,13 @@ Result<HttpResponse> serve_file(Executor blocking, const HttpRequest& request,
       response.fields.emplace_back("Content-Range", bytes);
     }
   }
-  const int fd = ::open(offer.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return Error(ErrorCode::kNotFound, offer.path + ": " + std::strerror(errno));
-  response.stream = std::make_shared<FileStream>(std::move(blocking), fd, range, offer.path);
-  struct stat about{};
-  if (::fstat(fd, &about) != 0 || static_cast<std::uint64_t>(about.st_size) != offer.bytes)
+  auto file = file::open_regular(offer.path, file::Links::kRefused);
+  if (!file.ok()) return Error(ErrorCode::kNotFound, file.error().message());
+  const auto bytes = file::size_of(*file, offer.path);
+  if (!bytes.ok() || *bytes != offer.bytes)
     return Error(ErrorCode::kDataLoss, offer.path + ": it has another size than its manifest says");
+  response.stream =
+      std::make_shared<FileStream>(std::move(blocking), std::move(*file), range, offer.path);
   return response;
 }
 

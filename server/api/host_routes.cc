@@ -1,10 +1,6 @@
-#include <sys/statvfs.h>
-
-#include <cerrno>
-#include <cstring>
-
 #include "common/base/clock.h"
 #include "common/base/version.h"
+#include "common/storage/file.h"
 #include "server/api/handlers.h"
 #include "server/api/reply.h"
 #include "transport/tls/tls.h"
@@ -31,14 +27,14 @@ Result<Json> look_at(const HostFiles& files) {
   out["run_dir"] = files.run_dir;
   out["free_bytes"] = nullptr;
   out["total_bytes"] = nullptr;
-  struct statvfs disk{};
   if (!files.run_dir.empty()) {
-    if (::statvfs(files.run_dir.c_str(), &disk) != 0)
+    const auto disk = file::space_around(files.run_dir);
+    if (!disk.ok())
       return Error(ErrorCode::kUnavailable, "run_dir " + files.run_dir + ": " +
-                                                std::strerror(errno) +
+                                                disk.error().message() +
                                                 "; look whether its disk is there");
-    out["free_bytes"] = std::uint64_t{disk.f_bavail} * disk.f_frsize;
-    out["total_bytes"] = std::uint64_t{disk.f_blocks} * disk.f_frsize;
+    out["free_bytes"] = disk->free_bytes;
+    out["total_bytes"] = disk->total_bytes;
   }
   out["certificates"] = Json::array();
   for (const std::string& file : files.certificates)

@@ -1,10 +1,6 @@
 #include "server/api/idempotency_log.h"
 
-#include <sys/stat.h>
-
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <span>
 
@@ -27,14 +23,7 @@ constexpr const char* kWhat = "idempotency keys";
 
 /// fails as file.h: keys that cannot be read are not none
 Result<std::string> read_keys(const std::string& path) {
-  const auto read = [&]() -> Result<std::string> {
-    CENTROID_ASSIGN(const file::Descriptor in, file::open_regular(path));
-    CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(in, path));
-    std::string text(bytes, '\0');
-    CENTROID_TRY(file::read_at(in, path, 0, std::as_writable_bytes(std::span(text))));
-    return text;
-  };
-  auto text = read();
+  auto text = file::read_text(path);
   if (!text.ok()) return private_file_error(kWhat, text.error());
   return text;
 }
@@ -132,9 +121,9 @@ Result<std::unique_ptr<IdempotencyLog>> IdempotencyLog::open(std::string path,
   std::unique_ptr<IdempotencyLog> log(new IdempotencyLog(std::move(path)));
   log->lifetime_seconds_ = lifetime_seconds;
   if (log->path_.empty()) return log;
-  struct stat about{};
-  if (::stat(log->path_.c_str(), &about) == 0) {
-    if ((about.st_mode & 077) != 0)
+  const auto about = file::attributes_of(log->path_);
+  if (about.ok() && *about) {
+    if (((*about)->mode & 077u) != 0)
       return Error(ErrorCode::kFailedPrecondition, "idempotency keys " + log->path_ +
                                                        ": others may read or write it; chmod 600 " +
                                                        log->path_);
@@ -175,7 +164,7 @@ Status IdempotencyLog::append(const std::string& line) {
 }
 
 Status IdempotencyLog::write_line(const std::string& text) {
-  if (file_.get() < 0) {
+  if (!file_.is_open()) {
     CENTROID_ASSIGN(file_, file::open_to_append(path_, kPrivateMode));
   }
   const Bytes bytes = std::as_bytes(std::span(text)), half = bytes.first(bytes.size() / 2);
@@ -197,22 +186,17 @@ std::optional<IdempotencyLog::Kept> IdempotencyLog::find_elsewhere(const std::st
   if (path_.empty()) return std::nullopt;
   std::optional<Kept> newest;
   const std::filesystem::path mine(path_);
-  std::error_code failed;
-  for (std::filesystem::directory_iterator at(mine.parent_path(), failed), end; at != end;
-       at.increment(failed)) {
-    if (failed) break;
-    const std::string name = at->path().filename().string();
+  const auto files = file::list(mine.parent_path());
+  if (!files.ok()) return std::nullopt;
+  for (const auto& [name, about] : *files) {
     if (!name.starts_with("idempotency") || !name.ends_with(".jsonl") || name == mine.filename())
       continue;
-    struct stat about{};
-    if (::stat(at->path().c_str(), &about) != 0 || (about.st_mode & 077) != 0) continue;
-    if (static_cast<std::uint64_t>(about.st_size) > 2 * kMostBytes) continue;
-    const double age = now_unix_seconds - static_cast<double>(about.st_mtim.tv_sec);
+    if ((about.mode & 077u) != 0) continue;
+    const double age = now_unix_seconds - 1e-9 * static_cast<double>(about.modified_ns);
     if (age > lifetime_seconds_ + kClocks) continue;  // of a server that is gone
-    std::ifstream file(at->path(), std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(file)),
-                           std::istreambuf_iterator<char>());
-    for (Kept& one : parse_idempotency(text, now_unix_seconds, lifetime_seconds_))
+    const auto text = file::read_text(mine.parent_path() / name, 2 * kMostBytes);
+    if (!text.ok()) continue;
+    for (Kept& one : parse_idempotency(*text, now_unix_seconds, lifetime_seconds_))
       if (one.key == key && (!newest || newest->begun_unix_seconds < one.begun_unix_seconds))
         newest = std::move(one);
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/base/result.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 #include "server/api/http.h"
 
 namespace centroid::server {

@@ -1,12 +1,11 @@
 #include "server/election/fence.h"
 
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "common/checkpoint/replace_file.h"
+#include "common/storage/file.h"
 
 namespace centroid::server {
 
@@ -21,16 +20,13 @@ struct Written {
 
 /// Nothing when there is no such file.
 Result<std::optional<Written>> read_term(const fs::path& path) {
-  std::ifstream in(path);
-  if (!in) {
-    std::error_code error;
-    const bool is_there = fs::exists(path, error);
-    if (!is_there && !error) return std::optional<Written>();
+  const auto text = file::read_text(path);
+  if (!text.ok()) {
+    const auto there = file::attributes_of(path);
+    if (there.ok() && !*there) return std::optional<Written>();
     return Error(ErrorCode::kUnavailable, "cannot read " + path.string());
   }
-  std::stringstream text;
-  text << in.rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
   Written written;
   if (json.is_object() && json.contains("term") && json["term"].is_number_unsigned()) {
     written.term = json["term"].get<std::uint64_t>();
@@ -114,7 +110,7 @@ Status Fence::take() const {
                      ": this etcd is not the one of before, or lost its data. Stop all servers, "
                      "then remove the file");
   std::error_code error;
-  fs::create_directories(folder_, error);
+  file::create_directories(folder_, error);
   nlohmann::json json;
   json["term"] = mine;
   json["server"] = server_;

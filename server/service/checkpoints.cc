@@ -1,6 +1,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/rows_journal.h"
+#include "common/storage/file.h"
 #include "server/service/cluster.h"
 
 namespace centroid::server {
@@ -223,13 +224,11 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     snapshot.reset();
     parts.clear();
     rows.reset();
-    std::error_code ignored;
     if (written->ok() && !keeps_journal)  // of a time when there was one
-      for (const LogSegment& old : journal::segments_of(journal_dir))
-        std::filesystem::remove(old.path, ignored);
+      for (const LogSegment& old : journal::segments_of(journal_dir)) (void)file::remove(old.path);
     if (written->ok() && !keeps_journal)
       for (const LogSegment& old : rows_journal::segments_of(journal_dir))
-        std::filesystem::remove(old.path, ignored);
+        (void)file::remove(old.path);
     return written;
   };
   // The blocking thread works on the snapshot to its end, whatever happens to this task.

@@ -1,14 +1,11 @@
 #include "server/service/operator_file.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <nlohmann/json.hpp>
 
 #include "common/checkpoint/replace_file.h"
+#include "common/storage/file.h"
 
 namespace centroid::server {
 
@@ -16,11 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::uintmax_t kMaxBytes = 8u << 20;
-
-Error failure(const std::string& path, const char* doing) {
-  return {ErrorCode::kFailedPrecondition, path + ": " + doing + ": " + std::strerror(errno)};
-}
+constexpr std::uint64_t kMaxBytes = 8u << 20;
 
 std::string text_of(const Json& json) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -133,14 +126,14 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
 
 Result<OperatorState> read_operator_state(const std::string& folder) {
   const std::string path = folder + "/" + kOperatorFile;
-  std::error_code failed;
-  if (!std::filesystem::exists(path, failed)) return OperatorState();
-  if (const auto bytes = std::filesystem::file_size(path, failed); failed || bytes > kMaxBytes)
+  if (!file::exists(path)) return OperatorState();
+  const auto text = file::read_text(path, kMaxBytes);
+  if (!text.ok() && text.error().code() == ErrorCode::kResourceExhausted)
     return Error(ErrorCode::kDataLoss, path + ": cannot be read, or larger than 8 MiB");
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.good() && !file.eof()) return failure(path, "cannot be read");
-  auto state = parse_operator_state(text);
+  if (!text.ok())
+    return Error(ErrorCode::kFailedPrecondition,
+                 path + ": cannot be read: " + text.error().message());
+  auto state = parse_operator_state(*text);
   if (!state.ok()) return std::move(state).error().with_context(path);
   return state;
 }

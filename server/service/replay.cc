@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
+#include "common/storage/file.h"
 #include "server/service/cluster.h"
 
 /// How a server takes the rounds of the journal up again: the same steps on the same bits as in
@@ -340,10 +341,13 @@ Task<Status> Cluster::finish_replay() {
                                 "the journal could not be written then (journal.full), and "
                                 "no checkpoint came behind it: later rounds are lost"}});
     auto remove = [&reader, end = round_.value] {
+      auto removed = std::make_shared<Status>();
       for (const LogSegment& segment : reader.segments())
-        if (segment.number >= end) std::filesystem::remove(segment.path);
+        if (segment.number >= end && removed->ok()) *removed = file::remove(segment.path);
+      return removed;
     };
-    co_await run_on(blocking_, std::move(remove));
+    const auto is_removed = co_await run_on(blocking_, std::move(remove));
+    CENTROID_CO_TRY(*is_removed);
   } else if (!replay->is_cut) {
     if (!reader.torn().empty())
       log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});

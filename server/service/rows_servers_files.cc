@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/rows_journal.h"
+#include "common/storage/file.h"
 #include "server/service/rows_servers.h"
 #include "server/shard/placement.h"
 #include "server/tables/row_blocks.h"
@@ -54,10 +55,8 @@ Result<std::optional<RowsServers::Saved>> RowsServers::newest() const {
 }
 
 bool RowsServers::Saved::is_there() const {
-  return std::ranges::all_of(files, [this](const std::string& file) {
-    std::error_code ignored;
-    return fs::exists(entry.path / file, ignored);
-  });
+  return std::ranges::all_of(
+      files, [this](const std::string& file) { return file::exists(entry.path / file); });
 }
 
 Result<bool> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,

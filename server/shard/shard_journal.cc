@@ -1,7 +1,6 @@
-#include <filesystem>
-
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
+#include "common/storage/file.h"
 #include "server/shard/shard.h"
 
 /// The journal of a shard server: what it has prepared of each round. Which of it counts stands in
@@ -91,9 +90,8 @@ Result<journal::Parts::Numbers> Shard::recall(const proto::Recall& wanted) {
 void Shard::checkpointed(Round round) {
   journal_.checkpoint_written(round);
   if (model_.keeps_journal || !look_at_journal(terms_.run_id).ok()) return;
-  std::error_code ignored;  // of a time when there was one
   for (const LogSegment& old : journal::segments_of(options_.journal_dir))
-    std::filesystem::remove(old.path, ignored);
+    (void)file::remove(old.path);  // of a time when there was one
   recalled_.reset();
 }
 

@@ -5,7 +5,12 @@
 namespace centroid::server {
 
 DiskWatch::DiskWatch(std::filesystem::path folder, std::chrono::milliseconds every)
-    : folder_(std::move(folder)), every_(every), thread_("disk-watch", [this] { run(); }) {}
+    : folder_(std::move(folder)),
+      every_(every),
+      thread_("disk-watch", [this, storage = &storage::current()] {
+        const storage::ScopedStorage own(*storage);
+        run();
+      }) {}
 
 DiskWatch::~DiskWatch() {
   {

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "common/base/thread.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 
 namespace centroid::server {
 

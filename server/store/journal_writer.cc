@@ -35,7 +35,7 @@ JournalWriter::JournalWriter(Options options)
 Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, journal::Base base,
                                                             journal::Route route) {
   std::error_code error;
-  fs::create_directories(options.folder, error);
+  file::create_directories(options.folder, error);
   if (error)
     return Error(error == std::errc::no_space_on_device ? ErrorCode::kResourceExhausted
                                                         : ErrorCode::kFailedPrecondition,
@@ -45,10 +45,7 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, jou
   for (const LogSegment& old : journal::segments_of(writer->log_.folder))
     writer->parts_.push_back(
         {old.path, old.number, std::max(old.number, base.round.value), old.bytes});
-  {
-    const auto faults = writer->hook();
-    CENTROID_TRY(writer->open_segment(base));
-  }
+  CENTROID_TRY(writer->open_segment(base));
   writer->start_threads();
   return writer;
 }
@@ -305,11 +302,8 @@ Status JournalWriter::remove_later(Round base) {
       parts_.pop_back();
     }
     log::warn("journal.segment_given_up", {{"path", path.string()}, {"round", base.value}});
-    std::error_code error;
-    fs::remove(path, error);
-    if (error)
-      return Error(ErrorCode::kFailedPrecondition,
-                   "remove " + path.string() + ": " + error.message());
+    const Status removed = file::remove(path);
+    if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     CENTROID_TRY(file::sync_directory(log_.folder));
   }
 }
@@ -330,8 +324,7 @@ Status JournalWriter::open_segment(const journal::Base& base) {
   if (file_ && !parts_.empty() && parts_.back().path == path &&
       parts_.back().last == base.round.value && !full.follows_gap && base.terms == terms_)
     return {};  // no round in it yet
-  std::error_code ignored;
-  fs::remove(path, ignored);
+  (void)file::remove(path);
   CENTROID_ASSIGN(file::Descriptor created, file::create(path));
   fault::point("journal.segment_created");
   std::vector<std::byte> bytes;

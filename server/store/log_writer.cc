@@ -1,7 +1,5 @@
 #include "server/store/log_writer.h"
 
-#include <system_error>
-
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 
@@ -20,13 +18,19 @@ bool is_fenced(const Status& status) { return status.error().code() == ErrorCode
 }  // namespace
 
 void LogWriter::start_threads() {
-  writer_ = Thread("journal", [this] {
-    const auto faults = hook();
+  storage::Storage* const storage = &storage::current();
+  writer_ = Thread("journal", [this, storage] {
+    const storage::ScopedStorage own(*storage);
     run();
     if (const Status synced = sync_now(); !synced.ok())
       log::error(names_.sync_failed, {{"error", synced.error()}, {"when", "at the end"}});
   });
-  if (log_.sync_every.count() > 0) syncer_ = Thread("journal-sync", [this] { run_sync(); });
+  if (log_.sync_every.count() > 0) {
+    syncer_ = Thread("journal-sync", [this, storage] {
+      const storage::ScopedStorage own(*storage);
+      run_sync();
+    });
+  }
 }
 
 void LogWriter::join() {
@@ -47,10 +51,6 @@ void LogWriter::give_up() {
 
 void LogWriter::tell() const {
   if (log_.on_progress) log_.on_progress();
-}
-
-file::ScopedFaultHook LogWriter::hook() const {
-  return file::ScopedFaultHook(log_.faults ? log_.faults : [](auto, const auto&) { return 0; });
 }
 
 std::uint64_t LogWriter::bytes_of_parts() const {
@@ -102,10 +102,9 @@ void LogWriter::prune_now(std::uint64_t first) {
       path = parts_.front().path;
       parts_.pop_front();
     }
-    std::error_code error;
-    fs::remove(path, error);
-    if (error)
-      log::warn(names_.prune_failed, {{"path", path.string()}, {"reason", error.message()}});
+    const Status removed = file::remove(path);
+    if (!removed.ok())
+      log::warn(names_.prune_failed, {{"path", path.string()}, {"reason", removed.error()}});
     fault::point(names_.removed);
   }
 }
@@ -137,7 +136,6 @@ Status LogWriter::sync_now() {
 }
 
 void LogWriter::run_sync() {
-  const auto faults = hook();
   std::unique_lock lock(mutex_);
   while (!stops_) {
     changed_.wait_for(lock, log_.sync_every, [this] { return stops_; });

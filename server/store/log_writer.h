@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/result.h"
 #include "common/base/thread.h"
-#include "common/checkpoint/file.h"
+#include "common/storage/file.h"
 
 namespace centroid::server {
 
@@ -31,7 +31,6 @@ class LogWriter {
     std::function<void(double seconds)> on_sync;
     /// Asked before each write. fails unavailable: not now, the write waits; else never again.
     std::function<Status()> may_write;
-    file::FaultHook faults;  ///< for tests: as ScopedFaultHook, on the writer's threads
   };
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
@@ -54,7 +53,8 @@ class LogWriter {
   LogWriter(Options options, const Names& names) : log_(std::move(options)), names_(names) {}
   ~LogWriter() = default;
 
-  /// After the first file is there. The last act of a writer's destructor is `join`.
+  /// After the first file is there; they write to the storage of the thread that calls this. The
+  /// last act of a writer's destructor is `join`.
   void start_threads();
   void join();
   /// On the writer's thread, until `stops_` and nothing is left.
@@ -79,7 +79,6 @@ class LogWriter {
   /// `created` is the present file from here on, whole and on the disk. Under the lock.
   void take_file(file::Descriptor created, Part part);
   void tell() const;
-  file::ScopedFaultHook hook() const;
   std::uint64_t bytes_of_parts() const;
   double unsynced_seconds() const;
 

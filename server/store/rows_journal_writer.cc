@@ -40,17 +40,14 @@ RowsJournalWriter::RowsJournalWriter(Options options, Position position)
 Result<std::unique_ptr<RowsJournalWriter>> RowsJournalWriter::start(Options options,
                                                                     Position position) {
   std::error_code error;
-  fs::create_directories(options.folder, error);
+  file::create_directories(options.folder, error);
   if (error)
     return Error(ErrorCode::kFailedPrecondition,
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<RowsJournalWriter> writer(new RowsJournalWriter(std::move(options), position));
   for (const LogSegment& old : rows_journal::segments_of(writer->log_.folder))
     writer->parts_.push_back({old.path, old.number, old.number, old.bytes});
-  {
-    const auto faults = writer->hook();
-    CENTROID_TRY(writer->open_segment(position.segment, false));
-  }
+  CENTROID_TRY(writer->open_segment(position.segment, false));
   writer->start_threads();
   return writer;
 }
@@ -228,8 +225,7 @@ Status RowsJournalWriter::write_batch(const Batch& batch) {
 Status RowsJournalWriter::open_segment(std::uint64_t number, bool follows_gap) {
   if (file_ && !follows_gap) CENTROID_TRY(sync_now());  // it begins when all before is on the disk
   const fs::path path = log_.folder / rows_journal::segment_name(number);
-  std::error_code ignored;
-  fs::remove(path, ignored);  // of an attempt that failed
+  (void)file::remove(path);  // of an attempt that failed
   CENTROID_ASSIGN(file::Descriptor created, file::create(path));
   fault::point("rows_journal.segment_created");
   rows_journal::Base base;

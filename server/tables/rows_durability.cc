@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
+#include "common/storage/file.h"
 #include "server/tables/rows_service.h"
 
 /// The journal of the tables: what is written of each request, and how a restarted server takes it
@@ -221,7 +222,7 @@ Status RowsService::replay(const fs::path& folder, std::string& run_id) {
                  "the journal could not be written then (journal.full), and no checkpoint came "
                  "behind it: later pushes are lost"}});
     for (const LogSegment& segment : reader.segments())
-      if (segment.number >= gap) fs::remove(segment.path);
+      if (segment.number >= gap) CENTROID_TRY(file::remove(segment.path));
   }
   if (!reader.torn().empty())
     log::warn("rows_journal.tail_cut",

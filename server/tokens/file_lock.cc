@@ -1,11 +1,6 @@
 #include "server/tokens/file_lock.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "common/base/rights.h"
@@ -13,29 +8,27 @@
 namespace centroid::server {
 
 Result<std::optional<FileLock>> FileLock::try_take(const std::string& path) {
-  const auto failure = [&path](const char* doing) {
-    const auto code =
-        errno == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kFailedPrecondition;
-    const bool may_not = errno == EACCES || errno == EPERM;
-    std::string message = path + ": " + doing + ": " + std::strerror(errno);
+  const auto failure = [&path](const char* doing, const std::error_code& error) {
+    const auto code = error == std::errc::no_space_on_device ? ErrorCode::kResourceExhausted
+                                                             : ErrorCode::kFailedPrecondition;
+    const bool may_not =
+        error == std::errc::permission_denied || error == std::errc::operation_not_permitted;
+    std::string message = path + ": " + doing + ": " + error.message();
     if (may_not) message += " (" + rights_text(path) + ")";
     return Error(code, std::move(message));
   };
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return failure("cannot be written");
-  FileLock lock(fd);
-  int locked = -1;
-  while ((locked = ::flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR) continue;
-  if (locked == 0) return std::optional<FileLock>(std::move(lock));
+  storage::ForbiddenHere::check("lock", path);
+  auto opened = storage::current().open(path, storage::Open::kLock, 0600);
+  if (!opened.ok()) return failure("cannot be written", opened.error);
+  FileLock lock(std::move(opened.value));
+  const std::error_code refused = lock.file_->lock();
+  if (!refused) return std::optional<FileLock>(std::move(lock));
   // Without a lock what another server does could be undone.
-  if (errno == ENOTSUP || errno == ENOSYS || errno == ENOLCK)
+  if (refused == std::errc::not_supported || refused == std::errc::function_not_supported ||
+      refused == std::errc::no_lock_available)
     return Error(ErrorCode::kUnimplemented, path + ": this file system has no locks");
-  if (errno != EWOULDBLOCK) return failure("cannot be locked");
+  if (refused != std::errc::operation_would_block) return failure("cannot be locked", refused);
   return std::optional<FileLock>();
-}
-
-FileLock::~FileLock() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 }  // namespace centroid::server

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "common/base/result.h"
+#include "common/storage/storage.h"
 
 namespace centroid::server {
 
@@ -16,13 +18,12 @@ class FileLock {
   /// written or locked; resource_exhausted: no space for it; unimplemented: nothing can be locked
   /// in this file system
   static Result<std::optional<FileLock>> try_take(const std::string& path);
-  FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileLock(FileLock&&) noexcept = default;
   FileLock& operator=(FileLock&&) = delete;
-  ~FileLock();
 
  private:
-  explicit FileLock(int fd) : fd_(fd) {}
-  int fd_ = -1;
+  explicit FileLock(std::unique_ptr<storage::File> file) : file_(std::move(file)) {}
+  std::unique_ptr<storage::File> file_;
 };
 
 }  // namespace centroid::server

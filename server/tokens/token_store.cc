@@ -1,23 +1,16 @@
 #include "server/tokens/token_store.h"
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
-#include "common/base/os_error.h"
+#include "common/storage/file.h"
 #include "server/tokens/digest.h"
 #include "server/tokens/file_lock.h"
 #include "server/tokens/private_file.h"
@@ -79,22 +72,19 @@ bool is_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), is_right);
 }
 
-Error file_error(const std::string& path, const char* doing) {
-  return {code_of_os_error(errno), "tokens " + path + ": " + doing + ": " + std::strerror(errno) +
-                                       " (look at the disk and the rights of run_dir)"};
+Error unreadable(const std::string& path, const Error& why) {
+  return private_file_error("tokens " + path + ": cannot be read", why);
 }
 
-/// Changes when the file is replaced; empty: there is none.
-std::string stamp_of(const std::string& path) {
+/// Changes when the file is replaced; 0: there is none.
+Result<std::uint64_t> stamp_at(const std::string& path) {
   // A network file system asks its server when a file is opened; stat may answer of long ago.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {};
-  struct stat about{};
-  const bool is_good = ::fstat(fd, &about) == 0;
-  ::close(fd);
-  if (!is_good) return {};
-  return std::to_string(about.st_ino) + " " + std::to_string(about.st_size) + " " +
-         std::to_string(about.st_mtim.tv_sec) + "." + std::to_string(about.st_mtim.tv_nsec);
+  const auto file = file::open_regular(path);
+  if (!file.ok() && file.error().code() == ErrorCode::kNotFound) return std::uint64_t{0};
+  if (!file.ok()) return unreadable(path, file.error());
+  const auto stamp = file::stamp_of(*file, path);
+  if (!stamp.ok()) return unreadable(path, stamp.error());
+  return *stamp;
 }
 
 /// One server at a time. fails aborted: it is another's turn
@@ -166,9 +156,8 @@ Result<std::unique_ptr<TokenStore>> TokenStore::open(std::string path,
 /// A file that is gone says nothing: the folder may be away.
 Status TokenStore::reload() {
   if (path_.empty()) return {};
-  const std::string stamp = stamp_of(path_);
-  if (stamp.empty() && errno != ENOENT) return file_error(path_, "cannot be read");
-  if (stamp.empty() || stamp == stamp_) return {};
+  CENTROID_ASSIGN(const std::uint64_t stamp, stamp_at(path_));
+  if (stamp == 0 || stamp == stamp_) return {};
   CENTROID_ASSIGN(auto entries, read());
   const std::scoped_lock lock(mutex_);
   entries_ = std::move(entries);
@@ -183,19 +172,18 @@ Status TokenStore::refresh() {
 
 Result<std::vector<TokenStore::Entry>> TokenStore::read() const {
   std::vector<Entry> entries;
-  struct stat about{};
-  if (::stat(path_.c_str(), &about) != 0) return file_error(path_, "cannot be read");
-  if ((about.st_mode & 077) != 0)
+  const auto about = file::attributes_of(path_);
+  if (!about.ok()) return unreadable(path_, about.error());
+  if (*about && ((*about)->mode & 077u) != 0)
     return Error(ErrorCode::kFailedPrecondition,
                  "tokens " + path_ + ": others may read or write it; chmod 600 " + path_);
-  std::ifstream file(path_, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const Json json = Json::parse(text, nullptr, false);
+  const auto text = file::read_text(path_);
+  if (!text.ok()) return unreadable(path_, text.error());
+  const Json json = Json::parse(*text, nullptr, false);
   const Error damaged(ErrorCode::kDataLoss,
                       "tokens " + path_ +
                           ": damaged; move it away and create the tokens anew (named tokens stop "
                           "working, api.token goes on)");
-  if (!file.good() && !file.eof()) return file_error(path_, "cannot be read");
   if (!json.is_object() || !json.contains("tokens") || !json["tokens"].is_array()) return damaged;
   try {
     for (const Json& one : json["tokens"]) {

@@ -76,7 +76,7 @@ class TokenStore {
   const std::string path_;
   const std::shared_ptr<const Clock> clock_;
   std::mutex file_mutex_;       ///< held while the file is read or written
-  std::string stamp_;           ///< of the file that `entries_` are from
+  std::uint64_t stamp_ = 0;     ///< of the file that `entries_` are from
   mutable std::mutex mutex_;    ///< held for a moment
   std::vector<Entry> entries_;  ///< changed with both held
 };

@@ -8,10 +8,10 @@
 #include <random>
 #include <set>
 
-#include "common/checkpoint/file.h"
 #include "server/api/idempotency_log.h"
 #include "server/api/rate_table.h"
 #include "tests/component/api_fixture.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {
@@ -228,8 +228,8 @@ TEST(IdempotencyLog, WhateverFailsWhereTheFileIsMadeAnewNoKeyIsKeptElsewhere) {
     failed.clear();
     bool is_kept = false;
     {
-      const file::ScopedFaultHook hook([&](std::string_view operation, const auto&) {
-        if (++operations != fail_at) return 0;
+      const ScopedFaults hook([&](std::string_view operation, const auto&) {
+        if (is_query(operation) || ++operations != fail_at) return 0;
         failed = operation;
         return ENOSPC;
       });

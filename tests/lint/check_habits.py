@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no long files.
+"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside common/storage, no long files.
 
 Usage: check_habits.py [ROOT]         exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -43,6 +43,17 @@ RULES = [
         r"",
         r"\bcuda(DeviceSynchronize|ThreadSynchronize|StreamLegacy|StreamPerThread)\b|\bcuCtxSynchronize\b|\bcuda(Memcpy|Memset)\s*\(|<<<[^;<>,]*(,[^;<>,]*){1,2}>>>",
         "no default stream and no wait for a whole device: each waits for what other streams add with other devices",
+    ),
+    (
+        r"(common/(checkpoint|storage)|server|client|worker)/.*\.(h|cc)",
+        # fault points, data sets, secrets and traces of a person who calls: none of it is state that a simulated disk must hold
+        r"common/storage/posix_storage\.cc|common/checkpoint/fault_point\.cc|worker/data/.*|client/(online|trace)\.cc",
+        r"\b[io]?fstream\b|\bf(re)?open\s*\(|(?<![\w>])::(open|openat|creat|read|write|pread|pwrite|preadv|pwritev|fsync|fdatasync|sync_file_range|stat|lstat"
+        r"|fstat|fstatat|statvfs|access|ftruncate|truncate|rename|link|symlink|unlink|rmdir|mkdir|opendir|flock|mmap)\s*\("
+        r"|\bstd::(rename|remove)\s*\([^,;]*\)"
+        r"|\b(fs|filesystem)::(exists|is_\w+|(recursive_)?directory_iterator|remove\w*|rename|create_\w+|copy\w*|file_size|last_write_time"
+        r"|resize_file|space|status|symlink_status|permissions|read_symlink|canonical|weakly_canonical|equivalent|hard_link_count)\b",
+        "files go through common/storage, so that a simulated disk can stand in for the operating system's",
     ),
 ]
 

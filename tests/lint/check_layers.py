@@ -13,8 +13,8 @@ from sources import CPP, files, line_of, report, root_argument
 
 BASE, ASYNC, TENSOR = "common/base", "common/async", "common/tensor"
 DEVICE, CODEC, OPTIM = "common/device", "common/codec", "common/optim"
-PROTO, CHECKPOINT = "common/proto", "common/checkpoint"
-MEANING = [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, PROTO, CHECKPOINT]
+PROTO, STORAGE, CHECKPOINT = "common/proto", "common/storage", "common/checkpoint"
+MEANING = [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, PROTO, STORAGE, CHECKPOINT]
 
 # module: the project modules it may include (itself always). A module is a folder, or one header with its source ("server/config").
 MAY = {
@@ -25,7 +25,8 @@ MAY = {
     CODEC: [BASE, TENSOR, DEVICE],
     OPTIM: [BASE, TENSOR, DEVICE],
     PROTO: [BASE, TENSOR],
-    CHECKPOINT: [BASE, TENSOR],
+    STORAGE: [BASE],
+    CHECKPOINT: [BASE, TENSOR, STORAGE],
     "transport": [BASE, TENSOR, ASYNC],
     "transport/tls": [BASE, ASYNC, "transport"],
     "transport/http": [BASE, ASYNC, "transport", "transport/tls"],
@@ -35,15 +36,15 @@ MAY = {
     "server/coordinate": [BASE, TENSOR],
     "server/rows": [BASE, OPTIM],
     "server/events": [BASE],
-    "server/tokens": [BASE, CHECKPOINT],
-    "server/election": [BASE, ASYNC, CHECKPOINT, "transport/tls"],
-    "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, CHECKPOINT],
-    "server/tables": [BASE, ASYNC, TENSOR, PROTO, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
-    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, CHECKPOINT, "transport", "server/aggregate", "server/store"]
+    "server/tokens": [BASE, STORAGE, CHECKPOINT],
+    "server/election": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport/tls"],
+    "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, STORAGE, CHECKPOINT],
+    "server/tables": [BASE, ASYNC, TENSOR, PROTO, STORAGE, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
+    "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, STORAGE, CHECKPOINT, "transport", "server/aggregate", "server/store"]
     + ["server/rows", "server/tables", "server/tokens"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
-    "server/api": [BASE, ASYNC, CHECKPOINT, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
+    "server/api": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/aggregate/round_policy", "server/coordinate"]
@@ -54,7 +55,7 @@ MAY = {
     + ["transport", "transport/tls", "transport/http", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]
     + ["server/events", "server/config", "server/election", "server/shard", "server/tokens", "server/api/view"],
     "worker/data": [BASE, TENSOR],
-    "worker/model": [BASE, TENSOR, DEVICE, OPTIM, CHECKPOINT],
+    "worker/model": [BASE, TENSOR, DEVICE, OPTIM, STORAGE, CHECKPOINT],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, OPTIM, "worker/data", "worker/model"],
     "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],

@@ -199,6 +199,24 @@ class Habits(LintTest):
         for call in ("cudaMemcpyAsync(a, b, n, kind, stream);", "add<<<blocks, threads, 0, stream>>>(a, n);", "cudaStreamSynchronize(stream);"):
             self.assert_clean(check_habits, "common/device/cuda/a.cu", f"{call}\n")
 
+    def test_file_operation_beside_the_storage_is_found(self):
+        for call in (
+            "std::ifstream in(path);",
+            'auto* f = fopen(name, "r");',
+            "const int fd = ::open(path.c_str(), O_RDONLY);",
+            "if (::fsync(fd) != 0) return;",
+            "fs::remove_all(path, ignored);",
+            "for (const auto& item : std::filesystem::directory_iterator(root)) use(item);",
+            "std::rename(a.c_str(), b.c_str());",
+            "void* p = ::mmap(nullptr, n, PROT_READ, MAP_PRIVATE, fd, 0);",
+        ):
+            for name in ("server/service/a.cc", "common/checkpoint/a.cc", "worker/exchange/a.cc", "client/a.cc"):
+                self.assert_found(check_habits, name, f"{call}\n", "go through common/storage")
+        for name in ("common/storage/posix_storage.cc", "worker/data/a.cc", "transport/a.cc", "tests/unit/a.cc"):
+            self.assert_clean(check_habits, name, "std::ifstream in(path);\n")
+        for call in ("file::remove_all(path);", "fs::path at = fs::absolute(path);", "return Reader::read(into);", "std::remove(a, b, c);"):
+            self.assert_clean(check_habits, "server/a.cc", f"{call}\n")
+
     def test_long_file_is_found(self):
         self.assert_found(check_habits, "server/a.cc", "\n" * 601, "split")
         self.assert_found(check_habits, "common/codec/cuda/a.cuh", "\n" * 601, "split")

@@ -16,10 +16,10 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/merge.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/fingerprint.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/data_fixture.h"
 
 namespace centroid::worker {
@@ -159,7 +159,7 @@ TEST(Adapters, DeathAtAnyOperationLeavesNoneThatAreDescribedAsOthers) {
       ASSERT_GE(child, 0);
       if (child == 0) {
         int operations = 0;
-        const file::ScopedFaultHook hook([&](std::string_view, const std::filesystem::path&) {
+        const test::ScopedFaults hook([&](std::string_view, const std::filesystem::path&) {
           if (++operations == die_at) ::_exit(9);
           return 0;
         });

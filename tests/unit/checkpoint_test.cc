@@ -14,9 +14,9 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/random.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/shards.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid {
@@ -375,8 +375,8 @@ TEST_F(Checkpoints, AnyFailingOperationLeavesTheOlderOneAndNoTrace) {
     std::string failed;
     bool is_written = false;
     {
-      const file::ScopedFaultHook hook([&](std::string_view operation, const fs::path&) {
-        if (++operations != fail_at) return 0;
+      const test::ScopedFaults hook([&](std::string_view operation, const fs::path&) {
+        if (test::is_query(operation) || ++operations != fail_at) return 0;
         failed = operation;
         return ENOSPC;
       });
@@ -410,7 +410,7 @@ TEST_F(Checkpoints, CrashAtAnyOperationLeavesAValidOneAndOpenCleansUp) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       int operations = 0;
-      const file::ScopedFaultHook hook([&](std::string_view, const fs::path&) {
+      const test::ScopedFaults hook([&](std::string_view, const fs::path&) {
         if (++operations == die_at) ::_exit(9);
         return 0;
       });

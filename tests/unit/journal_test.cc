@@ -10,6 +10,7 @@
 
 #include "common/checkpoint/journal_reader.h"
 #include "server/store/journal_writer.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -258,9 +259,9 @@ TEST_F(JournalTest, DamageOfWhatWasNotSyncedIsATornTail) {
 TEST_F(JournalTest, FullDiskIsWaitedFor) {
   std::atomic<bool> is_full = false;
   JournalWriter::Options how = options();
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
-  };
+  });
   const auto writer = start(how);
   write_round(*writer, 1);
   is_full = true;
@@ -283,9 +284,9 @@ TEST_F(JournalTest, BrokenJournalGoesOnWithANewSegmentThatSaysSo) {
   std::atomic<bool> is_full = false;
   JournalWriter::Options how = options();
   how.waits = false;
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
-  };
+  });
   const auto writer = start(how);
   write_round(*writer, 1);
   is_full = true;
@@ -312,9 +313,9 @@ TEST_F(JournalTest, ATornTailInFrontOfAGapIsPassedOver) {
   {
     JournalWriter::Options how = options();
     how.waits = false;
-    how.faults = [&](std::string_view operation, const fs::path&) {
+    const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
       return operation == "write" && is_full ? ENOSPC : 0;
-    };
+    });
     const auto writer = start(how);
     write_round(*writer, 1);
     is_full = true;
@@ -344,9 +345,9 @@ TEST_F(JournalTest, CopiesHaveNoRoomWhileTheDiskIsFull) {
   std::atomic<int> told = 0;
   JournalWriter::Options how = options();
   how.on_progress = [&] { ++told; };
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
-  };
+  });
   const auto writer = start(how);
   is_full = true;
   const std::vector<float> values(std::size_t{1} << 18);  // 1 MiB
@@ -373,10 +374,10 @@ TEST_F(JournalTest, CopiesHaveNoRoomWhileTheDiskIsFull) {
 TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {
   std::atomic<int> syncs = 0;
   JournalWriter::Options how = options();
-  how.faults = [&](std::string_view operation, const fs::path& path) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path& path) {
     const bool is_segment = path.extension() == ".log";
     return operation == "sync" && is_segment && ++syncs == 2 ? EIO : 0;
-  };
+  });
   const auto writer = start(how);
   write_round(*writer, 1);
   EXPECT_TRUE(writer->state().is_broken);

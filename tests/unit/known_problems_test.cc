@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/checkpoint/file.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid {
@@ -192,7 +192,7 @@ TEST_F(KnownDamage, WhatIsNoFaultOfTheBytesIsNotHeldAgainstThem) {
   auto directory = opened(0);
   written(directory, 2);
   const auto read_with = [&](int number) {
-    const file::ScopedFaultHook hook([number](std::string_view operation, const fs::path& path) {
+    const test::ScopedFaults hook([number](std::string_view operation, const fs::path& path) {
       return operation == "read" && path.filename() == kFile ? number : 0;
     });
     EXPECT_NE(directory.find(Version(2), true).value().problem, "");

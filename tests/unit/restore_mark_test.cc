@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/journal_reader.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid {
@@ -156,7 +156,7 @@ TEST_F(RestoreMarkTest, DoesNotCountBesideASegmentOrACheckpointOfLater) {
 TEST_F(RestoreMarkTest, OneThatCannotBeWrittenIsNotThere) {
   for (const std::string_view failing :
        {"remove", "create", "write", "sync", "rename", "sync_directory"}) {
-    const file::ScopedFaultHook hook([&](std::string_view operation, const fs::path& path) {
+    const test::ScopedFaults hook([&](std::string_view operation, const fs::path& path) {
       const bool is_it = operation == failing && path.string().starts_with(journal().string());
       return is_it ? ENOSPC : 0;
     });

@@ -10,6 +10,7 @@
 
 #include "common/base/random.h"
 #include "server/store/rows_journal_writer.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -137,12 +138,12 @@ TEST_F(RowsJournal, PushesThatComeDuringAWriteShareTheNextFdatasync) {
   std::atomic<int> syncs = 0;
   std::atomic<bool> is_open = false;
   auto how = options();
-  how.faults = [&](std::string_view operation, const fs::path& path) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path& path) {
     const bool is_segment = path.filename() == rows_journal::segment_name(1);
     if (operation == "sync" && is_segment && ++syncs == 2)  // the first is of the base record
       while (!is_open) std::this_thread::yield();
     return 0;
-  };
+  });
   const auto writer = start(std::move(how));
   writer->append(Push(1).entry);
   wait_until([&] { return syncs == 2; });
@@ -158,9 +159,9 @@ TEST_F(RowsJournal, NothingIsDoneBeforeItIsOnTheDiskWithSyncZero) {
   std::atomic<bool> fails = false;
   auto how = options();
   how.waits = false;
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "sync" && fails ? EIO : 0;
-  };
+  });
   const auto writer = start(std::move(how));
   push(*writer, 1, 3);
   fails = true;
@@ -282,9 +283,9 @@ TEST_F(RowsJournal, WhatADeposedServerWroteBehindTheNextSegmentDoesNotCount) {
 TEST_F(RowsJournal, AFullDiskHoldsPushesUpUntilThereIsSpace) {
   std::atomic<bool> is_full = false;
   auto how = options(600'000);
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
-  };
+  });
   const auto writer = start(std::move(how));
   push(*writer, 1, 2);
   is_full = true;
@@ -302,9 +303,9 @@ TEST_F(RowsJournal, WhereItMayGoOnAFullDiskBreaksItUntilTheNextSegmentWhichSaysS
   std::atomic<bool> is_full = false;
   auto how = options(600'000);
   how.waits = false;
-  how.faults = [&](std::string_view operation, const fs::path&) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
-  };
+  });
   const auto writer = start(std::move(how));
   push(*writer, 1, 2);
   is_full = true;
@@ -324,10 +325,10 @@ TEST_F(RowsJournal, WhereItMayGoOnAFullDiskBreaksItUntilTheNextSegmentWhichSaysS
 TEST_F(RowsJournal, WhoeverWritesFasterThanTheDiskHasNoRoom) {
   std::atomic<bool> is_full = true;
   auto how = options(600'000);
-  how.faults = [&](std::string_view operation, const fs::path& path) {
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path& path) {
     return operation == "write" && is_full && fs::exists(path) && fs::file_size(path) > 0 ? ENOSPC
                                                                                           : 0;
-  };
+  });
   const auto writer = start(std::move(how));
   std::vector<std::byte> data(1 << 20);
   Push large(1);

@@ -13,8 +13,8 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/random.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors_header.h"
+#include "common/storage/file.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid {

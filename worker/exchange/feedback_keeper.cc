@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <utility>
 
 #include "common/base/log.h"
 #include "common/checkpoint/replace_file.h"
+#include "common/storage/file.h"
 
 namespace centroid::worker {
 
@@ -52,9 +52,11 @@ Status write_left(const fs::path& path, Round round) {
 }
 
 std::optional<Round> read_left(const fs::path& path) {
-  std::ifstream in(path);
+  const auto text = file::read_text(path);
+  if (!text.ok()) return std::nullopt;
   std::uint64_t round = 0;
-  if (!(in >> round)) return std::nullopt;
+  const char* const end = text->data() + text->size();
+  if (std::from_chars(text->data(), end, round).ec != std::errc()) return std::nullopt;
   return Round(round);
 }
 
@@ -151,10 +153,9 @@ void FeedbackKeeper::resume(Round next, ErrorFeedback& feedback) {
 
 /// Rounds that the cluster has gone back behind, and a leave that has come to its end.
 void FeedbackKeeper::forget_after(Round round) {
-  std::error_code ignored;
-  fs::remove(left_file(), ignored);
+  (void)file::remove(left_file());
   for (const CheckpointEntry& entry : directory_.list(false))
-    if (entry.version.value > round.value) fs::remove_all(entry.path, ignored);
+    if (entry.version.value > round.value) (void)file::remove_all(entry.path);
   if (saved_ && saved_->value > round.value) saved_.reset();
 }
 
@@ -191,7 +192,9 @@ void FeedbackKeeper::save(const ErrorFeedback& feedback) {
   const auto copy = std::make_shared<const Copy>(feedback.state());
   const bool has_momentum = !feedback.state().momentum.empty();
   saved_ = round;
-  writing_ = Thread("feedback", [this, info, copy, manifest = manifest_of(has_momentum)] {
+  writing_ = Thread("feedback", [this, info, copy, storage = &storage::current(),
+                                 manifest = manifest_of(has_momentum)] {
+    const storage::ScopedStorage own(*storage);
     const auto read = [&](std::size_t, std::uint64_t offset, std::span<float> into) {
       std::copy_n(copy->values.begin() + static_cast<std::ptrdiff_t>(offset), into.size(),
                   into.begin());

@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/storage/file.h"
 #include "worker/exchange/feedback_keeper.h"
 
 namespace centroid::worker {
@@ -69,8 +70,7 @@ LocalKeeper::Found LocalKeeper::resume(Round next, State& state) {
       "no state after round " + to_string(wanted) + " in " + directory_.root().string();
   for (const CheckpointEntry& entry : directory_.list(false)) {  // newest first
     const std::uint64_t round = entry.version.value;
-    std::error_code ignored;
-    if (round > wanted.value) std::filesystem::remove_all(entry.path, ignored);  // gone back behind
+    if (round > wanted.value) (void)file::remove_all(entry.path);  // gone back behind
     const bool is_exact = round == wanted.value;
     if (found != Found::kNothing || round > wanted.value || (!is_exact && is_used_)) continue;
     const Status restored = restore(entry, state);

@@ -3,20 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/random.h"
 #include "common/checkpoint/adapter_terms.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/file.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
+#include "common/storage/file.h"
 #include "common/tensor/text.h"
 
 namespace centroid::worker {
@@ -85,29 +83,23 @@ Status check_config(const fs::path& file, const TransformerConfig& config) {
   return {};
 }
 
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// Drafts of programs that were killed: nobody has written to them for an hour.
 void remove_abandoned(const fs::path& folder) {
-  const auto now = fs::file_time_type::clock::now();
-  std::error_code failed;
-  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    const std::string name = at->path().filename().string();
+  constexpr double kHour = 3600;
+  const double now = SystemClock().unix_seconds();
+  const auto entries = file::list(folder);
+  if (!entries.ok()) return;
+  for (const auto& [name, about] : *entries) {
     if (!name.starts_with(kTensors + kDraft) && !name.starts_with(kConfig + kDraft)) continue;
-    std::error_code gone;
-    const auto written = fs::last_write_time(at->path(), gone);
-    if (!gone && now - written > std::chrono::hours(1)) (void)file::remove(at->path());
+    const double age = now - 1e-9 * static_cast<double>(about.modified_ns);
+    if (age > kHour) (void)file::remove(folder / name);
   }
 }
 
 }  // namespace
 
 Result<Base> load_base(const TransformerConfig& config, const fs::path& file) {
-  std::error_code error;
-  if (!fs::is_regular_file(file, error))
+  if (!file::is_regular(file))
     return Error(
         ErrorCode::kNotFound,
         file.string() + " is no file: base_weights takes a checkpoint's model.safetensors");
@@ -139,7 +131,7 @@ Status save_adapters(const fs::path& folder, const TransformerConfig& config, st
   Manifest manifest = config.trained();
   for (TensorInfo& tensor : manifest) tensor.name.insert(0, kPrefix);
   std::error_code error;
-  fs::create_directories(folder, error);
+  file::create_directories(folder, error);
   if (error)
     return Error(ErrorCode::kFailedPrecondition,
                  "folder " + folder.string() + " cannot be made: " + error.message());
@@ -157,7 +149,8 @@ Status save_adapters(const fs::path& folder, const TransformerConfig& config, st
   CENTROID_TRY(write_text_file(text, says));
   fault::point("adapters.drafted");
   // Between the two names stands no description rather than that of other adapters.
-  if (text_of(folder / kConfig) != says) {
+  const auto described = file::read_text(folder / kConfig);
+  if (!described.ok() || *described != says) {
     CENTROID_TRY(file::remove(folder / kConfig));
     CENTROID_TRY(file::sync_directory(folder));
     fault::point("adapters.undescribed");
