@@ -28,15 +28,23 @@ function(centroid_library name)
   target_link_libraries(${target} PUBLIC centroid_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()
 
-add_custom_target(programs)    # what a user runs
-add_custom_target(benchmarks)  # what benchmarks.txt of the build folder lists
+add_custom_target(programs)       # what a user runs
+add_custom_target(test_programs)  # the same with fault points, which process tests run
+add_custom_target(benchmarks)     # what benchmarks.txt of the build folder lists
 
-# centroid_program(name SOURCES main.cc DEPS ...)
+# centroid_program(name SOURCES main.cc DEPS ...): in bin, without fault points (common/checkpoint/fault_point.h). What a user runs is linked once
+# more for the tests, of the same objects, with fault points: in test-bin.
 function(centroid_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS})
+  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} centroid_no_fault_points)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+  if(CENTROID_TESTS AND NOT name MATCHES "^centroid-bench")
+    add_executable(${name}-test $<TARGET_OBJECTS:${name}>)
+    target_link_libraries(${name}-test PRIVATE centroid_flags ${ARG_DEPS} centroid_fault_points)
+    set_target_properties(${name}-test PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE CXX RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test-bin)
+    add_dependencies(test_programs ${name}-test)
+  endif()
   if(name MATCHES "^centroid-bench")
     add_dependencies(benchmarks ${name})
     string(REPLACE "centroid-bench-" "" short_name ${name})
@@ -86,7 +94,7 @@ function(centroid_test name)
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")  # the thread sanitizer slows programs by 5 to 15 times
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} centroid_fault_points GTest::gmock GTest::gtest_main)
   # What is tested stays -O3; the tests build in two thirds of the time. At -O1 g++ 12 sees only half of how coroutines allocate.
   target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>
     $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>,$<COMPILE_LANGUAGE:CXX>>:-Wno-mismatched-new-delete>)

@@ -2,11 +2,21 @@
 
 #include <string_view>
 
-/// Places where a test may kill the process: builds with CENTROID_TESTS only, elsewhere nothing.
+/// Named places at which a test kills or stops a program.
 ///
-/// CENTROID_TEST_FAULT=NAME:COUNT kills (SIGKILL) when NAME is reached for the COUNTth time.
-/// CENTROID_TEST_HOLD=NAME:FILE holds up whoever reaches NAME while FILE exists, a minute at most.
-/// CENTROID_TEST_FAULT_LOG=FILE appends each name to FILE when it is reached first, before that.
+/// There are two implementations, and the linker picks one. Released programs and libcentroid.so
+/// have the one that does nothing (no_fault_points.cc). Tests have tests/support/fault_points.cc,
+/// and so have the programs that process tests run, in build/*/test-bin. That one obeys
+///
+///   CENTROID_TEST_FAULT=NAME:COUNT      kill (SIGKILL) when NAME is reached for the COUNTth time
+///   CENTROID_TEST_HOLD=NAME:FILE:COUNT  stop a thread that reaches NAME for the COUNTth time, or
+///                                       later, while FILE exists, for ten minutes at most;
+///                                       FILE.held exists while one is stopped
+///   CENTROID_TEST_FAULT_LOG=FILE        append NAME to FILE when it is reached first, before that
+///
+/// COUNT and its colon may be missing: from the first time on.
+///
+/// cost    a call, and no more in a released program; none stands in a loop over numbers
 namespace centroid::fault {
 
 /// Of the three points at which a file is replaced (replace_file.h): STEM.torn, half of the draft
@@ -17,15 +27,10 @@ struct Stem {
   std::string_view name;
 };
 
-#ifdef CENTROID_FAULT_POINTS
 void point(std::string_view name);
 void point(Stem stem, std::string_view what);
-/// For those that must not block: whether CENTROID_TEST_HOLD holds up NAME now.
+
+/// Whether a test stops NAME now: for callers that must not block.
 bool is_held(std::string_view name);
-#else
-inline void point(std::string_view) {}
-inline void point(Stem, std::string_view) {}
-inline bool is_held(std::string_view) { return false; }
-#endif
 
 }  // namespace centroid::fault

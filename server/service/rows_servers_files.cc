@@ -262,6 +262,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsServers::freeze() {
                           std::to_string(rows_.tables()));
     if (holders_[i].frozen.changes != holders_[i].report.changes) ++seen_;
     holders_[i].report.changes = holders_[i].frozen.changes;
+    fault::point("tables.server_frozen");
   }
   kept_ = seen_;
   mine_kept_ = rows_.changes();

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "common/checkpoint/fault_point.h"
+
 namespace centroid::server {
 
 double DutyCycle::rest_seconds(double share, double busy, double passed, double& credit) {
@@ -24,8 +26,9 @@ void DutyCycle::rest() {
   const double busy = thread_seconds();
   if (has_begun_) {
     const double passed = std::chrono::duration<double>(now() - ended_).count();
-    const auto until = now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(
-                                   rest_seconds(share_, busy - busy_, passed, credit_)));
+    const std::chrono::duration<double> length(rest_seconds(share_, busy - busy_, passed, credit_));
+    if (length.count() > 0) fault::point("duty.rests");
+    const auto until = now() + std::chrono::duration_cast<Duration>(length);
     std::unique_lock lock(mutex_);
     hurried_.wait_until(lock, until, [this] { return is_hurried_; });
   }

@@ -310,7 +310,7 @@ class Client final : public transport::FrameSink {
     changed_.notify_all();
     co_return Status();
   }
-  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+  TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::minutes(2); }
 
   IoThread thread_{"test-client"};
   const transport::FaultPlan damage_ = damage();

@@ -1,7 +1,6 @@
 #include <chrono>
 #include <future>
 #include <numeric>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +8,7 @@
 #include "client/rows_client.h"
 #include "common/checkpoint/checkpoint.h"
 #include "tests/support/cluster.h"
+#include "tests/support/fault_points.h"
 #include "tests/unit/temporary_directory.h"
 
 /// Pushes to tables while a checkpoint of them is written.
@@ -81,16 +81,13 @@ TEST_F(RowsBesideCheckpoints, OneRestsWhilePushesGoOnUntilSomebodyWaitsForIt) {
   const auto server = start(c);
   const auto client = client_of(*server);
   // Those of the first rows are written before their first rest; from some 4000 rows on one rests.
+  const int rests = times_reached("duty.rests");
   ASSERT_NO_FATAL_FAILURE(push(*client, 1, 40'000, 1.0f));
-  std::size_t before = 0;
-  int same = 0;
-  for (int turns = 0; same < 50 && turns < 2'000; ++turns) {
-    ASSERT_NO_FATAL_FAILURE(push(*client, 1, 4'000, 1.0f));
-    const std::size_t now = checkpoints();
-    same = is_written_now() && now == before ? same + 1 : 0;
-    before = now;
-  }
-  EXPECT_EQ(same, 50) << "none rests";
+  ASSERT_TRUE(server->wait_until([&](const auto&) { return times_reached("duty.rests") > rests; }))
+      << "none rests";
+  const std::size_t before = checkpoints();
+  for (int turns = 0; turns < 50; ++turns) ASSERT_NO_FATAL_FAILURE(push(*client, 1, 4'000, 1.0f));
+  EXPECT_EQ(checkpoints(), before);
   EXPECT_TRUE(is_written_now());
   const auto asked = server->checkpoint();
   ASSERT_TRUE(asked.ok()) << asked.error().to_string();
@@ -126,13 +123,8 @@ TEST_F(RowsBesideCheckpoints, PushesGoOnAsFarAsTheMemoryHoldsTheirCopies) {
     const Floats values = pull(*client, some);
 
     auto disk = server->hold_disk();
-    std::atomic<bool> is_asked = false;
-    auto written = std::async(std::launch::async, [&] {
-      is_asked = true;
-      return server->checkpoint();
-    });
-    while (!is_asked) std::this_thread::yield();
-    for (int turns = 0; turns < 200; ++turns) (void)server->view();  // it has begun meanwhile
+    auto written = std::async(std::launch::async, [&] { return server->checkpoint(); });
+    ASSERT_TRUE(server->wait_for_wait("disk", "which is written to"));
     auto changed = std::async(std::launch::async, [&] { push(*client, 1, kRows, 2.0f); });
     if (has_room) {
       EXPECT_EQ(changed.wait_for(std::chrono::seconds(60)), std::future_status::ready)

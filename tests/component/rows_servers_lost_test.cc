@@ -6,6 +6,7 @@
 
 #include "common/proto/servers.h"
 #include "tests/support/custom_group.h"
+#include "tests/support/fault_points.h"
 #include "tests/support/rows_servers.h"
 #include "tests/unit/temporary_directory.h"
 
@@ -87,9 +88,10 @@ TEST_F(RowsOnLostServers, ACheckpointForWhichOneHadKeptItsRowsFailsWhetherOrNotI
         all.leader->registry().gauge("centroid_rows_stored", "", {{"table", "emb"}});
     const double before = stored.value();
     auto held = all.shards[2]->hold();
+    const int frozen = times_reached("tables.server_frozen");
     auto written = begin_checkpoint(all);
-    EXPECT_TRUE(all.leader->wait_for_wait("disk", "a version that is at rest"));
-    for (int turns = 0; turns < 2000; ++turns) (void)all.leader->view();  // s1 has answered
+    EXPECT_TRUE(all.leader->wait_until(  // s1, which is asked before s2
+        [&](const auto&) { return times_reached("tables.server_frozen") > frozen; }));
     all.shards.erase(1);
     EXPECT_TRUE(all.leader->wait_until([&](const auto&) { return stored.value() < before; }));
     if (is_back) {

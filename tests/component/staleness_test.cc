@@ -46,6 +46,15 @@ TEST_P(Staleness, NobodyBeginsWithAVersionThatIsStalerThanTheBound) {
     ASSERT_TRUE(client.open(server.endpoint()).ok());
     ASSERT_TRUE(client.enter().ok());
   }
+  // One comes to the bound: it has made so many steps that it may begin another with none of the
+  // others'.
+  Worker& first = workers[0];
+  for (; first.steps < bound; ++first.steps) {
+    note(first, first.client.round(first.begun.next()));
+    ASSERT_TRUE(first.open) << first.steps;
+    first.client.contribute(*std::exchange(first.open, std::nullopt));
+  }
+  note(first, first.client.round(first.begun.next()));
   std::mt19937_64 random(seed);
   std::discrete_distribution<std::size_t> pick{6, 3, 1};
   for (std::size_t i = 0; i < 200; ++i) {

@@ -174,11 +174,12 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
   for (const std::string silent : {"a", "b"}) {
     SCOPED_TRACE(silent);
     ServerConfig c = config(2);
-    c.rounds = 400;
+    c.rounds = 0;
     c.optimizer.learning_rate = 0.125;
-    c.round_timeout = std::chrono::milliseconds(300);
+    c.round_timeout = std::chrono::seconds(2);
     TestServer server(c, tcp());
     std::promise<void> is_left_out;
+    std::atomic<bool> is_over = false;
     std::vector<RoundReport> reports;  // of the silent one
     std::thread other([&] {
       const auto trainer = open(options(server, silent));
@@ -190,9 +191,13 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
         if (is_first) is_left_out.get_future().wait();
         EXPECT_TRUE(trainer->ready(kWeight).ok());
         const auto report = trainer->finish({.samples = share->samples()});
-        ASSERT_TRUE(report.ok()) << report.error().message();
+        EXPECT_TRUE(report.ok()) << report.error().message();
+        if (!report.ok()) break;
         reports.push_back(*report);
+        if (reports.size() == 2) break;
       }
+      is_over = true;
+      trainer->leave("done");
     });
     const auto trainer = open(options(server, silent == "a" ? "b" : "a"));
     std::uint64_t rounds = 0;
@@ -205,6 +210,7 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
       ++rounds;
       ASSERT_FLOAT_EQ(trainer->parameters(kScale)[0], 5.0f - 0.25f * static_cast<float>(rounds));
       was_taken_along = was_taken_along || (rounds > 1 && share->world == 2);
+      if (is_over) break;
       if (rounds > 1) continue;
       EXPECT_EQ(share->world, 2u);
       const auto view = server.view();
@@ -222,10 +228,10 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
     }
     trainer->leave("done");
     other.join();
+    server.stop();
     ASSERT_TRUE(server.join().ok());
-    EXPECT_EQ(rounds, 400u);
     EXPECT_TRUE(was_taken_along);
-    ASSERT_GE(reports.size(), 2u);
+    ASSERT_EQ(reports.size(), 2u);
     EXPECT_EQ(reports[0].outcome, RoundReport::Outcome::kLate);
     EXPECT_THAT(reports[0].reason, HasSubstr("round_timeout"));
     EXPECT_EQ(reports[1].outcome, RoundReport::Outcome::kCommitted);

@@ -19,6 +19,7 @@
 namespace centroid::transport {
 
 using std::chrono::milliseconds;
+using std::chrono::minutes;
 using std::chrono::seconds;
 
 inline Deadline in(Duration time) { return std::chrono::steady_clock::now() + time; }
@@ -232,14 +233,14 @@ class SessionWorld {
   }
 
   /// Handshake and run on both ends; false when one failed (see Node::failed).
-  bool start(Greeting server_greeting, Greeting client_greeting, Duration limit = seconds(5)) {
+  bool start(Greeting server_greeting, Greeting client_greeting, Duration limit = minutes(1)) {
     listen(std::move(server_greeting), limit);
     const Status opened = within(
         *client.thread, start_client(client, endpoint, std::move(client_greeting), in(limit)));
     EXPECT_TRUE(within(*server.thread, until_started(server)));
     return opened.ok() && server.session;
   }
-  void listen(Greeting greeting, Duration limit = seconds(5)) {
+  void listen(Greeting greeting, Duration limit = minutes(1)) {
     Endpoint wanted;
     if (world_.transport == "inprocess") wanted.host = "server";
     auto made =

@@ -16,6 +16,7 @@ const { AxeBuilder } = await load('@axe-core/playwright')
 const browser = await chromium.launch({ executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking'] })
 const seen = { errors: [], foreign: [], bytes: 0, views: {}, axe: {} }
 const PAINTS = 3
+const DEADLINE = 180000 // of what is waited for, in milliseconds
 const STAGE_SECONDS = 100 // over which the bars are made to show all that the stages took
 
 // As the page's own requests, for what is compared with it.
@@ -34,6 +35,7 @@ function watch(page, isExpected = () => false) {
 
 async function made(options) {
   const page = await (await browser.newContext(options)).newPage()
+  page.setDefaultTimeout(DEADLINE)
   watch(page)
   await page.addInitScript((secret) => secret && sessionStorage.setItem('token', secret), token)
   return page
@@ -104,7 +106,7 @@ async function shown(page) {
     metrics: await (await fetch(new URL('/metrics', url), { headers: authorization })).text() }
   await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
   await page.waitForFunction(() => !document.querySelector('#resume').disabled)
-  await page.waitForTimeout(6000)  // the tables that are asked for each fifth second
+  await page.evaluate(() => { tick = 5; return refresh() })  // also the tables that are asked for each fifth second
   const tiles = {}
   for (const id of ['progress', 'round', 'loss', 'accuracy', 'speed', 'generation']) tiles[id] = await text(page, id)
   const curves = await page.evaluate(() => Object.fromEntries(Object.entries(charts).map(([id, one]) => [id, one.plot.data.map((list) => [...list])])))
@@ -140,13 +142,14 @@ async function walk(page) {
 async function token_dialog() {
   const context = await browser.newContext()
   const page = await context.newPage()
+  page.setDefaultTimeout(DEADLINE)
   const asked = 4 // requests of one look, of which each is refused
   let isRefused = true
   let refused = 0
   watch(page, (message) => isRefused && message.text() === 'Failed to load resource: the server responded with a status of 401 (Unauthorized)' &&
     new URL(message.location().url).pathname.startsWith('/v1/') && ++refused)
   const until_refused = async (count) => {
-    for (const end = Date.now() + 30000; refused < count; ) {
+    for (const end = Date.now() + DEADLINE; refused < count; ) {
       if (Date.now() > end) throw new Error(`${refused} requests were refused, not ${count}`)
       await page.waitForTimeout(20)
     }
@@ -179,16 +182,17 @@ async function evicted_and_stopped() {
   await fetch(new URL(`/v1/workers/${one.member}:evict`, url), { method: 'POST', headers: { ...authorization, 'Content-Type': 'application/json' },
     body: JSON.stringify({ why: 'of the test' }) })
   await page.evaluate(() => { tick = 5; return Promise.all([refresh(), refresh()]) })  // a click while the page looks by itself
-  await page.waitForSelector('#evictions button', { timeout: 15000 })
+  await page.waitForSelector('#evictions button')
   seen.evictions = await rows(page, 'evictions')
   await page.click('#evictions button')
-  await page.waitForFunction(() => document.querySelector('#evictions').textContent.includes('no name'), null, { timeout: 15000 })
+  await page.waitForFunction(() => document.querySelector('#evictions').textContent.includes('no name'))
   seen.evicted = { name: one.name, left: (await rest('evictions')).evictions, events: await rows(page, 'events') }
   seen.isStopped = true  // from here on the server may be gone
+  const answer = page.waitForResponse((one) => one.url().endsWith('/v1/job:stop'))
   await page.click('#stop')
   await page.keyboard.press('Tab')
   await page.keyboard.press('Enter')
-  await page.waitForTimeout(1000)
+  await answer
 }
 
 // The job goes back to a checkpoint twice: while the page looks, and while it is hidden and does not.
@@ -199,53 +203,51 @@ async function restored() {
     return answer.json()
   }
   const until = async (what, condition) => {
-    const end = Date.now() + 60000
+    const end = Date.now() + DEADLINE
     while (!(await condition())) {
-      if (Date.now() > end) throw new Error('not within 60 s: ' + what)
+      if (Date.now() > end) throw new Error(`not within ${DEADLINE} ms: ` + what)
       await new Promise((resolve) => setTimeout(resolve, 100))
     }
   }
-  const waits = { timeout: 60000 }
   const page = await open(1280, 'dark', 3)
   const { version } = await post('checkpoints')
-  await page.waitForFunction((least) => Math.max(...curve.keys()) > least + 20 && Math.max(...learned.keys()) > least + 20, version, waits)
+  await page.waitForFunction((least) => Math.max(...curve.keys()) > least + 20 && Math.max(...learned.keys()) > least + 20, version)
   await post('job:pause')
   await isIn(page, 'paused')
   await post(`checkpoints/${version}:restore`, { delete_newer: true })
-  await page.waitForFunction((at) => cluster.version === at && [curve, held, learned, heldAccuracy].every((map) => [...map.keys()].every((key) => key <= at)), version, waits)
+  await page.waitForFunction((at) => cluster.version === at && [curve, held, learned, heldAccuracy].every((map) => [...map.keys()].every((key) => key <= at)), version)
   seen.kept = await page.evaluate(() => curve.size)
 
   await post('job:resume')
-  await page.waitForFunction((least) => Math.max(...learned.keys()) > least + 20, version, waits)
+  await page.waitForFunction((least) => Math.max(...learned.keys()) > least + 20, version)
   await page.evaluate(() => { Object.defineProperty(document, 'hidden', { get: () => true, configurable: true }); return looking })
   const last = await page.evaluate(() => Math.max(...learned.keys()))
   await post(`checkpoints/${version}:restore`, { delete_newer: true })
   await until('a later version than the page knows', async () => (await rest('cluster')).version > last + 20)
   await page.evaluate(() => { delete document.hidden })
-  await page.waitForFunction((most) => Math.max(...learned.keys()) > most, last, waits)
-  await page.waitForFunction(([least, most]) => [...learned.keys()].every((key) => key <= least || key > most), [version, last], waits)
+  await page.waitForFunction((most) => Math.max(...learned.keys()) > most, last)
+  await page.waitForFunction(([least, most]) => [...learned.keys()].every((key) => key <= least || key > most), [version, last])
 }
 
 // One worker does not come: the open round waits for it.
 async function frozen() {
   const page = await open(1280, 'dark', 3)
-  await page.waitForSelector('#picture line.waiting', { state: 'attached', timeout: 60000 })
+  await page.waitForSelector('#picture line.waiting', { state: 'attached' })
   seen.frozen = { picture: await picture(page), timeline: (await rectangles(page, '#timeline rect')).at(-1), rounds: (await rest('rounds?limit=1')).rounds, workers: (await rest('workers')).workers }
 }
 
-// Losses as no short job has them: REST's answers are altered on their way.
+// Losses as no short job has them: the page gets the rounds of a paused job, with other losses, which grow a little from each to the next.
 async function tiny() {
+  await fetch(new URL('/v1/job:pause', url), { method: 'POST', headers: authorization })
+  const { rounds } = await rest('rounds?limit=1000')
+  const cluster = await rest('cluster')
   seen.tiny = []
   for (const colorScheme of ['dark', 'light'])
     for (const loss of [1.2345e-7, -0.0000012345, 0.000123456, 1.25, 3.4028e38]) {
       const page = await made({ viewport: { width: 360, height: 900 }, colorScheme })
-      await page.route('**/v1/{cluster,rounds}*', async (route) => {
-        const response = await route.fetch()
-        const json = await response.json()
-        for (const one of json.rounds || [json]) one.loss = loss * (1 + 1e-3 * ((one.round || 0) % 7))
-        if (!json.rounds) Object.assign(json, { loss, test_loss: Math.abs(loss) })
-        await route.fulfill({ response, json })
-      })
+      const growing = rounds.map((one, i) => ({ ...one, loss: loss * (1 + 0.006 * (1 - i / rounds.length)) })) // the newest first
+      await page.route('**/v1/cluster*', (route) => route.fulfill({ json: { ...cluster, loss, test_loss: Math.abs(loss) } }))
+      await page.route('**/v1/rounds*', (route) => route.fulfill({ json: { rounds: growing } }))
       await page.goto(url)
       // uPlot has no steps for an axis of numbers as large as the last.
       await page.waitForFunction((isHuge) => document.querySelector('#loss').textContent !== '–' && charts['loss-chart'] && charts['loss-chart'].plot.data[0].length > 1 &&
@@ -297,7 +299,7 @@ try {
     if (name === 'narrow') {  // what is drained is gone
       await page.focus('#workers tr button')
       await page.evaluate(() => { window.focused = document.activeElement })
-      await page.waitForTimeout(2500)  // two polls
+      await page.evaluate(() => refresh().then(refresh))
       seen.keepsFocus = await page.evaluate(() => document.activeElement === window.focused && window.focused.isConnected)
       seen.drained = await page.evaluate(() => window.focused.getAttribute('aria-label'))
       await page.keyboard.press('Enter')

@@ -28,7 +28,7 @@ import catalog  # noqa: E402
 import centroid  # noqa: E402
 import generate  # noqa: E402
 import reference  # noqa: E402
-from cluster import ClusterTest, Process, free_port, load_factor, main, wait_for  # noqa: E402
+from cluster import ClusterTest, Process, bar, free_port, main, wait_for  # noqa: E402
 from console_test import PACKAGES  # noqa: E402
 from console_test import missing as missing_for_pictures  # noqa: E402
 from standby_test import ETCD, Etcd  # noqa: E402
@@ -379,7 +379,7 @@ class FirstMetrics(Scraped):
         self.assert_data([("Samples per second", query)])
         seconds = time.monotonic() - self.begun
         print(f"first rate on the dashboard {seconds:.1f} s after the start, scraped every {self.scrape_seconds} s", file=sys.stderr)
-        self.assertLess(seconds, FIRST_METRICS_SECONDS * load_factor())
+        self.assertLess(seconds, bar(FIRST_METRICS_SECONDS, slack=8))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-
 def bar(limit, slack):
     """What a time is held to: `slack` times the bar, as a machine that is busy with other tests may need, or with CENTROID_TEST_BARS=1, on an idle one, the bar itself."""
     return limit if HOLDS_BARS else slack * limit
@@ -54,11 +53,6 @@ def wait_for(condition, what, seconds=DEADLINE_SECONDS):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(POLL_SECONDS)  # lint-ok: the step of a poll under a deadline
-
-
-def load_factor():
-    """By how much a bar of time may be missed for what else this machine does: twice at most, so that what is slow cannot hide behind load."""
-    return min(2, max(1, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -247,6 +241,28 @@ class Server(Process):
             if series == wanted:
                 return float(value)
         raise AssertionError(f"no series {wanted} in /metrics")
+
+
+class Hold:
+    """A fault point (common/checkpoint/fault_point.h) at which the program with this `environment` is stopped, from the `count`th time on, from `close` to `open`."""
+
+    def __init__(self, test, point, name="hold", count=1):
+        self.file = test.folder / name
+        self.said = self.file.with_name(f"{name}.held")
+        self.environment = {"CENTROID_TEST_HOLD": f"{point}:{self.file}:{count}"}
+        test.addCleanup(lambda: self.file.unlink(missing_ok=True))
+
+    def close(self):
+        self.file.write_text("")
+        return self
+
+    def wait_reached(self):
+        """Until a thread of the program is stopped there."""
+        wait_for(self.said.exists, f"a program at {self.environment}")
+
+    def open(self):
+        self.file.unlink()
+        wait_for(lambda: not self.said.exists(), f"a program that goes on from {self.environment}")
 
 
 class ClusterTest(unittest.TestCase):

@@ -2,7 +2,7 @@
 
 import signal
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
 
 STEPS = ["--local-steps", "4", "--min-workers", "2"]
 INNER = ["--inner-optimizer", "adamw", "--inner-lr", "0.002"]
@@ -13,8 +13,8 @@ class LocalStepsTest(ClusterTest):
     def serve(self, *arguments, **places):
         return self.launch_server(*STEPS, *arguments, **places).wait_ready()
 
-    def join(self, server, name, *arguments):
-        return self.worker(server, name, *INNER, *arguments, model=MODEL)
+    def join(self, server, name, *arguments, environment=None):
+        return self.worker(server, name, *INNER, *arguments, model=MODEL, environment=environment)
 
     def bits(self, run="run"):
         return (self.checkpoints(run)[-1] / "model.safetensors").read_bytes()
@@ -124,11 +124,13 @@ class Slow(LocalStepsTest):
     def test_worker_that_stands_still_is_left_out_and_comes_back(self):
         flags = ["--policy", "quorum:2", "--fragments", "2", "--overlap", "1", "--lease", "60s"]
         server = self.serve(*flags, "--min-workers", "3")
-        workers = [self.join(server, name) for name in ("w0", "w1", "w2")]
-        server.wait_round(5)
+        computes = Hold(self, "worker.share_taken", count=5).close()
+        workers = [self.join(server, "w0"), self.join(server, "w1"), self.join(server, "w2", environment=computes.environment)]
+        computes.wait_reached()
         workers[2].send(signal.SIGSTOP)
         server.wait_more_rounds(20)
         workers[2].send(signal.SIGCONT)
+        computes.open()
         wait_for(lambda: server.cluster()["late_dropped"] > 0, "a late contribution")
         rounds = server.workers("w2")[-1]["rounds"]
         wait_for(lambda: server.workers("w2")[-1]["rounds"] > rounds + 5, "w2 in rounds again")

@@ -5,7 +5,7 @@ import signal
 import struct
 import threading
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
 from wire import Client, Link, text
 
 POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0", "asp")
@@ -14,10 +14,10 @@ POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0", "asp")
 class Policy(ClusterTest):
     NAMES = ("w0", "w1", "w2")
 
-    def start(self, *arguments, names=NAMES, tag="", worker=(), **places):
+    def start(self, *arguments, names=NAMES, tag="", worker=(), environments={}, **places):  # noqa: B006
         """A server and its workers, training."""
         server = self.server("--min-workers", len(names), *arguments, **places)
-        workers = {name: self.worker(server, name + tag, *worker) for name in names}
+        workers = {name: self.worker(server, name + tag, *worker, environment=environments.get(name)) for name in names}
         return server, workers
 
     def end(self, server, workers):
@@ -42,14 +42,16 @@ class Stopped(Policy):
                 with self.subTest(policy=policy, apply=apply):
                     tag = f"-{number}-{apply}"
                     flags = ["--policy", policy, "--apply", apply, "--optimizer", "momentum", "--lease", "30s", *arguments]
-                    server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag)
-                    server.wait_round(5)
+                    computes = Hold(self, "worker.share_taken", "hold" + tag, 5).close()
+                    server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag, environments={name: computes.environment})
                     held = workers[name]
+                    computes.wait_reached()  # what it then contributes is late
                     held.send(signal.SIGSTOP)
                     server.wait_more_rounds(50)
                     self.assertEqual(server.cluster()["world"], 3, "it is still a member")
                     before = server.workers(held.name)[0]["rounds"]
                     held.send(signal.SIGCONT)
+                    computes.open()
                     wait_for(lambda: server.workers(held.name)[0]["rounds"] > before + 3, f"{held.name} contributes again")
                     self.assertGreaterEqual(self.late(server), 1)
                     self.assertEqual(server.cluster()["lost_contributions"], 0)

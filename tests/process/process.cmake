@@ -1,4 +1,4 @@
-# The real programs on loopback: every way to start, train, fail and end. Each file is one test, so that they run side by side.
+# The real programs, with fault points, on loopback: every way to start, train, fail and end. Each file is one test, so that they run side by side.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 set(process_timeout 900)  # ends what hangs; a busy machine may be slow
 set(process_environment "")
@@ -7,12 +7,15 @@ if(CENTROID_SANITIZE)
 endif()
 foreach(area IN ITEMS beginning buffers cadence client codec ctl durability feedback fetch flood kill local_steps membership mistakes models metrics places policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits servers servers_journal servers_refusals small_files standby start stop trace tls training waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
-    $<TARGET_FILE_DIR:centroid-server>)
+    $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
     ENVIRONMENT "${process_environment}")
 endforeach()
+add_test(NAME process.fault_points COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/fault_points_test.py
+  $<TARGET_FILE_DIR:centroid-server> $<TARGET_FILE_DIR:centroid-server-test>)
+set_tests_properties(process.fault_points PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
 set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
-add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server>)
+add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
 # Python loads libcentroid.so late: what it was built with must be there before. What Python itself does not give back is not ours.
 if(CENTROID_SANITIZE MATCHES "address")

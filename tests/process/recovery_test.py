@@ -9,7 +9,7 @@ import struct
 import subprocess
 import urllib.request
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, Process, main, wait_for
+from cluster import DONE, FAILED, USAGE, ClusterTest, Hold, Process, main, wait_for
 from ctl import ANSWERED_BADLY, CtlTest
 
 WIDE = "mlp:64-512-512-10"
@@ -467,13 +467,17 @@ class Ending(RecoveryTest):
             self.assertEqual(self.summary(worker.name)["version"], ended["version"])
 
     def test_stopped_job_goes_on_to_the_same_result(self):
-        self.train(400, run="whole")
-        server = self.server("--optimizer", "momentum", "--min-workers", 2, "--rounds", 400)
-        workers = [self.worker(server, name) for name in ("w0", "w1")]
-        server.wait_round(20)
+        self.train(60, run="whole")
+        server = self.server("--optimizer", "momentum", "--min-workers", 2, "--rounds", 60)
+        computes = Hold(self, "worker.share_taken", count=20).close()
+        workers = [self.worker(server, "w0", environment=computes.environment), self.worker(server, "w1")]
+        computes.wait_reached()
         server.send(signal.SIGINT)
+        server.wait_cluster("the stop", lambda cluster: cluster["state"] == "stopping")
+        computes.open()
         self.assert_exit(DONE, server, *workers)
-        self.train(400, "--resume")
+        self.assertEqual(server.events("job.ended")[0]["round"], 20)
+        self.train(60, "--resume")
         self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
 
     def test_sigterm_without_workers(self):

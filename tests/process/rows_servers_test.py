@@ -10,7 +10,7 @@ import threading
 
 import ctl
 import fault_points
-from cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
+from cluster import DONE, USAGE, ClusterTest, Hold, Process, main, wait_for
 from rows_test import PUSH, RowsClient
 from wire import ERROR, GOODBYE, REQUEST, header, read_error, read_frame
 
@@ -240,37 +240,45 @@ class RowsServersTest(ClusterTest):
 
     def test_a_model_of_which_no_checkpoint_is_there_begins_again_when_a_server_of_it_is_lost(self):
         """The only checkpoint is of rows."""
-        goal = ("--rounds", 400, "--exit-when-finished", "--chunk-bytes", 1024, "--servers-wait", "60s")
+        goal = ("--rounds", 40, "--exit-when-finished", "--chunk-bytes", 1024, "--servers-wait", "60s")
         shape = {"model": "mlp:64-48-32-10"}
         whole = self.leader(1, *goal, run="whole", number=9)
         self.assert_exit(DONE, self.worker(whole, "alone", **shape), whole)
-        # A worker's parameters go from plane to plane: in which they are when the server is lost is chance.
-        for number, journal in enumerate((*[()] * 5, ("--journal", "on", "--journal-sync", 0))):
-            with self.subTest(journal=journal):
-                hold, run = self.folder / f"hold-{number}", f"run-{number}"
-                environment = {"CENTROID_TEST_HOLD": f"checkpoint.folder_made:{hold}"}
-                leader = self.leader(2, *goal, *journal, number=number, run=run, environment=environment)
+        # A worker's parameters go from plane to plane: when the server is lost they are in one, and in another. With the journal it is lost before the
+        # first checkpoint of the model is written, and so before the first round.
+        for number, (share, journal) in enumerate(((5, ()), (6, ()), (1, ("--journal", "on", "--journal-sync", 0)))):
+            with self.subTest(share=share, journal=journal):
+                run = f"run-{number}"
+                writes = Hold(self, "checkpoint.folder_made", f"writes-{number}")
+                computes = Hold(self, "worker.share_taken", f"computes-{number}", share).close()
+                leader = self.leader(2, *goal, *journal, number=number, run=run, environment=writes.environment)
                 shard = self.shard(leader.data, "b", number, run=f"shards-{number}")
                 self.wait_serving(leader)
                 self.save_fifty(leader)
-                if journal:  # lost before the first one of the model is written
-                    hold.write_text("")
-                    self.addCleanup(lambda hold=hold: hold.unlink(missing_ok=True))
-                worker = self.worker(leader, f"w-{number}", **shape)
+                if journal:
+                    writes.close()
+                worker = self.worker(leader, f"w-{number}", environment=computes.environment, **shape)
                 if journal:
                     leader.wait_cluster("the journal's checkpoint", lambda cluster: "with which the journal begins" in cluster["state_reason"])
+                    writes.wait_reached()
                 else:
-                    leader.wait_round(5)
+                    computes.wait_reached()
                 wait_for(lambda leader=leader: all(server["chunks"] for server in leader.get("/v1/servers")["servers"]), "chunks on both")
                 shard.kill()
                 leader.wait_event("server.lost")
-                hold.unlink(missing_ok=True)
+                if journal:
+                    writes.open()
+                else:
+                    computes.open()
+                    computes.close()  # at its next share, for which the server must be back
                 shard = self.shard(leader.data, "b", number + 10, run=f"shards-{number}")
                 self.assertEqual(leader.wait_event("servers.state_restored")["version"], 0)
-                wait_for(lambda leader=leader: leader.get("/v1/cluster")["round"] > 5 and self.wait_serving(leader) is None, "rounds")
+                computes.wait_reached()
+                self.wait_serving(leader)
                 client = SpreadClient(leader.data, 2, bool)
                 self.assertEqual(set(client.pull(range(50)).values()), {1.0})
                 client.close()
+                computes.open()
                 self.assert_exit(DONE, worker, leader, shard)
                 of_model = [{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.checkpoints(one)[-1].glob("model*")} for one in ("whole", run)]
                 self.assertTrue(of_model[0])

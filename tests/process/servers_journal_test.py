@@ -11,7 +11,7 @@ import subprocess
 import ctl
 import fault_points
 import servers_test
-from cluster import DONE, USAGE, main, wait_for
+from cluster import DONE, USAGE, Hold, main, wait_for
 
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
@@ -41,7 +41,8 @@ class JournalTest(servers_test.ServersTest):
         leader = self.start_leader(run, *arguments, name=f"leader-{run}", environment=environments.get("leader"), rounds=rounds)
         leader.wait_ready()
         shards = {which: self.start_shard(leader, run, which, environment=environments.get(which)) for which in "bc"}
-        return leader, shards, self.workers(leader, f"-{run}")
+        workers = [self.worker(leader, f"w{i}-{run}", model=servers_test.MODEL, environment=environments.get(f"w{i}")) for i in range(3)]
+        return leader, shards, workers
 
     def whole(self, run, *arguments, environments=None, rounds=ROUNDS):
         leader, shards, workers = self.start_all(run, *arguments, environments=environments, rounds=rounds)
@@ -152,15 +153,19 @@ class Kill(JournalTest):
                 again.kill()
 
     def test_all_servers_at_once(self):
-        rounds = 400
+        rounds = 40
         expected = self.whole("whole", rounds=rounds)
-        leader, shards, workers = self.start_all("all", rounds=rounds)
+        computes = Hold(self, "worker.share_taken", count=10).close()
+        leader, shards, workers = self.start_all("all", rounds=rounds, environments={"w0": computes.environment})
         leaders = [leader]
         for kill in range(2):
-            leader.wait_round(100 * (kill + 1))
+            computes.wait_reached()
             leader.kill()
             for shard in shards.values():
                 shard.kill()
+            computes.open()
+            if kill == 0:
+                computes.close()  # at its next share, of the next leader
             known = max(self.committed(leader))
             leader = self.start_leader("all", "--resume", name=f"leader-{kill}", listen=leader.data, api=leader.api, rounds=rounds).wait_ready()
             leaders.append(leader)

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, Process, bar, main, wait_for
+from cluster import DONE, FAILED, USAGE, ClusterTest, Hold, Process, bar, main, wait_for
 from wire import ERROR, REQUEST, connect, header, hello, read_frame
 
 MODEL = "mlp:64-48-32-10"
@@ -78,7 +78,6 @@ class Bits(ServersTest):
         self.train(2, 60, "--resume", run="parts")
         self.assertEqual(self.model_bytes("parts"), self.model_bytes("whole"))
 
-
     def test_results_that_are_compressed_keep_what_was_left_out_on_any_number_of_servers(self):
         codec = ["--codec-down", "topk:0.1,values=int8,warmup=30"]
         self.train(1, 60, *codec, run="whole")
@@ -111,53 +110,56 @@ class Workers(ServersTest):
 class WorkersState(ServersTest):
     """What workers keep themselves is of the round that the checkpoint is of, on several servers too."""
 
-    def job(self, tag, *arguments, run, goal=240):
-        flags = ["--servers", 2, "--min-workers", 3, *CHUNKS, "--local-steps", 4, "--checkpoint-every", 15, "--rounds", goal]
+    EVERY = 15  # rounds from checkpoint to checkpoint
+
+    def job(self, tag, *arguments, run, holds=(None, None, None)):
+        flags = ["--servers", 2, "--min-workers", 3, *CHUNKS, "--local-steps", 4, "--checkpoint-every", self.EVERY, "--rounds", 4 * self.EVERY]
         leader = self.launch_server(*flags, *arguments, run=run, name=f"leader-{tag}").wait_ready()
         shard = self.shard(leader, f"s-{tag}")
         codec = ["--codec", "topk:0.1", "--inner-lr", "0.01"]
-        names = [f"w{i}-{run}" for i in range(3)]
-        return leader, [shard] + [self.worker(leader, name, *codec, "--state-dir", self.folder / f"state-{name}", model=MODEL) for name in names]
+        workers = {f"w{i}-{run}": hold and hold.environment for i, hold in enumerate(holds)}
+        state = {name: ["--state-dir", self.folder / f"state-{name}"] for name in workers}
+        return leader, [shard, *(self.worker(leader, name, *codec, *state[name], model=MODEL, environment=held) for name, held in workers.items())]
+
+    def kept(self, worker):
+        """What the worker keeps on disk of the round of the first checkpoint: its local steps, and what its codec left out."""
+        return list((self.folder / f"state-{worker}").glob(f"*/checkpoint-*{self.EVERY}/manifest.json"))
 
     def test_all_killed_end_with_the_bits_of_a_job_that_was_not(self):
         whole, others = self.job("whole", "--exit-when-finished", run="whole")
         self.assert_exit(DONE, *others, whole)
-        compared = 0
-        for turn in range(9):  # killed at another moment each time
-            run = f"run-{turn}"
-            leader, others = self.job(f"before-{turn}", run=run)
-            leader.wait_round(31 + 7 * (turn % 3))
-            leader.wait_event("checkpoint.written")  # rounds go on while it is written
-            for process in [leader, *others]:
-                process.kill()
-            if leader.events("job.ended"):
-                continue  # all its rounds took less time than the disk for a checkpoint
-            again, others = self.job(f"after-{turn}", "--resume", "--exit-when-finished", run=run)
-            self.assert_exit(DONE, *others, again)
-            if any(worker.events("feedback.begins_at_zero") for worker in others[1:]):
-                continue  # killed while it wrote its part of the newest checkpoint, and says so
-            began = [worker.wait_event("local.restored") for worker in others[1:]]
-            self.assertEqual({event["after_round"] for event in began}, {again.wait_event("checkpoint.loaded")["round"]})
-            self.assertEqual(self.model_bytes(run), self.model_bytes("whole"), f"turn {turn}")
-            compared += 1
-            if compared == 3:
-                return
-        self.fail(f"only {compared} times had all workers kept what the checkpoint is of")
+        for later in (0, 4):  # rounds that are made after the checkpoint, and lost
+            with self.subTest(later=later):
+                run = f"run-{later}"
+                holds = [Hold(self, "worker.share_taken", f"hold-{run}-{i}", self.EVERY + 1 + later).close() for i in range(3)]
+                leader, others = self.job(f"before-{run}", run=run, holds=holds)
+                for hold, worker in zip(holds, others[1:]):
+                    hold.wait_reached()
+                    wait_for(lambda name=worker.name: len(self.kept(name)) == 2, f"what {worker.name} keeps")
+                self.assertEqual(leader.wait_event("checkpoint.written")["version"], self.EVERY + 1)
+                for process in [leader, *others]:
+                    process.kill()
+                again, others = self.job(f"after-{run}", "--resume", "--exit-when-finished", run=run)
+                self.assert_exit(DONE, *others, again)
+                began = [worker.wait_event("local.restored") for worker in others[1:]]
+                self.assertEqual({event["after_round"] for event in began}, {again.wait_event("checkpoint.loaded")["round"]})
+                self.assertEqual([worker.events("feedback.begins_at_zero") for worker in others[1:]], 3 * [[]])
+                self.assertEqual(self.model_bytes(run), self.model_bytes("whole"))
 
 
 class Loss(ServersTest):
-    GOAL = 600
+    GOAL = 60
 
     def started(self, *arguments, run="run"):
+        """A job some rounds behind its checkpoint; the last worker is held in the next one."""
         goal = ["--rounds", self.GOAL, "--exit-when-finished", "--checkpoint-every", 20]
         leader = self.leader(3, *goal, *arguments, run=run)
         shards = [self.shard(leader, name, "--join-timeout", "20s") for name in ("b", "c")]
-        workers = self.workers(leader)
-        leader.wait_round(30)  # a version is kept for the checkpoint behind round 20, and is being written
-        with self.held(workers[2]):
-            leader.wait_event("checkpoint.written")
-        leader.wait_more_rounds(5)
-        return leader, shards, workers
+        computes = Hold(self, "worker.share_taken", count=26).close()
+        workers = [self.worker(leader, f"w{i}", model=MODEL, environment=computes.environment if i == 2 else None) for i in range(3)]
+        computes.wait_reached()
+        leader.wait_event("checkpoint.written")
+        return leader, shards, workers, computes
 
     def test_job_is_stopped_after_servers_came_and_went(self):
         leader = self.leader(1, "--epochs", 1_000_000, "--checkpoint-every", 20, "--servers-wait", "2s")
@@ -177,10 +179,11 @@ class Loss(ServersTest):
 
     def test_killed_server_that_comes_back_costs_the_rounds_since_the_checkpoint(self):
         self.train(1, self.GOAL, run="whole")
-        leader, (b, c), workers = self.started("--servers-wait", "30s")
+        leader, (b, c), workers, computes = self.started("--servers-wait", "30s")
         b.kill()
         lost = leader.wait_event("servers.chunks_lost")
         self.assertEqual(lost["server"], "b")
+        computes.open()
         wait_for(lambda: "server 'b' is gone" in json.dumps(leader.get("/v1/waits")), "the cause in /v1/waits")
         again = self.shard(leader, "b")
         self.assertGreater(leader.wait_event("servers.state_restored")["version"], 1)
@@ -188,18 +191,21 @@ class Loss(ServersTest):
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
     def test_a_worker_that_is_lost_together_with_a_server_is_not_waited_for_without_end(self):
-        leader, (b, c), workers = self.started("--servers-wait", "1s", "--lease", "2s")
+        leader, (b, c), workers, computes = self.started("--servers-wait", "1s", "--lease", "2s")
         workers[0].kill()
         b.kill()
         leader.wait_event("servers.chunks_lost")
+        computes.open()
         again = self.shard(leader, "b")
         self.assert_exit(DONE, *workers[1:], leader, c)
         again.kill()  # it may have come too late: the job can do without it
 
     def test_server_that_stays_away_is_replaced_by_the_others(self):
         self.train(1, self.GOAL, run="whole")
-        leader, (b, c), workers = self.started("--servers-wait", "300ms")
+        leader, (b, c), workers, computes = self.started("--servers-wait", "300ms")
         b.kill()
+        leader.wait_event("servers.chunks_lost")
+        computes.open()
         self.assertEqual(leader.wait_event("servers.state_restored")["servers"], 2)
         self.assert_exit(DONE, *workers, leader, c)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
@@ -224,8 +230,9 @@ class Loss(ServersTest):
 
     def test_killed_leader_takes_its_servers_and_workers_again(self):
         self.train(1, self.GOAL, run="whole")
-        leader, shards, workers = self.started()
+        leader, shards, workers, computes = self.started()
         leader.kill()
+        computes.open()
         again = self.leader(3, "--rounds", self.GOAL, "--exit-when-finished", "--resume", name="again",
                             listen=leader.data, api=leader.api)
         self.assert_exit(DONE, *workers, again, *shards)
@@ -270,9 +277,7 @@ class Strangers(ServersTest):
         secret = ["--token", "of-the-cluster"]
         # A shard server reports four times a lease: what it knows earlier it was told for the call.
         leader = self.leader(2, "--epochs", 1_000_000, "--min-workers", 1, "--api.token", "of-operators", "--lease", "120s", *secret)
-
-        operate = self.operator(leader)
-        shard = self.shard(leader, "b", *secret)
+        operate, shard = self.operator(leader), self.shard(leader, "b", *secret)
         endpoint = wait_for(lambda: next((one["endpoint"] for one in operate("GET", "/v1/servers")["servers"] if one["name"] == "b"), None), "server b")
         tokens = {role: operate("POST", "/v1/tokens", {"name": role, "role": role})["secret"] for role in ("worker", "viewer")}
 
@@ -320,7 +325,6 @@ class Change(ServersTest):
             self.assertEqual(len(worker.events("cluster.joined")), 1)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
 
-
     def test_rounds_are_not_held_up_for_long_while_chunks_of_a_larger_model_move(self):
         model = "mlp:64-4096-3072-10"  # 51 MB
         leader = self.server("--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)
@@ -360,7 +364,6 @@ class Change(ServersTest):
         for worker in workers:
             self.assertEqual(len(worker.events("cluster.joined")), 1)
         self.assertEqual(self.model_bytes("run"), self.model_bytes("whole"))
-
 
     def test_a_drain_for_which_the_others_have_no_memory_is_refused_with_the_numbers(self):
         leader = self.server("--servers", 3, "--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)

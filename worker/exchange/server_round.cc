@@ -4,6 +4,7 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/tensor/squares.h"
 #include "transport/echo.h"
 #include "worker/exchange/server_link.h"
@@ -128,6 +129,7 @@ Task<void> ServerLink::send_initial(Session& session) {
     const Bytes values = std::as_bytes(params_.subspan(chunk.position, chunk.elements));
     const Status sent = co_await session.send(kind, head, values, TimePoint::max());
     if (!sent.ok()) co_return;
+    fault::point("worker.parameters_sent");
   }
   const auto done = static_cast<std::uint16_t>(Kind::kInitDone);
   (void)co_await session.send(done, Bytes(), Bytes(), TimePoint::max());

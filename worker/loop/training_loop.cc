@@ -9,6 +9,7 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 #include "worker/loop/epoch_order.h"
 #include "worker/loop/local_steps.h"
@@ -93,6 +94,7 @@ Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
       return {};
     }
     const Share share = std::get<Share>(next.value());
+    fault::point("worker.share_taken");
     if (share.end < share.begin || share.samples() > data.train.samples)
       return Error(ErrorCode::kInternal, "the share ends at " + std::to_string(share.end) + " of " +
                                              std::to_string(data.train.samples) + " samples");
