@@ -85,15 +85,13 @@ bool is_loopback(const asio::ip::address& address) {
 
 struct ApiServer::Impl {
   Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry,
-       std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_,
-       std::unique_ptr<IdempotentCalls> repeated_)
+       std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_)
       : executor(std::move(executor_)),
         options(std::move(options_)),
         metrics(registry),
         feed(executor, control.events(), metrics.dropped_lagging, options.heartbeat),
         tokens(std::move(tokens_)),
         audit(std::move(audit_)),
-        repeated(std::move(repeated_)),
         control_plane(control),
         services{control,          registry,   feed,  *tokens,   *audit,
                  options.blocking, is_tracing, pulse, host_files},
@@ -140,7 +138,7 @@ struct ApiServer::Impl {
   std::unique_ptr<TokenStore> tokens;
   std::unique_ptr<AuditLog> audit;
   RateTable rates, handshakes, refusals_told;
-  std::unique_ptr<IdempotentCalls> repeated;
+  IdempotentCalls repeated{options.max_idempotency_keys, options.idempotency_lifetime};
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   bool is_tracing = false;
   ControlPlane& control_plane;
@@ -348,7 +346,7 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   if (admission.response)
     response = std::move(*admission.response);
   else
-    response = co_await repeated->run(std::move(*admission.call), act);
+    response = co_await repeated.run(std::move(*admission.call), act);
   // Whoever is known and asked for a change is in the audit log, also when it was refused.
   if (!is_safe && admission.caller.role != Role::kAnyone)
     co_await trail.record(request, admission.caller, id, response);
@@ -517,19 +515,6 @@ ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 ApiServer::~ApiServer() { CENTROID_CHECK(impl_->group.size() == 0 && impl_->running.empty()); }
 
-namespace {
-
-/// One file a server: it is written anew when the server starts.
-std::string keys_file(const ApiOptions& options) {
-  if (options.state_dir.empty()) return {};
-  std::string name = options.state_name;
-  for (char& c : name)
-    if (c == '/' || c == ':') c = '_';
-  return options.state_dir + "/idempotency" + (name.empty() ? "" : "-" + name) + ".jsonl";
-}
-
-}  // namespace
-
 Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOptions options,
                                                     ControlPlane& control,
                                                     metrics::Registry& registry) {
@@ -550,11 +535,8 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   CENTROID_ASSIGN(auto tokens, TokenStore::open(state.empty() ? "" : state + "/tokens.json"));
   CENTROID_ASSIGN(auto audit,
                   AuditLog::open(state.empty() ? "" : state + "/audit.jsonl", options.state_name));
-  CENTROID_ASSIGN(auto repeated, IdempotentCalls::open(keys_file(options), options.blocking,
-                                                       options.max_idempotency_keys,
-                                                       options.idempotency_lifetime));
   auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry,
-                                     std::move(tokens), std::move(audit), std::move(repeated));
+                                     std::move(tokens), std::move(audit));
   CENTROID_TRY(impl->listen());
   log::info("api.listening", {{"host", impl->bound.host},
                               {"port", impl->bound.port},

@@ -40,7 +40,7 @@ struct ApiOptions : ApiLimits {
 
   std::shared_ptr<transport::TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
 
-  /// Holds tokens.json, audit.jsonl and idempotency.jsonl; empty: in memory only.
+  /// Holds tokens.json and audit.jsonl; empty: in memory only.
   std::string state_dir = {};
   std::string state_name = {};  ///< of this server, where several have one `state_dir`
   Executor blocking = {};       ///< where files may be waited for; empty: the server's own

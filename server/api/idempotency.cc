@@ -48,18 +48,6 @@ IdempotencyTable::Found IdempotencyTable::begin(const std::string& key, const st
   return out;
 }
 
-void IdempotencyTable::restore(const std::string& key, const std::string& request, TimePoint begun,
-                               HttpResponse response) {
-  if (most_ == 0 || entries_.contains(key)) return;
-  if (entries_.size() >= most_) forget(by_age_.front());
-  Entry entry;
-  entry.request = request;
-  entry.begun = begun;
-  entry.response = std::move(response);
-  entry.place = by_age_.insert(by_age_.end(), key);
-  entries_.emplace(key, std::move(entry));
-}
-
 void IdempotencyTable::finish(const std::string& key, HttpResponse response) {
   const auto found = entries_.find(key);
   if (found != entries_.end()) found->second.response = std::move(response);

@@ -35,9 +35,6 @@ class IdempotencyTable {
   /// `key` holds who sent it too; `request` is what must be the same: method, path and body.
   Found begin(const std::string& key, const std::string& request, TimePoint now);
   void finish(const std::string& key, HttpResponse response);
-  /// One of an earlier life of the server, or of another server, which has its answer.
-  void restore(const std::string& key, const std::string& request, TimePoint begun,
-               HttpResponse response);
   /// It was not done: the same key may try again.
   void forget(const std::string& key);
   std::size_t size() const { return entries_.size(); }

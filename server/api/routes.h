@@ -71,8 +71,7 @@ struct Route {
   std::string_view query = {};  ///< known parameters, separated by spaces
   std::string_view body = {};   ///< known fields of a JSON body, separated by spaces
   Span span = Span::kQuick;
-  std::size_t limit = 0;    ///< ?limit= when it is not given; 0: takes none
-  bool has_secret = false;  ///< its answer must not be kept on disk
+  std::size_t limit = 0;  ///< ?limit= when it is not given; 0: takes none
 };
 
 /// Every route, in the order of docs/rest.md.

@@ -17,7 +17,7 @@ OWNERS = {
     "servers.": "servers_journal_test.py",
     "restore.": "restore_test.py",
     "verify.": "servers_journal_test.py",
-    **dict.fromkeys(("adapters.", "endpoints.", "feedback.", "fetch.", "idempotency.", "operator.", "term.", "tokens."), "small_files_test.py"),
+    **dict.fromkeys(("adapters.", "endpoints.", "feedback.", "fetch.", "operator.", "term.", "tokens."), "small_files_test.py"),
 }
 
 
