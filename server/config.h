@@ -50,7 +50,7 @@ struct ServerConfig {
   std::string exchange = "star";
   std::string apply = "auto";
   std::string codec_down = "f32";
-  std::string sum_order = "rank", aggregate = "mean";
+  std::string aggregate = "mean";
   std::string payload_checksum = "auto";
   std::string reduce_algorithm = "auto";
   std::string reduce_ring_order = "rank";

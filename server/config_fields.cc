@@ -159,10 +159,6 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "as any other, or the tokens that it judged there (exchange star)",
            .choices = {"samples", "steps", "equal", "tokens"}},
           "weight-by");
-  s.field("sum_order", &c.sum_order,
-          {.text = "order of additions: by rank (bits repeat from run to run) or on arrival",
-           .choices = {"rank", "arrival"}},
-          "sum-order");
   s.field(
       "payload_checksum", &c.payload_checksum,
       {.text = "CRC-32C of contributions and results; auto: not between processes of one machine",

@@ -10,12 +10,8 @@ namespace {
 constexpr std::size_t kShort = 8;
 }  // namespace
 
-Aggregator::Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks, AggregateRule rule)
-    : plan_(plan),
-      in_rank_order_(in_rank_order),
-      hooks_(std::move(hooks)),
-      rule_(rule),
-      robust_(rule) {}
+Aggregator::Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule)
+    : plan_(plan), hooks_(std::move(hooks)), rule_(rule), robust_(rule) {}
 
 void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   for (ChunkState& state : chunks_)
@@ -64,8 +60,7 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
                   defers(source, state, chunk, payload.bytes().first(bytes)));
   state.is_deferred = waits_for_all;
   if (waits_for_all) source.deferred_bytes += bytes;
-  const bool turn =
-      !waits_for_all && (!in_rank_order_ || state.next == rank) && !hooks_.is_held(chunk);
+  const bool turn = !waits_for_all && state.next == rank && !hooks_.is_held(chunk);
   if (!turn) {
     if (!waits_for_all) CENTROID_TRY(check(source, chunk, payload.bytes().first(bytes)));
     state.waiting.push_back({rank, weight, std::move(payload), bytes, waits_for_all});
@@ -107,7 +102,7 @@ Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes p
   ++state.added;
   ++ranks_[rank].added;
   state.weight += weight;
-  if (in_rank_order_) state.next = rank + 1;
+  state.next = rank + 1;
   return {};
 }
 
@@ -132,11 +127,8 @@ void Aggregator::advance(ChunkId chunk) {
   ChunkState& state = chunks_[chunk.value];
   if (state.complete || (state.is_deferred && is_missing(chunk))) return;
   for (;;) {
-    if (in_rank_order_)
-      while (state.next < ranks_.size() && ranks_[state.next].absent) ++state.next;
-    const auto turn =
-        std::find_if(state.waiting.begin(), state.waiting.end(),
-                     [&](const Waiting& w) { return !in_rank_order_ || w.rank == state.next; });
+    while (state.next < ranks_.size() && ranks_[state.next].absent) ++state.next;
+    const auto turn = std::ranges::find(state.waiting, state.next, &Waiting::rank);
     if (turn == state.waiting.end()) break;
     if (hooks_.is_held(chunk)) return;
     Waiting waiting = std::move(*turn);
@@ -163,7 +155,7 @@ Aggregator::Queued Aggregator::queued(std::uint32_t rank) const {
     if (own == state.waiting.end() || own->is_deferred) continue;
     if (queued.bytes == 0) queued.chunk = chunk.id;
     queued.bytes += own->bytes;
-    if (!in_rank_order_ || state.next >= ranks_.size()) continue;
+    if (state.next >= ranks_.size()) continue;
     const RankState& next = ranks_[state.next];
     if (!next.absent && !next.seen[chunk.id.value]) queued.behind.push_back(state.next);
   }

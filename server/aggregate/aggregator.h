@@ -17,9 +17,9 @@ namespace centroid::server {
 
 /// Sums the contributions of one attempt, chunk by chunk: sum[i] += weight * x[i].
 ///
-/// order   `in_rank_order`: a chunk of rank r is added after those of all lower ranks (others wait
-/// in their buffers), so the bits
-///         of the sum do not depend on timing. Otherwise on arrival.
+/// order   a chunk of rank r is added after those of all lower ranks (others wait in their
+/// buffers),
+///         so the bits of the sum do not depend on timing
 /// cache   sparse payloads much shorter than their chunk wait until all ranks' are there: the sum
 /// is
 ///         then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
@@ -39,7 +39,7 @@ class Aggregator {
     std::function<void(std::uint32_t rank, std::size_t bytes)>
         on_consumed;  ///< a payload has left our memory
   };
-  Aggregator(const ChunkPlan& plan, bool in_rank_order, Hooks hooks, AggregateRule rule = {});
+  Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule = {});
 
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
   /// r's payloads.
@@ -77,7 +77,7 @@ class Aggregator {
     bool is_deferred;
   };
   struct ChunkState {
-    std::uint32_t next = 0;   // lowest rank not yet added (rank order)
+    std::uint32_t next = 0;   // lowest rank not yet added
     std::uint32_t added = 0;  // ranks in the sum
     bool complete = false;
     bool is_deferred = false;  // all that came are short and wait for the others
@@ -102,7 +102,6 @@ class Aggregator {
   Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
 
   const ChunkPlan& plan_;
-  bool in_rank_order_;
   Hooks hooks_;
   AggregateRule rule_;
   RobustMean robust_;

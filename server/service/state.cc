@@ -276,8 +276,7 @@ Status Cluster::make_store(const Manifest& manifest, const std::string& codec) {
             attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
       link->session->release_credit(bytes);
   };
-  aggregator_ = std::make_unique<Aggregator>(store_->plan(), config_.sum_order == "rank",
-                                             std::move(hooks), aggregate_);
+  aggregator_ = std::make_unique<Aggregator>(store_->plan(), std::move(hooks), aggregate_);
   log::info("store.made", {{"tensors", store_->plan().manifest().size()},
                            {"parameters", store_->plan().total_elements()},
                            {"chunks", store_->plan().chunks().size()},

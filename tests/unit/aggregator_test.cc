@@ -14,8 +14,7 @@ namespace {
 
 /// An aggregator over one flat sum, with everything it says recorded.
 struct Fixture {
-  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64,
-                   bool in_rank_order = true, AggregateRule rule = {})
+  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64, AggregateRule rule = {})
       : plan(
             ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes)
                 .value()),
@@ -29,7 +28,7 @@ struct Fixture {
       EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
     };
     hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
-    aggregator = std::make_unique<Aggregator>(plan, in_rank_order, std::move(hooks), rule);
+    aggregator = std::make_unique<Aggregator>(plan, std::move(hooks), rule);
   }
   void begin(std::size_t ranks) {
     complete.clear();
@@ -330,7 +329,7 @@ TEST(RobustAggregator, WaitsForAllRanksAndGivesTheSameBitsInAnyOrder) {
   RobustMean(rule).combine(std::span<const float* const>(rows), expected);
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Fixture f(n, 64, seed % 2 == 0, rule);
+    Fixture f(n, 64, rule);
     f.begin(ranks);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> arrivals;
     for (std::uint32_t r = 0; r < ranks; ++r)
@@ -354,7 +353,7 @@ TEST(RobustAggregator, WaitsForAllRanksAndGivesTheSameBitsInAnyOrder) {
 TEST(RobustAggregator, WhoIsAbsentIsNotWaitedForAndHasNoPartUntilItsChunkCounts) {
   const std::size_t n = 16;
   const auto all = random_contributions(2, 4, n);
-  Fixture f(n, 64, true, AggregateRule::parse("median").value());
+  Fixture f(n, 64, AggregateRule::parse("median").value());
   f.begin(4);
   for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
   EXPECT_FALSE(f.aggregator->has_part_of(0));
@@ -376,7 +375,7 @@ TEST(RobustAggregator, WhoIsAbsentIsNotWaitedForAndHasNoPartUntilItsChunkCounts)
 TEST(RobustAggregator, AResultThatIsStillReadHoldsUpTheNext) {
   const std::size_t n = 16;
   const auto all = random_contributions(3, 3, n);
-  Fixture f(n, 64, true, AggregateRule::parse("median").value());
+  Fixture f(n, 64, AggregateRule::parse("median").value());
   f.begin(3);
   f.held[ChunkId(0)] = 1;
   for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
@@ -387,7 +386,7 @@ TEST(RobustAggregator, AResultThatIsStillReadHoldsUpTheNext) {
 }
 
 TEST(RobustAggregator, WhatIsWrongIsToldWhenItComes) {
-  Fixture f(100, 4096, true, AggregateRule::parse("median").value());
+  Fixture f(100, 4096, AggregateRule::parse("median").value());
   f.codec = make_codec("int8").value();
   f.begin(3);
   Buffer buffer(10);
