@@ -41,7 +41,6 @@ Task<Result<HttpResponse>> get_parameter(Services services, Call call);
 
 // picture_routes.cc
 Task<Result<HttpResponse>> get_model_picture(Services services, Call call);
-Task<Result<HttpResponse>> get_cluster_picture(Services services, Call call);
 
 // job_routes.cc
 Task<Result<HttpResponse>> get_config(Services services, Call call);

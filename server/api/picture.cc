@@ -12,7 +12,7 @@ namespace {
 
 using trace::escaped;
 
-constexpr std::size_t kMostBoxes = 64, kMostTensors = 24, kMostWorkers = 64, kMostServers = 16;
+constexpr std::size_t kMostBoxes = 64, kMostTensors = 24;
 constexpr std::size_t kLongest = 60;  // characters of a name
 constexpr double kLine = 16;
 
@@ -20,7 +20,7 @@ constexpr std::string_view kStyle =
     "<style>svg{color-scheme:light dark;color:#111;background:#fff;font:12px system-ui,sans-serif}"
     "text{fill:currentColor}.faint{opacity:.65}.box{fill:none;stroke:currentColor;"
     "stroke-opacity:.5}.link{stroke:currentColor;stroke-opacity:.4;fill:none}"
-    ".part{fill:#3b82f6}.rest{fill:#8884}.good{fill:#22c55e}.bad{fill:#ef4444}.warn{fill:#f59e0b}"
+    ".part{fill:#3b82f6}.rest{fill:#8884}"
     "@media(prefers-color-scheme:dark){svg{color:#eee;background:#111}}</style>\n";
 
 std::string number(double value, const char* form = "%.0f") {
@@ -143,12 +143,6 @@ std::vector<Layer> layers_of(const ParametersView& model) {
   return out;
 }
 
-const char* tone(const std::string& state) {
-  if (state == "active" || state == "leader" || state == "serving" || state == "standby")
-    return "good";
-  return state == "dead" || state == "fenced" ? "bad" : "warn";
-}
-
 }  // namespace
 
 std::string model_picture(const std::string& spec, const ParametersView& model) {
@@ -192,88 +186,6 @@ std::string model_picture(const std::string& spec, const ParametersView& model) 
     y += kLine;
   }
   return out.document(kWidth + 2 * kLeft, y + 4, "Layers of model " + spec);
-}
-
-std::string cluster_picture(const ClusterView& cluster, std::span<const WorkerView> workers,
-                            std::span<const ServerView> servers) {
-  constexpr double kWidth = 200, kHeight = 92, kGap = 16, kColumns = 4;
-  constexpr double kAll = kColumns * (kWidth + kGap) + kGap;
-  Drawing out;
-  const double middle = kAll / 2;
-  out.box(middle - 150, 10, 300, kHeight);
-  out.text(middle - 140, 28, "server " + cluster.run_id + ": " + cluster.state);
-  out.text(middle - 140, 28 + kLine,
-           "round " + std::to_string(cluster.round) + ", version " +
-               std::to_string(cluster.version) + ", epoch " + std::to_string(cluster.epoch),
-           "faint");
-  out.text(middle - 140, 28 + 2 * kLine,
-           cluster.exchange + " " + cluster.policy + " " + cluster.codec + ", generation " +
-               std::to_string(cluster.generation),
-           "faint");
-  out.text(middle - 140, 28 + 3 * kLine,
-           "loss " + number(cluster.loss, "%.4g") + ", " +
-               number(cluster.samples_per_second, "%.4g") + " samples/s",
-           "faint");
-  std::vector<const ServerView*> shards;
-  for (const ServerView& server : servers)
-    if (server.state != "leader") shards.push_back(&server);
-  double y = 10 + kHeight + kGap;
-  const auto place = [&](std::size_t number_of) {
-    const auto columns = static_cast<std::size_t>(kColumns);
-    return std::pair(kGap + static_cast<double>(number_of % columns) * (kWidth + kGap),
-                     y + 20 + static_cast<double>(number_of / columns) * (kHeight + kGap + 10));
-  };
-  const auto rows_of = [&](std::size_t count) {
-    return static_cast<double>((count + 3) / 4) * (kHeight + kGap + 10) + (count > 0 ? 20 : 0);
-  };
-  const std::size_t shown_servers = std::min(shards.size(), kMostServers);
-  for (std::size_t i = 0; i < shown_servers; ++i) {
-    const ServerView& server = *shards[i];
-    const auto [x, top] = place(i);
-    out.line(middle, 10 + kHeight, x + kWidth / 2, top);
-    out.box(x, top, kWidth, kHeight);
-    out.box(x + kWidth - 16, top + 6, 10, 10, tone(server.state));
-    const bool stands_by = server.state == "standby";
-    out.text(x + 8, top + 18, (stands_by ? "server " : "shard server ") + server.name);
-    out.text(x + 8, top + 18 + kLine, server.state, "faint");
-    const std::string rest = "REST at " + server.api;
-    const std::string share =
-        grouped(server.chunks) + " chunks, " + grouped(server.bytes) + " bytes";
-    out.text(x + 8, top + 18 + 2 * kLine, stands_by ? rest : share, "faint");
-  }
-  y += rows_of(shown_servers);
-  std::vector<const WorkerView*> present;
-  for (const WorkerView& worker : workers)
-    if (worker.state != "left" && worker.state != "dead" && worker.state != "fenced")
-      present.push_back(&worker);
-  const std::size_t shown = std::min(present.size(), kMostWorkers);
-  for (std::size_t i = 0; i < shown; ++i) {
-    const WorkerView& worker = *present[i];
-    const auto [x, top] = place(i);
-    out.line(middle, 10 + kHeight, x + kWidth / 2, top);
-    out.box(x, top, kWidth, kHeight);
-    out.box(x + kWidth - 16, top + 6, 10, 10, tone(worker.state));
-    out.text(x + 8, top + 18, worker.name);
-    out.text(x + 8, top + 18 + kLine,
-             worker.state + ", rank " +
-                 (worker.rank < 0 ? std::string("none") : std::to_string(worker.rank)) + ", " +
-                 std::to_string(worker.devices) + (worker.devices == 1 ? " device" : " devices"),
-             "faint");
-    out.text(x + 8, top + 18 + 2 * kLine,
-             "step " + number(1000 * worker.step_seconds, "%.3g") + " ms, loss " +
-                 number(worker.last_loss, "%.4g"),
-             "faint");
-    const double time = worker.compute_seconds + worker.wait_seconds;
-    const double part = time > 0 ? worker.compute_seconds / time : 0;
-    out.text(x + 8, top + 18 + 3 * kLine, "computes " + number(100 * part) + " % of its time",
-             "faint");
-    out.box(x + 8, top + kHeight - 12, kWidth - 16, 5, "rest");
-    out.box(x + 8, top + kHeight - 12, (kWidth - 16) * part, 5, "part");
-  }
-  y += rows_of(shown);
-  const std::size_t more = present.size() - shown + shards.size() - shown_servers;
-  if (more > 0) out.text(kGap, y + kLine, std::to_string(more) + " more", "faint");
-  return out.document(kAll, y + 2 * kLine, "Cluster of run " + cluster.run_id);
 }
 
 }  // namespace centroid::server

@@ -24,11 +24,4 @@ Reply get_model_picture(Services services, Call) {
   co_return svg_response(model_picture(cluster.model, model));
 }
 
-Reply get_cluster_picture(Services services, Call) {
-  const ClusterView cluster = co_await services.control.cluster();
-  const auto workers = co_await services.control.workers();
-  const auto servers = co_await services.control.servers();
-  co_return svg_response(cluster_picture(cluster, workers, servers));
-}
-
 }  // namespace centroid::server

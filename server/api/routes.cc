@@ -82,7 +82,6 @@ const std::vector<Route>& routes() {
       list("/v1/parameters", get_parameters),
       get("/v1/parameters/{name}", get_parameter),
       get("/v1/model.svg", get_model_picture),
-      get("/v1/cluster.svg", get_cluster_picture),
       get("/v1/config", get_config),
       {.method = "PATCH",
        .path = "/v1/config",

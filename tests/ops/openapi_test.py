@@ -17,7 +17,7 @@ from cluster import ClusterTest, main  # noqa: E402
 SKIPPED = 77
 REDOCLY = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", "")) / "node_modules" / ".bin" / "redocly"
 WORKFLOW = ROOT / "tests" / "ops" / "rest.arazzo.json"
-PICTURES = {"get_model_picture", "get_cluster_picture"}  # respect takes SVG for an object; tests/process/rest_contract_test.py has them
+PICTURES = {"get_model_picture"}  # respect takes SVG for an object; tests/process/rest_contract_test.py has it
 
 
 def steps():

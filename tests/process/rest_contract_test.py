@@ -38,7 +38,6 @@ PLAN = [
     ("list_events", {}, None, [200]),
     ("get_trace", {}, None, [200]),
     ("get_model_picture", {}, None, [200]),
-    ("get_cluster_picture", {}, None, [200]),
     ("get_scale", {}, None, [200]),
     ("want_scale", {}, {"workers": 3, "why": "of the test"}, [200]),
     ("want_scale", {}, {"workers": 100000}, [409]),

@@ -209,7 +209,7 @@ class Trace(ClusterTest):
         from_file = self.ctl("trace", "--from", self.folder / "server.json", "--format", "csv")
         self.assertIn("period,centroid-server,", from_file.stdout, from_file.stderr)
 
-    def test_pictures_of_model_and_cluster(self):
+    def test_a_picture_of_the_model(self):
         server, _ = self.cluster()
         status, fields, text = self.get(server.api, "/v1/model.svg")
         self.assertEqual((status, fields["Content-Type"]), (200, "image/svg+xml"))
@@ -218,12 +218,6 @@ class Trace(ClusterTest):
         words = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
         for shape in shapes:
             self.assertIn("[" + " × ".join(map(str, shape)) + "]", words)
-        status, _, text = self.get(server.api, "/v1/cluster.svg")
-        picture = xml.etree.ElementTree.fromstring(text)
-        words = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-        for name in ("w0", "w1"):
-            self.assertIn(name, words)
-        self.assertTrue(any("training" in word for word in words), words)
 
     def test_gaps_of_a_file_are_summed(self):
         spans = [("compute", 1, 0, 100), ("compute", 1, 150, 250), ("wait", 2, 100, 150), ("wait", 2, 250, 350), ("compute", 1, 400, 500)]
