@@ -276,7 +276,6 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   data_options.spec = config.data;
   data_options.cache_dir = config.data_cache_dir;
   data_options.seed = config.seed;
-  data_options.text_features = config.text_features;
   data_options.vocabulary_file = config.data_vocabulary;
   CENTROID_ASSIGN(const auto model, make_model(config.model, config.base_weights));
   data_options.context = model->vocabulary() > 0 ? model->features() : 0;

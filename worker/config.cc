@@ -100,11 +100,6 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "data text: file of tokens beside the 256 bytes, one a line (docs/models.md); "
                    "empty: bytes only"},
           "data-vocabulary");
-  s.field("data.text_features", &c.text_features,
-          {.text = "width of hashed n-grams (packages)",
-           .unit = "features",
-           .min = 16,
-           .max = 1u << 20});
   s.field(
       "load_ahead", &c.load_ahead,
       {.text = "most batches that are loaded while others are trained on; fewer where memory is "

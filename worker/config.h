@@ -22,7 +22,6 @@ struct WorkerConfig {
   std::chrono::milliseconds join_timeout{60'000};
   std::string data = "digits";
   std::string data_cache_dir = ".cache/data";
-  std::uint64_t text_features = 4096;
   std::string data_vocabulary;
   std::string model = "mlp:64-512-512-10";
   std::string base_weights, adapter_load, adapter_save;

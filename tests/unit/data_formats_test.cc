@@ -226,7 +226,7 @@ TEST(Packages, BadInputIsAnError) {
   EXPECT_THAT(parse_packages(stanza("a", "s", "t"), "p", 64),
               FailsWith(ErrorCode::kFailedPrecondition, HasSubstr("found 1")));
   EXPECT_THAT(parse_packages("", "p", 15), FailsWith(ErrorCode::kInvalidArgument, HasSubstr("15")));
-  EXPECT_THAT(load_packages("/nonexistent/list", 1, 64),
+  EXPECT_THAT(load_packages("/nonexistent/list", 1),
               FailsWith(ErrorCode::kNotFound, HasSubstr("apt-cache dumpavail > FILE")));
 }
 

@@ -54,11 +54,10 @@ struct DataOptions {
   /// digits[:FILE.csv.gz] | digits-tokens[:FILE.csv.gz] | idx:DIR | packages[:FILE] |
   /// text:FILE|DIR,...
   std::string spec = "digits";
-  std::string cache_dir;               ///< where the set-up step put digits.csv.gz
-  std::uint64_t seed = 1;              ///< of the split (digits, packages: 80/20; text: 90/10)
-  std::uint64_t text_features = 4096;  ///< width of hashed n-grams (packages)
-  std::uint64_t context = 0;           ///< tokens of the model's longest sequence (text)
-  std::string vocabulary_file;         ///< tokens beside the bytes (text.h); empty: bytes only
+  std::string cache_dir;        ///< where the set-up step put digits.csv.gz
+  std::uint64_t seed = 1;       ///< of the split (digits, packages: 80/20; text: 90/10)
+  std::uint64_t context = 0;    ///< tokens of the model's longest sequence (text)
+  std::string vocabulary_file;  ///< tokens beside the bytes (text.h); empty: bytes only
 };
 
 /// Load a data set. fails invalid_argument (unknown spec: lists the known), not_found (names the

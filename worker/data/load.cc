@@ -28,8 +28,7 @@ Result<DataSplit> load(const DataOptions& options) {
   if (kind == "text" && !place.empty())
     return load_text(place, options.vocabulary_file, options.context, options.seed);
   if (kind == "idx" && !place.empty()) return load_idx(place);
-  if (kind == "packages" && !has_empty_place)
-    return load_packages(place, options.seed, options.text_features);
+  if (kind == "packages" && !has_empty_place) return load_packages(place, options.seed);
   return Error(ErrorCode::kInvalidArgument,
                "data set '" + options.spec +
                    "' is not known: expected digits, digits:FILE.csv.gz, digits-tokens, idx:DIR, "

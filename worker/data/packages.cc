@@ -22,6 +22,7 @@ constexpr std::size_t kMaxSections = 20;
 constexpr std::size_t kMaxTextBytes = 512;
 constexpr std::size_t kMinGram = 3;
 constexpr std::size_t kMaxGram = 5;
+constexpr std::uint64_t kFeatures = 4096;
 constexpr std::uint64_t kMinFeatures = 16;
 constexpr std::uint64_t kMaxFeatures = std::uint64_t{1} << 20;
 
@@ -205,20 +206,19 @@ Result<Dataset> parse_packages(std::string_view list, const std::string& file,
   return out;
 }
 
-Result<DataSplit> load_packages(const std::string& file, std::uint64_t seed,
-                                std::uint64_t text_features) {
+Result<DataSplit> load_packages(const std::string& file, std::uint64_t seed) {
   const std::string hint =
       "write it with `apt-cache dumpavail > FILE` on a Debian or Ubuntu machine and use "
       "packages:FILE, or use data set 'digits', which `./centroid build` fetches";
   if (!file.empty()) {
     CENTROID_ASSIGN(const std::string list, read_file(file, kMaxListBytes, hint));
-    CENTROID_ASSIGN(const Dataset all, parse_packages(list, file, text_features));
+    CENTROID_ASSIGN(const Dataset all, parse_packages(list, file, kFeatures));
     return stratified_split(all, seed);
   }
   auto list = run_command({"apt-cache", "dumpavail"}, kMaxListBytes, kListTimeout);
   if (!list.ok())
     return Error(list.error().code(), "list of packages: " + list.error().message() + "; " + hint);
-  CENTROID_ASSIGN(const Dataset all, parse_packages(*list, "`apt-cache dumpavail`", text_features));
+  CENTROID_ASSIGN(const Dataset all, parse_packages(*list, "`apt-cache dumpavail`", kFeatures));
   return stratified_split(all, seed);
 }
 

@@ -23,9 +23,10 @@ namespace centroid::worker {
 Result<Dataset> parse_packages(std::string_view list, const std::string& file,
                                std::uint64_t text_features);
 
-/// Read `file`, or the output of `apt-cache dumpavail` when it is empty, and split it. fails as
-/// parse_packages; not_found.
-Result<DataSplit> load_packages(const std::string& file, std::uint64_t seed,
-                                std::uint64_t text_features);
+/// Read `file`, or the output of `apt-cache dumpavail` when it is empty, and split it: 4096
+/// features.
+///
+/// fails   as parse_packages; not_found
+Result<DataSplit> load_packages(const std::string& file, std::uint64_t seed);
 
 }  // namespace centroid::worker
