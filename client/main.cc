@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   client::add_trace(app, session, status);
   client::add_bench(app, session, status);
   client::add_doctor(app, session, status);
-  client::add_texts(app, status);
+  client::add_completion(app, status);
   app.failure_message([](const CLI::App* program, const CLI::Error& why) {
     return "centroidctl: " + client::explain_misuse(*program, why) +
            "\nRun with --help for more information.\n";

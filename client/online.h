@@ -93,7 +93,7 @@ void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status);
-/// `completion` and `man`, made from the options of `app`. After all others.
-void add_texts(CLI::App& app, int& status);
+/// Made from the options of `app`. After all others.
+void add_completion(CLI::App& app, int& status);
 
 }  // namespace centroid::client

@@ -1,9 +1,8 @@
 #include <cstdio>
 
 #include "client/online.h"
-#include "common/base/version.h"
 
-/// completion and man: texts made from the program's own options.
+/// completion: a text made from the program's own options.
 namespace centroid::client {
 
 namespace {
@@ -72,63 +71,15 @@ std::string bash_completion(const CLI::App& app) {
   return out;
 }
 
-/// Text for groff: no line begins with a control character, "-" and "\" stand for themselves.
-std::string groff(const std::string& text) {
-  std::string out = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
-  for (const char c : text) out += c == '\\' ? "\\e" : c == '-' ? "\\-" : std::string(1, c);
-  return out;
-}
-
-void add_options(std::string& out, const CLI::App& app) {
-  for (const CLI::Option* option : shown_options(app)) {
-    std::string name;
-    for (const std::string& flag : flags_of(*option)) name += (name.empty() ? "" : ", ") + flag;
-    if (name.empty()) name = option->get_name(true);
-    out += ".TP\n\\fB" + groff(name) + "\\fR\n" + groff(option->get_description());
-    if (!option->get_default_str().empty()) out += " (" + groff(option->get_default_str()) + ")";
-    if (!option->get_envname().empty()) out += "; variable " + groff(option->get_envname());
-    out += "\n";
-  }
-}
-
-void add_commands(std::string& out, const CLI::App& app, const std::string& path) {
-  for (const CLI::App* child : children(app)) {
-    const std::string name = path + child->get_name();
-    out += ".SS " + groff(name) + "\n" + groff(child->get_description()) + "\n";
-    add_options(out, *child);
-    add_commands(out, *child, name + " ");
-  }
-}
-
-std::string man_page(const CLI::App& app) {
-  std::string out = std::string(".TH CENTROIDCTL 1 \"\" \"Centroid ") + kVersion + "\"\n";
-  out += ".SH NAME\ncentroidctl \\- " + groff(app.get_description()) + "\n";
-  out += ".SH SYNOPSIS\n\\fBcentroidctl\\fR [OPTIONS] COMMAND\n";
-  out += ".SH OPTIONS\n";
-  add_options(out, app);
-  out += ".SH COMMANDS\n";
-  add_commands(out, app, "");
-  out +=
-      ".SH EXIT STATUS\n.TP\n0\ndone\n.TP\n1\nanswered with an error, or something that was "
-      "checked "
-      "is wrong\n.TP\n2\nthe command line is wrong\n.TP\n3\nthe server was not reached in time\n";
-  return out;
-}
-
 }  // namespace
 
-void add_texts(CLI::App& app, int& status) {
+void add_completion(CLI::App& app, int& status) {
   CLI::App* const completion =
       app.add_subcommand("completion", "Completion of the shell, for a file that it reads.");
   const auto shell = std::make_shared<std::string>("bash");
   completion->add_option("SHELL", *shell, "which shell")->check(CLI::IsMember({"bash"}));
   completion->callback([&app, &status, shell] {  // keeps what the option writes into
     if (*shell == "bash") std::fputs(bash_completion(app).c_str(), stdout);
-    status = kExitDone;
-  });
-  CLI::App* const man = app.add_subcommand("man", "This program's manual page, for `man -l -`.");
-  man->callback([&app, &status] {
-    std::fputs(man_page(app).c_str(), stdout);
     status = kExitDone;
   });
 }
