@@ -193,7 +193,6 @@ struct RowsClient::Impl final : transport::FrameSink {
   static Task<Status> open_table(Impl* self, Lane* lane, TimePoint deadline);
   void compare(Lane& lane, const proto::RowsOpenReply& reply);
   static Task<Status> ensure(Impl* self, Lane* lane, TimePoint deadline);
-  static Task<Status> ensure_leader(Impl* self, TimePoint deadline);
   Error named(const Lane& lane, const Error& why) const;
   static Task<Status> ask_route(Impl* self, TimePoint deadline);
   Status adopt(proto::Route found);

@@ -43,10 +43,8 @@ class Reader {
   const std::filesystem::path& path() const { return segments_[index_].path; }
   std::uint64_t payload_at() const { return payload_at_; }
 
-  /// Why the last segment is read no further than `sound_bytes`; empty when nothing was left over.
+  /// Why the last segment is not read to its end; empty when it is.
   const std::string& torn() const { return torn_; }
-  /// Of the last segment: all up to its last commit (or base).
-  std::uint64_t sound_bytes() const { return sound_bytes_; }
   const std::vector<LogSegment>& segments() const { return segments_; }
   /// Cut the torn tail, and records of rounds that never ended, off the last segment.
   Status cut_tail() const;

@@ -190,7 +190,6 @@ class ErrorFeedback {
   void write_device();
   static Error device_failed(const std::string& what, const Error& error);
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
-  Status add_all(const Unit& unit, std::span<const float> gradient, bool& has_nonfinite);
   void send_sparse(const Chunk& chunk, const Unit& unit, const TopkSelector::Selection& kept);
   Status send_dense(const Chunk& chunk, ValueType type);
   void keep_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent);

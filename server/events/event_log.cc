@@ -113,11 +113,6 @@ std::uint64_t EventLog::last_id() const {
   return next_ - 1;
 }
 
-std::uint64_t EventLog::published() const {
-  const std::scoped_lock lock(mutex_);
-  return next_ - first_;
-}
-
 void EventLog::listen(std::function<void()> listener) {
   const std::scoped_lock lock(mutex_);
   listener_ = std::move(listener);

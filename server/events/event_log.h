@@ -48,7 +48,6 @@ class EventLog {
   using Filter = std::function<bool(std::string_view type)>;
   Page read(std::uint64_t after, std::size_t limit, const Filter& takes) const;
   std::uint64_t last_id() const;
-  std::uint64_t published() const;
 
   /// Called after each event by the thread that published it; it may not publish. One listener, set
   /// and unset while nothing is published or by whoever outlives the publishers.

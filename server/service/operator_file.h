@@ -58,7 +58,7 @@ struct OperatorState {
   bool operator==(const OperatorState&) const = default;
 };
 
-inline constexpr std::size_t kMaxEvictions = 1000, kMaxReasonBytes = 1000, kMaxSettings = 1000;
+inline constexpr std::size_t kMaxEvictions = 1000, kMaxSettings = 1000;
 
 /// Beside the checkpoints, so that whichever server has those has this too.
 inline constexpr const char* kOperatorFile = "operator.json";

@@ -66,7 +66,6 @@ struct DataHead {
   bool is_on_credit() const { return (algorithm & 0x80) != 0; }
 };
 static_assert(sizeof(DataHead) == 48 && std::is_trivially_copyable_v<DataHead>);
-inline constexpr std::size_t kDataOverhead = transport::kFrameHeaderBytes + sizeof(DataHead);
 
 /// What a rank can and wants to do; a pair does what both say.
 enum Feature : std::uint32_t {
