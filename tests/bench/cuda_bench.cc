@@ -81,12 +81,8 @@ class Bench {
       subtract("int8", cuda::Dense::kInt8, normal, has_momentum);
       subtract("sign", cuda::Dense::kSign, normal, has_momentum);
     }
-    // `out_` holds signs now, which any type may read as numbers.
-    sum("add bf16", cuda::Dense::kBf16, 10.0, add);
-    sum("add int8", cuda::Dense::kInt8, 9.0, add);
-    sum("add sign", cuda::Dense::kSign, 8.13, good(8.13));
     fill(x_, normal);
-    sparse();
+    rests();
     fill(x_, normal);
     clip(read);
     for (const char* name : {"sgd", "momentum", "adagrad", "adam", "ftrl"}) update(name, copy);
@@ -170,7 +166,7 @@ class Bench {
 
   /// One number in a hundred, in order. A place of the array is a sector of 32 bytes that is read,
   /// and one that is written.
-  void sparse() {
+  void rests() {
     constexpr double kSector = 32;
     std::vector<float> places(n_ / 100);
     CounterRng random(6);
@@ -179,15 +175,6 @@ class Bench {
     fill(index_, places);
     fill(out_, std::vector<float>(places.size(), 1e-3f));
     const double part = static_cast<double>(places.size()) / static_cast<double>(n_);
-    const auto add = [&](bool first) {
-      return median([&] {
-        must(cuda::add_sparse(as<std::uint32_t>(index_), as<float>(out_), places.size(), 0.5f,
-                              first, as<float>(x_), n_, cuda::queue_of(device_, *stream_)));
-      });
-    };
-    const double sum = part * (8 + 2 * kSector), first = 4 + sum;
-    row("add 1 %", add(false), sum, good(sum));
-    row("zeros, and 1 %", add(true), first, good(first));
     for (const bool has_momentum : {false, true}) {
       const double bytes = part * (8 + (has_momentum ? 4 : 2) * kSector);
       const double time = median([&] {
@@ -198,14 +185,6 @@ class Bench {
       row(std::string("rest of 1 %") + (has_momentum ? ", and momentum" : ""), time, bytes,
           good(bytes));
     }
-  }
-
-  void sum(const std::string& what, cuda::Dense type, double bytes, double bar) {
-    const double time = median([&] {
-      must(cuda::add_dense(type, out_->data(), 0.5f, false, as<float>(x_), n_,
-                           cuda::queue_of(device_, *stream_)));
-    });
-    row(what, time, bytes, bar);
   }
 
   /// Bars: 70 % of the bandwidth of reading, or of a copy.

@@ -51,11 +51,6 @@ TEST_F(GpuCodec, AddsMagnitudesOfSignsInTheOrderOfTheCpu) {
   device_cases::compare_order_of_signs(*machine_);
 }
 
-TEST_F(GpuCodec, AddsPayloadsAsTheCpuDoes) {
-  for (const std::uint64_t n : {0u, 1u, 8u, 15u, 256u, 1031u, 262'144u, 1'000'003u})
-    device_cases::compare_additions(*machine_, n, kSeed);
-}
-
 TEST_F(GpuCodec, FollowsTheCpuThroughRoundsOfErrorFeedback) {
   for (const std::uint64_t n : {3001u, 300'007u}) device_cases::compare_rounds(*machine_, n, kSeed);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -242,47 +241,6 @@ std::vector<float> order_of_signs() {
   return x;
 }
 
-/// Equal bits, or both are NaN: which NaN a sum is, machines do not agree upon.
-void expect_same_sums(const std::vector<float>& got, std::vector<float> expected) {
-  for (std::size_t i = 0; i < got.size(); ++i)
-    if (std::isnan(got[i]) && std::isnan(expected[i])) expected[i] = got[i];
-  EXPECT_EQ(difference(got, expected), "");
-}
-
-void compare_addition(Machine& machine, Dense type, const std::vector<float>& x,
-                      std::uint64_t offset, bool first, float weight) {
-  const std::uint64_t n = x.size();
-  bool is_finite = true;
-  std::vector<std::byte> bytes(4 * n);
-  if (type != Dense::kF32)
-    bytes = cpu_encode(type, Rounding::kNearest, 0, x, is_finite);
-  else if (n > 0)
-    std::memcpy(bytes.data(), x.data(), 4 * n);
-  if (!is_finite) return;
-  const auto before = numbers(0, n, 5);
-  auto expected = before;
-  switch (type) {
-    case Dense::kInt8:
-      int8::dequantize_add(bytes, weight, first, expected);
-      break;
-    case Dense::kSign:
-      sign::dequantize_add(bytes, weight, first, expected);
-      break;
-    case Dense::kF32:
-    case Dense::kF16:
-    case Dense::kBf16:
-    case Dense::kFiniteBf16: {
-      const char* spec = type == Dense::kF32 ? "f32" : type == Dense::kF16 ? "f16" : "bf16";
-      ASSERT_TRUE(make_codec(spec).value()->decode_add(bytes, weight, first, expected).ok());
-      break;
-    }
-  }
-  const Array<float> acc(machine, before, offset / 4 % 4);
-  const Array<std::byte> in(machine, bytes, offset);
-  expect_ok(cuda::add_dense(type, in.data(), weight, first, acc.data(), n, machine.queue()));
-  expect_same_sums(acc.read(), expected);
-}
-
 }  // namespace
 
 Machine::Machine(Device& device) : device_(device) {
@@ -371,42 +329,6 @@ void compare_order_of_signs(Machine& machine) {
   for (const std::uint64_t offset : {0, 1})
     compare_encoding(machine, Dense::kSign, Rounding::kNearest, x, offset);
   machine.free_all();
-}
-
-void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed) {
-  for (int distribution = 0; distribution < kDistributions; ++distribution) {
-    const auto x = numbers(distribution, n, seed);
-    for (const Dense type :
-         {Dense::kF32, Dense::kBf16, Dense::kF16, Dense::kFiniteBf16, Dense::kInt8, Dense::kSign}) {
-      const std::uint64_t offset = distribution % 2 == 0 ? 0 : 15 - n % 3;
-      SCOPED_TRACE("distribution " + std::to_string(distribution) + ", n = " + std::to_string(n) +
-                   ", type " + std::to_string(static_cast<int>(type)));
-      if (type == Dense::kFiniteBf16 && distribution == kNonFinite) continue;
-      compare_addition(machine, type, x, offset, true, 0.37f);
-      compare_addition(machine, type, x, offset, false, -2.5f);
-      machine.free_all();
-    }
-    if (distribution == kNonFinite) continue;
-    const auto codec = make_codec("topk:0.1").value();
-    std::vector<std::byte> bytes(codec->max_bytes(n));
-    bytes.resize(codec->encode(x, bytes).value());
-    payload::Scratch scratch;
-    const auto view = payload::read(bytes, ValueType::kF32, true, n, scratch);
-    ASSERT_TRUE(view.ok());
-    if (!view->is_sparse) continue;
-    const auto sent = payload::sent(*view, scratch);
-    for (const bool first : {true, false}) {
-      auto expected = numbers(1, n, seed);
-      const std::uint64_t offset = distribution % 2 == 0 ? 0 : 3;
-      const Array<float> acc(machine, expected, offset), value(machine, {sent.begin(), sent.end()});
-      const Array<std::uint32_t> index(machine, {view->index.begin(), view->index.end()});
-      payload::add(*view, scratch, 0.3f, first, expected);
-      expect_ok(cuda::add_sparse(index.data(), value.data(), sent.size(), 0.3f, first, acc.data(),
-                                 n, machine.queue()));
-      expect_same_sums(acc.read(), expected);
-      machine.free_all();
-    }
-  }
 }
 
 void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {

@@ -39,8 +39,6 @@ void compare_nonfinite(Machine& machine, std::uint64_t n, std::uint64_t seed);
 void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Blocks whose scale of signs hangs on the order of its sum.
 void compare_order_of_signs(Machine& machine);
-/// Dense and sparse payloads of every type, first and not.
-void compare_additions(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Tensors through rounds of ErrorFeedback and of DeviceCodec, with every kind of spec: payloads,
 /// residual and momentum.
 void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed);

@@ -51,12 +51,6 @@ TEST_P(CudaKernels, AddMagnitudesOfSignsInTheOrderOfTheCpu) {
   device_cases::compare_order_of_signs(machine_);
 }
 
-TEST_P(CudaKernels, AddPayloadsAsTheCpuDoes) {
-  const auto seed = static_cast<std::uint64_t>(GetParam());
-  for (const std::uint64_t n : {0u, 1u, 8u, 15u, 256u, 1031u, 4096u})
-    device_cases::compare_additions(machine_, n, seed);
-}
-
 TEST(DeviceCodec, RefusesWhatItCannotSend) {
   const auto device = make_device("cpu").value();
   device_cases::Machine machine(*device);

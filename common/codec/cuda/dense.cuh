@@ -21,11 +21,6 @@ __device__ __forceinline__ void store_bytes(std::byte* to, T value) {
   const auto bits = static_cast<std::uint32_t>(value);
   for (unsigned b = 0; b < sizeof(T); ++b) to[b] = static_cast<std::byte>(bits >> (8 * b) & 0xFF);
 }
-__device__ __forceinline__ std::uint32_t load_bytes(const std::byte* from, unsigned count) {
-  std::uint32_t bits = 0;
-  for (unsigned b = 0; b < count; ++b) bits |= static_cast<std::uint32_t>(from[b]) << (8 * b);
-  return bits;
-}
 
 __device__ __forceinline__ void load_eight(const float* from, float* to) {
   const float4 low = reinterpret_cast<const float4*>(from)[0];
@@ -317,107 +312,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// How a dense payload is read: `one` number, or `eight` from number 8 g on.
-struct InF32 {
-  const std::byte* in;
-  __device__ __forceinline__ float one(std::uint64_t i) const {
-    return std::bit_cast<float>(load_bytes(in + 4 * i, 4));
-  }
-  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
-    load_eight(reinterpret_cast<const float*>(in) + kEight * g, to);
-  }
-};
-
-template <class Format>
-struct InHalf {
-  const std::byte* in;
-  __device__ __forceinline__ float one(std::uint64_t i) const {
-    return Format::expand(static_cast<std::uint16_t>(load_bytes(in + 2 * i, 2)));
-  }
-  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
-    const uint4 all = reinterpret_cast<const uint4*>(in)[g];
-    const std::uint32_t words[kEight / 2] = {all.x, all.y, all.z, all.w};
-    for (unsigned j = 0; j < kEight; ++j)
-      to[j] = Format::expand(static_cast<std::uint16_t>(words[j / 2] >> (16 * (j % 2)) & 0xFFFF));
-  }
-};
-
-struct InInt8 {
-  const std::byte *scales, *in;
-  __device__ __forceinline__ float scale(std::uint64_t i) const {
-    return f32_from_bf16(
-        static_cast<std::uint16_t>(load_bytes(scales + 2 * (i / int8::kBlock), 2)));
-  }
-  __device__ __forceinline__ float one(std::uint64_t i) const {
-    return int8::dequantized(scale(i), static_cast<std::uint8_t>(in[i]));
-  }
-  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
-    const uint2 all = reinterpret_cast<const uint2*>(in)[g];
-    const std::uint32_t words[2] = {all.x, all.y};
-    const float of = scale(kEight * g);  // 8 divides 256
-    for (unsigned j = 0; j < kEight; ++j)
-      to[j] =
-          int8::dequantized(of, static_cast<std::uint8_t>(words[j / 4] >> (8 * (j % 4)) & 0xFF));
-  }
-};
-
-struct InSign {
-  const std::byte *scales, *in;
-  __device__ __forceinline__ float scale(std::uint64_t i) const {
-    return f32_from_bf16(
-        static_cast<std::uint16_t>(load_bytes(scales + 2 * (i / sign::kBlock), 2)));
-  }
-  __device__ __forceinline__ float one(std::uint64_t i) const {
-    return sign::dequantized(scale(i), static_cast<std::uint32_t>(in[i / 8]) >> (i % 8) & 1);
-  }
-  __device__ __forceinline__ void eight(std::uint64_t g, float* to) const {
-    const auto byte = static_cast<std::uint32_t>(in[g]);
-    const float of = scale(kEight * g);  // 8 divides 256
-    for (unsigned j = 0; j < kEight; ++j) to[j] = sign::dequantized(of, byte >> j & 1);
-  }
-};
-
-template <class In, bool kFirst, bool kFast>
-__global__ void __launch_bounds__(kThreads)
-    add_dense_kernel(In in, float weight, float* acc, std::uint64_t n) {
-  const std::uint64_t groups = kFast ? n / kEight : 0;
-  for (std::uint64_t g = thread_number(); kFast && g < groups; g += thread_count()) {
-    float v[kEight], sum[kEight] = {};
-    in.eight(g, v);
-    if constexpr (!kFirst) load_eight(acc + kEight * g, sum);
-    for (unsigned j = 0; j < kEight; ++j) {
-      const float product = weight * v[j];
-      sum[j] = kFirst ? product : sum[j] + product;
-    }
-    store_eight(acc + kEight * g, sum);
-  }
-  for (std::uint64_t i = kEight * groups + thread_number(); i < n; i += thread_count()) {
-    const float product = weight * in.one(i);
-    acc[i] = kFirst ? product : acc[i] + product;
-  }
-}
-
-template <bool kWide>
-__global__ void __launch_bounds__(kThreads) zero_kernel(float* x, std::uint64_t n) {
-  constexpr unsigned kMany = kPer<kWide>;
-  const float zeros[kMany] = {};
-  const std::uint64_t groups = n / kMany;
-  for (std::uint64_t g = thread_number(); g < groups; g += thread_count())
-    store<kWide>(x + kMany * g, zeros);
-  for (std::uint64_t i = kMany * groups + thread_number(); i < n; i += thread_count()) x[i] = 0.0f;
-}
-
-template <bool kFirst>
-__global__ void __launch_bounds__(kThreads)
-    add_sparse_kernel(const std::uint32_t* index, const float* value, std::uint64_t count,
-                      float weight, float* acc) {
-  for (std::uint64_t j = thread_number(); j < count; j += thread_count()) {
-    const float product = weight * value[j];
-    float* at = acc + index[j];
-    *at = kFirst ? product : *at + product;
-  }
-}
-
 // ---- launches ------------------------------------------------------------------------------
 
 template <class Format>
@@ -501,52 +395,6 @@ inline void launch_subtract(Dense type, float* x, float* momentum, std::uint64_t
   }
   const auto kernel = is_wide ? subtract_int8_kernel<true> : subtract_int8_kernel<false>;
   CENTROID_LAUNCH(kernel, warp_blocks(n, processors), kThreads, stream, x, momentum, n, flags);
-}
-
-template <class In>
-void launch_add_in(In in, std::uint64_t boundary, float weight, bool first, float* acc,
-                   std::uint64_t n, unsigned processors, cudaStream_t stream) {
-  const bool is_fast = address(acc) % 16 == 0 && address(in.in) % boundary == 0;
-  const auto kernel =
-      first ? (is_fast ? add_dense_kernel<In, true, true> : add_dense_kernel<In, true, false>)
-            : (is_fast ? add_dense_kernel<In, false, true> : add_dense_kernel<In, false, false>);
-  const unsigned blocks = blocks_for((n + kEight - 1) / kEight, processors);
-  CENTROID_LAUNCH(kernel, blocks, kThreads, stream, in, weight, acc, n);
-}
-
-inline void launch_add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
-                             std::uint64_t n, unsigned processors, cudaStream_t stream) {
-  switch (type) {
-    case Dense::kF32:
-      return launch_add_in(InF32{in}, 16, weight, first, acc, n, processors, stream);
-    case Dense::kBf16:
-    case Dense::kFiniteBf16:
-      return launch_add_in(InHalf<format::Bf16>{in}, 16, weight, first, acc, n, processors, stream);
-    case Dense::kF16:
-      return launch_add_in(InHalf<format::F16>{in}, 16, weight, first, acc, n, processors, stream);
-    case Dense::kSign: {
-      const InSign signs{in, in + (sign::bytes(n) - (n + 7) / 8)};
-      return launch_add_in(signs, 1, weight, first, acc, n, processors, stream);
-    }
-    case Dense::kInt8:
-      break;
-  }
-  const InInt8 numbers{in, in + (int8::bytes(n) - n)};
-  launch_add_in(numbers, 8, weight, first, acc, n, processors, stream);
-}
-
-inline void launch_add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count,
-                              float weight, bool first, float* acc, std::uint64_t n,
-                              unsigned processors, cudaStream_t stream) {
-  if (first) {
-    const bool is_wide = address(acc) % 16 == 0;
-    const auto zero = is_wide ? zero_kernel<true> : zero_kernel<false>;
-    const std::uint64_t groups = is_wide ? (n + kPer<true> - 1) / kPer<true> : n;
-    CENTROID_LAUNCH(zero, blocks_for(groups, processors), kThreads, stream, acc, n);
-  }
-  const auto kernel = first ? add_sparse_kernel<true> : add_sparse_kernel<false>;
-  CENTROID_LAUNCH(kernel, blocks_for(count, processors), kThreads, stream, index, value, count,
-                  weight, acc);
 }
 
 }  // namespace centroid::cuda

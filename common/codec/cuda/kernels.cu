@@ -28,16 +28,4 @@ Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const st
   return launched("kernels of subtract");
 }
 
-Status add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
-                 std::uint64_t n, const Queue& queue) {
-  launch_add_dense(type, in, weight, first, acc, n, queue.processors, stream_of(queue));
-  return launched("kernels of add_dense");
-}
-
-Status add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
-                  bool first, float* acc, std::uint64_t n, const Queue& queue) {
-  launch_add_sparse(index, value, count, weight, first, acc, n, queue.processors, stream_of(queue));
-  return launched("kernels of add_sparse");
-}
-
 }  // namespace centroid::cuda

@@ -80,13 +80,4 @@ Status encode(const EncodeArguments& arguments, const Queue& queue);
 Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
                 const Queue& queue);
 
-/// acc[i] += weight * x̂[i], or = when `first`, of a dense payload that the CPU has checked, without
-/// its form. Multiplied and added with a rounding each.
-Status add_dense(Dense type, const std::byte* in, float weight, bool first, float* acc,
-                 std::uint64_t n, const Queue& queue);
-/// The same of a sparse one whose indices were decoded and checked; where nothing was sent, acc
-/// stays (0 when `first`, by 16-byte accesses with acc on a 16-byte boundary).
-Status add_sparse(const std::uint32_t* index, const float* value, std::uint64_t count, float weight,
-                  bool first, float* acc, std::uint64_t n, const Queue& queue);
-
 }  // namespace centroid::cuda
