@@ -12,7 +12,8 @@ namespace centroid::client {
 struct Session;
 
 /// Bytes `begin` to `begin + count` of a file (GET with Range); status 206 where the server gives
-/// just them. fails as `ask`
+/// just them.
+/// fails  as `ask`
 Result<Answer> ask_part(const Remote& remote, const std::string& path, std::uint64_t begin,
                         std::uint64_t count);
 

@@ -21,7 +21,8 @@ void close();
 
 /// fails invalid_argument (name), resource_exhausted (spans that never end)
 Status begin(std::string_view name);
-/// The innermost one. fails failed_precondition: none has begun
+/// The innermost one.
+/// fails  failed_precondition: none has begun
 Status end();
 Status mark(std::string_view name, std::string_view text);
 /// This thread's, from now on; a span that has begun is told in the lane in which it ends.

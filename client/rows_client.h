@@ -73,8 +73,9 @@ class RowsClient {
   std::uint64_t rest() const;
   /// Repeat what of the last push was not applied, each key once however often this is called: a
   /// part without an answer goes to its server again under its number. Nothing where nothing is
-  /// left. fails as push; failed_precondition: it may go on until `repeat_within` after the push,
-  /// and a server that has not answered may have forgotten; nothing is repeated, `rest` stays
+  /// left.
+  /// fails  as push; failed_precondition: it may go on until `repeat_within` after the push, and a
+  ///        server that has not answered may have forgotten; nothing is repeated, `rest` stays
   Status push_rest();
 
  private:

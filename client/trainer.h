@@ -57,7 +57,8 @@ struct TrainerOptions {
 class Trainer {
  public:
   /// `initial`: all tensors end to end; the cluster begins at the first worker's. Does not wait for
-  /// the server. fails invalid_argument (manifest, sizes, options), resource_exhausted, as make_tls
+  /// the server.
+  /// fails  invalid_argument (manifest, sizes, options), resource_exhausted, as make_tls
   static Result<std::unique_ptr<Trainer>> open(TrainerOptions options, Manifest manifest,
                                                std::span<const float> initial);
   ~Trainer();

@@ -10,8 +10,9 @@
 
 namespace centroid::server {
 
-/// Create a folder that `setting` names, unless it is there. fails failed_precondition: it cannot
-/// be created; says whose the folder above is, and what to do.
+/// Create a folder that `setting` names, unless it is there.
+/// fails  failed_precondition: it cannot be created; says whose the folder above is, and what to
+///        do.
 Status make_folder(const std::string& setting, const std::string& folder);
 
 /// One server at a time writes into a folder: without etcd nothing else fences one that was thought

@@ -10,8 +10,8 @@ inline constexpr std::uint16_t kEcho = 96;
 /// Payload of an Echo and of its answer.
 inline constexpr std::uint32_t kMaxEchoBytes = 1u << 20;
 
-/// How many bytes the answer to an Echo shall have. fails invalid_argument: no request, a head of
-/// another size, more than kMaxEchoBytes
+/// How many bytes the answer to an Echo shall have.
+/// fails  invalid_argument: no request, a head of another size, more than kMaxEchoBytes
 Result<std::uint32_t> echo_bytes(const InFrame& frame);
 /// Answer an Echo; for FrameSink::on_frame. An error ends the session: as
 /// echo_bytes.

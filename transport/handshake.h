@@ -34,8 +34,8 @@ Status check_greeting(const Greeting& greeting);
 
 std::vector<std::byte> encode_hello(const Greeting& greeting);
 /// Never reads past the end; needs no more memory than the head. The version range stands first in
-/// every version of the protocol; fields that a later version appends are skipped. fails
-/// invalid_argument: truncated, too long a text, limits too small, bytes left over.
+/// every version of the protocol; fields that a later version appends are skipped.
+/// fails  invalid_argument: truncated, too long a text, limits too small, bytes left over.
 Result<Greeting> decode_hello(Bytes head);
 std::vector<std::byte> encode_welcome(const Welcome& welcome);
 Result<Welcome> decode_welcome(Bytes head);  ///< fails as decode_hello
@@ -46,7 +46,7 @@ Result<std::uint64_t> decode_credit(Bytes head);  ///< fails invalid_argument: n
 /// Pure.
 ///
 /// fails  failed_precondition: no common version (names both ranges), token refused (never shows
-/// it), other run (names both), another model (shows both hashes)
+///        it), other run (names both), another model (shows both hashes)
 Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                             const std::string& address);
 

@@ -15,7 +15,8 @@ namespace centroid::transport {
 class ServerList {
  public:
   explicit ServerList(std::vector<Endpoint> servers) : servers_(std::move(servers)) {}
-  /// "HOST:PORT", several separated by commas. fails as Endpoint::parse
+  /// "HOST:PORT", several separated by commas.
+  /// fails  as Endpoint::parse
   static Result<std::vector<Endpoint>> parse(const std::string& list);
 
   const Endpoint& present() const { return named_ ? *named_ : servers_[next_]; }

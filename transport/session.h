@@ -80,15 +80,16 @@ class FrameSink {
 ///
 /// thread    the connection's executor, for every call and for the destructor
 /// ends      every pending call ends exactly once with the cause given to `close`, found by I/O or
-/// sent by the peer lifetime  outlives `run`; other pending calls may end after the session has
-/// gone limits    a frame already handed to the connection is finished before its call returns,
-/// even past the deadline
-///           (bounded by the transport's stall timeout): its bytes are the caller's
+///           sent by the peer
+/// lifetime  outlives `run`; other pending calls may end after the session has gone
+/// limits    a frame already handed to the connection is finished before its call returns, even
+///           past the deadline (bounded by the transport's stall timeout): its bytes are the
+///           caller's
 class Session {
  public:
-  /// Client side: send Hello, await HelloReply. fails as the server says (wrong token:
-  /// failed_precondition "token ...", other version: failed_precondition naming both ranges), or
-  /// deadline_exceeded.
+  /// Client side: send Hello, await HelloReply.
+  /// fails  as the server says (wrong token: failed_precondition "token ...", other version:
+  ///        failed_precondition naming both ranges), or deadline_exceeded.
   static Task<Result<std::unique_ptr<Session>>> open(std::unique_ptr<Connection> connection,
                                                      Greeting greeting, Deadline deadline);
   /// Server side: await Hello (<= 4 KiB before it is authenticated), check versions, run id and
@@ -106,17 +107,17 @@ class Session {
   Task<Error> run(FrameSink& sink);
 
   /// Send a request, under the next id of this side, and await its reply; the peer's error comes
-  /// back as this call's error. Reply payload is bounded by the limits. Uses no credit. fails
-  /// deadline_exceeded, resource_exhausted (kMaxOutstandingRequests), invalid_argument (over a
-  /// limit).
+  /// back as this call's error. Reply payload is bounded by the limits. Uses no credit.
+  /// fails  deadline_exceeded, resource_exhausted (kMaxOutstandingRequests), invalid_argument
+  ///        (over a limit).
   Task<Result<Reply>> request(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline);
-  /// Answer a request frame, once. fails failed_precondition (no such request is open),
-  /// invalid_argument (over a limit).
+  /// Answer a request frame, once.
+  /// fails  failed_precondition (no such request is open), invalid_argument (over a limit).
   Task<Status> respond(const FrameHeader& request, Bytes head, Bytes payload = {});
   Task<Status> respond_error(const FrameHeader& request, Error error);
-  /// One-way. Waits for credit when there is a payload, first come first served; fails
-  /// deadline_exceeded naming peer and bytes when none comes, invalid_argument when the payload is
-  /// larger than the peer's whole window or a limit.
+  /// One-way. Waits for credit when there is a payload, first come first served.
+  /// fails  deadline_exceeded naming peer and bytes when none comes, invalid_argument when the
+  ///        payload is larger than the peer's whole window or a limit.
   Task<Status> send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                     std::optional<std::uint32_t> payload_crc = {});
 
@@ -156,7 +157,8 @@ class Session {
   bool sends_unsummed_ = false;
 };
 
-/// Connect and open. fails as Transport::connect and Session::open.
+/// Connect and open.
+/// fails  as Transport::connect and Session::open.
 Task<Result<std::unique_ptr<Session>>> connect_session(Transport& transport, Endpoint endpoint,
                                                        Greeting greeting, Deadline deadline);
 

@@ -17,7 +17,8 @@ class SendCredit {
   std::uint64_t available() const { return available_; }
   /// Take `bytes` when they are there; an unlimited window is never used up.
   bool try_take(std::uint64_t bytes);
-  /// Book a Credit frame. fails invalid_argument: more than was taken, or credit nobody asked for.
+  /// Book a Credit frame.
+  /// fails  invalid_argument: more than was taken, or credit nobody asked for.
   Status add(std::uint64_t bytes);
 
  private:
@@ -33,7 +34,8 @@ class ReceiveCredit {
  public:
   explicit ReceiveCredit(std::uint64_t window) : window_(window) {}
 
-  /// A payload arrived. fails resource_exhausted: more than the peer's credit.
+  /// A payload arrived.
+  /// fails  resource_exhausted: more than the peer's credit.
   Status take(std::uint64_t bytes);
   /// Payload has left our memory; more than is held counts as all that is held.
   void release(std::uint64_t bytes);

@@ -56,11 +56,11 @@ struct TrafficCounters {
 ///
 /// order     frames arrive in the order of the `write` calls; concurrent writers never interleave
 /// ends      pending and later calls end exactly once with the cause given to `close` or found by
-/// I/O; a second close is silent inline    no completion runs inside the initiating call fails
-/// unavailable (peer gone, stalled), data_loss (bad magic or CRC), failed_precondition (other wire
-/// version),
-///           resource_exhausted (over the limit), cancelled; after any failure but a bad argument
-///           the connection is closed
+///           I/O; a second close is silent
+/// inline    no completion runs inside the initiating call
+/// fails     unavailable (peer gone, stalled), data_loss (bad magic or CRC), failed_precondition
+///           (other wire version), resource_exhausted (over the limit), cancelled; after any
+///           failure but a bad argument the connection is closed
 class Connection {
  public:
   virtual ~Connection() = default;

@@ -34,9 +34,11 @@ enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag, kRest }
 /// environment < flags.
 ///
 /// units   a field in ms takes 250, "250ms", "30s", "5m", "1h"; one in bytes takes 4096, "64KiB",
-/// "1MiB", "2GB" secrets `<name>_file` (key, flag or variable) names a file that holds the value
+///         "1MiB", "2GB"
+/// secrets `<name>_file` (key, flag or variable) names a file that holds the value
 /// flags   `--name value`, `--name=value`; `--flag` and `--no-flag` for bool; `-` and `_` are the
-/// same inside a name fails   aborts when two fields share a name, an alias or a variable
+///         same inside a name
+/// fails   aborts when two fields share a name, an alias or a variable
 class Schema {
  public:
   Schema(std::string program, std::string summary);
@@ -64,9 +66,9 @@ class Schema {
     kRun,      ///< go on
     kPrinted,  ///< --help, --version or --print-config was answered on stdout: exit 0
   };
-  /// Read everything. fails invalid_argument: names key, value, source (file:line where known),
-  /// bounds, and for an unknown key the nearest known one; every problem found is listed, not only
-  /// the first.
+  /// Read everything.
+  /// fails  invalid_argument: names key, value, source (file:line where known), bounds, and for an
+  ///        unknown key the nearest known one; every problem found is listed, not only the first.
   Result<Outcome> load(int argc, const char* const* argv);
   /// The same from a JSON text alone, without argv and environment; origin is the file. Nothing
   /// changes when it fails.

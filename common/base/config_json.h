@@ -17,8 +17,8 @@ struct Leaf {
   std::size_t line = 0;  ///< of its key
 };
 
-/// Read a JSON object. fails invalid_argument: "<source>:<line>:<column>: ..." for bad JSON; a key
-/// given twice.
+/// Read a JSON object.
+/// fails  invalid_argument: "<source>:<line>:<column>: ..." for bad JSON; a key given twice.
 Result<std::vector<Leaf>> read_leaves(std::string_view text, const std::string& source);
 
 }  // namespace centroid::config::detail

@@ -14,8 +14,8 @@ bool can_fold_crc32c();
 /// the inversions.
 ///
 /// source  Gopal et al. 2009, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-/// Instruction" (Intel), reflected case cost    one pass, about 4 times the speed of the CRC
-/// instruction on bytes that are in cache
+///         Instruction" (Intel), reflected case
+/// cost    one pass, about 4 times the speed of the CRC instruction on bytes that are in cache
 std::uint32_t fold_crc32c(std::uint32_t crc, const std::byte* at, std::size_t n);
 
 }  // namespace centroid

@@ -8,7 +8,7 @@ namespace centroid {
 ///
 /// cost    some 2000 steps, whatever the length
 /// source  Mark Adler, zlib's crc32_combine: appending n zero bytes multiplies by x^(8n) modulo the
-/// polynomial
+///         polynomial
 std::uint32_t crc32c_join(std::uint32_t a, std::uint32_t b, std::uint64_t bytes_of_b);
 
 }  // namespace centroid

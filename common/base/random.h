@@ -7,8 +7,9 @@
 namespace centroid {
 
 /// Mix 64 bits so that every input bit reaches every output bit.
+///
 /// source  Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (finaliser of
-/// SplitMix64)
+///         SplitMix64)
 constexpr std::uint64_t mix64(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;

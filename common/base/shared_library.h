@@ -22,8 +22,8 @@ class SharedLibrary {
     return *this;
   }
 
-  /// The first of `names` that there is. fails failed_precondition: none (why the first was not to
-  /// be loaded, as the linker says it)
+  /// The first of `names` that there is.
+  /// fails  failed_precondition: none (why the first was not to be loaded, as the linker says it)
   static Result<SharedLibrary> open(std::span<const std::string> names);
 
   /// Null where it has none of this name; the first such is `missing`.

@@ -120,7 +120,8 @@ class CheckpointDirectory {
     return open(root, policy);
   }
 
-  /// To look only: nothing is created or removed. fails not_found: no such folder.
+  /// To look only: nothing is created or removed.
+  /// fails  not_found: no such folder.
   static Result<CheckpointDirectory> view(const std::filesystem::path& root);
 
   /// To look only, on any thread beside this one; what either finds out both know.
@@ -132,10 +133,11 @@ class CheckpointDirectory {
 
   /// Write a checkpoint: temporary name, every file fsynced, rename, fsync of the directory; then
   /// delete the oldest beyond the policy. A failure removes the temporary directory and leaves
-  /// older checkpoints alone. A damaged checkpoint of the same version is replaced. fails
-  /// already_exists: a sound one of that version is there, and there are no `parts` (with parts,
-  /// which change between versions, it gets the next number); resource_exhausted: full disk;
-  /// invalid_argument: a tensor that is not f32, slot names that are empty or double.
+  /// older checkpoints alone. A damaged checkpoint of the same version is replaced.
+  /// fails  already_exists: a sound one of that version is there, and there are no `parts` (with
+  ///        parts, which change between versions, it gets the next number); resource_exhausted:
+  ///        full disk; invalid_argument: a tensor that is not f32, slot names that are empty or
+  ///        double.
   Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest,
                                 const PlaneReader& read,
                                 const std::vector<CheckpointPart>& parts = {});
@@ -147,8 +149,8 @@ class CheckpointDirectory {
   Result<CheckpointEntry> newest_valid(
       const std::function<void(const CheckpointEntry&)>& on_refused) const;
   /// Load a verified checkpoint; its checksums are compared again on the way (data_loss: what was
-  /// written is not to be used). fails failed_precondition when its manifest differs from
-  /// `manifest` (both shapes named).
+  /// written is not to be used).
+  /// fails  failed_precondition when its manifest differs from `manifest` (both shapes named).
   Status read(const CheckpointEntry& entry, const Manifest& manifest,
               const PlaneWriter& write) const;
   /// The tensors a checkpoint holds.
@@ -158,8 +160,8 @@ class CheckpointDirectory {
 
   /// The files that its manifest names, those of the model first.
   Result<std::vector<CheckpointFile>> files(const CheckpointEntry& entry) const;
-  /// The newest of that version; `verify` as in `list`. fails not_found, also when it is deleted
-  /// meanwhile
+  /// The newest of that version; `verify` as in `list`.
+  /// fails  not_found, also when it is deleted meanwhile
   Result<CheckpointEntry> find(Version version, bool verify) const;
   /// Delete one: a crash leaves it whole or gone.
   Status remove(const CheckpointEntry& entry) const;

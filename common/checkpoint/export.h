@@ -14,14 +14,15 @@ struct ExportOptions {
 
 /// Write the parameters of a verified checkpoint as `target` (NAME.safetensors), or with shards as
 /// NAME-00001-of-0000N.safetensors beside an index. Checksums are compared on the way; a failure
-/// removes what was begun of the last file. fails already_exists: the target is there
+/// removes what was begun of the last file.
+/// fails  already_exists: the target is there
 Status export_checkpoint(const CheckpointDirectory& directory, const CheckpointEntry& entry,
                          const std::filesystem::path& target, const ExportOptions& options);
 
 /// Write the rows of one table of a verified checkpoint as `target` (NAME.safetensors): `keys`
 /// [rows] i64 (the same 64 bits), `values` [rows, dim] f32, in one order. With `all` what a server
-/// keeps beside them too (docs/durability.md). fails not_found: no such table, naming those there
-/// are; already_exists
+/// keeps beside them too (docs/durability.md).
+/// fails  not_found: no such table, naming those there are; already_exists
 Status export_rows(const CheckpointDirectory& directory, const CheckpointEntry& entry,
                    const std::string& table, const std::filesystem::path& target, bool all);
 

@@ -18,7 +18,8 @@ namespace centroid::journal {
 class Parts {
  public:
   /// Read the heads of all records of this run with these terms, and cut off what a crash left at
-  /// the end. Nobody may be writing there. fails data_loss: as Reader::next
+  /// the end. Nobody may be writing there.
+  /// fails  data_loss: as Reader::next
   static Result<Parts> scan(const std::filesystem::path& folder, const std::string& run_id,
                             const std::string& terms);
 

@@ -22,7 +22,7 @@ struct MergeOptions {
 /// adapters  folder of adapter_model.safetensors and adapter_config.json, as Hugging Face's PEFT
 ///           writes them ("base_model.model.<module>.lora_A.weight")
 /// memory    the numbers of the base, to compare its fingerprint; with any_base one matrix at a
-/// time
+///           time
 ///
 /// fails  not_found; already_exists: the target; invalid_argument: names the tensor or the setting
 ///        that cannot be merged, or both fingerprints where the base is another one; data_loss

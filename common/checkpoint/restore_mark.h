@@ -51,8 +51,8 @@ struct RestoreMark {
 };
 
 /// Before the newest checkpoint is looked for: a restore that was decided is completed, a stale
-/// mark removed. fails data_loss: the checkpoint to go back to is damaged or gone; nothing is
-/// removed then
+/// mark removed.
+/// fails  data_loss: the checkpoint to go back to is damaged or gone; nothing is removed then
 Status complete_restore(const std::filesystem::path& journal,
                         const CheckpointDirectory& checkpoints,
                         const RestoreMark::MayWrite& may_write);

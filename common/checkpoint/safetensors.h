@@ -18,8 +18,9 @@ namespace centroid {
 /// Writes one safetensors file tensor by tensor, sequentially, with bounded memory.
 ///
 /// source  https://github.com/huggingface/safetensors (format: u64 header length, JSON header,
-/// data) thread  one; blocking I/O owns    the file until `finish` succeeded: dropped before, it is
-/// removed
+///         data)
+/// thread  one; blocking I/O
+/// owns    the file until `finish` succeeded: dropped before, it is removed
 class SafetensorsWriter {
  public:
   /// Create `path` (must not exist) and write the header; data must follow in manifest order, every
@@ -29,8 +30,8 @@ class SafetensorsWriter {
                                           const std::map<std::string, std::string>& metadata);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();
-  /// Append the next bytes of the data section. fails resource_exhausted on a full disk, naming
-  /// path and free space.
+  /// Append the next bytes of the data section.
+  /// fails  resource_exhausted on a full disk, naming path and free space.
   Status append(Bytes bytes);
   /// Check that all bytes came, fsync, close. Returns the file's size and CRC-32C.
   struct Written {
@@ -55,11 +56,11 @@ class SafetensorsReader {
   ~SafetensorsReader();
   const Manifest& manifest() const;  ///< in order of their data
   const std::map<std::string, std::string>& metadata() const;
-  /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on). fails not_found, data_loss
-  /// (short file).
+  /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on).
+  /// fails  not_found, data_loss (short file).
   Status read(const std::string& name, std::uint64_t offset_bytes, MutableBytes into) const;
-  /// Read a whole tensor of f32, bf16 or f16 as float32. fails as read; invalid_argument: another
-  /// type or number of elements
+  /// Read a whole tensor of f32, bf16 or f16 as float32.
+  /// fails  as read; invalid_argument: another type or number of elements
   Status read_f32(const std::string& name, std::span<float> into) const;
 
  private:

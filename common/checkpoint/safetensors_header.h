@@ -30,12 +30,14 @@ struct SafetensorsHeader {
 Result<std::string> build_safetensors_header(const Manifest& manifest,
                                              const std::map<std::string, std::string>& metadata);
 
-/// Check the u64 a file begins with against the file's size. fails data_loss.
+/// Check the u64 a file begins with against the file's size.
+/// fails  data_loss.
 Status check_safetensors_header_length(std::uint64_t header_bytes, std::uint64_t file_bytes);
 
 /// Read the JSON part. Memory is bounded by the text's length, the stack does not grow with
-/// nesting. fails data_loss: malformed in any way; unimplemented: a dtype we do not have. The
-/// message says which tensor and field.
+/// nesting.
+/// fails  data_loss: malformed in any way; unimplemented: a dtype we do not have. The message says
+///        which tensor and field.
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view json, std::uint64_t data_bytes);
 
 /// The same for a whole file in memory.

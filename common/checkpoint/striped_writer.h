@@ -22,8 +22,8 @@ class StripedWriter {
   /// Create `path` (must not exist) and write the header.
   static Result<StripedWriter> create(const std::filesystem::path& path, const Manifest& manifest,
                                       const std::map<std::string, std::string>& metadata);
-  /// The next bytes of the tensor with this place in the manifest. fails failed_precondition: more
-  /// than it has; resource_exhausted on a full disk.
+  /// The next bytes of the tensor with this place in the manifest.
+  /// fails  failed_precondition: more than it has; resource_exhausted on a full disk.
   Status append(std::size_t tensor, Bytes bytes);
   /// Check that all bytes came, fsync, close.
   struct Written {

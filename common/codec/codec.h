@@ -40,7 +40,8 @@ class Codec {
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
-  /// Whether `decode` takes it, without making the numbers. fails as `decode`
+  /// Whether `decode` takes it, without making the numbers.
+  /// fails  as `decode`
   virtual Status check(Bytes in, std::size_t n) const = 0;
   /// Sum of the squares of n x̂, in double, so that both sides of a contribution can say its norm:
   /// whatever the codec, of what the receiver adds. One pass over the payload's values, as they are

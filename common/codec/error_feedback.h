@@ -62,8 +62,7 @@ class DeviceResidual {
 ///         is an error, the unit's other sums stay in the residual; or, with `pass_nonfinite`, the
 ///         unit is sent densely as f32, so that it arrives
 /// options FeedbackOptions (spec.h): u = m u + g; residual += u (Nesterov: u = m (u + g); residual
-/// +=
-///         u + g); u = 0 where something was sent; g scaled to a norm of clip / sqrt(world) per
+///         += u + g); u = 0 where something was sent; g scaled to a norm of clip / sqrt(world) per
 ///         unit
 /// undo    a round that never was leaves no trace: what is computed again sends the same bytes
 /// owns    two floats per element, four with momentum (of each the present one and the one before

@@ -12,9 +12,9 @@ namespace centroid {
 /// Ascending indices as Rice-coded gaps, in blocks of 4096.
 ///
 /// wire    per block: u8 l; the low l bits of every gap, packed from the lowest bit on and padded
-/// to a
-///         byte; then for every gap its upper part q as q zero bits and a one, padded likewise.
-///         gap_0 = index_0, gap_i = index_i - index_(i-1) - 1. l suits the block's mean gap.
+///         to a byte; then for every gap its upper part q as q zero bits and a one, padded
+///         likewise. gap_0 = index_0, gap_i = index_i - index_(i-1) - 1. l suits the block's mean
+///         gap.
 /// bytes   within 1 % of the entropy of random positions (docs/compression.md)
 /// source  Rice 1979; the choice of l: Kiely 2004, "Selecting the Golomb parameter in Rice coding"
 namespace index_code {

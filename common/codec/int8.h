@@ -39,7 +39,8 @@ constexpr std::uint32_t limit(Rounding rounding) {
 ///         (up when stochastic); 0 when max |x| < 2^-119
 /// error   nearest: |x - x̂| <= 0.5001 scale, and x - x̂ is exact in float32; stochastic:
 ///         |x - x̂| < scale and the mean of x̂ is x (steps of 2^-16 scale)
-/// cost    one pass, no allocation; thread any
+/// thread  any
+/// cost    one pass, no allocation
 /// fails   returns false when a number is beyond `limit`; out then holds anything
 /// source  Alistarh et al. 2017, "QSGD", section 3 (stochastic rounding)
 bool quantize(std::span<const float> x, Draw draw, std::byte* out);

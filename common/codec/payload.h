@@ -16,9 +16,8 @@ namespace centroid {
 /// byte says.
 ///
 /// wire    dense: u8 form (value type), values of all n. Sparse: u8 form (16 + value type), count
-/// as
-///         LEB128, indices (index_code.h), values in the order of the indices. Values: f32 4 bytes;
-///         bf16 2; int8 and sign as int8.h and sign.h say
+///         as LEB128, indices (index_code.h), values in the order of the indices. Values: f32 4
+///         bytes; bf16 2; int8 and sign as int8.h and sign.h say
 /// rule    dense wherever that is not longer, by count and n alone; dense f32 when a number is not
 ///         finite (or beyond int8::limit), so that it arrives
 namespace payload {
@@ -55,10 +54,10 @@ struct View {
 };
 
 /// Check a payload of n numbers of `type` (dense f32 is always allowed, sparse only when
-/// `may_be_sparse`) and unpack its indices.
-/// fails invalid_argument with the cause: form, lengths, order or range of indices, values of a
-/// sparse payload that are not finite
-/// The indexed numbers of `target` are brought near meanwhile.
+/// `may_be_sparse`) and unpack its indices. The indexed numbers of `target` are brought near
+/// meanwhile.
+/// fails  invalid_argument with the cause: form, lengths, order or range of indices, values of a
+///        sparse payload that are not finite
 Result<View> read(Bytes in, ValueType type, bool may_be_sparse, std::size_t n, Scratch& scratch,
                   const float* target = nullptr);
 

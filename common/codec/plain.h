@@ -17,7 +17,8 @@ namespace centroid {
 ///
 /// wire    little-endian; nothing but the numbers
 /// nonfinite  NaN stays NaN, infinities stay
-/// cost    one pass, no allocation; thread any
+/// thread  any
+/// cost    one pass, no allocation
 std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec);
 
 /// Codec::check_finite of f32, also for the payloads that are f32 behind a byte of their own.

@@ -27,12 +27,13 @@ constexpr std::uint16_t kLargestScale = 0x7F7F;
 /// units   x̂ = scale or -scale; scale = mean |x| of the block, rounded to bfloat16; the sum is made
 ///         in one fixed order (sign_kernels.h), so all machines write the same bytes
 /// error   ||x - x̂||² = ||x||² - n · mean |x|² but for the scale's rounding: less than ||x||²,
-/// which
-///         is what error feedback needs. Large for a single number: of use with error feedback
-/// cost    one pass, no allocation; thread any
+///         which is what error feedback needs. Large for a single number: of use with error
+///         feedback
+/// thread  any
+/// cost    one pass, no allocation
 /// fails   returns false when a number is not finite; out then holds anything
 /// source  Bernstein et al. 2018, "signSGD"; Karimireddy et al. 2019, "Error Feedback Fixes
-/// SignSGD"
+///         SignSGD"
 bool quantize(std::span<const float> x, std::byte* out);
 
 /// Whether the bytes are what `quantize` may write: scales finite and not negative, zeros at the

@@ -30,8 +30,9 @@ enum class Scope : std::uint8_t {
 };
 
 /// What the sender keeps from round to round.
+///
 /// source  Lin et al. 2018, "Deep Gradient Compression", section 3 (momentum correction, local
-/// clipping, momentum factor masking, warm-up)
+///         clipping, momentum factor masking, warm-up)
 struct FeedbackOptions {
   bool enabled = false;   ///< residual += gradient - sent
   float momentum = 0;     ///< 0: no momentum correction; the server then runs without momentum

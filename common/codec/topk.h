@@ -14,8 +14,7 @@ namespace centroid {
 /// The k largest magnitudes of an array, exactly.
 ///
 /// order   i before j when |x_i| > |x_j| as whole numbers of their bits, or both are equal and i <
-/// j.
-///         NaN is above infinity; zeros are never selected, so the result has min(k, non-zeros)
+///         j. NaN is above infinity; zeros are never selected, so the result has min(k, non-zeros)
 ///         elements. It depends on the array and k alone: not on threads, instruction set or seed.
 /// steps   a sample of n / 128 gives a threshold; one pass keeps what reaches it; of the 1.2 to 2 k
 ///         that are left, the k-th is found by histograms. A bad sample costs a second pass, never

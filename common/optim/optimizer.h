@@ -53,10 +53,9 @@ enum class OptimizerRule : std::uint8_t {
 /// error    float32 arithmetic, against the same formulas in double over 1,000 steps:
 ///          ||p - p64|| <= 1e-6 ||p64|| (Euclidean; tests/unit/optimizer_test.cc)
 /// source   PyTorch 2, torch.optim.SGD (dampening 0), Adam, AdamW, Adagrad (lr_decay 0):
-/// "Algorithm"
-///          boxes of their documentation; yogi: Zaheer et al. 2018, with Adam's bias corrections;
-///          ftrl: McMahan et al. 2013, algorithm 1, with a rate that may change (rules.h); mean: w
-///          -= g
+///          "Algorithm" boxes of their documentation; yogi: Zaheer et al. 2018, with Adam's bias
+///          corrections; ftrl: McMahan et al. 2013, algorithm 1, with a rate that may change
+///          (rules.h); mean: w -= g
 /// thread   `step` is pure apart from its arguments: any thread, one slice at a time;
 ///          `set_rate_factor` between steps
 class Optimizer {

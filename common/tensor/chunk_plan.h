@@ -34,8 +34,9 @@ class ChunkPlan {
  public:
   ChunkPlan() = default;
   /// Cut each tensor into the fewest chunks of at most `max_chunk_bytes`, sizes by the remainder
-  /// rule. fails invalid_argument: bad manifest, max_chunk_bytes < 64, a tensor that is not f32, or
-  /// more than 2^32-1 chunks.
+  /// rule.
+  /// fails  invalid_argument: bad manifest, max_chunk_bytes < 64, a tensor that is not f32, or more
+  ///        than 2^32-1 chunks.
   static Result<ChunkPlan> make(Manifest manifest, std::uint64_t max_chunk_bytes);
 
   const Manifest& manifest() const { return manifest_; }

@@ -18,15 +18,13 @@ namespace centroid::server {
 /// Sums the contributions of one attempt, chunk by chunk: sum[i] += weight * x[i].
 ///
 /// order   a chunk of rank r is added after those of all lower ranks (others wait in their
-/// buffers),
-///         so the bits of the sum do not depend on timing
+///         buffers), so the bits of the sum do not depend on timing
 /// cache   sparse payloads much shorter than their chunk wait until all ranks' are there: the sum
-/// is
-///         then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
+///         is then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
 ///         whatever the order in which ranks send, their credits cannot run out on it
 /// rule    other than the mean: a chunk waits until all ranks' are there, then all become one at
-/// once memory  none of its own but the waiting buffers, which the senders' credits bound; with
-/// another
+///         once
+/// memory  none of its own but the waiting buffers, which the senders' credits bound; with another
 ///         rule than the mean credit is given back when a chunk comes, and all of a round may wait
 /// thread  one; no I/O, no clock
 class Aggregator {
@@ -44,9 +42,9 @@ class Aggregator {
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
   /// r's payloads.
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
-  /// Take a chunk of `rank`. fails invalid_argument (no such chunk, sent twice,
-  /// another weight than before), or as the codec
-  /// says.
+  /// Take a chunk of `rank`.
+  /// fails  invalid_argument (no such chunk, sent twice, another weight than before), or as the
+  ///        codec says.
   Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
   void absent(std::uint32_t rank);

@@ -28,7 +28,8 @@ namespace centroid::server {
 /// thread  one
 class ReplyEncoder {
  public:
-  /// `plan` outlives it. fails as CodecSpec::parse and ErrorFeedback::make
+  /// `plan` outlives it.
+  /// fails  as CodecSpec::parse and ErrorFeedback::make
   static Result<std::unique_ptr<ReplyEncoder>> make(const std::string& spec, const ChunkPlan& plan,
                                                     std::uint64_t seed);
 

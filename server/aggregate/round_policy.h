@@ -48,8 +48,8 @@ struct RoundPolicy {
 };
 
 /// Set what `policy` and `late` say: "bsp", "backup:1", "quorum:3,grace=0.5",
-/// "asp:max=32,power=0.5", "ssp:3"; "drop", "carry:max=4", "damp:power=0.5,max=4". fails
-/// invalid_argument: names what is wrong and what it may be.
+/// "asp:max=32,power=0.5", "ssp:3"; "drop", "carry:max=4", "damp:power=0.5,max=4".
+/// fails  invalid_argument: names what is wrong and what it may be.
 Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy& out);
 
 }  // namespace centroid::server

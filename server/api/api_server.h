@@ -71,8 +71,7 @@ class ApiServer {
   /// Bind, listen and serve.
   ///
   /// fails   failed_precondition (not loopback and no token), invalid_argument (host unknown, token
-  /// not
-  ///         sendable, a limit is zero), already_exists (port in use)
+  ///         not sendable, a limit is zero), already_exists (port in use)
   static Result<std::unique_ptr<ApiServer>> start(Executor executor, ApiOptions options,
                                                   ControlPlane& control,
                                                   metrics::Registry& registry);

@@ -33,16 +33,17 @@ struct AuditEntry {
 /// bounds  five files; the newest 1000 entries in memory, read back at the start
 class AuditLog {
  public:
-  /// `path` empty: in memory only. `server` stands in its entries. fails failed_precondition: the
-  /// file cannot be read or written
+  /// `path` empty: in memory only. `server` stands in its entries.
+  /// fails  failed_precondition: the file cannot be read or written
   static Result<std::unique_ptr<AuditLog>> open(std::string path, std::string server = {},
                                                 std::uint64_t rotate_bytes = 8u << 20);
 
   /// Gives the entry its number. When the disk fails it is kept in memory all the same.
-  /// `is_patient`: while another server has the lock nothing is done. fails aborted (then);
-  /// failed_precondition: the disk
+  /// `is_patient`: while another server has the lock nothing is done.
+  /// fails  aborted (then); failed_precondition: the disk
   Status append(AuditEntry entry, bool is_patient = false);
-  /// Take what other servers have written since. fails failed_precondition
+  /// Take what other servers have written since.
+  /// fails  failed_precondition
   Status refresh();
   std::vector<AuditEntry> newest_first() const;
 

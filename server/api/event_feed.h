@@ -15,7 +15,8 @@
 namespace centroid::server {
 
 /// Which events a client wants: "member,round.aborted" takes every type that begins with "member."
-/// and that one; empty takes all. fails invalid_argument: no type is called or begins so.
+/// and that one; empty takes all.
+/// fails  invalid_argument: no type is called or begins so.
 Result<std::set<std::string_view>> event_filter(std::string_view text);
 
 /// One event as JSON: id, type, unix_seconds, and its fields.

@@ -16,9 +16,8 @@ namespace centroid::server {
 ///
 /// thread  one
 /// bounds  `max_bytes` of bodies in all, but for small ones and for one alone; streams of events
-/// and
-///         files `max_streams` each, and one token at most half of either, so that no token shuts
-///         out the others
+///         and files `max_streams` each, and one token at most half of either, so that no token
+///         shuts out the others
 /// owns    what it has taken is given back when the response has gone; it outlives all of them
 class HeldAnswers {
  public:

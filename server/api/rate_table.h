@@ -13,7 +13,7 @@ namespace centroid::server {
 /// thread.
 ///
 /// bounds  `most` clients; who has not asked for longest is forgotten, and begins with a full
-/// bucket
+///         bucket
 class RateTable {
  public:
   explicit RateTable(std::size_t most = 4096) : most_(most) {}

@@ -40,13 +40,15 @@ class Body {
   Json json_;
 };
 
-/// What a person says of an act is kept and told: not a book. fails invalid_argument
+/// What a person says of an act is kept and told: not a book.
+/// fails  invalid_argument
 Status check_reason(const std::string& why);
 
 /// The place of an item in its list, as it stands in ?cursor=: "12" or "12.3".
 using ListKey = std::pair<std::uint64_t, std::uint64_t>;
 std::string to_string(const ListKey& key);
-/// Of ?cursor=; nothing when it was not given. fails invalid_argument
+/// Of ?cursor=; nothing when it was not given.
+/// fails  invalid_argument
 Result<std::optional<ListKey>> cursor_of(const Call& call);
 /// The same path with ?limit= and the other parameters, from behind `key` on.
 std::string next_link(const Call& call, const std::string& cursor);

@@ -17,7 +17,8 @@ struct Target {
   std::vector<std::pair<std::string, std::string>> query;  ///< percent-decoded, in order
 
   /// fails   invalid_argument: neither "/...", "http://host/..." nor "*"; bad percent-encoding;
-  /// control characters source  RFC 9112, section 3.2; RFC 3986, sections 2.1 and 3.3
+  ///         control characters
+  /// source  RFC 9112, section 3.2; RFC 3986, sections 2.1 and 3.3
   static Result<Target> parse(std::string_view text);
 };
 

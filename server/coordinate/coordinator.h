@@ -92,7 +92,8 @@ class Coordinator {
   std::map<MemberId, Work> told_;  // since the last round that was over
 };
 
-/// "3,2,1": a number above 0 (or all 0: equal) for each rank. fails invalid_argument
+/// "3,2,1": a number above 0 (or all 0: equal) for each rank.
+/// fails  invalid_argument
 Result<std::vector<double>> parse_ratios(const std::string& text);
 
 }  // namespace centroid::server

@@ -22,8 +22,8 @@ struct EtcdOptions {
   std::chrono::milliseconds timeout{750};
 };
 
-/// "http://H:P,https://H:P"; http:// may be left out. Each comes with its scheme. fails
-/// invalid_argument naming the part.
+/// "http://H:P,https://H:P"; http:// may be left out. Each comes with its scheme.
+/// fails  invalid_argument naming the part.
 Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list);
 
 /// The few calls of etcd's version 3 interface that an election needs, through its HTTP/JSON

@@ -39,9 +39,11 @@ struct Member {
 /// Who belongs to the cluster. Pure: no socket, no timer, no clock; time comes with the events.
 ///
 /// fence    every admission gets a new MemberId; a name has at most one present member, the newest
-/// wins ranks    by name (shorter names first, then alphabetical: worker-2 before worker-10), so
-/// that they repeat from run to run bounds   absent members are remembered for the operator, at
-/// most `max_absent`, oldest forgotten first
+///          wins
+/// ranks    by name (shorter names first, then alphabetical: worker-2 before worker-10), so that
+///          they repeat from run to run
+/// bounds   absent members are remembered for the operator, at most `max_absent`, oldest forgotten
+///          first
 class Roster {
  public:
   struct Options {

@@ -18,8 +18,9 @@ class PushWindows {
   /// Beyond so many no new client is taken. 150 bytes each, in memory and in every checkpoint.
   static constexpr std::size_t kMaxClients = 16384;
 
-  /// False: this push has been applied. fails failed_precondition when that is no longer known (the
-  /// number is kWindow or more behind the client's newest).
+  /// False: this push has been applied.
+  /// fails  failed_precondition when that is no longer known (the number is kWindow or more behind
+  ///        the client's newest).
   Result<bool> is_new(std::uint64_t client, std::uint64_t sequence) const;
   /// Whether a push of this client can be remembered.
   /// fails resource_exhausted: it is new, and there are kMaxClients

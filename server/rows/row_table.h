@@ -52,9 +52,10 @@ class RowTable {
   void pull(std::span<const std::uint64_t> keys, std::span<float> out, std::uint64_t now);
   /// One gradient of dim floats a key. Gradients of a key that comes twice are added in their
   /// order, and the sum is one update. `step`: of the training that the push belongs to, from 1;
-  /// what the schedule goes by. fails invalid_argument naming the key and column (a gradient or a
-  /// sum that is not finite, or beyond kMaxRowGradient; sizes that do not fit), or when there is a
-  /// schedule and `step` is 0; then nothing has changed.
+  /// what the schedule goes by.
+  /// fails  invalid_argument naming the key and column (a gradient or a sum that is not finite, or
+  ///        beyond kMaxRowGradient; sizes that do not fit), or when there is a schedule and `step`
+  ///        is 0; then nothing has changed.
   Status push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
               std::uint64_t now, std::uint64_t step = 0);
   /// Take away expired rows and candidates at some `places` places of the index, going round.
@@ -75,8 +76,9 @@ class RowTable {
   };
   /// Every row that has not expired, in order of keys; takes 8 bytes a row while it runs.
   void for_each(std::uint64_t now, const std::function<void(const Row&)>& visit) const;
-  /// Put a row back as for_each gave it. fails already_exists, resource_exhausted (max_bytes),
-  /// invalid_argument (sizes, a value that is not finite).
+  /// Put a row back as for_each gave it.
+  /// fails  already_exists, resource_exhausted (max_bytes), invalid_argument (sizes, a value that
+  ///        is not finite).
   Status restore(const Row& row, std::uint64_t now);
 
   /// A table as it was at one moment: this, its rows, and the keys that waited for admission.

@@ -33,7 +33,8 @@ class ChunkFetcher {
   ChunkFetcher(Executor executor, TaskGroup& tasks, Fetch fetch, std::vector<Wanted> wanted);
   /// Whether `next` is of this chunk.
   bool is_next(std::size_t plane, ChunkId chunk) const;
-  /// Nothing may follow an error. fails as `fetch`, cancelled
+  /// Nothing may follow an error.
+  /// fails  as `fetch`, cancelled
   Task<Values> next();
 
  private:

@@ -67,10 +67,12 @@ inline constexpr const char* kOperatorFile = "operator.json";
 Result<OperatorState> parse_operator_state(std::string_view json);
 std::string to_json(const OperatorState& state);
 
-/// Of a folder; what is empty where there is no file. Blocks. fails data_loss, failed_precondition
+/// Of a folder; what is empty where there is no file. Blocks.
+/// fails  data_loss, failed_precondition
 Result<OperatorState> read_operator_state(const std::string& folder);
 /// Whole or not at all, and on the disk when it returns. `may` is asked last; `writer`: of several
-/// servers that may lead, by name. Blocks. fails as replace_file
+/// servers that may lead, by name. Blocks.
+/// fails  as replace_file
 Status write_operator_state(const std::string& folder, const OperatorState& state,
                             const std::function<Status()>& may = {},
                             const std::string& writer = {});

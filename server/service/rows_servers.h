@@ -19,10 +19,9 @@ namespace centroid::server {
 /// is given when it comes, and what a checkpoint gathers from all.
 ///
 /// place    when the servers of the start are here: keys by bucket, in equal shares. Who joins
-/// later
-///          gets its share, who is drained gives all away, some buckets at a time while calls go on
-///          (rows_servers_moves.cc). Who is gone is waited for: a server of its name gets its keys
-///          again, as the newest checkpoint has them, and its journal
+///          later gets its share, who is drained gives all away, some buckets at a time while calls
+///          go on (rows_servers_moves.cc). Who is gone is waited for: a server of its name gets its
+///          keys again, as the newest checkpoint has them, and its journal
 /// journals a checkpoint is written before pushes are: it names the servers whose journals count.
 ///          So a leader that begins anew waits for these, unless the checkpoint is the last of a
 ///          job that was ended: then nothing is in journals, and any number of servers may go on.
@@ -47,8 +46,8 @@ class RowsServers {
               ShardGroup& shards, Options options, Hooks hooks);
 
   /// Look at what there is, before servers join; of a run that was killed take up what the leader
-  /// had. False: all rows are the leader's, as with one server. fails as RowsService::restore and
-  /// replay
+  /// had. False: all rows are the leader's, as with one server.
+  /// fails  as RowsService::restore and replay
   Result<bool> prepare(const CheckpointDirectory& checkpoints, bool resumes, std::string& run_id);
   /// Place the rows and keep them placed, until cancelled.
   Task<void> run();
@@ -79,7 +78,8 @@ class RowsServers {
   /// Servers that were lost so far.
   std::uint64_t losses() const { return losses_; }
 
-  /// Keep the present rows of all servers; what the leader has. fails unavailable: a server is gone
+  /// Keep the present rows of all servers; what the leader has.
+  /// fails  unavailable: a server is gone
   Task<Result<std::shared_ptr<RowsSnapshot>>> freeze();
   /// Files of what is kept, gathered from all; to be written on the blocking executor before
   /// `thaw`.

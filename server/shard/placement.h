@@ -47,8 +47,8 @@ std::vector<std::uint16_t> place_buckets(std::size_t buckets, std::size_t server
 std::vector<std::uint16_t> replace_buckets(std::span<const std::uint16_t> before,
                                            const std::vector<bool>& keeps);
 
-/// The buckets of one server as text, "0-1365 2048 4000-4095", and back. fails data_loss: no such
-/// text, or of more buckets than there are.
+/// The buckets of one server as text, "0-1365 2048 4000-4095", and back.
+/// fails  data_loss: no such text, or of more buckets than there are.
 std::string to_ranges(std::span<const std::uint16_t> owners, std::uint16_t server);
 Result<std::vector<std::uint16_t>> buckets_of(std::string_view ranges, std::size_t buckets);
 

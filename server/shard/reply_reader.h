@@ -16,9 +16,11 @@ class ReplyReader {
   /// Both outlive it.
   ReplyReader(const Codec& codec, ParameterStore& store);
 
-  /// Sum of squares of the mean that the workers decode (PlaneNorm). fails as the codec
+  /// Sum of squares of the mean that the workers decode (PlaneNorm).
+  /// fails  as the codec
   Result<double> squares(const Chunk& chunk, Bytes payload);
-  /// The workers' step with it, into the parameters. fails as the codec
+  /// The workers' step with it, into the parameters.
+  /// fails  as the codec
   Status apply(const Chunk& chunk, Bytes payload);
 
  private:

@@ -73,8 +73,9 @@ class Shard {
   Task<Status> run(transport::Listener& listener);
   /// Give its chunks to the other servers, at most `drain_timeout` long, then end.
   void request_stop(const std::string& why);
-  /// It has a leader, and of that one's model what lies here. fails unavailable: why not. Any
-  /// thread.
+  /// It has a leader, and of that one's model what lies here.
+  /// fails  unavailable: why not
+  /// thread  any
   Status is_ready() const;
 
  private:

@@ -62,8 +62,9 @@ class ShardGroup {
   ShardGroup(Executor executor, const Clock& clock, std::chrono::milliseconds reply_timeout,
              Hooks hooks);
 
-  /// First message of a shard server's session. fails failed_precondition: the name is the
-  /// leader's; a server of this name that is here already is superseded.
+  /// First message of a shard server's session.
+  /// fails  failed_precondition: the name is the leader's; a server of this name that is here
+  ///        already is superseded.
   Result<std::shared_ptr<Link>> join(transport::Session& session, TaskGroup& tasks,
                                      const proto::ServerJoin& join);
   /// Later messages.
@@ -99,8 +100,9 @@ class ShardGroup {
   /// Who may bring what. Each server hears the newest, whatever it had no time to hear between.
   void tell_opened(const proto::Opened& opened);
   /// Ask servers until each has memory for what `wanted` says of it then; of one that has no model
-  /// nothing is. When one refuses, those that agreed reckon as before. fails failed_precondition:
-  /// with the numbers of the server that refuses; else: that one does not answer
+  /// nothing is. When one refuses, those that agreed reckon as before.
+  /// fails  failed_precondition: with the numbers of the server that refuses; else: that one does
+  ///        not answer
   using Wanted = std::function<std::optional<proto::Reckon>(const Link&)>;
   Task<Status> reckon(Wanted wanted, TimePoint limit);
   /// A worker is gone.

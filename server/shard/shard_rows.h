@@ -36,8 +36,8 @@ class ShardRows {
   Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
                          TaskGroup& tasks, const proto::ServerTerms& terms,
                          std::optional<Error>& fatal);
-  /// Where clients' requests go; it lives as long as somebody holds it. fails unavailable: no
-  /// tables are here yet.
+  /// Where clients' requests go; it lives as long as somebody holds it.
+  /// fails  unavailable: no tables are here yet.
   Result<std::shared_ptr<RowsService>> service() const;
   /// The leader is lost.
   void forget(const Error& why);

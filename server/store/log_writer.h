@@ -29,7 +29,8 @@ class LogWriter {
     bool waits = true;                  ///< a write that fails is repeated until it succeeds
     std::function<void()> on_progress;  ///< something is done, nothing is left, or it fails
     std::function<void(double seconds)> on_sync;
-    /// Asked before each write. fails unavailable: not now, the write waits; else never again.
+    /// Asked before each write.
+    /// fails  unavailable: not now, the write waits; else never again.
     std::function<Status()> may_write;
   };
   LogWriter(const LogWriter&) = delete;

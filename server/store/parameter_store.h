@@ -19,8 +19,7 @@ namespace centroid::server {
 /// planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
 ///
 /// memory  (2 + slots) planes, one more with a residual, nothing else that grows with the model (a
-/// running snapshot: at most
-///         its copy budget)
+///         running snapshot: at most its copy budget)
 /// thread  one (the service's), except Snapshot, which one other thread reads
 /// rounds  contributions are summed into spare(); `apply` turns a chunk's sum into its result;
 ///         `commit_swap` publishes by one swap
@@ -135,8 +134,7 @@ class ParameterStore {
   bool snapshot_is_full() const;
 
   /// Load values (checkpoint, safetensors file): planes as in PlaneWriter, the residual behind the
-  /// slots. Then `restore` sets the
-  /// counters.
+  /// slots. Then `restore` sets the counters.
   ///
   /// fails  invalid_argument: no such plane or elements; failed_precondition: a reply still reads
   ///        there

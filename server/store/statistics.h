@@ -25,8 +25,8 @@ static_assert(sizeof(StatisticsPart) == 48);
 /// Adds a tensor up piece by piece, in double.
 ///
 /// error   relative 1e-12 for up to 1e9 elements (blocks are merged, not sums of squares
-/// subtracted) source  Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for
-/// computing
+///         subtracted)
+/// source  Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
 ///         sample variances"
 class StatisticsSum {
  public:

@@ -16,7 +16,8 @@ namespace centroid::server {
 /// Gives the frozen rows block by block; false: that was all.
 using RowReader = std::function<Result<bool>(RowTable::Block& block)>;
 
-/// Create `path` with what a frozen table holds. fails as StripedWriter
+/// Create `path` with what a frozen table holds.
+/// fails  as StripedWriter
 Result<FileRecord> write_rows(const std::filesystem::path& path, const RowSpec& spec,
                               const RowTable::State& state, const RowReader& read);
 
@@ -28,14 +29,15 @@ struct RowsSink {
   std::function<Status(const RowTable::Block& block, std::uint64_t now)> put;
 };
 
-/// Read a table's file. What a row's values depend on must be as it was. fails failed_precondition:
-/// another dim, optimizer, init or seed; data_loss: not such a file; or as `put`. Returns the state
-/// as it was.
+/// Read a table's file. What a row's values depend on must be as it was. Returns the state as it
+/// was.
+/// fails  failed_precondition: another dim, optimizer, init or seed; data_loss: not such a file; or
+///        as `put`.
 Result<RowTable::State> read_rows(const std::filesystem::path& path, const RowSpec& spec,
                                   const RowsSink& sink);
-/// Fill an empty table. fails resource_exhausted: max_bytes. Of rows that were on several servers
-/// those without room are left out, and the log says so: how much memory they take depends on where
-/// they were.
+/// Fill an empty table. Of rows that were on several servers those without room are left out, and
+/// the log says so: how much memory they take depends on where they were.
+/// fails  resource_exhausted: max_bytes.
 Result<RowTable::State> read_rows(const std::filesystem::path& path, RowTable& table);
 
 /// Put rows, or keys that waited, back into a table. `left_out`: rows that max_bytes has no room

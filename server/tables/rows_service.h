@@ -80,9 +80,9 @@ class RowsService {
   /// Not while the one before lives. `duty`: nobody waits for it yet; a push that it holds up
   /// hurries it.
   std::shared_ptr<RowsSnapshot> begin_snapshot(std::shared_ptr<DutyCycle> duty = nullptr);
-  /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them). fails
-  /// failed_precondition: a table that the settings do not have, or have otherwise; or journals of
-  /// other servers, which are not here, have more.
+  /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them).
+  /// fails  failed_precondition: a table that the settings do not have, or have otherwise; or
+  ///        journals of other servers, which are not here, have more.
   Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
   /// Another thread does that, and `replay`: until `end_reading` there are no clients, and views
   /// show what was there before.
@@ -95,7 +95,8 @@ class RowsService {
   // several servers
   /// Rows of these buckets of keys lie here, on server `self` of the route; of max_bytes the same
   /// share, but not less than it was since rows are here. Requests for other keys are refused with
-  /// the name of their server. fails invalid_argument: a share of max_bytes is too small
+  /// the name of their server.
+  /// fails  invalid_argument: a share of max_bytes is too small
   Status set_route(proto::Route route, std::size_t self);
   const proto::Route& route() const { return route_; }
   /// Refuse all requests for now, for this reason; empty: serve them.
@@ -107,7 +108,8 @@ class RowsService {
   /// What `restore` does, piece by piece: `begin_load` for each table, rows, `end_load`. Another
   /// `begin_load` before that begins anew.
   Result<std::size_t> number_of(const std::string& table) const;
-  /// The number of a table of a checkpoint. fails failed_precondition: the settings have it not
+  /// The number of a table of a checkpoint.
+  /// fails  failed_precondition: the settings have it not
   Result<std::size_t> check_file(const std::filesystem::path& checkpoint,
                                  const std::string& table) const;
   const RowSpec& spec(std::size_t table) const { return tables_->tables[table].spec(); }
@@ -133,18 +135,20 @@ class RowsService {
   /// The next rows of what is held; head.rows 0: that was all.
   void read_held(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
                  std::vector<std::byte>& payload);
-  /// Rows that come, kept beside the tables. fails resource_exhausted, as a push
+  /// Rows that come, kept beside the tables.
+  /// fails  resource_exhausted, as a push
   Status put_rows(const proto::BucketsPut& head, Bytes payload);
   /// What was put is here from now on, with these buckets; then `on_disk`.
   Status take_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
   Status give_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
   Status keep_buckets(const proto::Route& route, const std::vector<std::uint16_t>& buckets);
-  /// What was done so far is in the journal, and that on the disk. fails deadline_exceeded
+  /// What was done so far is in the journal, and that on the disk.
+  /// fails  deadline_exceeded
   Task<Status> on_disk(TimePoint limit);
   /// By bucket the newest route by which it was this server's, as its journal knows; 0: it is not.
   const std::vector<std::uint64_t>& claims() const { return claims_; }
-  /// Before it serves: rows of buckets that lie elsewhere by this route go. fails data_loss:
-  /// buckets that are to lie here were never brought here.
+  /// Before it serves: rows of buckets that lie elsewhere by this route go.
+  /// fails  data_loss: buckets that are to lie here were never brought here.
   Status settle(const proto::Route& route);
   /// After `settle` and `start_journal`: the journal says what is this server's.
   void journal_claims();
@@ -156,8 +160,9 @@ class RowsService {
 
   // rows_durability.cc: the journal
   /// What stands in the journal's folder behind the checkpoint that was restored. `run_id`: of this
-  /// run, and where it is empty that of the journal. fails failed_precondition: of another run, or
-  /// of tables that the settings do not have, or have otherwise; data_loss
+  /// run, and where it is empty that of the journal.
+  /// fails  failed_precondition: of another run, or of tables that the settings do not have, or
+  ///        have otherwise; data_loss
   Status replay(const std::filesystem::path& folder, std::string& run_id);
   /// Pushes are written before they are answered, from now on. Not set in `options`: tables,
   /// on_progress. `executor`: the service's

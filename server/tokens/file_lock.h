@@ -14,9 +14,9 @@ namespace centroid::server {
 /// destroyed.
 class FileLock {
  public:
-  /// None: another one has it now. Waits for nobody. fails failed_precondition: the file cannot be
-  /// written or locked; resource_exhausted: no space for it; unimplemented: nothing can be locked
-  /// in this file system
+  /// None: another one has it now. Waits for nobody.
+  /// fails  failed_precondition: the file cannot be written or locked; resource_exhausted: no space
+  ///        for it; unimplemented: nothing can be locked in this file system
   static Result<std::optional<FileLock>> try_take(const std::string& path);
   FileLock(FileLock&&) noexcept = default;
   FileLock& operator=(FileLock&&) = delete;

@@ -42,8 +42,8 @@ struct TokenInfo {
 /// bounds  at most 1000 tokens
 class TokenStore {
  public:
-  /// `path` empty: in memory only. fails failed_precondition: others can read the file; data_loss:
-  /// it is not one of ours
+  /// `path` empty: in memory only.
+  /// fails  failed_precondition: others can read the file; data_loss: it is not one of ours
   static Result<std::unique_ptr<TokenStore>> open(
       std::string path, std::shared_ptr<const Clock> clock = std::make_shared<SystemClock>());
   ~TokenStore();
@@ -52,13 +52,15 @@ class TokenStore {
     TokenInfo info;
     std::string secret;  ///< shown once
   };
-  /// `lifetime` 0: for ever. fails invalid_argument (name), already_exists, resource_exhausted,
-  /// aborted (another server holds the lock now: repeat)
+  /// `lifetime` 0: for ever.
+  /// fails  invalid_argument (name), already_exists, resource_exhausted, aborted (another server
+  ///        holds the lock now: repeat)
   Result<Created> create(const std::string& name, Role role, std::chrono::seconds lifetime,
                          const std::string& created_by);
   /// fails not_found, aborted
   Status revoke(const std::string& name);
-  /// What another server has written since. fails as `open`; what was known stays then
+  /// What another server has written since.
+  /// fails  as `open`; what was known stays then
   Status refresh();
   std::vector<TokenInfo> list() const;  ///< by name; those that have expired too
   /// Whose secret it is. Takes the same time for every wrong secret of a known token.

@@ -3,9 +3,8 @@
 //
 //   centroid-bench-devices                        CPU devices, as many as there are cores
 //   centroid-bench-devices cuda:0,cuda:1 [tf32]   these, with 256 samples each: a step whose
-//   gradient
-//                                                 comes to the host, and a local step with SGD,
-//                                                 which stays on the GPUs
+//                                                 gradient comes to the host, and a local step with
+//                                                 SGD, which stays on the GPUs
 //   centroid-bench-devices cuda:0 f32 --json      local steps as {"steps": {model: milliseconds}}
 //
 // --bar 1.4, last: exit status 1 when two devices take longer than so many times one.

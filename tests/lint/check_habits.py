@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside common/storage, no long files.
+"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside
+common/storage, no long files, no comments of C++ beyond the column limit (clang-format leaves comments as they are).
 
 Usage: check_habits.py [ROOT]         exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -7,10 +8,12 @@ Waive one line with a comment on it:  // lint-ok: <reason>
 
 import re
 import sys
+import unicodedata
 
 from sources import CPP, PYTHON, blank, code_of, files, is_waived, line_of, report, root_argument
 
 MAX_LINES = 600
+MAX_COLUMNS = 100
 
 # (where, where not, what, why): regular expressions over the file's name and over its code
 RULES = [
@@ -67,12 +70,21 @@ def rule_findings(name, text, code):
                 yield f"{name}:{line_of(text, match.start())}: {match.group().strip()}: {why}"
 
 
+def width_findings(name, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        columns = sum(not unicodedata.combining(char) for char in line)
+        if columns > MAX_COLUMNS and line.lstrip().startswith("//"):
+            yield f"{name}:{number}: a comment of {columns} columns; wrap it by hand at {MAX_COLUMNS}"
+
+
 def findings(root):
     for name, path in files(root, CPP + PYTHON):
         text = path.read_text(encoding="utf-8")
         lines = text.count("\n")
         if lines > MAX_LINES:
             yield f"{name}: {lines} lines; split a file by {MAX_LINES}"
+        if path.suffix in CPP:
+            yield from width_findings(name, text)
         yield from rule_findings(name, text, code_of(text) if path.suffix in CPP else re.sub(r"#[^\n]*", blank, text))
 
 

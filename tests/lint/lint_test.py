@@ -222,6 +222,12 @@ class Habits(LintTest):
         self.assert_found(check_habits, "common/codec/cuda/a.cuh", "\n" * 601, "split")
         self.assert_clean(check_habits, "server/a.cc", "\n" * 600)
 
+    def test_wide_comment_is_found(self):
+        for comment in ("///", "  ///", "  //"):
+            widest = comment + " " + "x" * (99 - len(comment))
+            self.assert_clean(check_habits, "server/a.h", widest[:-1] + "x\u0302\n")
+            self.assert_found(check_habits, "server/a.h", widest + "x\n", "of 101 columns; wrap it by hand at 100")
+
 
 class Format(LintTest):
     def test_badly_formatted_file_is_found(self):

@@ -82,7 +82,8 @@ class Call {
   std::optional<std::uint32_t> checksum_of(const SendStep& send) const;
   void sent(Channel& channel);
 
-  /// Which receive a frame is. fails failed_precondition: the peer does something else.
+  /// Which receive a frame is.
+  /// fails  failed_precondition: the peer does something else.
   Result<std::uint32_t> expect(Channel& channel, const DataHead& head, std::uint64_t bytes);
   /// Where the payload can be put right away, else it is given to `received` in other memory.
   std::optional<MutableBytes> place_for(std::uint32_t receive);

@@ -44,9 +44,8 @@ class Handle {
 /// Some ranks of one generation, in order: who takes part in an operation.
 ///
 /// fails     an operation that fails on one rank ends the group: every operation under way and
-/// every
-///           later one fails on all members with that cause, which names rank and operation. Build
-///           the next generation's group and repeat.
+///           every later one fails on all members with that cause, which names rank and operation.
+///           Build the next generation's group and repeat.
 /// thread    any number may issue operations; those with the same tag in the same order everywhere
 /// lifetime  a cheap handle; the connections close with the last group of the generation, which
 ///           waits up to `leave_timeout` until the peers have read everything
@@ -64,7 +63,7 @@ class Group {
   /// members in the same order; nothing is sent.
   ///
   /// fails  invalid_argument: a rank outside this group, or our own is missing. Sorts, drops
-  /// doubles.
+  ///        doubles.
   Result<Group> subgroup(std::vector<std::uint32_t> ranks) const;
   /// The ranks of our colour; `colors` by rank. For grids: once by node, once by index in the node.
   Result<Group> split(std::span<const std::uint32_t> colors) const;

@@ -45,7 +45,8 @@ class Memory {
 
   /// Anonymous memory that nobody can shrink; `file` is what the peer needs.
   static Result<std::unique_ptr<Memory>> make(std::uint64_t capacity, File& file);
-  /// The same in the peer's process. fails invalid_argument: not such a memory
+  /// The same in the peer's process.
+  /// fails  invalid_argument: not such a memory
   static Result<std::unique_ptr<Memory>> open(const File& file, std::uint64_t capacity);
   ~Memory();
   Memory(const Memory&) = delete;

@@ -60,9 +60,10 @@ struct DataOptions {
   std::string vocabulary_file;  ///< tokens beside the bytes (text.h); empty: bytes only
 };
 
-/// Load a data set. fails invalid_argument (unknown spec: lists the known), not_found (names the
-/// file and how to get it), data_loss (file damaged: names file, line or offset, what was
-/// expected), failed_precondition (no samples).
+/// Load a data set.
+/// fails  invalid_argument (unknown spec: lists the known), not_found (names the file and how to
+///        get it), data_loss (file damaged: names file, line or offset, what was expected),
+///        failed_precondition (no samples).
 Result<DataSplit> load_data(const DataOptions& options);
 
 /// The order of one epoch: a permutation of 0..samples-1 from (seed, epoch), the same on every rank

@@ -10,8 +10,7 @@ namespace centroid::worker {
 /// Read a whole file; gzip is undone.
 ///
 /// fails  not_found: no such file (the message ends with `how_to_get`); data_loss: unreadable,
-/// damaged or cut gzip, or more than
-///        `limit_bytes` of content
+///        damaged or cut gzip, or more than `limit_bytes` of content
 Result<std::string> read_file(const std::string& path, std::size_t limit_bytes,
                               const std::string& how_to_get);
 

@@ -23,14 +23,17 @@ struct IdxImages {
 ///
 /// wire    big-endian u32: magic, one size per dimension; then one byte per element
 /// fails   data_loss: names `file`, the byte, what was expected and what came; failed_precondition:
-/// no samples source  LeCun, Cortes, Burges, "The MNIST database", section "file formats"
+///         no samples
+/// source  LeCun, Cortes, Burges, "The MNIST database", section "file formats"
 Result<IdxImages> parse_idx_images(Bytes content, const std::string& file);
 Result<Bytes> parse_idx_labels(Bytes content, const std::string& file);
 
 /// Read MNIST, Fashion-MNIST or another set in the same four files (…-images-idx3-ubyte,
 /// …-labels-idx1-ubyte; "train-" and "t10k-"; '.' for '-' before "idx" and a final ".gz" are
-/// accepted). The files' own split is kept. fails  as above, and not_found naming the first missing
-/// file; data_loss also when files do not fit together
+/// accepted). The files' own split is kept.
+///
+/// fails  as above, and not_found naming the first missing file; data_loss also when files do not
+///        fit together
 Result<DataSplit> load_idx(const std::string& folder);
 
 }  // namespace centroid::worker

@@ -13,13 +13,14 @@ namespace centroid::worker {
 /// section (libs, games, python, …) from the name and the first line of the description.
 ///
 /// shape   the 20 largest sections are the classes, by size (ties by name); a component
-/// ("universe/net") is dropped; CSR rows of
-///         `text_features` columns in ascending order; packages of other sections and second
-///         mentions of a package are left out
+///         ("universe/net") is dropped; CSR rows of `text_features` columns in ascending order;
+///         packages of other sections and second mentions of a package are left out
 /// units   counts of hashed n-grams (1 and 2 words; 3 to 5 characters inside a word with its
-/// borders), scaled to length 1 fails   invalid_argument: text_features not in 16..1048576;
-/// failed_precondition: fewer than 2 sections source  Weinberger et al. 2009, "Feature hashing for
-/// large scale multitask learning" (without the sign)
+///         borders), scaled to length 1
+/// fails   invalid_argument: text_features not in 16..1048576; failed_precondition: fewer than 2
+///         sections
+/// source  Weinberger et al. 2009, "Feature hashing for large scale multitask learning" (without
+///         the sign)
 Result<Dataset> parse_packages(std::string_view list, const std::string& file,
                                std::uint64_t text_features);
 

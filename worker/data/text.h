@@ -16,8 +16,9 @@ class Vocabulary {
  public:
   Vocabulary() = default;  ///< bytes only
   /// Add one token a line, of 2 to 64 bytes, in any order but the same on every worker. As in C,
-  /// \n, \t and a double backslash stand for one byte. fails  data_loss: names `file`, the line and
-  /// what is wrong with it
+  /// \n, \t and a double backslash stand for one byte.
+  ///
+  /// fails  data_loss: names `file`, the line and what is wrong with it
   Status add(std::string_view lines, const std::string& file);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(256 + longer_.size()); }

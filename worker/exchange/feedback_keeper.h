@@ -59,7 +59,8 @@ class FeedbackKeeper {
   /// it.
   bool closed(Round round);
   /// The server saves the state after `round`. True: `save` ours; false: it has been saved, or
-  /// nothing has been left out yet. fails failed_precondition: what is in memory is another state
+  /// nothing has been left out yet.
+  /// fails  failed_precondition: what is in memory is another state
   Result<bool> is_wanted(Round round) const;
   /// `tell` is still to hear of the newest save, or has just heard.
   bool is_writing() const { return writing_.joinable(); }

@@ -26,7 +26,8 @@ struct Divergence {
 class LocalPlanes {
  public:
   /// `params`: the cluster's, as many as the plan has; `own`: memory of as many bytes. Throws
-  /// std::bad_alloc. fails as FragmentPlan
+  /// std::bad_alloc.
+  /// fails  as FragmentPlan
   Status open(const ChunkPlan& plan, std::uint32_t fragments, std::span<float> params, Buffer own);
   /// The cluster's parameters are elsewhere from now on.
   void move_params(std::span<float> params) { global_ = params; }
@@ -37,7 +38,8 @@ class LocalPlanes {
     return fragments_[share.fragment].tensors;
   }
 
-  /// What is contributed will still be known after more steps. fails resource_exhausted
+  /// What is contributed will still be known after more steps.
+  /// fails  resource_exhausted
   Status keep_sent();
   /// All own parameters are the cluster's.
   void restart();

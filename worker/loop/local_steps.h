@@ -42,7 +42,8 @@ class LocalSteps {
     bool on_gpu = true;      ///< the optimizer runs where the gradient is, if it can
     double scale_ratio = 0;  ///< the learning rate is multiplied with 1 + (world - 1) ratio
   };
-  /// `group` outlives it; its parameters are the cluster's. fails as make_optimizer
+  /// `group` outlives it; its parameters are the cluster's.
+  /// fails  as make_optimizer
   static Result<std::unique_ptr<LocalSteps>> make(ReplicaGroup& group, Options options);
 
   /// For ExchangeMemory.

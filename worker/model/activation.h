@@ -15,7 +15,8 @@ std::string_view to_string(Activation activation);  ///< "relu"
 ///
 /// shape   z, slope in [rows, width]; bias in [width]; slope may be null (ReLU, or no way back)
 /// source  GELU: x * Phi(x) with the exact normal distribution (erf), as PyTorch's default;
-/// Hendrycks, Gimpel 2016 note    NaN stays NaN
+///         Hendrycks, Gimpel 2016
+/// note    NaN stays NaN
 void add_bias_activate(Activation activation, std::size_t rows, std::size_t width,
                        const float* bias, float* z, float* slope);
 

@@ -35,8 +35,7 @@ Status save_adapters(const std::filesystem::path& folder, const TransformerConfi
 /// Read them back into `params`, laid out as config.trained(). Files of PEFT are taken too.
 ///
 /// fails  not_found; invalid_argument: rank, alpha or targets differ from the config's, another
-/// base
-///        (where the file says which), a tensor is missing or has another shape; data_loss
+///        base (where the file says which), a tensor is missing or has another shape; data_loss
 Status load_adapters(const std::filesystem::path& folder, const TransformerConfig& config,
                      std::uint64_t base, std::span<float> params);
 

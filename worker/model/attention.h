@@ -7,9 +7,8 @@ namespace centroid::worker {
 /// Causal multi-head self-attention over sequences of equal length.
 ///
 /// shape   qkv [samples * context, 3 * width]: queries, keys, values of all heads side by side,
-/// head
-///         h in columns h * head_width; out [samples * context, width]; lse [samples * context,
-///         heads]: logarithms of the softmax's sums, all that the way back needs
+///         head h in columns h * head_width; out [samples * context, width]; lse [samples *
+///         context, heads]: logarithms of the softmax's sums, all that the way back needs
 /// cost    the scores of kAttentionRows queries at a time: memory grows with the context, not with
 ///         its square; keys behind a block's last query are left out
 /// source  Vaswani et al. 2017; probabilities computed again on the way back: Dao et al. 2022,

@@ -41,8 +41,9 @@ void sum_samples(std::size_t samples, std::size_t elements, const float* gradien
 
 /// What normalisation is and has: y = (x - mean) / spread * weight + bias. RMS: bias is null and
 /// the mean is taken as 0.
+///
 /// source  Ba, Kiros, Hinton 2016, "Layer normalization"; Zhang, Sennrich 2019, "Root mean square
-/// layer normalization"; 1e-5 is added to the square of the spread
+///         layer normalization"; 1e-5 is added to the square of the spread
 struct Norm {
   bool is_layer = false;
   const float* weight = nullptr;  ///< [width]
@@ -62,7 +63,9 @@ void norm_back(const Norm& norm, std::size_t rows, std::size_t width, const floa
 void gelu(std::size_t elements, const float* in, float* out);
 /// gradient *= gelu'(in)
 void gelu_back(std::size_t elements, const float* in, float* gradient);
-/// out = silu(gate) * up. shape  gate_up [rows, 2 * width]: gate, then up, in each row
+/// out = silu(gate) * up.
+///
+/// shape  gate_up [rows, 2 * width]: gate, then up, in each row
 void swiglu(std::size_t rows, std::size_t width, const float* gate_up, float* out);
 /// gate_up becomes d loss / d gate_up; gradient = d loss / d out
 void swiglu_back(std::size_t rows, std::size_t width, const float* gradient, float* gate_up);

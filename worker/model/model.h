@@ -94,9 +94,9 @@ class Model {
 };
 
 /// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu" and ",norm=batch", or
-/// "transformer:FIELD=VALUE,..." (transformer_config.h). fails invalid_argument saying what is
-/// wrong where. `base_file`: what a transformer begins at or its adapters stand beside
-/// (adapters.h); empty: none.
+/// "transformer:FIELD=VALUE,..." (transformer_config.h). `base_file`: what a transformer begins at
+/// or its adapters stand beside (adapters.h); empty: none.
+/// fails  invalid_argument saying what is wrong where.
 Result<std::unique_ptr<Model>> make_model(const std::string& spec,
                                           const std::string& base_file = "");
 

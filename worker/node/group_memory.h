@@ -12,7 +12,8 @@ namespace centroid::worker {
 /// Samples of one forward pass of an evaluation.
 std::uint64_t evaluate_samples(const Model& model);
 
-/// Whether a model can be trained on a data set. fails invalid_argument: says what each has.
+/// Whether a model can be trained on a data set.
+/// fails  invalid_argument: says what each has.
 Status check_fits(const Model& model, const Dataset& data);
 
 /// Memory of a worker before the exchange takes its own. Bytes.

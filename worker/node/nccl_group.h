@@ -55,7 +55,9 @@ class NcclGroup {
   /// fails  invalid_argument, without a call to NCCL: other lengths (says both, and what to take)
   Status reduce_scatter(std::size_t rank, std::span<const float> from, std::span<float> into,
                         double weight, double total, void* stream);
-  /// into [size * n] = the ranks' from [n], one after the other. fails  as reduce_scatter
+  /// into [size * n] = the ranks' from [n], one after the other.
+  ///
+  /// fails  as reduce_scatter
   Status all_gather(std::size_t rank, std::span<const float> from, std::span<float> into,
                     void* stream);
   Status broadcast(std::size_t rank, std::span<const std::span<float>> tensors, std::size_t root,

@@ -25,7 +25,8 @@ struct Compute {
   std::unique_ptr<Stream> stream;
   std::unique_ptr<Backend> backend;
 };
-/// "cpu:0", "cuda:1". fails as make_device and make_cuda_backend
+/// "cpu:0", "cuda:1".
+/// fails  as make_device and make_cuda_backend
 Result<Compute> open_compute(const std::string& spec, Matmul matmul);
 
 /// The place of a GPU among those that add through NCCL; no group: it adds with nobody.

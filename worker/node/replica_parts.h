@@ -35,14 +35,18 @@ struct Parts {
 };
 
 /// Open the devices, join those that add through NCCL, and take the memory of a step and of an
-/// evaluation (options.batch). fails  as make_replica_group
+/// evaluation (options.batch).
+///
+/// fails  as make_replica_group
 Result<Parts> make_parts(const Model& model, const GroupOptions& options);
 
 /// The least free memory of the devices that have their own; none: they are CPUs.
 std::optional<std::uint64_t> least_room(const std::vector<Seat>& seats);
 
 /// Whether a step, an evaluation, and the slots of an optimizer beside them, fit into the device.
-/// `plane`: bytes of a slot. fails  failed_precondition: with the numbers, and what to change
+/// `plane`: bytes of a slot.
+///
+/// fails  failed_precondition: with the numbers, and what to change
 Status check_room(Replica& replica, const Model& model, std::uint64_t samples, std::size_t slots,
                   std::uint64_t plane);
 

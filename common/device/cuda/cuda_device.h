@@ -20,8 +20,8 @@ namespace centroid::cuda {
 ///        later call of the process fails alike)
 Status status_of(int code, std::string_view call);
 
-/// GPUs this process may use. fails failed_precondition with the driver's reason; there is then
-/// none.
+/// GPUs this process may use.
+/// fails  failed_precondition with the driver's reason; there is then none.
 Result<unsigned> device_count();
 
 /// "13.0"
@@ -32,8 +32,9 @@ std::string release();
 /// Memory comes from a pool of the object's own, so that neither allocating nor freeing waits for
 /// other work on the GPU; it goes back to the driver with the object. Streams do not wait for the
 /// default stream, and nothing here waits for the whole device, but that the driver may when pinned
-/// memory is made or freed: keep it. thread  any; calls change the thread's current CUDA device.
-/// Memory and streams may outlive the
+/// memory is made or freed: keep it.
+///
+/// thread  any; calls change the thread's current CUDA device. Memory and streams may outlive the
 ///         Device object
 Result<std::unique_ptr<Device>> make_cuda_device(unsigned number);
 

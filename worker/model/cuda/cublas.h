@@ -22,8 +22,8 @@ inline constexpr int kDefaultAlgorithm = -1;
 
 /// thread  any; the functions: one at a time for a handle
 struct Library {
-  /// The first of `names` that there is. fails failed_precondition: none (says what to install), or
-  /// one without the functions
+  /// The first of `names` that there is.
+  /// fails  failed_precondition: none (says what to install), or one without the functions
   static Result<std::shared_ptr<const Library>> load(const std::vector<std::string>& names = {
                                                          "libcublas.so.13", "libcublas.so.12",
                                                          "libcublas.so.11", "libcublas.so"});

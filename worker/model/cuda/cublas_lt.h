@@ -37,8 +37,8 @@ struct Found {
 };
 
 struct Library {
-  /// The first of `names` that there is. fails failed_precondition: none, or one without the
-  /// functions
+  /// The first of `names` that there is.
+  /// fails  failed_precondition: none, or one without the functions
   static Result<std::shared_ptr<const Library>> load(const std::vector<std::string>& names = {
                                                          "libcublasLt.so.13", "libcublasLt.so.12",
                                                          "libcublasLt.so.11", "libcublasLt.so"});
