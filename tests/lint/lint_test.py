@@ -13,6 +13,8 @@ import check_coroutines  # noqa: E402
 import check_format  # noqa: E402
 import check_habits  # noqa: E402
 import check_layers  # noqa: E402
+import check_sizes  # noqa: E402
+from sources import code_of  # noqa: E402
 
 
 class LintTest(unittest.TestCase):
@@ -227,6 +229,151 @@ class Habits(LintTest):
             widest = comment + " " + "x" * (99 - len(comment))
             self.assert_clean(check_habits, "server/a.h", widest[:-1] + "x\u0302\n")
             self.assert_found(check_habits, "server/a.h", widest + "x\n", "of 101 columns; wrap it by hand at 100")
+
+
+class Sizes(LintTest):
+    """Figures of given sources; then what is too large, and lists that are not right, are planted."""
+
+    def sizes(self, text):
+        found = check_sizes.sizes_of("server/a.h", text)
+        return {item.name: item[3:] for item in found}
+
+    def listed(self, *lines):
+        path = pathlib.Path(self.folder.name, check_sizes.LIST)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# what\n" + "".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def function(self, lines, name="f"):
+        return f"int {name}() {{\n" + "  g();\n" * (lines - 2) + "}\n"
+
+    def test_methods_and_fields_are_counted(self):
+        text = """
+namespace centroid::server {
+template <class T, class U = std::map<int, T>>
+class Big final : public Base<T> {
+ public:
+  Big(const Big&) = delete;
+  explicit Big(int a) : a_(a), b_{1, 2} { run(); }
+  ~Big();
+  [[nodiscard]] bool operator()(int x) const;
+  friend bool operator==(const Big& a, const Big& b) { return a.a_ == b.a_; }
+  Big& operator=(const Big&) = default;
+  explicit operator bool() const { return a_ > 0; }
+  template <class V>
+  std::function<void(V)> make(std::function<void(int)> with = {}) const;
+  virtual Task<Result<std::vector<std::pair<int, int>>>> read(Span<const std::byte> in) = 0;
+  static constexpr int kSize = f(3);
+  using Map = std::map<int, int>;
+  struct Inner {
+    int x = 0, y{f(1)};  // two; not( these)
+  };
+  enum class Kind : std::uint8_t { kOne, kTwo };
+  static_assert(sizeof(int) == 4);
+
+ private:
+  friend class Other;
+  class Later;
+  int a_ = f(1, 2);
+  std::pair<int, int> b_;
+  std::function<void(int)> call_ = [](int) { g(); };
+  void (*plain_)(int, int) = nullptr;
+  std::atomic<Time::rep> ticks_{Time(hours(1)).count()};
+  alignas(64) char room_[SPACE(sizeof(int))] = {};
+  std::map<int, std::map<int, int>> c_, d_;
+  static int shared_;
+};
+}  // namespace centroid::server
+"""
+        sizes = self.sizes(text)
+        self.assertEqual(sizes["centroid::server::Big::Inner"], (0, 2))
+        self.assertEqual(sizes["centroid::server::Big"], (9, 9))
+
+    def test_lines_and_names_of_functions(self):
+        text = """
+namespace centroid {
+namespace {
+const std::map<int, int> kMap = {{1, 2}};
+int one() { return "}"[0] + '{'; }
+template <class T>
+Result<std::vector<T>>
+two(int a,
+    int b) {
+  struct Local { int x; };
+  auto f = [a] {
+    return R"("{{{)";
+  };
+  if (a) { f(); }
+}
+}  // namespace
+#define BRACE {
+Big::Big(int a)
+    : a_(a), b_{a} {
+}
+Status Big::Inner::run() noexcept { return {}; }
+bool Big::operator()(int x) const { return x; }
+std::unique_ptr<A> make() {
+  return std::make_unique<A>(A{1});
+}
+}  // namespace centroid
+"""
+        self.assertEqual(
+            self.sizes(text),
+            {
+                "centroid::one": (1,),
+                "centroid::two::Local": (0, 1),
+                "centroid::two": (10,),
+                "centroid::Big::Big": (3,),
+                "centroid::Big::Inner::run": (1,),
+                "centroid::Big::operator()": (1,),
+                "centroid::make": (3,),
+            },
+        )
+
+    def test_braces_that_do_not_match_are_no_silence(self):
+        for text in ("int f() {\n", "int f() {}}\n", "int f({)};\n"):
+            with self.assertRaises(ValueError):
+                check_sizes.sizes_of("server/a.h", text)
+
+    def test_what_is_too_large_is_found(self):
+        large = {
+            "methods": "class A {\n" + "".join(f"  void f{i}();\n" for i in range(61)) + "};\n",
+            "fields": "struct A {\n" + "".join(f"  int f{i} = 0;\n" for i in range(41)) + "};\n",
+            "lines": self.function(81, "A"),
+        }
+        for what, text in large.items():
+            limit = check_sizes.LIMITS[what]
+            with self.subTest(what=what):
+                self.listed()
+                self.assert_found(check_sizes, "server/a.h", text, f"server/a.h:1: A has {limit + 1} {what}, at most {limit}")
+                self.assert_clean(check_sizes, "tests/a.h", text)
+                self.listed(f"{what} {limit + 1} A")
+                self.assert_clean(check_sizes, "server/a.h", text)
+        self.listed()
+        self.assert_clean(check_sizes, "server/a.cc", self.function(80))
+
+    def test_a_list_only_shrinks(self):
+        self.listed("lines 90 f")
+        self.assert_clean(check_sizes, "server/a.cc", self.function(90))
+        self.assert_found(check_sizes, "server/a.cc", self.function(91), "has 91 lines, 90 are allowed")
+        self.assert_found(check_sizes, "server/a.cc", self.function(89), "size_exceptions.txt:2: f has become smaller; write: lines 89 f")
+        self.assert_found(check_sizes, "server/a.cc", self.function(80), "no exception; remove this line")
+        self.assert_found(check_sizes, "server/a.cc", "int x;\n", "is no more (or has another name); remove this line")
+        self.listed("lines 90 f", "lines 90 f")
+        self.assert_found(check_sizes, "server/a.cc", self.function(90), "twice")
+        self.listed("line 90 f")
+        self.assert_found(check_sizes, "server/a.cc", self.function(8), "is counted")
+
+    def test_shrink_writes_the_list(self):
+        path = pathlib.Path(self.folder.name, "server", "a.cc")
+        path.parent.mkdir()
+        path.write_text(self.function(85, "f") + self.function(95, "g") + self.function(70, "h"), encoding="utf-8")
+        self.listed("lines 90 f", "lines 90 g", "lines 90 h", "lines 90 i")
+        check_sizes.shrink(self.folder.name)
+        written = pathlib.Path(self.folder.name, check_sizes.LIST).read_text(encoding="utf-8")
+        self.assertEqual([line for line in written.splitlines() if not line.startswith("#")], ["lines 85 f", "lines 90 g"])
+
+    def test_raw_strings_are_no_code(self):
+        self.assertEqual(code_of('a = R"x("{)" // )x"; b = "//"; c').split(), ["a", "=", ";", "b", "=", ";", "c"])
 
 
 class Format(LintTest):
