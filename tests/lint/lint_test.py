@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import check_coroutines  # noqa: E402
+import check_cycles  # noqa: E402
 import check_format  # noqa: E402
 import check_habits  # noqa: E402
 import check_layers  # noqa: E402
@@ -374,6 +375,112 @@ std::unique_ptr<A> make() {
 
     def test_raw_strings_are_no_code(self):
         self.assertEqual(code_of('a = R"x("{)" // )x"; b = "//"; c').split(), ["a", "=", ";", "b", "=", ";", "c"])
+
+
+class Cycles(LintTest):
+    """Sources are compiled as CMake does it, into server/NAME/CMakeFiles/NAME.dir."""
+
+    def write(self, name, text):
+        path = pathlib.Path(self.folder.name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def compile(self, **sources):
+        for name, text in sources.items():
+            source = self.write(f"server/a/{name}.cc", text)
+            target = pathlib.Path(self.folder.name, "build/server/a/CMakeFiles/a.dir", f"{name}.cc.o")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["c++", "-c", source, "-o", target], check=True)
+
+    def listed(self, *lines):
+        self.write(check_cycles.LIST, "# what\n" + "".join(line + "\n" for line in lines))
+
+    def all_found(self):
+        return list(check_cycles.findings(self.folder.name, self.folder.name + "/build"))
+
+    def assert_all(self, *words):
+        found = self.all_found()
+        self.assertEqual(len(found), len(words), found)
+        for text, word in zip(found, words):
+            self.assertIn(word, text)
+        return found
+
+    def test_objects_that_need_each_other_are_found(self):
+        self.compile(
+            one="void two(); void one() { two(); }",
+            two="int three; void one(); int four(); void two() { one(); four(); }",
+            four="extern int three; int four() { return three; }",
+            leaf="void one(); void leaf() { one(); }",
+        )
+        found = self.assert_all("is new: server/a/four.cc server/a/one.cc server/a/two.cc;")
+        for step in ("server/a/two.cc -> server/a/four.cc: needs four()", "server/a/four.cc -> server/a/two.cc: needs three"):
+            self.assertIn(step, found[0])
+        self.listed("objects", "  server/a/one.cc", "  server/a/two.cc")
+        self.assert_all("is new: server/a/four.cc;")
+        self.listed("objects", "  server/a/four.cc", "  server/a/one.cc", "  server/a/two.cc")
+        self.assert_all()
+
+    def test_a_list_of_cycles_only_shrinks(self):
+        self.compile(
+            one="void two(); void one() { two(); }",
+            two="void one(); void two() { one(); }",
+            three="void four(); void three() { four(); }",
+            four="void three(); void four() { three(); }",
+            leaf="void leaf() {}",
+        )
+        names = [f"  server/a/{name}.cc" for name in ("four", "leaf", "one", "three", "two")]
+        self.listed("objects", *names)
+        self.assert_all("fallen into 2", "cycle_exceptions.txt:4: server/a/leaf.cc is in this cycle no more; remove this line")
+        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
+        self.assertEqual(
+            [sorted(names) for _, names in check_cycles.exceptions(self.folder.name)],
+            [["server/a/four.cc", "server/a/three.cc"], ["server/a/one.cc", "server/a/two.cc"]],
+        )
+        self.assert_all()
+        self.compile(two="void two() {}")
+        self.assert_all("these objects are in no cycle any more: remove them (2 lines)")
+        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
+        self.assert_all()
+        self.compile(two="void one(); void two() { one(); }")
+        self.assert_all("is new: server/a/one.cc server/a/two.cc;")
+        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
+        self.assert_all("is new: server/a/one.cc server/a/two.cc;")
+
+    def test_inline_functions_and_old_objects_do_not_count(self):
+        shared = "template <class T> void both(T) {} inline int twice() { static int n; return ++n; } struct B { virtual ~B() {} };"
+        self.compile(
+            one=shared + "void two(); void one() { both(1); twice(); B b; two(); }",
+            two=shared + "void two() { both(1); twice(); B b; }",
+            weak="void leaf(); __attribute__((weak)) void soft() { leaf(); }",
+            leaf="void soft(); void leaf() { soft(); }",
+            was_here="void one(); void two() { one(); }",
+        )
+        pathlib.Path(self.folder.name, "server/a/was_here.cc").unlink()
+        self.assert_all()
+
+    def test_source_without_object_is_found(self):
+        self.compile(one="void one() {}")
+        self.write("server/a/two.cc", "")
+        self.assert_all("server/a/two.cc: no object file")
+
+    def test_object_of_a_source_above_its_folder_is_known(self):
+        self.compile(one="void one() {}")
+        target = pathlib.Path(self.folder.name, "build/server/a/CMakeFiles/a.dir")
+        (target / "__").mkdir()
+        (target / "one.cc.o").rename(target / "__" / "one.cc.o")
+        pathlib.Path(self.folder.name, "server/a/one.cc").rename(pathlib.Path(self.folder.name, "server/one.cc"))
+        self.assert_all()
+
+    def test_folders_that_include_each_other_are_found(self):
+        self.write("server/a/a.h", '#include "server/b/b.h"\n#include "server/a/c.h"\n#include "common/base/d.h"\n')
+        self.write("server/b/b.h", '#include "server/config.h"\n')
+        self.assert_all()
+        self.write("server/config.h", '#include "server/a/a.h"\n')
+        found = self.assert_all("folders in a cycle, which is new: server server/a server/b;")
+        self.assertIn("server/a -> server/b: server/a/a.h includes server/b/b.h", found[0])
+        self.listed("folders", "  server", "  server/a", "  server/b")
+        self.assert_all()
 
 
 class Format(LintTest):
