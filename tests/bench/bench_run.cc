@@ -17,17 +17,24 @@ namespace {
 
 constexpr std::chrono::seconds kStartTimeout{30};
 
-transport::Endpoint wait_for_endpoint(const fs::path& file, const Child& server) {
+/// Of the server, by name, as its endpoints_file has them.
+transport::Endpoint endpoint_of(const nlohmann::json& endpoints, const char* name) {
+  const auto text = endpoints.at(name).get<std::string>();
+  const std::size_t scheme = text.find("://");
+  auto endpoint =
+      transport::Endpoint::parse(scheme == std::string::npos ? text : text.substr(scheme + 3));
+  if (!endpoint.ok()) fail(endpoint.error().message());
+  return *endpoint;
+}
+
+nlohmann::json wait_for_endpoints(const fs::path& file, const Child& server) {
   const auto until = std::chrono::steady_clock::now() + kStartTimeout;
   while (!fs::exists(file)) {
     if (!server.is_alive() || std::chrono::steady_clock::now() > until)
       fail("centroid-server does not start");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
   }
-  const auto endpoints = nlohmann::json::parse(std::ifstream(file));
-  auto endpoint = transport::Endpoint::parse(endpoints.at("data").get<std::string>());
-  if (!endpoint.ok()) fail(endpoint.error().message());
-  return *endpoint;
+  return nlohmann::json::parse(std::ifstream(file));
 }
 
 }  // namespace
@@ -46,11 +53,11 @@ Folder::~Folder() {
 ServerProcess start_server(const fs::path& folder, const std::vector<std::string>& flags,
                            const std::string& host, const std::string& network_namespace,
                            const fs::path& log_file) {
-  const fs::path endpoints = folder / "endpoints.json";
+  const fs::path endpoints_file = folder / "endpoints.json";
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server";
   std::vector<std::string> command = {program, "--listen",         host + ":0",
                                       "--api", "127.0.0.1:0",      "--run-dir",
-                                      folder,  "--endpoints-file", endpoints};
+                                      folder,  "--endpoints-file", endpoints_file};
   command.insert(command.end(), flags.begin(), flags.end());
   if (!log_file.empty()) {
     const std::vector<std::string> shell{"/bin/sh", "-c", "exec \"$@\" 2>\"$0\"", log_file};
@@ -58,7 +65,9 @@ ServerProcess start_server(const fs::path& folder, const std::vector<std::string
   }
   ServerProcess server;
   server.child = Child::executed(command, network_namespace);
-  server.data = wait_for_endpoint(endpoints, server.child);
+  const auto endpoints = wait_for_endpoints(endpoints_file, server.child);
+  server.data = endpoint_of(endpoints, "data");
+  server.api = endpoint_of(endpoints, "api");
   return server;
 }
 

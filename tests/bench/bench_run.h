@@ -28,7 +28,7 @@ class Folder {
 /// centroid-server of the same build, as a user runs it.
 struct ServerProcess {
   Child child;
-  transport::Endpoint data;
+  transport::Endpoint data, api;
 };
 /// `flags` beside where it listens (`host`), its run_dir and endpoints_file, which lie in `folder`.
 /// With `log_file` what it says goes there. Ends the program when the server does not start.

@@ -134,20 +134,20 @@ Contender make_star_cluster(const ClusterSettings& settings) {
                                     "--credit_bytes", std::to_string(settings.credit_bytes)};
   flags.insert(flags.end(), settings.server_flags.begin(), settings.server_flags.end());
   if (!settings.run_dir.empty()) std::filesystem::create_directories(settings.run_dir);
-  auto [server, endpoint] =
+  ServerProcess server =
       start_server(settings.run_dir.empty() ? folder.path().string() : settings.run_dir, flags,
                    settings.host, settings.namespaces.empty() ? "" : settings.namespaces[0]);
   std::vector<Child> members;
   for (std::size_t m = 0; m < settings.workers; ++m)
-    members.push_back(Child::forked([&, to = endpoint] { run_member(settings, m, to, *board); }));
+    members.push_back(Child::forked([&] { run_member(settings, m, server.data, *board); }));
   if (!is_star)
-    return {settings.exchange + ", " + settings.codec, board, std::move(server),
+    return {settings.exchange + ", " + settings.codec, board, std::move(server.child),
             std::move(members)};
   const bool is_plain = settings.codec == "f32" && settings.codec_down == "f32";
   const std::string name = is_plain
                                ? "star, " + settings.optimizer + " applied by the " + settings.apply
                                : "star, " + settings.codec + " / " + settings.codec_down;
-  return {name, board, std::move(server), std::move(members)};
+  return {name, board, std::move(server.child), std::move(members)};
 }
 
 }  // namespace centroid::bench

@@ -16,6 +16,7 @@
 #include <ctime>
 #include <fstream>
 #include <new>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -30,7 +31,7 @@ constexpr std::int64_t kBlockTimeoutNs = 300'000'000'000;
 }  // namespace
 
 void fail(const std::string& why) {
-  std::fprintf(stderr, "centroid-bench-star: %s\n", why.c_str());
+  std::fprintf(stderr, "%s: %s\n", ::program_invocation_short_name, why.c_str());
   std::fflush(nullptr);
   ::_exit(1);
 }
@@ -92,6 +93,28 @@ double Child::cpu_seconds() const {
   if (::clock_getcpuclockid(pid_, &clock) != 0 || ::clock_gettime(clock, &time) != 0)
     fail("a process has gone");
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double Child::rested_cpu_seconds() const {
+  double spent = cpu_seconds();
+  for (double seen = 0; spent - seen > kRestSeconds; spent = cpu_seconds()) {
+    seen = spent;
+    std::this_thread::sleep_for(kRestPause);  // lint-ok: no test
+  }
+  return spent;
+}
+
+CpuTimes Child::cpu_times() const {
+  std::ifstream in("/proc/" + std::to_string(pid_) + "/stat");
+  std::string text;
+  std::getline(in, text);
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  std::string skipped;
+  for (int i = 0; i < 11; ++i) fields >> skipped;  // state is field 3 of proc(5), utime 14
+  std::uint64_t user = 0, system = 0;
+  if (!(fields >> user >> system)) fail("a process has gone");
+  const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return {static_cast<double>(user) / ticks, static_cast<double>(system) / ticks};
 }
 
 std::uint64_t Child::status_bytes(const char* field) const {
@@ -170,12 +193,7 @@ BlockTimes Contender::run(std::uint32_t rounds) {
     times.rounds.push_back(1e-9 * static_cast<double>(last - std::exchange(before, last)));
   }
   // Work that a server does after it has answered belongs to the round too.
-  double spent = server_.cpu_seconds();
-  for (double seen = 0; spent - seen > kRestSeconds; spent = server_.cpu_seconds()) {
-    seen = spent;
-    std::this_thread::sleep_for(kRestPause);  // lint-ok: no test
-  }
-  times.server_cpu = spent - cpu;
+  times.server_cpu = server_.rested_cpu_seconds() - cpu;
   times.members_cpu = members_cpu() - others;
   for (std::size_t m = 0; m < members_.size(); ++m)
     times.most_sent_bytes = std::max(times.most_sent_bytes, board_->sent_bytes[m] - sent[m]);

@@ -14,6 +14,11 @@ namespace centroid::bench {
 inline constexpr std::size_t kMaxMembers = 64;
 inline constexpr std::size_t kMaxBlockRounds = 1024;
 
+/// Processor seconds, as the system counts them: in steps of 10 ms.
+struct CpuTimes {
+  double user = 0, system = 0;
+};
+
 /// A child process that dies with this one.
 ///
 /// thread  the parent must have one thread only while it makes children by `forked`
@@ -29,7 +34,9 @@ class Child {
   Child& operator=(Child&& other) noexcept;
   ~Child();
 
-  double cpu_seconds() const;                           ///< of all its threads, so far
+  double cpu_seconds() const;         ///< of all its threads, so far
+  double rested_cpu_seconds() const;  ///< the same, once it has nothing to do
+  CpuTimes cpu_times() const;
   std::uint64_t status_bytes(const char* field) const;  ///< "VmRSS", "VmHWM"
   bool is_alive() const;
 
