@@ -1,0 +1,86 @@
+"""Fixed jobs end with the bits of commit 9a33d03 (tests/baseline/golden.json). golden_test.py BIN_DIR
+
+The hashes depend on IEEE 754 arithmetic in float32 and float64, and on libm's pow (bias correction of Adam) and cos (schedule). They do not
+depend on the processor: the jobs use no BLAS, and the codecs' loops for AVX2, AVX-512 and NEON give the bits of the portable ones
+(tests/unit/codec_machines_test.cc).
+
+tests/baseline/make_golden.py writes golden.json.
+"""
+
+import json
+import pathlib
+
+from cluster import DONE, main
+from fixed_jobs import TABLES, FixedJobs, hash_of_live, state_of
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "baseline" / "golden.json"
+ROUNDS = 12
+
+# By name: flags of the server, and what differs from three trainers that give gradients.
+STAR = {
+    "star": (["--optimizer", "sgd"], {}),
+    "momentum, clipped, cosine": (["--optimizer", "momentum", "--clip-norm", "8", "--optimizer.schedule", "cosine:rounds=12"], {}),
+    "adam on the server": (["--optimizer", "adam"], {}),
+    "workers apply": (["--optimizer", "nesterov", "--apply", "worker"], {}),
+    "top-k up": (["--optimizer", "sgd"], {"codec": "topk:0.1,values=int8,momentum=0.9"}),
+    "top-k both ways": (["--optimizer", "momentum", "--codec-down", "topk:0.1"], {"codec": "topk:0.05"}),
+    "int8 both ways": (["--optimizer", "adam", "--codec-down", "int8"], {"codec": "int8"}),
+    "sign up, bf16 down": (["--optimizer", "momentum", "--codec-down", "bf16"], {"codec": "sign"}),
+    "three servers": (["--optimizer", "adamw", "--clip-norm", "8", "--servers", 3], {"shards": "xy"}),
+    "three servers, top-k both ways": (["--optimizer", "momentum", "--codec-down", "topk:0.1", "--servers", 3], {"shards": "xy", "codec": "topk:0.05"}),
+    "quorum of all": (["--optimizer", "momentum", "--policy", "quorum:3"], {}),
+    "asp": (["--optimizer", "momentum", "--policy", "asp"], {"in_turn": True}),
+    "ssp": (["--optimizer", "sgd", "--policy", "ssp:1", "--apply", "worker"], {"in_turn": True}),
+    "local steps": (["--local-steps", 4], {}),
+    "local steps, fragments": (["--local-steps", 4, "--fragments", 2], {"codec": "int8"}),
+    "local steps, overlap": (["--local-steps", 4, "--overlap", 1], {}),
+    "median": (["--optimizer", "sgd", "--aggregate", "median"], {}),
+    "trimmed mean": (["--optimizer", "momentum", "--aggregate", "trimmed_mean:1"], {}),
+}
+
+
+class Golden(FixedJobs):
+    def next_run(self):
+        """A run_dir that no other job of this test has."""
+        return f"run-{len(self.processes)}"
+
+    def star(self, name):
+        flags, more = STAR[name]
+        workers, run = 2 if more.get("in_turn") else 3, self.next_run()
+        server = self.serve("--rounds", ROUNDS, "--min-workers", workers, "--exit-when-finished", *flags, run=run)
+        shards = [self.shard(server, which, run) for which in more.get("shards", "")]
+        trainers = self.train_in_turn(server, workers) if more.get("in_turn") else self.train(server, workers, more.get("codec", "f32"))
+        self.assert_exit(DONE, server, *shards)
+        state = state_of(self.checkpoints(run)[-1])
+        for one in trainers:
+            self.assertEqual(hash_of_live(one.tensors), state["parameters"], "parameters of a worker differ from the checkpoint")
+        return state
+
+    def tables(self, servers):
+        run = self.next_run()
+        leader = self.serve("--tables", TABLES, "--servers", servers, run=run)
+        shards = [self.shard(leader, which, run) for which in "xy"[: servers - 1]]
+        if shards:
+            self.wait_tables(leader, servers)
+        self.push(leader.data, 1, 90)
+        found = self.rows_of(leader.data)
+        leader.post("/v1/job:stop")
+        self.assert_exit(DONE, leader, *shards)
+        return {"rows": found}
+
+    def expected(self, name):
+        return json.loads(GOLDEN.read_text())[name]
+
+    def test_star(self):
+        for name in STAR:
+            with self.subTest(job=name):
+                self.assertEqual(self.star(name), self.expected(name))
+
+    def test_tables(self):
+        for servers in (1, 2):
+            with self.subTest(servers=servers):
+                self.assertEqual(self.tables(servers), self.expected("tables"))
+
+
+if __name__ == "__main__":
+    main()
