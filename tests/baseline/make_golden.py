@@ -30,9 +30,10 @@ class Make(golden_test.Golden):
 
     def make(self):
         jobs = {name: self.same(name, lambda: self.star(name)) for name in golden_test.STAR}  # noqa: B023
+        jobs |= {name: self.same(name, lambda: self.peers(name)) for name in golden_test.PEERS}  # noqa: B023
         jobs["tables"] = self.same("tables", lambda: self.tables(1))
         self.assertEqual(self.same("tables on two servers", lambda: self.tables(2)), jobs["tables"])
-        golden_test.GOLDEN.write_text(json.dumps(jobs, indent=1) + "\n")
+        golden_test.GOLDEN.write_text(json.dumps({"probe": self.probe(), "jobs": jobs}, indent=1) + "\n")
 
 
 def main():
