@@ -175,6 +175,16 @@ class Make(old_files_test.OldFiles):
         self.kill(leader)
         self.write(name, flags=flags, workers=2, codec=TOPK, loaded=STOPPED, round=STOPPED, **reached, after=None)
 
+    def make_local(self, name):
+        """Parameters, slots and steps of a centroid-worker with local steps."""
+        flags = ["--local-steps", 4]
+        leader, _ = self.start("run", ["--checkpoint-keep", 1, "--checkpoint-every", 20, *flags, "--rounds", 20], workers=1)
+        worker = self.local_worker(leader)
+        wait_for(lambda: len(list((self.folder / "state").glob("*/checkpoint-*20/manifest.json"))) == 2, "both kinds of its state")
+        leader.wait_event("checkpoint.written", version=20 + 1)
+        self.kill(worker, leader)
+        self.write(name, flags=flags, loaded=20)
+
     def rows(self, servers=()):
         """Hash of the rows after all pushes on an undisturbed server."""
         leader = self.serve("--tables", TABLES, run="whole")
@@ -252,6 +262,7 @@ class Make(old_files_test.OldFiles):
             "journal-with-routes": self.make_journal_with_routes,
             "feedback": self.make_feedback,
             "feedback-of-a-leave": self.make_feedback_of_a_leave,
+            "local": self.make_local,
             "tables-checkpoint": self.make_tables,
             "tables-journal": lambda name: self.make_tables(name, journal=True),
             "tables-of-servers": self.make_tables_of_servers,

@@ -7,6 +7,7 @@ recorded round, version and parameters, and training to the last round gives the
 import json
 import pathlib
 import shutil
+import subprocess
 
 from client_test import centroid
 from cluster import DONE, main
@@ -28,11 +29,13 @@ class OldFiles(FixedJobs):
     """`check` selects the method by the prefix of the case's name (WAYS)."""
 
     def copy(self, name, source=FILES):
-        """Copy the case's files into this test's folder. Returns expected.json."""
+        """Copy the case's files into this test's folder and verify them. Returns expected.json."""
         for folder in ("run", "state"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
             if (source / name / folder).exists():
                 shutil.copytree(source / name / folder, self.folder / folder)
+        checked = subprocess.run([pathlib.Path(self.programs) / "centroidctl", "checkpoints", "verify", self.folder / "run"], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(checked.returncode, DONE, checked.stdout + checked.stderr)
         return json.loads((source / name / "expected.json").read_text())
 
     def resume(self, expected, *arguments):
@@ -112,7 +115,19 @@ class OldFiles(FixedJobs):
         self.assert_exit(DONE, leader)
         self.assertEqual(state_of(self.checkpoints()[-1]), expected["after"])
 
-    WAYS = {"checkpoint-": check_dense, "journal-": check_dense, "feedback": check_dense, "tables-": check_tables, "operator": check_operator, "restore": check_restore}
+    def check_local(self, expected):
+        """State files of centroid-worker. Its bits depend on the BLAS, so the test checks that the files are restored."""
+        leader, _ = self.resume(expected, "--rounds", expected["loaded"] + 5, "--min-workers", 1, "--exit-when-finished")
+        worker = self.local_worker(leader)
+        self.assert_exit(DONE, worker, leader)
+        for event in ("local.restored", "feedback.restored"):
+            self.assertEqual([one["after_round"] for one in worker.events(event)], [expected["loaded"]], event)
+
+    def local_worker(self, server):
+        flags = ["--inner-optimizer", "adamw", "--inner-lr", "0.002", "--codec", "topk:0.1", "--state-dir", self.folder / "state"]
+        return self.worker(server, "a", *flags, model="mlp:64-2-10")
+
+    WAYS = {"checkpoint-": check_dense, "journal-": check_dense, "feedback": check_dense, "tables-": check_tables, "operator": check_operator, "restore": check_restore, "local": check_local}
 
 
 class Resumed(OldFiles):
