@@ -37,6 +37,8 @@ centroid_bench_script(recovery.py ARGS ${bin} --kills 2)
 centroid_bench_script(rest_load.py ARGS ${bin} --seconds 3)
 centroid_bench_script(servers.py ARGS ${bin})
 centroid_bench_script(soak.py NAMED ARGS ${bin} --minutes 5 --churn 5 --every 1)
+# Two builds in turns; one on both sides by default, which must find no difference.
+centroid_bench_script(paired.py NAMED ARGS ${bin} ${bin})
 # These make network namespaces; the last one needs a GPU.
 centroid_bench_script(collectives_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-collectives --ranks 2 --sizes 16777216 --rounds 1)
 centroid_bench_script(exchange_namespaces.py NAMED ARGS --program ${bin}/centroid-bench-exchange --parameters 5000000)
