@@ -43,7 +43,13 @@ Outcome<bool> create_directories(Storage& storage, const fs::path& path) {
     if (!made.ok()) return made.error;
   }
   const std::error_code failed = storage.create_directory(plain, 0777);
-  if (failed != std::errc::file_exists) return failed ? Outcome<bool>(failed) : Outcome<bool>(true);
+  if (!failed) {
+    // Else a power cut takes the folder, and with it what was synced in it.
+    const std::error_code synced = storage.sync_directory(above.empty() ? "." : above);
+    if (synced && synced != std::errc::permission_denied) return synced;
+    return true;
+  }
+  if (failed != std::errc::file_exists) return failed;
   const auto meanwhile = storage.attributes(plain);
   if (meanwhile.ok() && meanwhile.value.kind == Kind::kFolder) return false;
   return failed;

@@ -89,6 +89,18 @@ void write_synced(const fs::path& path, const std::string& text) {
   ASSERT_TRUE(file::sync_directory(path.parent_path()).ok());
 }
 
+TEST(MemoryDisk, FoldersThatWereCreatedOutlastAPowerCutWithWhatWasSyncedInThem) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    Machine machine;
+    std::error_code error;
+    EXPECT_TRUE(file::create_directories("/run/of/journal", error));
+    write_synced("/run/of/journal/file", "x");
+    ASSERT_TRUE(file::sync_directory("/run/of/journal").ok());
+    machine.cut_power(seed);
+    ASSERT_EQ(read("/run/of/journal/file"), "x") << "seed " << seed;
+  }
+}
+
 TEST(MemoryStorage, WhatIsSyncedSurvivesEveryPowerCut) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Machine machine;
@@ -180,15 +192,17 @@ TEST(MemoryStorage, ANameLastsWithTheSyncOfItsFolder) {
       ASSERT_TRUE(file::sync(*file, "/made").ok());
       ASSERT_TRUE(file::remove("/gone").ok());
       ASSERT_TRUE(file::rename("/old", "/new").ok());
-      if (is_synced) ASSERT_TRUE(file::sync_directory("/").ok());
+      if (is_synced) {
+        ASSERT_TRUE(file::sync_directory("/").ok());
+      }
       machine.cut_power(seed);
       std::string all;
       for (const std::string& name : names_in("/")) all += name + " ";
       seen.insert(all);
     }
-    if (is_synced)
+    if (is_synced) {
       EXPECT_THAT(seen, ElementsAre("made new "));
-    else
+    } else
       EXPECT_THAT(seen, ElementsAre("gone made new ", "gone made old ", "gone new ", "gone old ",
                                     "made new ", "made old ", "new ", "old "));
   }
@@ -217,7 +231,9 @@ TEST(MemoryStorage, AFolderWithoutALastingNameIsLostWithAllInIt) {
     write_synced("/run/file", "x");
     machine.cut_power(seed);
     seen.insert(file::exists("/run"));
-    if (file::exists("/run")) ASSERT_EQ(read("/run/file"), "x");
+    if (file::exists("/run")) {
+      ASSERT_EQ(read("/run/file"), "x");
+    }
   }
   EXPECT_THAT(seen, ElementsAre(false, true));
 }
@@ -319,10 +335,15 @@ TEST(MemoryStorage, TheSameSeedGivesTheSameDisk) {
       const fs::path path = "/file" + std::to_string(rng.below(5));
       const auto file = file::open_to_append(path);
       EXPECT_TRUE(file::write_all(*file, path, bytes_of(long_text('a', rng.below(3000)))).ok());
-      if (rng.below(3) == 0) EXPECT_TRUE(file::sync(*file, path).ok());
-      if (rng.below(3) == 0) EXPECT_TRUE(file::sync_directory("/").ok());
-      if (rng.below(4) == 0)
+      if (rng.below(3) == 0) {
+        EXPECT_TRUE(file::sync(*file, path).ok());
+      }
+      if (rng.below(3) == 0) {
+        EXPECT_TRUE(file::sync_directory("/").ok());
+      }
+      if (rng.below(4) == 0) {
         EXPECT_TRUE(file::rename(path, "/file" + std::to_string(rng.below(5))).ok());
+      }
       if (rng.below(20) == 0) machine.cut_power(rng.next());
     }
     return machine.disk().digest();
