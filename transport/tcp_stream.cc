@@ -3,7 +3,10 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdint>
 
 #include <boost/asio/buffer.hpp>
 
@@ -28,6 +31,24 @@ void set_congestion_control(tcp::socket& socket, const std::string& wanted, bool
   } else if (is_loopback && !use_congestion_control(socket, "cubic")) {
     use_congestion_control(socket, "reno");
   }
+}
+
+/// A peer whose machine or network is gone does not close the connection. Have the system end it
+/// when nothing was acknowledged for `time`: neither data nor the probes of an idle connection.
+///
+/// source  RFC 5482 (user timeout), RFC 9293 section 3.8.4 (keep-alives)
+void bound_silence(tcp::socket& socket, std::chrono::milliseconds time) {
+  if (time <= std::chrono::milliseconds(0)) return;
+  const auto set = [&socket](int level, int name, int value) {
+    (void)::setsockopt(socket.native_handle(), level, name, &value, sizeof value);
+  };
+  const auto seconds = static_cast<int>(
+      std::clamp<std::int64_t>(std::chrono::ceil<std::chrono::seconds>(time).count(), 2, 30'000));
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * seconds);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds / 2);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / 6));
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
 std::array<asio::const_buffer, 3> gather(std::span<const Bytes> parts) {
@@ -58,6 +79,7 @@ TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)
   peer_ = to_string(remote);
   socket_.non_blocking(true, ignored);
   socket_.set_option(tcp::no_delay(true), ignored);
+  bound_silence(socket_, options.stall_timeout);
   set_congestion_control(socket_, options.congestion_control, remote.address().is_loopback());
 }
 

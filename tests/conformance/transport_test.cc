@@ -1,5 +1,9 @@
 // The contract of Connection, Listener and Transport, for every implementation.
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -429,6 +433,40 @@ Task<void> listen_and_connect_errors(Kind kind) {
   EXPECT_THAT(refused.error().message(), HasSubstr(taken.to_string()));
   EXPECT_TRUE(transport->listen(taken).ok()) << "a closed listener frees its port";
 }
+/// Of the socket of this process that is connected to the port; -1: there is none.
+int user_timeout_of_socket_to(std::uint16_t port) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    const bool is_connected = ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+                              peer.sin_family == AF_INET && ntohs(peer.sin_port) == port;
+    int time = 0;
+    size = sizeof time;
+    if (is_connected && ::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &time, &size) == 0)
+      return time;
+  }
+  return -1;
+}
+
+Task<std::optional<Status>> connect_and_look(Transport* transport, Endpoint endpoint, int* time) {
+  auto connection = co_await transport->connect(endpoint, soon());
+  if (!connection.ok()) co_return Status(connection.error());
+  *time = user_timeout_of_socket_to(endpoint.port);
+  (*connection)->close(stop());
+  co_return Status();
+}
+
+TEST(TcpTransport, TheSystemEndsAConnectionWhosePeerAcknowledgesNothing) {
+  IoThread io("io");
+  TransportOptions options;
+  options.stall_timeout = 7s;
+  const auto transport = make_tcp(io.executor(), options);
+  const auto listener = transport->listen({"127.0.0.1", 0}).value();
+  int time = 0;
+  EXPECT_TRUE(io.wait(connect_and_look(transport.get(), listener->endpoint(), &time))->ok());
+  EXPECT_EQ(time, 7000);
+}
+
 TEST_P(TransportConformance, ListenAndConnectErrorsNameTheEndpoint) {
   run(listen_and_connect_errors);
 }
