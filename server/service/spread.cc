@@ -407,8 +407,15 @@ Task<Result<bool>> Cluster::recover_servers() {
     co_await changed_.wait(limit);
     co_return false;
   }
+  std::optional<Waits::Guard> waits;
   while (!links_.empty() || (attempt_ && attempt_.use_count() > 1) || checkpointing_ ||
          spread_.copiers > 0) {
+    if (!waits)
+      waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
+        return "server '" + spread_.lost +
+               "' is gone with its chunks: the end of the workers' connections, and of what reads "
+               "the state that is given up";
+      });
     state_fetched_.notify_all();  // no version is kept for a checkpoint now
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
   }
