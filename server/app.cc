@@ -28,6 +28,7 @@
 #include "common/storage/file.h"
 #include "server/api/api_server.h"
 #include "server/election/candidacy.h"
+#include "server/election/etcd_client.h"
 #include "server/folder_claim.h"
 #include "server/service/cluster.h"
 #include "server/shard/read_manifest.h"
@@ -197,20 +198,24 @@ Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
                                              const transport::Endpoint& data,
                                              const transport::Endpoint& api) {
   Candidacy::Options options;
-  CENTROID_ASSIGN(options.etcd.endpoints, parse_etcd_endpoints(config.etcd));
+  EtcdOptions etcd;
+  CENTROID_ASSIGN(etcd.endpoints, parse_etcd_endpoints(config.etcd));
   const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
-  if (std::ranges::any_of(options.etcd.endpoints, is_secure)) {
+  if (std::ranges::any_of(etcd.endpoints, is_secure)) {
     transport::TlsOptions tls;
     tls.authority = config.etcd_authority;
     tls.certificate = config.etcd_certificate;
     tls.key = config.etcd_key;
     auto files = transport::TlsFiles::open(std::move(tls));
     if (!files.ok()) return std::move(files).error().with_context("etcd");
-    options.etcd.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
+    etcd.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
   }
-  options.etcd.user = config.etcd_user;
-  options.etcd.password = config.etcd_password;
-  options.etcd.timeout = config.etcd_lease / 4;
+  etcd.user = config.etcd_user;
+  etcd.password = config.etcd_password;
+  etcd.timeout = config.etcd_lease / 4;
+  options.connect = [etcd](Executor executor) {
+    return std::make_unique<EtcdClient>(std::move(executor), etcd);
+  };
   options.election.ttl = config.etcd_lease;
   options.election.renew = config.etcd_lease / 3;
   options.cluster = config.cluster;

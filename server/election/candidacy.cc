@@ -61,7 +61,7 @@ Candidate self_of(const Candidacy::Options& options) {
 
 Candidates::Options candidates_options(const Candidacy::Options& options) {
   Candidates::Options out;
-  out.etcd = options.etcd;
+  out.connect = options.connect;
   out.prefix = Candidacy::servers_of(options.cluster);
   out.self = self_of(options);
   out.every = options.election.ttl;
@@ -76,7 +76,7 @@ Candidacy::Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
       fence_(fence),
       probe_(probe),
       on_change_(std::move(on_change)),
-      etcd_(thread_.executor(), options_.etcd),
+      etcd_(options_.connect(thread_.executor())),
       election_(options_.election),
       candidates_(thread_.executor(), candidates_options(options_),
                   [this](std::vector<Candidate> found) {
@@ -101,25 +101,25 @@ Task<Result<Election::Reply>> Candidacy::perform(Election::Request request) {
   Election::Reply reply;
   switch (request.ask) {
     case Election::Ask::kLook: {
-      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.get(key));
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_->get(key));
       break;
     }
     case Election::Ask::kGrant: {
-      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.grant(options_.election.ttl));
+      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->grant(options_.election.ttl));
       reply.lease = lease.id;
       reply.ttl = lease.ttl;
       break;
     }
     case Election::Ask::kAcquire: {
       const std::string value = encode_candidate(self_of(options_));
-      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.create(key, value, request.lease));
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_->create(key, value, request.lease));
       break;
     }
     case Election::Ask::kRenew: {
-      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.keep_alive(request.lease));
+      CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->keep_alive(request.lease));
       reply.ttl = lease.ttl;
       if (lease.ttl <= Duration::zero()) break;
-      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_.get(key));
+      CENTROID_CO_ASSIGN(reply.holder, co_await etcd_->get(key));
       probe_.renewed();
       break;
     }
@@ -160,7 +160,7 @@ Task<void> Candidacy::resign() {
   if (election_.role(now()) == Election::Role::kStandby && election_.lease() == 0) co_return;
   fence_.close("it stopped");
   if (election_.lease() == 0 || election_.role(now()) == Election::Role::kDeposed) co_return;
-  const Status revoked = co_await etcd_.revoke(election_.lease());
+  const Status revoked = co_await etcd_->revoke(election_.lease());
   if (election_.term() == 0) co_return;
   if (revoked.ok())
     log::info("leader.resigned", {{"term", election_.term()}});

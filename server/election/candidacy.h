@@ -10,7 +10,7 @@
 #include "common/base/metrics.h"
 #include "server/election/candidates.h"
 #include "server/election/election.h"
-#include "server/election/etcd_client.h"
+#include "server/election/etcd.h"
 #include "server/election/fence.h"
 
 namespace centroid::server {
@@ -45,7 +45,7 @@ class ElectionProbe {
 class Candidacy {
  public:
   struct Options {
-    EtcdOptions etcd;
+    MakeEtcd connect;
     Election::Options election;
     std::string cluster;          ///< the key is /centroid/<cluster>/leader
     std::string name, data, api;  ///< of this server, as others reach it
@@ -75,7 +75,7 @@ class Candidacy {
   const ElectionProbe& probe_;
   const std::function<void(Leadership)> on_change_;
   IoThread thread_{"election"};
-  EtcdClient etcd_;
+  const std::unique_ptr<Etcd> etcd_;
   Election election_;
   Candidates candidates_;
   std::vector<Candidate> servers_;

@@ -45,7 +45,7 @@ Candidates::Candidates(Executor executor, Options options,
                        std::function<void(std::vector<Candidate>)> tell)
     : options_(std::move(options)),
       tell_(std::move(tell)),
-      etcd_(executor, options_.etcd),
+      etcd_(options_.connect(executor)),
       stop_(executor) {}
 
 void Candidates::stop() {
@@ -55,18 +55,18 @@ void Candidates::stop() {
 
 Task<Status> Candidates::announce() {
   if (lease_ != 0) {
-    CENTROID_CO_ASSIGN(const auto renewed, co_await etcd_.keep_alive(lease_));
+    CENTROID_CO_ASSIGN(const auto renewed, co_await etcd_->keep_alive(lease_));
     if (renewed.ttl > Duration::zero()) co_return Status();
   }
-  CENTROID_CO_ASSIGN(const auto granted, co_await etcd_.grant(options_.kept));
-  const Status told = co_await etcd_.put(options_.prefix + options_.self.name,
-                                         encode_candidate(options_.self), granted.id);
+  CENTROID_CO_ASSIGN(const auto granted, co_await etcd_->grant(options_.kept));
+  const Status told = co_await etcd_->put(options_.prefix + options_.self.name,
+                                          encode_candidate(options_.self), granted.id);
   if (told.ok()) lease_ = granted.id;
   co_return told;
 }
 
 Task<Result<std::vector<Candidate>>> Candidates::look() {
-  CENTROID_CO_ASSIGN(const auto held, co_await etcd_.list(options_.prefix, kMost));
+  CENTROID_CO_ASSIGN(const auto held, co_await etcd_->list(options_.prefix, kMost));
   std::vector<Candidate> found;
   bool is_there = false;
   for (const Holder& one : held) {
@@ -74,7 +74,7 @@ Task<Result<std::vector<Candidate>>> Candidates::look() {
     if (!candidate) continue;
     is_there = is_there || one.lease == lease_;
     if (stopping_) co_return Error(ErrorCode::kCancelled, "this server ends");
-    CENTROID_CO_ASSIGN(const auto lease, co_await etcd_.look(one.lease));
+    CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->look(one.lease));
     if (lease.ttl <= Duration::zero()) continue;
     const auto ago = std::max(Duration::zero(), lease.granted - lease.ttl);
     candidate->seen_unix_seconds =
@@ -106,7 +106,7 @@ Task<void> Candidates::run() {
     const TimePoint next = now() + options_.every;
     while (!stopping_ && now() < next) co_await stop_.wait(next);
   }
-  if (lease_ != 0 && is_well_) (void)co_await etcd_.revoke(lease_);
+  if (lease_ != 0 && is_well_) (void)co_await etcd_->revoke(lease_);
 }
 
 }  // namespace centroid::server

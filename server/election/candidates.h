@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/async/task_group.h"
-#include "server/election/etcd_client.h"
+#include "server/election/etcd.h"
 
 namespace centroid::server {
 
@@ -30,7 +30,7 @@ std::optional<Candidate> decode_candidate(const std::string& text);
 class Candidates {
  public:
   struct Options {
-    EtcdOptions etcd;
+    MakeEtcd connect;
     std::string prefix;  ///< the key of a server is this and its name
     Candidate self;
     Duration every{};  ///< between two looks
@@ -49,7 +49,7 @@ class Candidates {
 
   const Options options_;
   const std::function<void(std::vector<Candidate>)> tell_;
-  EtcdClient etcd_;
+  const std::unique_ptr<Etcd> etcd_;
   Event stop_;
   std::int64_t lease_ = 0;  ///< 0: the key is not there
   bool stopping_ = false, is_well_ = true;

@@ -9,7 +9,7 @@
 
 #include "common/async/task.h"
 #include "common/base/result.h"
-#include "server/election/election.h"
+#include "server/election/etcd.h"
 #include "transport/tls/tls_files.h"
 
 namespace centroid::server {
@@ -26,39 +26,27 @@ struct EtcdOptions {
 /// fails  invalid_argument naming the part.
 Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list);
 
-/// The few calls of etcd's version 3 interface that an election needs, through its HTTP/JSON
-/// gateway (etcd 3.4 and later: paths under /v3/). Endpoints are tried in turn, beginning with the
-/// one that answered last.
+/// etcd's version 3 interface through its HTTP/JSON gateway (etcd 3.4 and later: paths under /v3/).
+/// Endpoints are tried in turn, beginning with the one that answered last; an error has the reason
+/// of each.
 ///
-/// thread  its executor; one call at a time
-/// fails   unavailable, with each endpoint's reason, when none answered; failed_precondition when
-///         etcd refuses (user, password, rights), with what it said
 /// limits  an answer of at most 1 MiB
 /// source  https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/ and rpc.proto of etcd 3.4
-class EtcdClient {
+class EtcdClient final : public Etcd {
  public:
   EtcdClient(Executor executor, EtcdOptions options);
-  ~EtcdClient();
+  ~EtcdClient() override;
 
-  struct Lease {
-    std::int64_t id = 0;
-    Duration ttl{};      ///< left; zero: there is no such lease
-    Duration granted{};  ///< of `look`
-  };
-  Task<Result<Lease>> grant(Duration ttl);
-  Task<Result<Lease>> keep_alive(std::int64_t lease);
-  Task<Result<Lease>> look(std::int64_t lease);
-  Task<Status> revoke(std::int64_t lease);
-  /// The key as it stands now (a linearizable read); nothing: there is none.
-  Task<Result<std::optional<Holder>>> get(std::string key);
-  /// Create the key with `value` unless it is there. What stands under it then.
+  Task<Result<Lease>> grant(Duration ttl) override;
+  Task<Result<Lease>> keep_alive(std::int64_t lease) override;
+  Task<Result<Lease>> look(std::int64_t lease) override;
+  Task<Status> revoke(std::int64_t lease) override;
+  Task<Result<std::optional<Holder>>> get(std::string key) override;
   Task<Result<std::optional<Holder>>> create(std::string key, std::string value,
-                                             std::int64_t lease);
-  Task<Status> put(std::string key, std::string value, std::int64_t lease);
-  /// At most `most` of the keys that begin with `prefix`, which is not empty.
-  Task<Result<std::vector<Holder>>> list(std::string prefix, std::size_t most);
-  /// That answered last.
-  const std::string& endpoint() const;
+                                             std::int64_t lease) override;
+  Task<Status> put(std::string key, std::string value, std::int64_t lease) override;
+  Task<Result<std::vector<Holder>>> list(std::string prefix, std::size_t most) override;
+  const std::string& endpoint() const;  ///< that answered last
 
  private:
   struct Impl;
