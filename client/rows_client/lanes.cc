@@ -79,7 +79,7 @@ void RowsClient::Impl::tell(Lane& lane, TimePoint since) const {
 void RowsClient::Impl::keep(std::chrono::milliseconds every) {
   std::unique_lock lock(turn);
   while (!is_ending) {
-    ended.wait_for(lock, every);
+    (void)ended.wait_until(lock, now() + every);
     if (is_ending) continue;
     for (const auto& [name, lane] : lanes)
       if (lane->is_open() && lane->used <= in(-every) && !std::exchange(lane->is_beating, true))

@@ -55,7 +55,7 @@ void Ledger::see(const std::string& worker, std::uint64_t version,
                     " on");
 }
 
-bool Ledger::fits(const std::vector<const Contribution*>& chosen, const std::vector<float>& before,
+bool Ledger::fits(const Choice& chosen, const std::vector<float>& before,
                   const std::vector<float>& after) const {
   std::vector<double> sum(parameters_);
   std::vector<float> gradient_of(parameters_);
@@ -74,15 +74,16 @@ bool Ledger::fits(const std::vector<const Contribution*>& chosen, const std::vec
   return true;
 }
 
-/// Whether some choice among the contributions that may have counted gives the version: of each
-/// worker at most one, and that which it was told counts.
-bool Ledger::follows(std::uint64_t version, const std::vector<float>& before,
-                     const std::vector<float>& after) const {
-  std::map<std::string, std::vector<const Contribution*>> of;  // nullptr: none
+/// A choice among the contributions that may have counted that gives the version: of each worker at
+/// most one, and that which it was told counts.
+std::optional<Ledger::Choice> Ledger::choose(std::uint64_t version,
+                                             const std::vector<float>& before,
+                                             const std::vector<float>& after) const {
+  std::map<std::string, Choice> of;  // by worker; nullptr: none
   for (const Contribution& one : contributions_) {
     if (one.version != version - 1 || one.fate == Fate::kIgnored) continue;
     if (one.fate == Fate::kCounted && one.counted_in != version) continue;
-    auto& choices = of.try_emplace(one.worker, 1, nullptr).first->second;
+    Choice& choices = of.try_emplace(one.worker, 1, nullptr).first->second;
     if (one.fate == Fate::kOpen)
       choices.push_back(&one);
     else if (one.fate == Fate::kCounted)
@@ -90,31 +91,65 @@ bool Ledger::follows(std::uint64_t version, const std::vector<float>& before,
   }
   for (auto& [worker, choices] : of)
     if (choices.front() != nullptr) choices.resize(1);
-  std::vector<const Contribution*> chosen;
-  std::function<bool(decltype(of)::const_iterator)> choose = [&](auto next) {
+  Choice chosen;
+  std::function<bool(decltype(of)::const_iterator)> next_of = [&](auto next) {
     if (next == of.end()) return fits(chosen, before, after);
     for (const Contribution* one : next->second) {
       if (one != nullptr) chosen.push_back(one);
-      if (choose(std::next(next))) return true;
+      if (next_of(std::next(next))) return true;
       if (one != nullptr) chosen.pop_back();
     }
     return false;
   };
-  return choose(of.begin());
+  if (!next_of(of.begin())) return std::nullopt;
+  return chosen;
 }
 
-std::vector<std::string> Ledger::check() {
+std::vector<std::string> Ledger::check(Rule rule, std::uint64_t samples) {
   checked_ = 0;
+  if (rule == Rule::kReplicas) return faults_;
+  std::vector<Choice> counted;
+  bool is_complete = true;
   for (auto it = versions_.begin(); it != versions_.end(); ++it) {
     const auto before = versions_.find(it->first - 1);
-    if (it->first == 0 || before == versions_.end()) continue;
+    if (it->first <= 1) continue;
+    if (before == versions_.end()) {  // no worker has seen it
+      is_complete = false;
+      continue;
+    }
     ++checked_;
-    if (!follows(it->first, before->second.parameters, it->second.parameters))
+    auto choice = choose(it->first, before->second.parameters, it->second.parameters);
+    if (choice)
+      counted.push_back(std::move(*choice));
+    else
       faults_.push_back("version " + std::to_string(it->first) +
                         " does not follow from the one before by any choice of whole "
                         "contributions");
   }
+  if (rule == Rule::kEachOnce && is_complete && faults_.empty()) check_samples(counted, samples);
   return faults_;
+}
+
+/// Of every epoch but the last, which may not be over. Positions behind the end of an epoch are the
+/// next one's.
+void Ledger::check_samples(const std::vector<Choice>& counted, std::uint64_t samples) {
+  std::map<std::uint64_t, std::vector<unsigned>> times;  // by epoch
+  for (const Choice& choice : counted)
+    for (const Contribution* one : choice)
+      for (std::uint64_t position = one->begin; position < one->end; ++position) {
+        const std::uint64_t epoch = one->epoch + position / samples;
+        ++times.try_emplace(epoch, samples).first->second[position % samples];
+      }
+  for (const auto& [epoch, each] : times) {
+    const bool is_last = std::next(times.find(epoch)) == times.end();
+    for (std::uint64_t position = 0; position < samples; ++position) {
+      if (each[position] == 1 || (is_last && each[position] == 0)) continue;
+      faults_.push_back("sample " + std::to_string(position) + " of epoch " +
+                        std::to_string(epoch) + " counted " + std::to_string(each[position]) +
+                        " times");
+      return;
+    }
+  }
 }
 
 }  // namespace centroid::simulation

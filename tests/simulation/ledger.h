@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,8 +41,14 @@ class Ledger {
   void decide(std::size_t contribution, Fate fate, std::uint64_t counted_in = 0);
   /// A worker has these parameters of a committed version. Faults are kept for `faults`.
   void see(const std::string& worker, std::uint64_t version, std::span<const float> parameters);
-  /// Check every version whose predecessor is known; all faults found so far.
-  std::vector<std::string> check();
+  /// What is known of a job's policy and numbers.
+  enum class Rule : std::uint8_t {
+    kReplicas,  ///< only that replicas are equal
+    kWhole,     ///< each version follows from the one before by whole contributions
+    kEachOnce,  ///< and each sample of an epoch that is over counted once
+  };
+  /// All faults found so far, and those of every version whose predecessor is known.
+  std::vector<std::string> check(Rule rule, std::uint64_t samples);
   std::uint64_t checked() const { return checked_; }
 
  private:
@@ -49,9 +56,11 @@ class Ledger {
     std::string first;  ///< worker
     std::vector<float> parameters;
   };
-  bool follows(std::uint64_t version, const std::vector<float>& before,
-               const std::vector<float>& after) const;
-  bool fits(const std::vector<const Contribution*>& chosen, const std::vector<float>& before,
+  using Choice = std::vector<const Contribution*>;
+  std::optional<Choice> choose(std::uint64_t version, const std::vector<float>& before,
+                               const std::vector<float>& after) const;
+  void check_samples(const std::vector<Choice>& counted, std::uint64_t samples);
+  bool fits(const Choice& chosen, const std::vector<float>& before,
             const std::vector<float>& after) const;
 
   const std::size_t parameters_;

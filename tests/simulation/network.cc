@@ -99,12 +99,16 @@ class Flow : public std::enable_shared_from_this<Flow> {
     reader_.wake();
     writer_.wake();
   }
-  void lose() {
+  void lose(std::chrono::milliseconds stall_timeout) {
     is_lost_ = true;
     segments_.clear();
     in_flight_ = 0;
     end_arrives_ = TimePoint::max();
     writer_.wake();
+    World& world = network_.world();
+    world.schedule_in_world(world.time() + stall_timeout, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->reset();
+    });
   }
   void look() { reader_.wake(); }
 
@@ -237,7 +241,7 @@ class SimulatedTransport final : public transport::Transport {
     co_await sleep_until(std::min(arrives, deadline));
     if (arrives >= deadline)
       co_return Error(ErrorCode::kDeadlineExceeded, where + ": no answer in time");
-    std::unique_ptr<Network::Half> half = network_.connect(endpoint);
+    std::unique_ptr<Network::Half> half = network_.connect(endpoint, options_.stall_timeout);
     if (!half) co_return Error(ErrorCode::kUnavailable, where + ": refused, nobody listens there");
     auto stream = std::make_unique<Stream>(executor_, std::move(*half));
     std::unique_ptr<Connection> made =
@@ -284,7 +288,8 @@ void Network::close(const Endpoint& endpoint, const Backlog& backlog) {
     listeners_.erase(found);
 }
 
-std::unique_ptr<Network::Half> Network::connect(const Endpoint& endpoint) {
+std::unique_ptr<Network::Half> Network::connect(const Endpoint& endpoint,
+                                                std::chrono::milliseconds stall_timeout) {
   const Process& from = world_.process();
   const auto found = listeners_.find(endpoint.to_string());
   if (found == listeners_.end() || from.is_killed) return nullptr;
@@ -297,7 +302,7 @@ std::unique_ptr<Network::Half> Network::connect(const Endpoint& endpoint) {
   auto back = std::make_shared<Flow>(*this, *to, from);
   std::erase_if(connections_,
                 [](const Connection& c) { return c.there.expired() && c.back.expired(); });
-  connections_.push_back({&from, to, there, back});
+  connections_.push_back({&from, to, there, back, stall_timeout});
   backlog->halves.push_back(
       {.in = there, .out = back, .peer = from.name + ":" + std::to_string(++clients_)});
   backlog->arrived.wake();
@@ -323,30 +328,32 @@ void Network::for_each(const Process& a, const Process* b, F act) {
     const bool fits = b == nullptr ? connection.a == &a || connection.b == &a
                                    : pair_of(*connection.a, *connection.b) == pair_of(a, *b);
     if (!fits) continue;
-    if (const auto flow = connection.there.lock()) act(*flow);
-    if (const auto flow = connection.back.lock()) act(*flow);
+    if (const auto flow = connection.there.lock()) act(*flow, connection.stall_timeout);
+    if (const auto flow = connection.back.lock()) act(*flow, connection.stall_timeout);
   }
 }
 
 void Network::cut(const Process& a, const Process& b) {
-  for_each(a, &b, [](Flow& flow) { flow.reset(); });
+  for_each(a, &b, [](Flow& flow, auto) { flow.reset(); });
 }
 
 void Network::partition(const Process& a, const Process& b, Duration time) {
   const TimePoint until = world_.time() + time;
   TimePoint& blocked = blocked_[std::minmax(a.name, b.name)];
   blocked = std::max(blocked, until);
-  world_.schedule_in_world(until,
-                           [this, &a, &b] { for_each(a, &b, [](Flow& flow) { flow.look(); }); });
+  world_.schedule_in_world(
+      until, [this, &a, &b] { for_each(a, &b, [](Flow& flow, auto) { flow.look(); }); });
 }
 
 void Network::lose_silently(const Process& a, const Process& b) {
-  for_each(a, &b, [](Flow& flow) { flow.lose(); });
+  for_each(a, &b, [](Flow& flow, auto stall_timeout) { flow.lose(stall_timeout); });
 }
 
 void Network::remove(const Process& process, bool silently) {
   std::erase_if(listeners_, [&](const auto& entry) { return entry.second.first == &process; });
-  for_each(process, nullptr, [&](Flow& flow) { silently ? flow.lose() : flow.reset(); });
+  for_each(process, nullptr, [&](Flow& flow, auto stall_timeout) {
+    silently ? flow.lose(stall_timeout) : flow.reset();
+  });
 }
 
 }  // namespace centroid::simulation

@@ -30,8 +30,8 @@ class Network {
   void cut(const Process& a, const Process& b);
   /// Nothing arrives between the two for so long; then what was sent does.
   void partition(const Process& a, const Process& b, Duration time);
-  /// What was sent, and will be, over the present connections never arrives, and nobody hears of
-  /// it.
+  /// What was sent, and will be, over the present connections never arrives. As a system does with
+  /// user timeout and keep-alives, both ends hear of it after the stall timeout.
   void lose_silently(const Process& a, const Process& b);
   /// The process is gone: nobody reaches it, and it reaches nobody. Its peers hear of it, or,
   /// `silently`, nothing.
@@ -46,7 +46,8 @@ class Network {
   Result<std::shared_ptr<Backlog>> listen(transport::Endpoint& endpoint);
   void close(const transport::Endpoint& endpoint, const Backlog& backlog);
   /// nullptr: refused.
-  std::unique_ptr<Half> connect(const transport::Endpoint& endpoint);
+  std::unique_ptr<Half> connect(const transport::Endpoint& endpoint,
+                                std::chrono::milliseconds stall_timeout);
   Duration draw_delay();
   TimePoint blocked_until(const Process& a, const Process& b) const;
   bool is_removed(const Process& process) const { return process.is_killed; }
@@ -57,6 +58,7 @@ class Network {
   struct Connection {
     const Process *a, *b;
     std::weak_ptr<Flow> there, back;
+    std::chrono::milliseconds stall_timeout;
   };
   template <class F>
   void for_each(const Process& a, const Process* b, F act);

@@ -1,8 +1,11 @@
-# A cluster of real servers, shard servers and clients in one process, with virtual time.
-if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
+# A cluster of real servers, shard servers and clients in one process, with virtual time, a network and disks in memory.
+include(simulation/storage.cmake)
+if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   add_library(centroid_test_world STATIC EXCLUDE_FROM_ALL support/fiber.cc simulation/world.cc simulation/network.cc)
-  target_link_libraries(centroid_test_world PUBLIC centroid::async centroid::transport)
+  target_link_libraries(centroid_test_world PUBLIC centroid::async centroid::storage centroid::transport)
   centroid_test(world_test LABEL unit SOURCES unit/world_test.cc DEPS centroid_test_world)
-  centroid_test(simulation_test LABEL simulation SOURCES simulation/simulation_test.cc simulation/job.cc simulation/ledger.cc
-    DEPS centroid_test_world centroid::service centroid::shard centroid::trainer TIMEOUT 600)
+  centroid_test(simulation_test LABEL simulation TIMEOUT 600
+    SOURCES simulation/simulation_test.cc simulation/job.cc simulation/ledger.cc simulation/plan.cc simulation/machine.cc simulation/programs.cc
+            simulation/server_program.cc simulation/etcd.cc
+    DEPS centroid_test_world centroid::memory_storage centroid::service centroid::election centroid::shard centroid::trainer centroid::rows_client)
 endif()

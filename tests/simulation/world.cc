@@ -12,6 +12,8 @@ namespace {
 // busy loop.
 constexpr std::uint64_t kMostTurns = 5'000'000;
 constexpr double kUnixBegin = 1.7e9;
+/// Of virtual time: no job takes so long, but a wait without end does.
+constexpr std::chrono::hours kLongest{100};
 
 double to_seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -37,30 +39,28 @@ Host::Number World::start(Process& process, std::string name, std::function<void
   thread->number = ++last_thread_;
   thread->name = process.name + "/" + name;
   thread->process = &process;
+  thread->storage.storage = process.storage;
   thread->fiber = std::make_unique<test::Fiber>(std::move(body));
   threads_.push_back(std::move(thread));
   return last_thread_;
 }
 
 void World::run(std::function<void()> driver) {
-  const Number first = start(*nature_, "driver", std::move(driver));
+  start(*nature_, "driver", std::move(driver));
+  const TimePoint limit = time_ + kLongest;
   std::uint64_t turns = 0;
   const auto is_over = [&] {
     return std::ranges::none_of(threads_, [](const auto& t) { return t->state != State::kDone; });
   };
   while (!is_over()) {
     if (run_threads()) {
-      if (++turns > kMostTurns) {
-        std::fprintf(stderr, "simulation: time stands still at %.6f s\n", seconds());
-        report_threads();
-        std::abort();
-      }
+      if (++turns > kMostTurns) give_up("time stands still");
       continue;
     }
     turns = 0;
     move_time();
+    if (time_ > limit) give_up("it does not end");
   }
-  (void)first;
   threads_.clear();
 }
 
@@ -167,7 +167,9 @@ bool World::run_threads() {
     if (is_frozen(*thread->process)) continue;
     running_ = thread;
     thread->state = State::kReady;
+    const storage::ThreadState outside = storage::exchange(thread->storage);
     thread->fiber->resume();
+    thread->storage = storage::exchange(outside);
     ++switches_;
     running_ = nullptr;
     found_work = found_work || thread->state != State::kPolling;
@@ -189,11 +191,7 @@ void World::move_time() {
     else if (thread->state == State::kBlocked)
       next = std::min(next, thread->deadline);
   }
-  if (next == TimePoint::max()) {
-    std::fprintf(stderr, "simulation: nothing can happen any more at %.6f s\n", seconds());
-    report_threads();
-    std::abort();
-  }
+  if (next == TimePoint::max()) give_up("nothing can happen any more");
   time_ = std::max(time_, next);
   run_acts();
   for (const auto& thread : threads_) {
@@ -220,12 +218,14 @@ void World::run_acts() {
   }
 }
 
-void World::report_threads() const {
+void World::give_up(const char* why) const {
+  std::fprintf(stderr, "simulation: %s at %.6f s\n", why, seconds());
   for (const auto& thread : threads_)
     std::fprintf(stderr, "  %s: %s\n", thread->name.c_str(),
                  thread->state == State::kBlocked   ? "blocked"
                  : thread->state == State::kPolling ? "polls"
                                                     : "ready");
+  std::abort();
 }
 
 }  // namespace centroid::simulation

@@ -11,6 +11,7 @@
 
 #include "common/base/host.h"
 #include "common/base/random.h"
+#include "common/storage/storage.h"
 #include "tests/support/fiber.h"
 
 namespace centroid::simulation {
@@ -22,6 +23,7 @@ struct Process {
   TimePoint frozen_until{};  ///< it stands still until then: neither threads nor timers run
   /// It was killed: nobody sees what it still does, and its end is waited for by itself.
   bool is_killed = false;
+  storage::Storage* storage = nullptr;  ///< of its threads; nullptr: the operating system's
 };
 
 /// All processes of a simulated cluster on one thread, with virtual time. A seed decides in which
@@ -83,6 +85,7 @@ class World final : public Host {
     const void* waits_on = nullptr;
     TimePoint deadline{};  // of the world
     bool is_woken = false;
+    storage::ThreadState storage;
   };
   struct Act {
     Number number = 0;
@@ -95,7 +98,7 @@ class World final : public Host {
   bool run_threads();
   void move_time();
   void run_acts();
-  void report_threads() const;
+  [[noreturn]] void give_up(const char* why) const;  ///< says who waits
   bool is_frozen(const Process& process) const { return process.frozen_until > time_; }
 
   CounterRng random_;

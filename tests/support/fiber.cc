@@ -4,6 +4,7 @@
 #include "tests/support/fiber.h"
 
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <utility>
@@ -34,6 +35,8 @@ struct Exposed {
 };
 template struct Exposed<&CallStack::top_>;
 
+constexpr std::size_t kGuardBytes = 4096;
+
 jmp_buf resumer;
 ucontext_t beginner;
 #if defined(__SANITIZE_ADDRESS__)
@@ -47,7 +50,7 @@ std::size_t resumer_bytes = 0;
 struct Fiber::Impl {
   std::function<void()> body;
   std::size_t stack_bytes = 0;
-  std::unique_ptr<std::byte[]> stack;
+  void* stack = nullptr;
   ucontext_t context{};
   jmp_buf where{};
   bool has_begun = false, is_done = false;
@@ -74,7 +77,7 @@ void Fiber::Impl::begin() {
 
 void Fiber::Impl::enter() {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&resumer_fake_stack, stack.get(), stack_bytes);
+  __sanitizer_start_switch_fiber(&resumer_fake_stack, stack, stack_bytes);
 #endif
   if (_setjmp(resumer) == 0) {
     if (std::exchange(has_begun, true)) _longjmp(where, 1);
@@ -99,15 +102,21 @@ Fiber::Fiber(std::function<void()> body, std::size_t stack_bytes)
     : impl_(std::make_unique<Impl>()) {
   impl_->body = std::move(body);
   impl_->stack_bytes = stack_bytes;
-  impl_->stack = std::make_unique_for_overwrite<std::byte[]>(stack_bytes);
+  impl_->stack = ::mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  CENTROID_CHECK(impl_->stack != MAP_FAILED);
+  CENTROID_CHECK(::mprotect(impl_->stack, kGuardBytes, PROT_NONE) == 0);
   getcontext(&impl_->context);
-  impl_->context.uc_stack.ss_sp = impl_->stack.get();
+  impl_->context.uc_stack.ss_sp = impl_->stack;
   impl_->context.uc_stack.ss_size = stack_bytes;
   impl_->context.uc_link = nullptr;
   makecontext(&impl_->context, Impl::begin, 0);
 }
 
-Fiber::~Fiber() { CENTROID_CHECK(!impl_->has_begun || impl_->is_done); }
+Fiber::~Fiber() {
+  CENTROID_CHECK(!impl_->has_begun || impl_->is_done);
+  ::munmap(impl_->stack, impl_->stack_bytes);
+}
 
 void Fiber::resume() {
   CENTROID_CHECK(Impl::running == nullptr && !impl_->is_done);

@@ -9,12 +9,13 @@ namespace centroid::test {
 /// A function on a stack of its own that can be suspended anywhere and resumed later; all fibers
 /// run on one operating-system thread, and one at a time.
 ///
-/// owns     its stack; destroy it only before it began or after it ended
+/// owns     its stack, of which only pages that are used take memory, above a page that may not be
+///          touched; destroy it only before it began or after it ended
 /// cost     a switch is a setjmp and a longjmp: no system call after the first
 /// thread   one; not under the thread sanitizer
 class Fiber {
  public:
-  explicit Fiber(std::function<void()> body, std::size_t stack_bytes = 512 * 1024);
+  explicit Fiber(std::function<void()> body, std::size_t stack_bytes = 8 << 20);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;

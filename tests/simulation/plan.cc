@@ -1,0 +1,55 @@
+#include "tests/simulation/plan.h"
+
+#include <initializer_list>
+
+#include "common/base/random.h"
+
+namespace centroid::simulation {
+
+Plan Plan::draw(std::uint64_t seed) {
+  CounterRng random(seed, 1);
+  const auto one_of = [&random](std::initializer_list<const char*> all) {
+    return std::string(*(all.begin() + random.below(all.size())));
+  };
+  Plan plan;
+  plan.seed = seed;
+  plan.workers = 1 + random.below(4);
+  plan.shards = random.below(3);
+  if (random.below(4) == 0) plan.servers = 2;
+  plan.faults = 5 + random.below(6);
+  plan.min_workers = 1 + random.below(plan.workers);
+  if (random.below(2) == 0) plan.checkpoint_every = 10 + random.below(50);
+  if (random.below(2) == 0) {
+    plan.policy = one_of({"backup:1", "quorum:1", "quorum:2", "ssp:2", "asp"});
+    plan.late = one_of({"drop", "drop", "carry", "damp"});
+    if (plan.policy == "asp" || plan.policy == "ssp:2") plan.late = "drop";
+  }
+  if (random.below(3) == 0) plan.apply = "worker";
+  if (random.below(4) == 0) plan.codec = one_of({"bf16", "int8", "topk:0.25"});
+  if (random.below(6) == 0) plan.codec_down = one_of({"bf16", "int8"});
+  if (plan.codec_down != "f32") plan.apply = "worker";
+  if (random.below(4) == 0) plan.optimizer = one_of({"momentum", "adam"});
+  if (random.below(3) == 0) plan.rows_clients = 1 + random.below(2);
+  return plan;
+}
+
+Ledger::Rule Plan::rule() const {
+  const bool is_whole =
+      policy == "bsp" || policy.starts_with("backup") || policy.starts_with("quorum");
+  const bool is_exact =
+      is_whole && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
+  if (!is_exact) return Ledger::Rule::kReplicas;
+  return policy == "bsp" ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
+}
+
+std::string Plan::to_string() const {
+  return "seed " + std::to_string(seed) + ": " + std::to_string(workers) + " workers (at least " +
+         std::to_string(min_workers) + "), " + std::to_string(servers) + " servers, " +
+         std::to_string(shards) + " shard servers, " + std::to_string(rounds) + " rounds, " +
+         std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
+         ", policy " + policy + " " + late + ", apply " + apply + ", codec " + codec + " and " +
+         codec_down + ", optimizer " + optimizer + ", " + std::to_string(rows_clients) +
+         " clients of rows";
+}
+
+}  // namespace centroid::simulation

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/simulation/ledger.h"
+
+namespace centroid::simulation {
+
+/// What a seed decides of a job.
+struct Plan {
+  std::uint64_t seed = 1;
+  std::size_t workers = 3;
+  std::size_t shards = 0;   ///< shard servers beside the primary
+  std::size_t servers = 1;  ///< 2: the second stands by, and etcd chooses
+  std::uint64_t rounds = 200;
+  std::size_t faults = 6;
+  std::uint64_t min_workers = 1;
+  std::uint64_t checkpoint_every = 0;
+  std::string policy = "bsp", late = "drop", apply = "server", codec = "f32", codec_down = "f32",
+              optimizer = "sgd";
+  std::size_t rows_clients = 0;  ///< of a table of sparse rows
+
+  static Plan draw(std::uint64_t seed);
+  Ledger::Rule rule() const;  ///< what the ledger can check
+  std::string to_string() const;
+};
+
+/// Of every job.
+inline constexpr std::size_t kParameters = 320;
+inline constexpr double kRate = 1.0 / 16;
+inline constexpr std::uint64_t kSamples = 400, kBatch = 8;
+inline constexpr const char* kTable = "t:dim=4,optimizer=sgd,lr=0.0625";
+
+}  // namespace centroid::simulation

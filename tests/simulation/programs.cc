@@ -1,0 +1,224 @@
+#include "tests/simulation/programs.h"
+
+#include <algorithm>
+
+#include <boost/asio/post.hpp>
+
+#include "client/rows_client.h"
+#include "client/trainer.h"
+#include "common/async/io_thread.h"
+
+namespace centroid::simulation {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+Manifest manifest() {
+  return {{.name = "a", .dtype = DType::kF32, .shape = {200}},
+          {.name = "b", .dtype = DType::kF32, .shape = {10, 12}}};
+}
+
+}  // namespace
+
+// ---- shard servers
+
+void ShardProgram::run(Process& process) {
+  const SystemClock clock;
+  metrics::Registry registry;
+  IoThread service("service");
+  const auto transport = around_.network.make_transport(service.executor(), {});
+  const auto listener = transport->listen({.host = name(), .port = 7070});
+  CENTROID_CHECK(listener.ok());
+  server::ShardOptions options;
+  options.name = name();
+  options.leaders = transport::ServerList::parse(around_.servers()).value();
+  options.advertise = name() + ":7070";
+  options.journal_dir = "/shard/journal";
+  options.memory_limit = 1u << 30;
+  options.join_timeout = std::chrono::hours(10);
+  options.stall_timeout = seconds(5);
+  options.drain_timeout = {};
+  server::Shard shard(service.executor(), *transport, options, clock, registry);
+  executor_ = service.executor();
+  const auto mine = shard_ = std::make_shared<server::Shard*>(&shard);
+  const Status ended = service.wait(shard.run(**listener));
+  *mine = nullptr;
+  if (process.is_killed) return;
+  failed_ = !ended.ok();
+  around_.world.note(name() + " ended: " + (ended.ok() ? "ok" : ended.error().to_string()));
+}
+
+void ShardProgram::ask_to_end() {
+  const auto shard = std::exchange(shard_, nullptr);
+  if (!shard) return;
+  boost::asio::post(executor_, [shard] {
+    if (*shard != nullptr) (*shard)->request_stop("killed");
+  });
+}
+
+// ---- training programs
+
+/// The trainer of one life.
+class WorkerProgram::Trained {
+ public:
+  Trained(Surroundings& around, std::string name) : around_(around), name_(std::move(name)) {
+    client::TrainerOptions options;
+    options.servers = around_.servers();
+    options.name = name_;
+    options.samples = kSamples;
+    options.batch = kBatch;
+    options.codec = around_.plan.codec;
+    options.join_timeout = std::chrono::hours(10);
+    options.stall_timeout = seconds(5);
+    options.make_transport = around_.transports();
+    auto opened = client::Trainer::open(options, manifest(), Ledger::initial(kParameters));
+    CENTROID_CHECK(opened.ok());
+    trainer_ = std::move(opened).value();
+  }
+  client::Trainer& trainer() { return *trainer_; }
+
+  std::vector<float> parameters() {
+    std::vector<float> all;
+    for (std::uint32_t i = 0; i < manifest().size(); ++i) {
+      const auto part = trainer_->parameters(TensorId(i));
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+  void see(Version version) {
+    version_ = version;
+    around_.ledger.see(name_, version.value, parameters());
+  }
+  /// Whose parameters it has; who returns behind the end of the job has older ones than that.
+  std::optional<Version> version() const { return version_; }
+  void fill_gradients(const worker::Share& share) {
+    std::vector<float> gradient(kParameters);
+    Ledger::gradient(share.epoch, share.begin, share.end, gradient);
+    auto from = gradient.begin();
+    for (std::uint32_t i = 0; share.samples() > 0 && i < manifest().size(); ++i) {
+      const auto into = trainer_->gradient(TensorId(i));
+      std::copy_n(from, into.size(), into.begin());
+      from += static_cast<std::ptrdiff_t>(into.size());
+      CENTROID_CHECK(trainer_->ready(TensorId(i)).ok());
+    }
+  }
+
+ private:
+  Surroundings& around_;
+  const std::string name_;
+  std::unique_ptr<client::Trainer> trainer_;
+  std::optional<Version> version_;
+};
+
+void WorkerProgram::run(Process& process) {
+  Next next = Next::kAgain;
+  while (next == Next::kAgain && !process.is_killed) {
+    const auto mine = trained_ = std::make_shared<Trained>(around_, name());
+    do next = train(process);
+    while (next == Next::kRound && !process.is_killed);
+    if (trained_ == mine) trained_.reset();
+  }
+  if (!process.is_killed) is_done_ = true;
+}
+
+void WorkerProgram::ask_to_end() {
+  if (trained_) trained_->trainer().request_stop("killed");
+}
+
+/// One round. A process that is killed meanwhile has seen nothing.
+WorkerProgram::Next WorkerProgram::train(Process& process) {
+  const auto mine = trained_;
+  World& world = around_.world;
+  const auto next = mine->trainer().next();
+  if (process.is_killed) return Next::kDone;
+  if (!next.ok()) {
+    around_.fault(name() + ": " + next.error().to_string());
+    return Next::kDone;
+  }
+  if (const auto* finished = std::get_if<worker::Finished>(&*next)) {
+    world.note(name() + " finished: " + finished->text);
+    if (finished->reason == worker::Finished::Reason::kDrained) return Next::kAgain;
+    const bool is_end = finished->reason == worker::Finished::Reason::kFinished;
+    if (is_end && mine->version() == finished->version) mine->see(finished->version);
+    return Next::kDone;
+  }
+  const worker::Share& share = std::get<worker::Share>(*next);
+  mine->see(share.version);
+  world.let_pass(std::chrono::microseconds(500 + world.random_numbers().below(8000)));
+  if (process.is_killed) return Next::kDone;
+  mine->fill_gradients(share);
+  const std::size_t contribution = around_.ledger.add(name(), share);
+  worker::StepStats stats;
+  stats.samples = share.samples();
+  stats.loss_sum = 1;
+  const auto report = mine->trainer().finish(stats);
+  if (process.is_killed) return Next::kDone;
+  if (!report.ok()) {
+    around_.fault(name() + ": " + report.error().to_string());
+    return Next::kDone;
+  }
+  using Outcome = worker::RoundReport::Outcome;
+  if (report->outcome == Outcome::kCommitted) {
+    around_.ledger.decide(contribution, Ledger::Fate::kCounted, report->version.value);
+    mine->see(report->version);
+    world.note(name() + " has version " + std::to_string(report->version.value));
+  } else if (report->outcome != Outcome::kLost) {
+    around_.ledger.decide(contribution, Ledger::Fate::kIgnored);
+  } else {
+    world.note(name() + " lost a round: " + report->reason);
+  }
+  return Next::kRound;
+}
+
+// ---- clients of rows
+
+void RowsProgram::run(Process& /*process*/) {
+  constexpr std::uint64_t kKeys = 24, kDim = 4;
+  World& world = around_.world;
+  client::RowsClientOptions options;
+  options.servers = around_.servers();
+  options.name = name();
+  options.make_transport = around_.transports();
+  CounterRng random(around_.plan.seed, std::hash<std::string>()(name()));
+  const std::uint64_t first = random.below(1'000'000) * kKeys;
+  std::vector<std::vector<double>> rows(kKeys, std::vector<double>(kDim));
+  std::unique_ptr<client::RowsClient> client;
+  while (!client && !around_.is_over) {
+    auto opened = client::RowsClient::open(options, "t");
+    if (opened.ok()) client = std::move(opened).value();
+  }
+  while (!around_.is_over) {
+    world.let_pass(milliseconds(random.below(60)));
+    std::vector<std::uint64_t> keys;
+    std::vector<float> gradients;
+    for (std::uint64_t i = 0, n = 1 + random.below(6); i < n; ++i) {
+      const std::uint64_t key = random.below(kKeys);
+      if (std::ranges::find(keys, first + key) != keys.end()) continue;
+      keys.push_back(first + key);
+      for (std::uint64_t d = 0; d < kDim; ++d) {
+        gradients.push_back(static_cast<float>(random.below(17)) / 8 - 1);
+        rows[key][d] -= gradients.back() / 16;
+      }
+    }
+    Status pushed = client->push(keys, gradients);
+    while (!pushed.ok() && !around_.is_over) {
+      world.note(name() + ": " + pushed.error().to_string());
+      pushed = client->push_rest();
+    }
+    if (!pushed.ok()) return;
+    std::vector<float> found(keys.size() * kDim);
+    if (!client->pull(keys, found).ok()) continue;
+    ++pulls_;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const double expected = rows[keys[i / kDim] - first][i % kDim];
+      if (found[i] == static_cast<float>(expected)) continue;
+      return around_.fault(name() + ": key " + std::to_string(keys[i / kDim]) + " is " +
+                           std::to_string(found[i]) + ", its pushes make it " +
+                           std::to_string(expected));
+    }
+  }
+}
+
+}  // namespace centroid::simulation

@@ -1,0 +1,108 @@
+#include "tests/simulation/server_program.h"
+
+#include <boost/asio/post.hpp>
+
+#include "common/async/io_thread.h"
+#include "server/election/candidacy.h"
+#include "server/election/fence.h"
+
+namespace centroid::simulation {
+
+using std::chrono::milliseconds;
+
+server::ServerConfig ServerProgram::config() const {
+  const Plan& plan = around_.plan;
+  server::ServerConfig config;
+  config.run_dir = "/shared/run";
+  config.name = name();
+  config.advertise = name() + ":7070";
+  config.resume = has_run_ && plan.servers == 1;
+  config.run_id = "simulated";
+  if (plan.servers > 1) config.etcd = "http://etcd:2379";
+  config.rounds = plan.rounds;
+  config.min_workers = plan.min_workers;
+  config.policy = plan.policy;
+  config.late = plan.late;
+  config.apply = plan.apply;
+  config.codec_down = plan.codec_down;
+  config.optimizer.name = plan.optimizer;
+  config.optimizer.learning_rate = kRate;
+  if (plan.rows_clients > 0) config.tables = kTable;
+  config.servers = 1 + plan.shards;
+  config.chunk_bytes = 512;
+  config.journal = "on";
+  config.journal_sync = milliseconds(0);
+  config.checkpoint_every_rounds = plan.checkpoint_every;
+  config.memory_limit = 1u << 30;
+  config.lease = milliseconds(3000);
+  config.stall_timeout = milliseconds(5000);
+  return config;
+}
+
+void ServerProgram::run(Process& process) {
+  ended_.reset();
+  bool is_deposed = true;
+  Status ended;
+  while (is_deposed && !process.is_killed) ended = run_service(process, config(), is_deposed);
+  if (process.is_killed) return;
+  ended_ = ended;
+  around_.world.note(name() + " ended: " + (ended.ok() ? "ok" : ended.error().to_string()));
+}
+
+Status ServerProgram::run_service(Process& process, server::ServerConfig config, bool& is_deposed) {
+  is_deposed = false;
+  CENTROID_TRY(server::finish(config));
+  has_run_ = true;
+  const SystemClock clock;
+  metrics::Registry registry;
+  IoThread service("service"), blocking("blocking"), files("files"), looks("looks"),
+      verifies("verifies");
+  const auto transport = around_.network.make_transport(service.executor(), {});
+  server::Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
+  cluster.set_files(files.executor(), looks.executor(), verifies.executor());
+  server::Fence fence(config.checkpoint_dir, config.name);
+  const server::ElectionProbe probe(registry);
+  if (config.has_election()) cluster.stand_by(fence);
+  CENTROID_ASSIGN(const auto listener, transport->listen({.host = name(), .port = 7070}));
+  const auto mine = running_ = std::make_shared<Running>();
+  mine->executor = service.executor();
+  mine->cluster = &cluster;
+  std::unique_ptr<server::Candidacy> candidacy;
+  if (config.has_election()) {
+    server::Candidacy::Options options;
+    options.connect = around_.etcd.connector();
+    options.election.ttl = config.etcd_lease;
+    options.election.renew = config.etcd_lease / 3;
+    options.cluster = config.cluster;
+    options.name = name();
+    options.data = config.advertise;
+    candidacy = std::make_unique<server::Candidacy>(
+        std::move(options), fence, probe, [mine](server::Leadership present) {
+          boost::asio::post(mine->executor, [mine, present = std::move(present)]() mutable {
+            if (mine->cluster != nullptr) mine->cluster->set_leadership(std::move(present));
+          });
+        });
+  }
+  if (process.is_killed) ask_to_end();
+  const Status ended = service.wait(cluster.run(*listener));
+  is_deposed = cluster.is_deposed();
+  candidacy.reset();
+  mine->cluster = nullptr;
+  while (mine->calls > 0) around_.world.let_pass(milliseconds(1));
+  return ended;
+}
+
+void ServerProgram::ask_to_end() {
+  const auto life = running_;
+  if (!life || life->cluster == nullptr) return;
+  boost::asio::post(life->executor, [life] {
+    if (life->cluster != nullptr) life->cluster->request_stop("killed", true);
+  });
+}
+
+std::optional<server::ClusterView> ServerProgram::view() {
+  if (!is_up() || process().frozen_until > around_.world.time()) return std::nullopt;
+  return ask<server::ClusterView>([](server::Cluster& cluster) { return cluster.cluster(); });
+}
+
+}  // namespace centroid::simulation
