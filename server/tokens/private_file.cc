@@ -4,10 +4,6 @@
 
 namespace centroid::server {
 
-namespace {
-
-constexpr unsigned kPrivateMode = 0600;
-
 Error private_file_error(std::string_view what, const Error& why) {
   const ErrorCode code = why.code();
   const bool may_succeed = code == ErrorCode::kResourceExhausted || code == ErrorCode::kDataLoss ||
@@ -16,8 +12,6 @@ Error private_file_error(std::string_view what, const Error& why) {
       may_succeed ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
       std::string(what) + ": " + why.message() + " (look at the disk and the rights of run_dir)"};
 }
-
-}  // namespace
 
 Status replace_private(std::string_view what, const std::string& path, std::string_view text,
                        fault::Stem stem) {

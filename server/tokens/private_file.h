@@ -8,6 +8,14 @@
 
 namespace centroid::server {
 
+/// Mode of files of run_dir that nobody else may read.
+inline constexpr unsigned kPrivateMode = 0600;
+
+/// An error of a file of run_dir, of what `what` names, as REST tells it: unavailable where the
+/// same call may succeed later (a full or absent disk), else failed_precondition; with where to
+/// look.
+Error private_file_error(std::string_view what, const Error& why);
+
 /// Replace a file of run_dir that nobody else may read (mode 0600), as replace_file does.
 ///
 /// fails   as REST tells it, with `what` and where to look: unavailable where the same call may

@@ -222,7 +222,8 @@ Status TokenStore::save(std::vector<Entry> entries) {
   json["tokens"] = std::move(list);
   if (!path_.empty()) {
     CENTROID_TRY(replace_private("tokens", path_, json.dump(1) + "\n", fault::Stem("tokens")));
-    stamp_ = stamp_of(path_);
+    const auto stamp = stamp_at(path_);
+    stamp_ = stamp.ok() ? *stamp : 0;  // 0: the file is read again
   }
   const std::scoped_lock lock(mutex_);
   entries_ = std::move(entries);

@@ -13,12 +13,15 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <boost/asio/use_future.hpp>
 
 #include "common/async/io_thread.h"
 #include "tests/support/certificates.h"

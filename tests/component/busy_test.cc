@@ -183,7 +183,7 @@ TEST(Busy, TensorsAreExchangedWhileOthersAreComputed) {
       spec.name = std::string("worker-").append(std::to_string(i));
       auto model = std::make_shared<CustomModel>(
           *sleeping_model(kTensors, kParameters, 0, Ready::kAtTheEnd));
-      model->make_group = [&computed] {
+      model->make_group = [&] {
         return std::make_unique<HeldBackGroup>(kTensors, kParameters, computed);
       };
       spec.custom = model;

@@ -1,5 +1,7 @@
 #include "tests/component/contract.h"
 
+#include <boost/asio/use_future.hpp>
+
 namespace centroid::test {
 namespace {
 

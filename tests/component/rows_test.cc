@@ -1,6 +1,7 @@
 #include "common/proto/rows.h"
 
 #include <cmath>
+#include <future>
 #include <limits>
 #include <numeric>
 #include <thread>

@@ -1,5 +1,6 @@
 #include <ctime>
 
+#include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
 #include "tests/conformance/transport_fixture.h"

@@ -4,6 +4,7 @@
 #include <dirent.h>
 
 #include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
 #include "common/base/crc32c.h"

@@ -166,7 +166,7 @@ class Kill(JournalTest):
             computes.open()
             if kill == 0:
                 computes.close()  # at its next share, of the next leader
-            known = max(self.committed(leader))
+            known = max(number for one in leaders for number in self.committed(one))
             leader = self.start_leader("all", "--resume", name=f"leader-{kill}", listen=leader.data, api=leader.api, rounds=rounds).wait_ready()
             leaders.append(leader)
             waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if w["for_whom"] == "servers"], "the cause")

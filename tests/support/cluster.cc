@@ -1,5 +1,6 @@
 #include "tests/support/cluster.h"
 
+#include <future>
 #include <limits>
 
 #include <boost/asio/post.hpp>

@@ -40,7 +40,7 @@ std::vector<float> mean(const std::vector<std::vector<float>>& all, std::vector<
   hooks.is_held = [](ChunkId) { return false; };
   hooks.on_complete = [&](ChunkId, double weight) { total = weight; };
   hooks.on_consumed = [](std::uint32_t, std::size_t) {};
-  Aggregator aggregator(plan, true, std::move(hooks));
+  Aggregator aggregator(plan, std::move(hooks));
   const std::shared_ptr<const Codec> codec = make_codec("f32").value();
   aggregator.begin(std::vector<std::shared_ptr<const Codec>>(all.size(), codec));
   for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
@@ -340,7 +340,7 @@ TEST(Control, WhatAnAbortedAttemptHadSummedIsGone) {
   hooks.is_held = [](ChunkId) { return false; };
   hooks.on_complete = [&](ChunkId, double weight) { total = weight; };
   hooks.on_consumed = [](std::uint32_t, std::size_t) {};
-  Aggregator aggregator(plan, true, std::move(hooks));
+  Aggregator aggregator(plan, std::move(hooks));
   const std::shared_ptr<const Codec> codec = make_codec("f32").value();
   const auto offer = [&](std::uint32_t rank, float value) {
     Buffer payload(sizeof value);
