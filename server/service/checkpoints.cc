@@ -21,17 +21,17 @@ const Executor& Cluster::blocking() {
 /// The state is in no checkpoint.
 bool Cluster::needs_checkpoint() const {
   if (replay_) return false;  // the journal has more than the state
-  if (store_ && store_->version().value > 0 &&
-      (store_->version() != checkpointed_ || is_checkpoint_lost_))
+  if (job_.store && job_.store->version().value > 0 &&
+      (job_.store->version() != job_.checkpointed || job_.is_checkpoint_lost))
     return true;
-  if (rows_servers_) return rows_servers_->needs_checkpoint() || is_checkpoint_lost_;
-  return rows_.changes() != rows_checkpointed_ || is_checkpoint_lost_;
+  if (rows_servers_) return rows_servers_->needs_checkpoint() || job_.is_checkpoint_lost;
+  return rows_.changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
 }
 
 /// One was found damaged, or was deleted: is it the one that has the present state?
 void Cluster::checkpoint_lost(Version version) {
-  const bool has_state = (store_ && store_->version().value > 0) || rows_.has_tables();
-  if (has_state && version == checkpointed_) is_checkpoint_lost_ = true;
+  const bool has_state = (job_.store && job_.store->version().value > 0) || rows_.has_tables();
+  if (has_state && version == job_.checkpointed) job_.is_checkpoint_lost = true;
 }
 
 bool Cluster::is_checkpoint_due() const {
@@ -52,7 +52,7 @@ bool Cluster::is_checkpoint_due() const {
 void Cluster::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint_every_rounds;
   if (epoch_checkpoint_due_) (void)blocking();
-  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (round_.value - 1) % every == 0);
+  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
   if (is_due && needs_checkpoint() && !checkpointing_ && !goal_reached())
     tasks_.spawn(checkpoint_in_background());
 }
@@ -73,7 +73,7 @@ Task<void> Cluster::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
 }
 
 bool Cluster::announces_checkpoint() const {
-  if (rounds_ended_ || store_->version().value == 0 || announced_ == store_->version())
+  if (rounds_ended_ || job_.store->version().value == 0 || job_.announced == job_.store->version())
     return false;
   return std::any_of(links_.begin(), links_.end(),
                      [](const auto& entry) { return entry.second->keeps_state; });
@@ -83,9 +83,9 @@ bool Cluster::announces_checkpoint() const {
 /// later.
 void Cluster::announce_checkpoint() {
   announcement_wanted_ = false;
-  announced_ = store_->version();
+  job_.announced = job_.store->version();
   for (const auto& [id, link] : links_)
-    if (link->keeps_state) link->keep = Round(round_.value - 1);
+    if (link->keeps_state) link->keep = Round(job_.round.value - 1);
   outgoing_.notify_all();
   if (!spread_.has_others()) return state_fetched_.notify_all();
   ++spread_.freezes;  // the same round's state, before the next one: that notifies
@@ -120,15 +120,15 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     }
     if (is_loading_ || replay_)  // since it waited
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
-    if (!store_) break;
+    if (!job_.store) break;
     // Another one asked for the same state: it is the one that was wanted here too.
-    if (has_waited && last_written_ && !is_checkpoint_lost_ &&
-        last_written_->version == store_->version().value &&
+    if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
+        job_.last_written->version == job_.store->version().value &&
         (rows_servers_ ? !rows_servers_->needs_checkpoint()
                        : rows_.changes() == rows_checkpointed_))
-      co_return *last_written_;
+      co_return *job_.last_written;
     const bool announces = may_announce && announces_checkpoint();
-    if (store_->is_current() && !announces) break;
+    if (job_.store->is_current() && !announces) break;
     if (announces) announcement_wanted_ = true;
     ++state_waiters_;  // the round loop does both before the next round
     changed_.notify_all();
@@ -144,14 +144,14 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     if (announces && !checkpointing_) snapshot = std::exchange(spread_.frozen, nullptr);
     if (snapshot) break;  // kept when it was announced; rounds go on
   }
-  const bool has_model = store_ && store_->version().value > 0;
+  const bool has_model = job_.store && job_.store->version().value > 0;
   if (!has_model && !rows_.has_tables())
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
   // Nothing has changed: it would be the same once more.
-  if (rows_.has_tables() && last_written_ && !needs_checkpoint()) {
+  if (rows_.has_tables() && job_.last_written && !needs_checkpoint()) {
     if (snapshot) co_await thaw_servers(Round());
-    co_return *last_written_;
+    co_return *job_.last_written;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
   std::string written_what = "a version that is at rest";
@@ -176,7 +176,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   while (has_model && !snapshot) {
-    if (!spread_.has_others()) snapshot = store_->begin_snapshot(snapshot_budget_);
+    if (!spread_.has_others()) snapshot = job_.store->begin_snapshot(snapshot_budget_);
     if (spread_.has_others()) snapshot = co_await frozen_servers();
     if (snapshot || spread_.lost_since || has_lost_server()) break;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
@@ -201,7 +201,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   written_what = "version " + to_string(info.version) + ", which is written to " +
                  checkpoints_->root().string();
   Manifest manifest;
-  if (has_model) manifest = store_->plan().manifest();
+  if (has_model) manifest = job_.store->plan().manifest();
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
   if (has_model) reader = snapshot_reader(snapshot);
   if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
@@ -239,14 +239,15 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   if (!written.ok()) {
     probe_.checkpoint_failed();
     // What was damaged has been mended meanwhile.
-    if (written.error().code() == ErrorCode::kAlreadyExists) is_checkpoint_lost_ = false;
+    if (written.error().code() == ErrorCode::kAlreadyExists) job_.is_checkpoint_lost = false;
     co_return std::move(written).error();
   }
-  checkpointed_ = info.version;
-  is_checkpoint_lost_ = false;
-  std::erase_if(counted_, [this](const auto& one) {  // who may still ask has one of the last rounds
-    return one.second.value + kCountedRounds < round_.value;
-  });
+  job_.checkpointed = info.version;
+  job_.is_checkpoint_lost = false;
+  std::erase_if(job_.counted,
+                [this](const auto& one) {  // who may still ask has one of the last rounds
+                  return one.second.value + kCountedRounds < job_.round.value;
+                });
   rows_checkpointed_ = rows_changes;
   if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
   journal_.checkpoint_written(info.round);
@@ -267,7 +268,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   view.round = info.round.value;
   view.bytes = written->bytes;
   view.created_unix_seconds = info.created_unix_seconds;
-  last_written_ = view;
+  job_.last_written = view;
   co_return view;
 }
 

@@ -48,13 +48,12 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       probe_(registry),
       events_(clock),
       rows_(config.tables, config.lease, clock, registry),
-      run_id_(config.run_id),
       started_(clock.now()),
       phase_since_(started_),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
       aggregate_(AggregateRule::parse(config.aggregate).value()),
-      machine_(policy_),
+      open_(policy_),
       changed_(executor),
       outgoing_(executor),
       checkpoint_done_(executor),
@@ -83,6 +82,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       journal_(executor),
       duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share * core_count())),
       tasks_(executor) {
+  job_.run_id = config.run_id;
   rows_.bound_payload(2 * config.chunk_bytes);
 }
 
@@ -127,7 +127,7 @@ transport::Greeting Cluster::greeting() const {
   transport::Greeting greeting;
   greeting.role = "server";
   greeting.name = "server";
-  greeting.run_id = run_id_;
+  greeting.run_id = job_.run_id;
   greeting.token = config_.token;
   greeting.also_accepts = [this](std::string_view secret) {  // it is not `token`
     const bool is_known = accepts_token_ && accepts_token_(secret);
@@ -172,7 +172,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
   bool halted = !result.ok() && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
-  if (halted && store_ && !store_->is_current()) (void)co_await fetch_state();
+  if (halted && job_.store && !job_.store->is_current()) (void)co_await fetch_state();
   if (!is_elsewhere() && phase_ != Phase::kStandby) co_await write_last_checkpoint();
   const bool is_over_here = is_elsewhere();
   halted = halted && !is_over_here;
@@ -195,8 +195,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   log::info("job.ended", {{"state", halted       ? "halted"
                                     : is_stopped ? "stopped"
                                                  : "finished"},
-                          {"round", round_.value - 1},
-                          {"version", store_ ? store_->version().value : 0}});
+                          {"round", job_.round.value - 1},
+                          {"version", job_.store ? job_.store->version().value : 0}});
   const bool is_coming_back = is_over_here || (leave_workers_ && !halted && !goal_reached());
   if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
   if (!is_coming_back)
@@ -206,8 +206,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                               phase_reason_);
   // After the workers have heard of it: this waits for the disk.
   const bool is_kept = operator_kept_ == operator_revision_;
-  if (stop_ && !writes_nothing && (stop_->version != checkpointed_.value || !is_kept)) {
-    stop_->version = checkpointed_.value;
+  if (stop_ && !writes_nothing && (stop_->version != job_.checkpointed.value || !is_kept)) {
+    stop_->version = job_.checkpointed.value;
     const Kept kept = keep();
     (void)co_await save(kept.state, kept.revision);
   }
@@ -222,10 +222,10 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   // A checkpoint asked for in the meantime may have kept it after all.
   if (!writes_nothing) co_await write_last_checkpoint();  // of rows that were pushed since
   if (result.ok() && !writes_nothing && needs_checkpoint())
-    result =
-        Error(ErrorCode::kResourceExhausted,
-              "the final state, version " + std::to_string(store_ ? store_->version().value : 0) +
-                  ", is in no checkpoint: the log says why");
+    result = Error(ErrorCode::kResourceExhausted,
+                   "the final state, version " +
+                       std::to_string(job_.store ? job_.store->version().value : 0) +
+                       ", is in no checkpoint: the log says why");
   if (is_over_here) co_await send_workers_away();
   Error dismissal(ErrorCode::kCancelled, "the job is over");
   if (is_coming_back) dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
@@ -237,7 +237,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   outgoing_.notify_all();
   tasks_.cancel();
   co_await tasks_.join();
-  attempt_.reset();
+  open_.attempt.reset();
   if (rows_failure_ && result.ok()) result = *rows_failure_;  // of meanwhile
   co_return result;
 }
@@ -301,8 +301,8 @@ Task<void> Cluster::watch_leases() {
     if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
     if (!checkpointing_ && journal_.wants_checkpoint()) tasks_.spawn(checkpoint_in_background());
     if (checkpointing_ && journal_.state().is_broken) (void)blocking();
-    if (pool_ && aggregator_)
-      probe_.buffers(pool_->in_use(), pool_->capacity(), aggregator_->waiting());
+    if (job_.pool && job_.aggregator)
+      probe_.buffers(job_.pool->in_use(), job_.pool->capacity(), job_.aggregator->waiting());
     Duration silence{};
     std::size_t unsent = 0;
     for (const auto& [id, link] : links_) {
@@ -313,15 +313,15 @@ Task<void> Cluster::watch_leases() {
     const auto in_seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
     probe_.silence(in_seconds(silence), in_seconds(config_.lease));
     probe_.unsent(unsent);
-    const bool is_open = attempt_ && !attempt_->closed;
+    const bool is_open = open_.attempt && !open_.attempt->closed;
     probe_.round_is_open(
-        is_open ? std::chrono::duration<double>(clock_.now() - round_opened_).count() : 0);
+        is_open ? std::chrono::duration<double>(clock_.now() - open_.opened).count() : 0);
     std::array<std::size_t, kWorkerStates.size()> states{};
     for (const auto& [id, member] : roster_.members())
       ++states[static_cast<std::size_t>(member.state)];
     probe_.workers(states);
     probe_.waits(count_waits());
-    probe_.members(roster_.present(), attempt_ ? attempt_->members.size() : 0,
+    probe_.members(roster_.present(), open_.attempt ? open_.attempt->members.size() : 0,
                    roster_.generation().value);
   }
 }
@@ -344,7 +344,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   if (const Member* const member = roster_.find(id))
     keep_unanswered(events_, *link, "the worker is gone: " + member->reason);
   departed_.push_back(id);
-  if (!attempt_ || attempt_->closed) forget_departed();
+  if (!open_.attempt || open_.attempt->closed) forget_departed();
   link->traffic = link->session->connection().traffic();
   if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
@@ -352,20 +352,22 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   part_lost(*link);
 
   if (policy_.is_elastic()) {
-    if (attempt_ && machine_.expects(id)) {
+    if (open_.attempt && open_.machine.expects(id)) {
       ++lost_contributions_;
       probe_.contribution_lost();
     }
-    decide(machine_.gone(id, Progress::kNothing, clock_.now()));
-  } else if (attempt_ && machine_.expects(id)) {
-    const std::uint32_t rank = *attempt_->rank_of(id);
-    const Progress progress = aggregator_->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
+    decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
+  } else if (open_.attempt && open_.machine.expects(id)) {
+    const std::uint32_t rank = *open_.attempt->rank_of(id);
+    const Progress progress =
+        job_.aggregator->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
     ++lost_contributions_;
     probe_.contribution_lost();
-    if (progress == Progress::kNothing && !config_.is_peer_to_peer()) aggregator_->absent(rank);
-    decide(machine_.gone(id, progress));
-  } else if (attempt_) {
-    (void)machine_.gone(id, Progress::kNothing);  // what it has contributed counts, it does not
+    if (progress == Progress::kNothing && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
+    decide(open_.machine.gone(id, progress));
+  } else if (open_.attempt) {
+    (void)open_.machine.gone(id,
+                             Progress::kNothing);  // what it has contributed counts, it does not
   }
   changed_.notify_all();
   outgoing_.notify_all();
@@ -384,11 +386,12 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
         id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,
                                  .evaluate = evaluate,
-                                 .version = store_ ? store_->version() : Version(),
+                                 .version = job_.store ? job_.store->version() : Version(),
                                  .text = text};
   }
-  epilogue_ = proto::Finish{
-      .reason = reason, .version = store_ ? store_->version() : Version(), .text = std::move(text)};
+  epilogue_ = proto::Finish{.reason = reason,
+                            .version = job_.store ? job_.store->version() : Version(),
+                            .text = std::move(text)};
   outgoing_.notify_all();
   const auto sent = [this] {
     std::uint64_t bytes = 0;

@@ -29,6 +29,7 @@
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
 #include "server/service/link.h"
+#include "server/service/open_round.h"
 #include "server/service/probe.h"
 #include "server/service/replay.h"
 #include "server/service/rows_servers.h"
@@ -36,6 +37,7 @@
 #include "server/service/waits.h"
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
+#include "server/state/job_state.h"
 #include "server/store/journal.h"
 #include "server/store/memory_need.h"
 #include "server/store/parameter_store.h"
@@ -250,7 +252,7 @@ class Cluster final : public ControlPlane {
   void epoch_waits(std::vector<WaitView>& views) const;
 
   // replies.cc
-  Status make_replies();
+  Status make_replies(JobState& into) const;
   void begin_replies();
   void encode_reply(ChunkId chunk);
   /// A generation has begun without what the codec left out before, and no round of it counts yet.
@@ -303,14 +305,17 @@ class Cluster final : public ControlPlane {
                                 std::optional<Attempt::Key> key);
 
   // state.cc
-  Status check_room(const ChunkPlan& plan, std::size_t slots, const std::string& codec);
+  Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
+                    const std::string& codec);
   Status check_another(const proto::Join& join);
-  Status make_store(const Manifest& manifest, const std::string& codec);
+  Status make_store(JobState& into, const Manifest& manifest, const std::string& codec);
+  void go_on_from(JobState next);
   Task<bool> initialize();
   bool is_initial_from(const Link& link) const;
-  Task<Status> load_checkpoint();
-  Task<Status> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
-  Task<Status> load_initial_file();
+  Task<Result<JobState>> load_checkpoint();
+  Task<Result<JobState>> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
+  Task<Result<JobState>> load_initial_file();
+  bool has_checkpoint() const;
   MemoryQuestion memory_question() const;
   std::uint64_t expected_workers(bool keeps_whole, std::size_t more = 1) const;
   Status check_tables_room();
@@ -464,7 +469,7 @@ class Cluster final : public ControlPlane {
   config::Schema* schema_ = nullptr;
   bool is_changed_ = false;  ///< settings that are looked at between rounds
   std::function<void()> told_of_change_;
-  std::string data_endpoint_, api_endpoint_, run_id_;
+  std::string data_endpoint_, api_endpoint_;
   std::function<bool(std::string_view)> accepts_token_;
   std::function<proto::Tokens()> joining_tokens_;
   const std::string node_ = transport::this_node();
@@ -472,25 +477,10 @@ class Cluster final : public ControlPlane {
 
   Roster roster_;
   std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
-  std::optional<proto::Join> agreed_;  ///< model, data and codec of the job: the first worker's
   RoundPolicy policy_;
   const AggregateRule aggregate_;
-  RoundMachine machine_;
-  std::unique_ptr<ParameterStore> store_;
-  FragmentPlan fragments_;  ///< of its plan
-  std::unique_ptr<BufferPool> pool_;
-  std::unique_ptr<Aggregator> aggregator_;
-  std::unique_ptr<ReplyEncoder> replies_;  ///< with codec_down
-  std::unique_ptr<ReplyReader> reply_reader_;
-  Generation replies_generation_, replies_committed_;  ///< of the open, of the last committed round
-  std::optional<Error> reply_failure_;
-  ReplyEncoder::Totals replies_told_;  ///< in the metrics
-  std::shared_ptr<Attempt> attempt_;
-  std::uint32_t next_attempt_ = 0;
-  std::size_t complete_chunks_ = 0;
-  double chunk_weight_ = 0;
-  std::optional<RoundDecision> decision_;
-  bool early_ = false;  ///< a chunk's result leaves as soon as the chunk is complete
+  JobState job_;
+  OpenRound open_;
 
   Phase phase_ = Phase::kWaiting;
   std::string phase_reason_ = "no worker has joined yet";
@@ -507,49 +497,28 @@ class Cluster final : public ControlPlane {
   bool is_looking_ = false, has_led_ = false;
   Leadership leadership_;
 
-  // position of the job
-  Round round_{1};
-  std::uint64_t epoch_ = 0, offset_ = 0, samples_total_ = 0, round_samples_ = 0;
-  ReturnedShares returned_;
+  std::uint64_t samples_total_ = 0;
   std::optional<Overshoot> overshoot_;
-  std::uint64_t steps_before_ = 0;  ///< local steps in the rounds that are over
   Coordinator coordinator_;
-  Version checkpointed_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
-  bool is_checkpoint_lost_ = false;      ///< that one has been found damaged since
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;  ///< since the end of an epoch that calls for one
   std::size_t snapshot_budget_ = 0;    ///< bytes of copies
-  bool evaluate_next_ = false;
 
   // policies that close a round without some members
   using Part = KeptPart;
-  std::vector<std::unique_ptr<StagedContribution>> staged_;  ///< by rank of the attempt
-  std::deque<Part> late_staged_;                             ///< in the machine's order
-  std::vector<Part> parts_;                                  ///< of the round being merged
   std::vector<MemberId> departed_;         ///< of whom other servers may keep something that counts
   std::weak_ptr<const StateImage> image_;  ///< the newest
   std::vector<std::weak_ptr<const StateImage>> images_;
   std::size_t image_limit_ = 2;  ///< so many may be in memory at once
   bool is_imaging_ = false;      ///< all servers' state is copied: no other version may come
   std::uint64_t late_dropped_ = 0, late_carried_ = 0;
-  std::map<std::string, Round> counted_;  ///< by worker: of its last contribution that counted
   std::optional<Initial> initial_;
 
   // peer-to-peer exchange
-  using Position = JobPosition;
-  Position position() const {
-    return {round_, epoch_, offset_, store_->optimizer_step(), steps_before_, returned_};
-  }
-  Position held_position_;  ///< of the values in the store
   std::optional<Upload> upload_;
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
   bool announcement_wanted_ = false, rounds_ended_ = false;
-  std::optional<Version> announced_;  ///< the workers know that this one is to be saved
-  std::uint64_t exchange_failures_ = 0;
-  std::map<MemberId, std::uint64_t> blamed_;  ///< by members that failed, in this round
-  std::set<MemberId> failed_;                 ///< who could not complete this attempt
-
   // what operators asked for
   std::map<std::string, Eviction> evicted_;
   OperatorState::ScaleHint scale_hint_;
@@ -560,36 +529,24 @@ class Cluster final : public ControlPlane {
   using Restore = RestoreWanted;
   std::shared_ptr<Restore> restore_;
   bool measuring_ = false, is_measuring_network_ = false;
-  std::shared_ptr<const ParametersView> measured_;
-  TimePoint measured_at_;
   ShardGroup shards_;
   Spread spread_;
   Waits waits_;
   std::unique_ptr<Pulls> pulls_;
-  std::vector<double> squares_;  ///< by chunk, of the open round's mean where it may be clipped
-  std::optional<CheckpointEntry> resumed_from_;
   Journal journal_;
   std::unique_ptr<Replay> replay_;  ///< until it is over
   bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
-  Tally round_tally_;
-  std::vector<ToldShare> round_shares_;  ///< what it is the sum of
-  EpochTallies epochs_;
   KnownScalars known_scalars_;
-  TimePoint round_opened_, looked_at_;  // who is silent: last
-  std::deque<RoundView> history_;
   TimePoint round_told_;             ///< when an event last told of a committed round
   std::uint64_t rounds_untold_ = 0;  ///< committed since then
   Generation generation_told_;
-  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0, test_accuracy_ = -1,
-         test_loss_ = -1;
-  Version test_version_;
+  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0;
   double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
   std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
   std::optional<CheckpointDirectory> checkpoints_;
   const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
   bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
-  std::optional<CheckpointView> last_written_;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
   bool was_restored_ = false;            // while it ran

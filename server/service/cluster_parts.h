@@ -90,13 +90,6 @@ struct KeptOperatorState {
   std::uint64_t revision = 0;
 };
 
-/// How far a job is.
-struct JobPosition {
-  Round round{1};
-  std::uint64_t epoch = 0, offset = 0, optimizer_step = 0, steps_before = 0;
-  ReturnedShares returned;
-};
-
 /// Where in the data a round begins.
 struct DataPosition {
   std::uint64_t epoch = 0, offset = 0;

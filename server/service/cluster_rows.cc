@@ -32,11 +32,11 @@ Task<Status> Cluster::load_rows() {
   const char* const what = "the tables of sparse rows are read";
   if (is_beginning() && rows_.has_tables()) set_phase(phase_, what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what);
-  const auto run_id = std::make_shared<std::string>(run_id_);
+  const auto run_id = std::make_shared<std::string>(job_.run_id);
   auto read = [this, run_id]() -> Status {
-    if (resumed_from_) {
-      CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*resumed_from_));
-      CENTROID_TRY(rows_.restore(resumed_from_->path, files));
+    if (job_.resumed_from) {
+      CENTROID_ASSIGN(const auto files, checkpoints_->parts_of(*job_.resumed_from));
+      CENTROID_TRY(rows_.restore(job_.resumed_from->path, files));
     }
     return rows_.replay(config_.journal_dir, *run_id);
   };
@@ -44,7 +44,7 @@ Task<Status> Cluster::load_rows() {
   const Status done = co_await run_on(blocking_, std::move(read));
   rows_.end_reading();
   CENTROID_CO_TRY(done);
-  run_id_ = *run_id;
+  job_.run_id = *run_id;
   if (!rows_.has_tables()) co_return Status();
   co_return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
 }
@@ -78,7 +78,7 @@ Status Cluster::prepare_rows() {
   rows_servers_ = std::make_unique<RowsServers>(executor_, blocking_, clock_, rows_, shards_,
                                                 std::move(options), std::move(hooks));
   CENTROID_ASSIGN(const bool is_spread,
-                  rows_servers_->prepare(*checkpoints_, config_.resume, run_id_));
+                  rows_servers_->prepare(*checkpoints_, config_.resume, job_.run_id));
   if (is_spread) return {};
   rows_servers_.reset();
   proto::Route alone;
@@ -97,7 +97,7 @@ Status Cluster::start_rows_journal() {
   if (!config_.keeps_journal()) return {};
   RowsJournalWriter::Options options;
   options.folder = config_.journal_dir;
-  options.run_id = run_id_;
+  options.run_id = job_.run_id;
   options.sync_every = config_.journal_sync;
   options.waits = config_.journal_full == "wait";
   options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };

@@ -16,7 +16,7 @@ constexpr int kForgets = 10;
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
 Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
-  const auto open = attempt_ ? attempt_->key() : Attempt::Key();
+  const auto open = open_.attempt ? open_.attempt->key() : Attempt::Key();
   const bool is_known =
       key.generation <= roster_.generation() &&
       (key.round < open.round || (key.round == open.round && key.number <= open.number));
@@ -55,7 +55,7 @@ Status Cluster::check_weight(const Link& link, const std::string& where, double 
 
 Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head,
                                 std::uint64_t bytes) {
-  const auto attempt = attempt_;
+  const auto attempt = open_.attempt;
   const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
   if (config_.is_peer_to_peer())
     co_return Error(ErrorCode::kFailedPrecondition, "Push of " + link->join.name +
@@ -63,7 +63,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
                                                         " the workers add among themselves");
   const Attempt::Key key{head.generation, head.round, head.attempt};
   const bool is_elastic = policy_.is_elastic();
-  bool current = rank && key == attempt->key() && machine_.expects(link->id);
+  bool current = rank && key == attempt->key() && open_.machine.expects(link->id);
   if (is_elastic) current = stage_for(*link, key) != nullptr;
   probe_.payload_received(bytes);
   if (!current) {
@@ -74,16 +74,16 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   }
   const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
                             " in round " + to_string(head.round);
-  if (head.chunk.value >= store_->plan().chunks().size())
+  if (head.chunk.value >= job_.store->plan().chunks().size())
     co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!has_turn(store_->plan().chunk(head.chunk)))
+  if (!has_turn(job_.store->plan().chunk(head.chunk)))
     co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
   if (!is_mine(head.chunk))
     co_return Error(ErrorCode::kAborted, where + ": by route " +
                                              std::to_string(spread_.route.version) +
                                              " it lies on another server (join again)");
   CENTROID_CO_TRY(check_weight(*link, where, head.weight));
-  const std::size_t limit = link->codec->max_bytes(store_->plan().chunk(head.chunk).elements);
+  const std::size_t limit = link->codec->max_bytes(job_.store->plan().chunk(head.chunk).elements);
   if (bytes > limit)
     co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
                                                      " bytes, at most " + std::to_string(limit) +
@@ -91,8 +91,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   std::optional<Buffer> buffer;
   // What is kept whole is not to take more memory than it has bytes.
   const bool keeps_whole = is_elastic || !aggregate_.is_mean();
-  const std::size_t least = pool_->buffer_bytes() / (keeps_whole ? 1 : 2);
-  if (bytes >= least && bytes <= pool_->buffer_bytes()) buffer = pool_->try_acquire();
+  const std::size_t least = job_.pool->buffer_bytes() / (keeps_whole ? 1 : 2);
+  if (bytes >= least && bytes <= job_.pool->buffer_bytes()) buffer = job_.pool->try_acquire();
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
@@ -102,7 +102,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   link->silence = std::max(link->silence, now - link->opened_at);
   link->opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
-  const std::size_t elements = store_->plan().chunk(head.chunk).elements;
+  const std::size_t elements = job_.store->plan().chunk(head.chunk).elements;
   double squares = 0;
   if (!is_elastic && looks) squares = link->codec->squares(buffer->bytes().first(bytes), elements);
   // One pass for both: in double the squares of floats add up to something finite, or one is not.
@@ -122,15 +122,15 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
     if (!kept.ok()) co_return kept.error().with_context(where);
     co_return Status();
   }
-  if (attempt != attempt_ ||
-      !machine_.expects(link->id)) {  // the attempt ended while the bytes came in
+  if (attempt != open_.attempt ||
+      !open_.machine.expects(link->id)) {  // the attempt ended while the bytes came in
     probe_.stale_frame();
     session.release_credit(bytes);
     co_return Status();
   }
   const TimePoint begin = clock_.now();
   const Status added =
-      aggregator_->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
+      job_.aggregator->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
   const double seconds =
       probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(link->codec_kind);
@@ -187,10 +187,10 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.contributed_at = clock_.now();
   link.step_seconds = end.compute_seconds;
   if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
-  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - round_opened_).count());
+  probe_.contribution_received(std::chrono::duration<double>(clock_.now() - open_.opened).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
   tell_codecs(link, end);
-  const std::uint64_t all = round_samples_ + returned_.taken();
+  const std::uint64_t all = open_.samples + job_.returned.taken();
   link.share_ratio =
       all > 0 ? static_cast<double>(link.part.samples()) / static_cast<double>(all) : 0;
   // Of the share, for of a language model `end.samples` counts tokens.
@@ -199,9 +199,9 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   link.part = {};
   link.divergence = end.divergence;
   if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
-  if (is_again && attempt_ && attempt_->resend) return;  // the same steps
-  const auto counted = counted_.find(link.join.name);
-  const bool is_next = counted != counted_.end() && counted->second == last;
+  if (is_again && open_.attempt && open_.attempt->resend) return;  // the same steps
+  const auto counted = job_.counted.find(link.join.name);
+  const bool is_next = counted != job_.counted.end() && counted->second == last;
   const double told = link.steps_told.contributed(steps, link.overlap, is_next);
   coordinator_.contributed(link.id, {.steps = told,
                                      .compute_seconds = end.compute_seconds,
@@ -242,16 +242,16 @@ ToldShare Cluster::told_of(Link& link, const proto::PushEnd& end, const DataPart
 
 Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   if (policy_.is_elastic()) return stage_end(link, end);
-  const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
-  if (!rank || end.generation != attempt_->generation || end.round != attempt_->round ||
-      end.attempt != attempt_->number || !machine_.expects(link.id)) {
+  const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
+  if (!rank || end.generation != open_.attempt->generation || end.round != open_.attempt->round ||
+      end.attempt != open_.attempt->number || !open_.machine.expects(link.id)) {
     CENTROID_TRY(check_key(link, "PushEnd", {end.generation, end.round, end.attempt}));
     probe_.stale_frame();
     return {};
   }
   const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : part().size();
-  const std::uint64_t received = aggregator_->received(*rank);
-  CENTROID_TRY(check_end(link, end, received, aggregator_->weight(*rank), chunks));
+  const std::uint64_t received = job_.aggregator->received(*rank);
+  CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
   CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
   if (!is_whole) {
     link.pending_end = end;
@@ -263,10 +263,10 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   count_end(link, end);
   count_told(told_of(link, end, share));
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
-    aggregator_->absent(*rank);
+    job_.aggregator->absent(*rank);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
-  CENTROID_ASSIGN(auto decision, machine_.contribute(link.id, std::move(contribution)));
+  CENTROID_ASSIGN(auto decision, open_.machine.contribute(link.id, std::move(contribution)));
   decide(std::move(decision));
   return {};
 }
@@ -277,7 +277,8 @@ void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
   up.encoded(end.encode_seconds);
   up.chunks(end.chunks, end.dense_chunks);
   if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
-  probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32).decoded(end.decode_seconds);
+  probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
+      .decoded(end.decode_seconds);
   link.residual_norm = end.residual_norm;
   double largest = 0;
   for (const auto& [id, other] : links_) largest = std::max(largest, other->residual_norm);

@@ -33,18 +33,18 @@ std::string exact(double value) {
 }  // namespace
 
 DataPosition Cluster::next_position() const {
-  const std::uint64_t end = offset_ + round_samples_, samples = agreed_->train_samples;
+  const std::uint64_t end = job_.offset + open_.samples, samples = job_.agreed->train_samples;
   // An epoch is over when the shares of lost workers are trained, too.
-  const bool is_over = end > samples || (end == samples && returned_.will_be_empty());
-  if (!is_over) return {.epoch = epoch_, .offset = end};
-  return {.epoch = epoch_ + 1, .offset = end - samples};
+  const bool is_over = end > samples || (end == samples && job_.returned.will_be_empty());
+  if (!is_over) return {.epoch = job_.epoch, .offset = end};
+  return {.epoch = job_.epoch + 1, .offset = end - samples};
 }
 
 /// Everything that the bits of a replay depend on, beside the journal and the checkpoint.
 std::string Cluster::journal_terms() const {
   const OptimizerConfig& o = config_.optimizer;
   // The rate is the one of the rounds, which may not be the one that is wanted from the next on.
-  const OptimizerConfig& used = store_ ? store_->optimizer().config() : o;
+  const OptimizerConfig& used = job_.store ? job_.store->optimizer().config() : o;
   return "apply=" + std::string(config_.applies_on_worker() ? "worker" : "server") +
          " codec_down=" + config_.codec_down + " seed=" + std::to_string(config_.seed) +
          " optimizer=" + o.name + " learning_rate=" + exact(used.learning_rate) +
@@ -59,12 +59,12 @@ std::string Cluster::journal_terms() const {
 journal::Base Cluster::journal_base() const {
   journal::Base base;
   if (!journal_.is_on() && !config_.keeps_journal()) return base;
-  base.run_id = run_id_;
+  base.run_id = job_.run_id;
   base.terms = journal_terms();
-  base.round = Round(round_.value - 1);
-  base.version = store_->version();
-  base.optimizer_step = store_->optimizer_step();
-  base.plan_hash = store_->plan().hash();
+  base.round = Round(job_.round.value - 1);
+  base.version = job_.store->version();
+  base.optimizer_step = job_.store->optimizer_step();
+  base.plan_hash = job_.store->plan().hash();
   return base;
 }
 
@@ -83,7 +83,7 @@ Task<Status> Cluster::start_journal() {
   for (;;) {
     const auto unsettled = [&] { return rows_servers_ ? rows_servers_->unsettled() : ""; };
     Status begun;
-    if (checkpointed_ == Version()) {
+    if (job_.checkpointed == Version()) {
       if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
         set_phase(Phase::kInitializing, "the journal begins when all tables are here: " + why);
         (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
@@ -133,7 +133,7 @@ Task<Status> Cluster::start_journal() {
       co_return Status();  // again
   }
   log::info("journal.begun", {{"dir", config_.journal_dir},
-                              {"round", round_.value - 1},
+                              {"round", job_.round.value - 1},
                               {"sync_ms", config_.journal_sync.count()}});
   co_return Status();
 }
@@ -141,10 +141,10 @@ Task<Status> Cluster::start_journal() {
 /// Where the chunks lie, for whoever reads the journal; without servers: all were always here.
 journal::Route Cluster::journal_route() const {
   journal::Route route;
-  if (spread_.route.version == 0 || !store_) return route;
+  if (spread_.route.version == 0 || !job_.store) return route;
   if (!spread_.has_others()) {
     route.servers.push_back(config_.leader_name());
-    route.owners.assign(store_->plan().chunks().size(), 0);
+    route.owners.assign(job_.store->plan().chunks().size(), 0);
     return route;
   }
   for (const proto::RouteServer& server : spread_.route.servers)
@@ -156,12 +156,12 @@ journal::Route Cluster::journal_route() const {
 /// What the numbers of a complete chunk are when `chunk_complete` hands them over.
 Form Cluster::journal_form() const {
   if (config_.applies_on_worker()) return Form::kMean;
-  return early_ ? Form::kParameters : Form::kSum;
+  return job_.is_early ? Form::kParameters : Form::kSum;
 }
 
 void Cluster::journal_chunk(const Chunk& chunk) {
-  const Bytes numbers = std::as_bytes(std::as_const(*store_).spare(chunk));
-  if (replies_)  // the codec's residual grows in this memory
+  const Bytes numbers = std::as_bytes(std::as_const(*job_.store).spare(chunk));
+  if (job_.replies)  // the codec's residual grows in this memory
     journal_.chunk_copy(chunk.id, journal_form(), numbers);
   else
     journal_.chunk(chunk.id, journal_form(), numbers);
@@ -172,19 +172,19 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
   const bool counts = kind == Kind::kCommit;
   const DataPosition next = next_position();
   journal::Commit commit;
-  commit.version = counts ? store_->version().next() : store_->version();
-  commit.optimizer_step = store_->optimizer_step() + (counts ? 1 : 0);
+  commit.version = counts ? job_.store->version().next() : job_.store->version();
+  commit.optimizer_step = job_.store->optimizer_step() + (counts ? 1 : 0);
   commit.epoch = next.epoch;
   commit.offset = next.offset;
-  commit.generation = attempt_->generation;
+  commit.generation = open_.attempt->generation;
   commit.weight = counts ? decision.total_weight : 0;
   commit.chunks = counts ? static_cast<std::uint32_t>(part().size()) : 0;
   commit.unix_seconds = clock_.unix_seconds();
-  commit.steps = steps_before_ + (counts ? round_tally_.steps : 0);
+  commit.steps = job_.steps_before + (counts ? open_.tally.steps : 0);
   if (counts) {
     for (const MemberId member : decision.contributors) {
       commit.contributors.push_back(name_of(member));
-      commit.rounds.push_back(round_);
+      commit.rounds.push_back(job_.round);
     }
     for (const LateContribution& late : decision.late) {
       commit.contributors.push_back(name_of(late.member));
@@ -192,7 +192,7 @@ std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
     }
   }
   commit.returned = untrained(true);
-  if (counts) commit.rate_factor = store_->optimizer().rate_factor();
+  if (counts) commit.rate_factor = job_.store->optimizer().rate_factor();
   return journal_.end_round(kind, std::move(commit));
 }
 
@@ -217,7 +217,7 @@ Task<Status> Cluster::written_in_journal(std::uint64_t number) {
   const TimePoint begin = clock_.now();
   co_await journal_.done(number);
   static const trace::Lane kLane("journal");
-  if (journal_.is_on()) probe_.journal_stage().ended(kLane, begin, clock_.now(), round_.value);
+  if (journal_.is_on()) probe_.journal_stage().ended(kLane, begin, clock_.now(), job_.round.value);
   co_return co_await may_commit();
 }
 

@@ -22,11 +22,11 @@ constexpr std::size_t kChunksPerTurn = 4;
 std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
   const bool is_elastic = policy_.is_elastic();
   std::erase_if(members, [&](MemberId id) {
-    return find(id)->is_away || (is_elastic && !machine_.may_begin(id));
+    return find(id)->is_away || (is_elastic && !open_.machine.may_begin(id));
   });
   if (!is_epoch_ahead()) return members;
   // What a lost worker had of the older epoch is for one of them, the others take what it leaves.
-  const auto held = members.begin() + (returned_.will_be_empty() || members.empty() ? 0 : 1);
+  const auto held = members.begin() + (job_.returned.will_be_empty() || members.empty() ? 0 : 1);
   for (auto at = held; at != members.end(); ++at) find(*at)->hold(clock_.now());
   members.erase(held, members.end());
   return members;
@@ -35,17 +35,17 @@ std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
 /// Members without a seat in the attempt.
 std::vector<MemberId> Cluster::unseated() const {
   std::vector<MemberId> out = roster_.ranked();
-  std::erase_if(out, [this](MemberId id) { return attempt_->rank_of(id).has_value(); });
+  std::erase_if(out, [this](MemberId id) { return open_.attempt->rank_of(id).has_value(); });
   return out;
 }
 
 /// Who had to wait for slower members, or for an older epoch, may begin, for one of those has come,
 /// or is gone.
 void Cluster::seat_waiting() {
-  if (!policy_.applies_each() || !attempt_) return;
+  if (!policy_.applies_each() || !open_.attempt) return;
   for (const auto& [id, link] : links_) {
     const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
-    if (waits && !link->is_away && !attempt_->rank_of(id)) seat(*link);
+    if (waits && !link->is_away && !open_.attempt->rank_of(id)) seat(*link);
   }
 }
 
@@ -54,82 +54,83 @@ void Cluster::seat_waiting() {
 void Cluster::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
-  if (!policy_.is_elastic() || !attempt_ || attempt_->closed) return;
+  if (!policy_.is_elastic() || !open_.attempt || open_.attempt->closed) return;
   // What was lost in this round is handed out when it closes, for which somebody has to contribute.
-  const bool may_close = returned_.will_be_empty() || !machine_.missing().empty();
-  if (returned_.is_empty() && may_close && is_epoch_ahead()) {
+  const bool may_close = job_.returned.will_be_empty() || !open_.machine.missing().empty();
+  if (job_.returned.is_empty() && may_close && is_epoch_ahead()) {
     link.hold(clock_.now());
     return;
   }
-  if (!machine_.admit(link.id)) return;
-  proto::RoundOpen open = attempt_->opens.front();
+  if (!open_.machine.admit(link.id)) return;
+  proto::RoundOpen open = open_.attempt->opens.front();
   const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
-  std::vector<MemberId> members = attempt_->members;
+  std::vector<MemberId> members = open_.attempt->members;
   std::erase_if(members, [this](MemberId id) { return !find(id); });
   members.push_back(link.id);
   const std::uint64_t room = round_room(members);
-  take_part(open, returned_.is_empty() ? std::min(wanted, room - std::min(room, round_samples_))
-                                       : wanted);
+  take_part(open, job_.returned.is_empty() ? std::min(wanted, room - std::min(room, open_.samples))
+                                           : wanted);
   hand_out(link, open);
-  open.rank = Rank(static_cast<std::uint32_t>(attempt_->members.size()));
+  open.rank = Rank(static_cast<std::uint32_t>(open_.attempt->members.size()));
   open.world = std::max(static_cast<std::uint32_t>(roster_.ranked().size()), open.rank.value + 1);
-  open.evaluate = std::exchange(evaluate_next_, false);
-  attempt_->members.push_back(link.id);
-  attempt_->opens.push_back(open);
-  staged_.push_back(
-      std::make_unique<StagedContribution>(store_->plan(), link.codec, part().size()));
+  open.evaluate = std::exchange(job_.evaluate_next, false);
+  open_.attempt->members.push_back(link.id);
+  open_.attempt->opens.push_back(open);
+  open_.staged.push_back(
+      std::make_unique<StagedContribution>(job_.store->plan(), link.codec, part().size()));
 }
 
 /// A decision has been made: who has not contributed is not waited for any more.
 void Cluster::leave_out(const RoundDecision& decision) {
   if (decision.action != RoundAction::kMerge && decision.action != RoundAction::kSkip) return;
-  const auto done = machine_.contributed();
-  for (std::size_t rank = 0; rank < attempt_->members.size(); ++rank) {
-    const MemberId id = attempt_->members[rank];
+  const auto done = open_.machine.contributed();
+  for (std::size_t rank = 0; rank < open_.attempt->members.size(); ++rank) {
+    const MemberId id = open_.attempt->members[rank];
     const auto link = find(id);
     if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
-    attempt_->left_out.insert(id);
+    open_.attempt->left_out.insert(id);
     if (!policy_.applies_each())  // there everybody but one is left out of every round
-      events_.publish("member.left_out",
-                      {{"worker", link->join.name}, {"member", id.value}, {"round", round_.value}});
+      events_.publish(
+          "member.left_out",
+          {{"worker", link->join.name}, {"member", id.value}, {"round", job_.round.value}});
     link->is_away = true;
-    if (link->opened != attempt_->key()) {  // it did not come to begin
-      return_part(link->part, round_);
+    if (link->opened != open_.attempt->key()) {  // it did not come to begin
+      return_part(link->part, job_.round);
       link->part = {};
       continue;
     }
     link->late.emplace();
-    link->late->key = attempt_->key();
-    if (machine_.may_come_late(round_))
-      link->late->staged = std::move(staged_[rank]);
+    link->late->key = open_.attempt->key();
+    if (open_.machine.may_come_late(job_.round))
+      link->late->staged = std::move(open_.staged[rank]);
     else
       settle_late(*link, proto::Outcome::kLate);
   }
   for (const auto& [id, link] : links_)
-    if (link->late && link->late->staged && !machine_.may_come_late(link->late->key.round))
+    if (link->late && link->late->staged && !open_.machine.may_come_late(link->late->key.round))
       settle_late(*link, proto::Outcome::kLate);
-  parts_.clear();
+  open_.parts.clear();
   for (const LateContribution& one : decision.late) {
-    attempt_->late.push_back(name_of(one.member));
-    parts_.push_back(std::move(late_staged_.front()));
-    parts_.back().counts.weight = one.weight;
-    count_told(std::move(parts_.back().told));
-    late_staged_.pop_front();
+    open_.attempt->late.push_back(name_of(one.member));
+    open_.parts.push_back(std::move(open_.late_staged.front()));
+    open_.parts.back().counts.weight = one.weight;
+    count_told(std::move(open_.parts.back().told));
+    open_.late_staged.pop_front();
   }
-  CENTROID_CHECK(late_staged_.size() == machine_.late_waiting());
+  CENTROID_CHECK(open_.late_staged.size() == open_.machine.late_waiting());
 }
 
 /// A round is committed: its late contributions count, whatever becomes of this server.
 void Cluster::late_counted(const RoundDecision& decision) {
   for (const LateContribution& late : decision.late) {
-    Round& last = counted_[name_of(late.member)];  // it may have contributed to this one, too
+    Round& last = job_.counted[name_of(late.member)];  // it may have contributed to this one, too
     last = std::max(last, late.round);
-    probe_.staleness(round_.value - late.round.value);
+    probe_.staleness(job_.round.value - late.round.value);
     const auto link = find(late.member);
     if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
       settle_late(*link, proto::Outcome::kCarried);
   }
-  for (Part& part : parts_) part.share = {};
+  for (Part& part : open_.parts) part.share = {};
 }
 
 /// It is known what becomes of a late contribution.
@@ -150,14 +151,14 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
   probe_.contribution_late(is_carried);
   log::debug("contribution.late", {{"worker", link.join.name},
                                    {"round", link.late->key.round.value},
-                                   {"open", round_.value},
+                                   {"open", job_.round.value},
                                    {"carried", is_carried}});
 }
 
 /// Where a chunk or the end with this key belongs; nullptr: nowhere any more.
 StagedContribution* Cluster::stage_for(Link& link, const Attempt::Key& key) {
-  if (attempt_ && attempt_->key() == key && machine_.expects(link.id))
-    return staged_[*attempt_->rank_of(link.id)].get();
+  if (open_.attempt && open_.attempt->key() == key && open_.machine.expects(link.id))
+    return open_.staged[*open_.attempt->rank_of(link.id)].get();
   if (link.late && link.late->key == key && !link.late->outcome) return link.late->staged.get();
   return nullptr;
 }
@@ -187,19 +188,19 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
   if (!link.late || link.late->key != key) {
     count_told(told_of(link, end, share));
     CENTROID_ASSIGN(auto decision,
-                    machine_.contribute(link.id, std::move(contribution), clock_.now()));
+                    open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
     decide(std::move(decision));
     return {};
   }
   CENTROID_ASSIGN(const double weight,
-                  machine_.late(link.id, key.round, contribution, clock_.now()));
+                  open_.machine.late(link.id, key.round, contribution, clock_.now()));
   if (weight > 0) {
     Part part;
     part.staged = std::move(link.late->staged);
     part.counts.key = {link.id, key.generation, key.round, key.number};
     part.told = told_of(link, end, share);
     part.share = share;
-    late_staged_.push_back(std::move(part));
+    open_.late_staged.push_back(std::move(part));
   }
   // With asp and ssp it gets a round at once, and is told when that is committed. Else the round
   // that counts it may wait for this very member.
@@ -207,7 +208,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
                 end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it
-  if (!decision_) decide(machine_.tick(clock_.now()));
+  if (!open_.decision) decide(open_.machine.tick(clock_.now()));
   return {};
 }
 
@@ -216,32 +217,33 @@ void Cluster::collect_parts(const RoundDecision& decision) {
   std::vector<Part> parts;
   for (const MemberId member : decision.contributors) {
     Part part;
-    part.staged = std::move(staged_[*attempt_->rank_of(member)]);
-    part.counts.key = {member, attempt_->generation, attempt_->round, attempt_->number};
+    part.staged = std::move(open_.staged[*open_.attempt->rank_of(member)]);
+    part.counts.key = {member, open_.attempt->generation, open_.attempt->round,
+                       open_.attempt->number};
     part.counts.weight = part.staged->weight();
     if (part.counts.weight == 0) part.counts.weight = weight_elsewhere(part.counts.key);
     parts.push_back(std::move(part));
   }
-  for (Part& late : parts_) parts.push_back(std::move(late));
-  parts_ = std::move(parts);
+  for (Part& late : open_.parts) parts.push_back(std::move(late));
+  open_.parts = std::move(parts);
 }
 
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> Cluster::sum_parts(double total_weight) {
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
-    if (replies_ && !journal_.has_room()) {
+    if (job_.replies && !journal_.has_room()) {
       const auto waits = journal_wait();
       co_await journal_.room();
     }
-    const std::span<float> sum = store_->spare(chunk);
-    for (std::size_t i = 0; i < parts_.size(); ++i)
-      parts_[i].staged->add_to(sum, chunk.id, parts_[i].counts.weight, i == 0);
+    const std::span<float> sum = job_.store->spare(chunk);
+    for (std::size_t i = 0; i < open_.parts.size(); ++i)
+      open_.parts[i].staged->add_to(sum, chunk.id, open_.parts[i].counts.weight, i == 0);
     chunk_complete(chunk.id, total_weight);
     if (++turn % kChunksPerTurn == 0)
       co_await boost::asio::post(executor_, boost::asio::use_awaitable);
   }
-  for (Part& part : parts_)
+  for (Part& part : open_.parts)
     part.staged.reset();  // what counts is still to be told to other servers
 }
 
@@ -271,7 +273,7 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
                                      : "it is left out whenever it takes so long; to wait for it "
                                        "set round_timeout above what it took"}});
   }
-  machine_.caught_up(link.id, clock_.now());
+  open_.machine.caught_up(link.id, clock_.now());
   outgoing_.notify_all();
 }
 

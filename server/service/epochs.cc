@@ -10,10 +10,10 @@ namespace centroid::server {
 /// count yet, or are to be given to others. `whose`: of the member that trains them, where one
 /// does.
 std::uint64_t Cluster::oldest_epoch(MemberId* whose) const {
-  std::uint64_t oldest = epoch_;
+  std::uint64_t oldest = job_.epoch;
   const auto first = [this](const DataPart& part) {
     return part.epoch +
-           (agreed_ ? part.begin / std::max<std::uint64_t>(agreed_->train_samples, 1) : 0);
+           (job_.agreed ? part.begin / std::max<std::uint64_t>(job_.agreed->train_samples, 1) : 0);
   };
   const auto look = [&](const DataPart& part, MemberId member) {
     if (part.samples() == 0 || first(part) >= oldest) return;
@@ -21,9 +21,9 @@ std::uint64_t Cluster::oldest_epoch(MemberId* whose) const {
     if (whose != nullptr) *whose = member;
   };
   for (const auto& [id, link] : links_) look(link->part, id);
-  for (const Part& late : late_staged_) look(late.share, late.counts.key.member);
-  for (const Part& late : parts_) look(late.share, late.counts.key.member);
-  if (const auto returned = returned_.oldest_epoch(); returned && *returned < oldest) {
+  for (const Part& late : open_.late_staged) look(late.share, late.counts.key.member);
+  for (const Part& late : open_.parts) look(late.share, late.counts.key.member);
+  if (const auto returned = job_.returned.oldest_epoch(); returned && *returned < oldest) {
     oldest = *returned;
     if (whose != nullptr) *whose = {};
   }
@@ -33,9 +33,9 @@ std::uint64_t Cluster::oldest_epoch(MemberId* whose) const {
 /// Tell of the epochs of which nothing is outstanding, one after the other; with `are_all` of all
 /// whose samples are handed out.
 void Cluster::end_epochs(bool are_all) {
-  if (!epochs_.has_open() || epochs_.open().begin()->first >= epoch_) return;
-  const std::uint64_t oldest = are_all ? epoch_ : oldest_epoch();
-  while (const EpochTally* const over = epochs_.end(oldest, clock_.unix_seconds())) {
+  if (!job_.epochs.has_open() || job_.epochs.open().begin()->first >= job_.epoch) return;
+  const std::uint64_t oldest = are_all ? job_.epoch : oldest_epoch();
+  while (const EpochTally* const over = job_.epochs.end(oldest, clock_.unix_seconds())) {
     if (over->all.samples == 0) continue;
     train_accuracy_ = over->all.accuracy();
     tell(events_, log::Level::kInfo, "epoch.ended",
@@ -50,16 +50,16 @@ void Cluster::end_epochs(bool are_all) {
 
 /// Of the open round.
 void Cluster::count_told(ToldShare told) {
-  round_tally_.add(told.tally);
-  round_shares_.push_back(std::move(told));
+  open_.tally.add(told.tally);
+  open_.shares.push_back(std::move(told));
 }
 
 /// With asp and ssp, who begins now is at most one epoch ahead of the oldest that is not done.
 bool Cluster::is_epoch_ahead() const {
-  if (!policy_.applies_each() || !agreed_) return false;
-  const bool is_open = attempt_ && !attempt_->closed;
-  const std::uint64_t at = offset_ + (is_open ? round_samples_ : 0);
-  const std::uint64_t begins = epoch_ + (at >= agreed_->train_samples ? 1 : 0);
+  if (!policy_.applies_each() || !job_.agreed) return false;
+  const bool is_open = open_.attempt && !open_.attempt->closed;
+  const std::uint64_t at = job_.offset + (is_open ? open_.samples : 0);
+  const std::uint64_t begins = job_.epoch + (at >= job_.agreed->train_samples ? 1 : 0);
   return begins >= oldest_epoch() + 2;
 }
 
@@ -119,15 +119,17 @@ EpochView view_of_epoch(const EpochTally& tally, std::uint64_t samples, double n
 Task<std::vector<EpochView>> Cluster::epochs(std::size_t limit, std::optional<EpochPlace> before) {
   auto read = [this, limit, before] {
     std::vector<EpochView> views;
-    const std::uint64_t samples = agreed_ ? agreed_->train_samples : 0;
+    const std::uint64_t samples = job_.agreed ? job_.agreed->train_samples : 0;
     const auto add = [&](const EpochTally& tally) {
       if (views.size() < limit && (!before || EpochPlace(tally.epoch, 0) < *before))
         views.push_back(view_of_epoch(tally, samples, clock_.unix_seconds()));
     };
-    for (auto at = epochs_.open().rbegin(); at != epochs_.open().rend(); ++at) add(at->second);
+    for (auto at = job_.epochs.open().rbegin(); at != job_.epochs.open().rend(); ++at)
+      add(at->second);
     // Those that a job which has gone back trains again are open.
-    const std::uint64_t limit_of = epochs_.has_open() ? epochs_.open().begin()->first : UINT64_MAX;
-    for (const EpochTally& tally : epochs_.ended())
+    const std::uint64_t limit_of =
+        job_.epochs.has_open() ? job_.epochs.open().begin()->first : UINT64_MAX;
+    for (const EpochTally& tally : job_.epochs.ended())
       if (tally.epoch < limit_of) add(tally);
     return views;
   };

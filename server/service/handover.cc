@@ -15,14 +15,15 @@ constexpr std::chrono::seconds kHearing{1};
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
 bool Cluster::holds_newest(const Link& link) const {
-  if (link.version == store_->version()) return true;
-  return attempt_ && attempt_->closed && attempt_->closed->outcome == proto::Outcome::kCommitted &&
-         attempt_->closed->version == store_->version() && attempt_->rank_of(link.id).has_value() &&
-         attempt_->left_out.count(link.id) == 0;
+  if (link.version == job_.store->version()) return true;
+  return open_.attempt && open_.attempt->closed &&
+         open_.attempt->closed->outcome == proto::Outcome::kCommitted &&
+         open_.attempt->closed->version == job_.store->version() &&
+         open_.attempt->rank_of(link.id).has_value() && open_.attempt->left_out.count(link.id) == 0;
 }
 
 bool Cluster::state_is_wanted() const {
-  if (!store_ || store_->is_current()) return false;
+  if (!job_.store || job_.store->is_current()) return false;
   if (stop_requested_ || goal_reached() || state_waiters_ > 0) return true;
   return std::any_of(links_.begin(), links_.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
@@ -31,7 +32,7 @@ bool Cluster::state_is_wanted() const {
 }
 
 Task<Status> Cluster::fetch_state() {
-  while (!store_->is_current()) {
+  while (!job_.store->is_current()) {
     if (checkpointing_) {  // reads the values that this would replace
       const auto waits =
           waits_.begin(WaitCause::kCheckpoint, "state", "checkpoint",
@@ -56,10 +57,10 @@ Task<Status> Cluster::fetch_state() {
     upload_ = Upload{.from = holder->id,
                      .begun = clock_.now(),
                      .moved = clock_.now(),
-                     .chunks = store_->plan().chunks().size(),
-                     .planes = 1 + store_->optimizer().slots()};
+                     .chunks = job_.store->plan().chunks().size(),
+                     .planes = 1 + job_.store->optimizer().slots()};
     outgoing_.notify_all();
-    while (!store_->is_current() && find(holder->id)) {
+    while (!job_.store->is_current() && find(holder->id)) {
       const TimePoint limit = upload_->moved + config_.stall_timeout;
       if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
@@ -79,7 +80,7 @@ Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_
                                        proto::StateChunk head, std::uint64_t bytes) {
   const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
                             std::to_string(head.plane) + " of " + link->join.name;
-  if (!upload_ || upload_->from != link->id || head.version != store_->version())
+  if (!upload_ || upload_->from != link->id || head.version != job_.store->version())
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
   if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
@@ -87,13 +88,13 @@ Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_
     co_return Error(ErrorCode::kInvalidArgument,
                     where + ": expected piece " + std::to_string(upload_->received) + " of " +
                         std::to_string(upload_->pieces()) + ", plane by plane");
-  const Chunk& chunk = store_->plan().chunk(head.chunk);
+  const Chunk& chunk = job_.store->plan().chunk(head.chunk);
   CENTROID_CO_ASSIGN(const Buffer buffer,
                      co_await read_numbers(session, where, chunk.elements, bytes));
   if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
-  if (piece == 0) store_->begin_replacing();
+  if (piece == 0) job_.store->begin_replacing();
   const auto values = buffer.as<float>().first(chunk.elements);
-  CENTROID_CO_TRY(store_->load(head.plane, chunk.position, values));
+  CENTROID_CO_TRY(job_.store->load(head.plane, chunk.position, values));
   ++upload_->received;
   upload_->moved = clock_.now();
   co_return Status();
@@ -101,54 +102,38 @@ Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_
 
 Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
   const std::string where = "StateDone of " + link.join.name;
-  if (!upload_ || upload_->from != link.id || mark.version != store_->version())
+  if (!upload_ || upload_->from != link.id || mark.version != job_.store->version())
     return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (upload_->received != upload_->pieces())
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
                                                   " of " + std::to_string(upload_->pieces()) +
                                                   " chunks came");
-  store_->end_replacing();
-  held_position_ = position();
-  log::info("state.fetched", {{"worker", link.join.name}, {"version", store_->version().value}});
+  job_.store->end_replacing();
+  job_.held = job_.position();
+  log::info("state.fetched",
+            {{"worker", link.join.name}, {"version", job_.store->version().value}});
   changed_.notify_all();
   return {};
 }
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
 Task<Status> Cluster::go_back() {
-  const Version lost = store_->version();
-  const std::uint64_t lost_round = round_.value - 1;
-  if (store_->held() != Version()) {
-    store_->restore(store_->held(), held_position_.optimizer_step);
-    round_ = held_position_.round;
-    epoch_ = held_position_.epoch;
-    offset_ = held_position_.offset;
-    steps_before_ = held_position_.steps_before;
-    returned_ = held_position_.returned;
-  } else if (const auto found = checkpoints_->list(false);
-             !found.empty() &&
-             found.front().version.value > 0) {  // the last worker went while it was sending
-    CENTROID_CO_TRY(co_await load_checkpoint());
+  const Version lost = job_.store->version();
+  const std::uint64_t lost_round = job_.round.value - 1;
+  if (job_.store->held() == Version() && has_checkpoint()) {
+    // The last worker went while it was sending.
+    CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
+    job_.replace(std::move(newest));
   } else {
-    store_->restore(Version(), 0);
-    round_ = Round(1);
-    epoch_ = offset_ = steps_before_ = 0;
-    returned_.clear();
+    job_.replace(std::move(job_).back_to_held());
   }
-  if (test_version_ > store_->version()) {  // of a state that is given up
-    test_accuracy_ = test_loss_ = -1;
-    test_version_ = Version();
-  }
-  held_position_ = position();
-  epochs_.forget_open();
-  next_attempt_ = 0;
   log::error("state.lost", {{"why", "every worker that held it is gone"},
                             {"version", lost.value},
                             {"action", "going back"},
-                            {"to_version", store_->version().value},
-                            {"to_round", round_.value}});
+                            {"to_version", job_.store->version().value},
+                            {"to_round", job_.round.value}});
   probe_.state_lost();
-  if (round_.value == 1 && lost_round > 0)
+  if (job_.round.value == 1 && lost_round > 0)
     tell(events_, log::Level::kWarn, "job.begun_again",
          {{"lost_round", lost_round},
           {"why", "every worker that held the state is gone, and there is no checkpoint"}});
@@ -156,8 +141,8 @@ Task<Status> Cluster::go_back() {
 }
 
 void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
-  if (!attempt_ || attempt_->closed || !attempt_->rank_of(link.id) ||
-      Attempt::Key{failed.generation, failed.round, failed.attempt} != attempt_->key()) {
+  if (!open_.attempt || open_.attempt->closed || !open_.attempt->rank_of(link.id) ||
+      Attempt::Key{failed.generation, failed.round, failed.attempt} != open_.attempt->key()) {
     probe_.stale_frame();
     return;
   }
@@ -165,18 +150,18 @@ void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
                                 {"round", failed.round.value},
                                 {"attempt", failed.attempt},
                                 {"why", failed.reason}});
-  if (!failed_.contains(link.id) && failed.has_culprit &&
-      failed.culprit.value < attempt_->members.size())
-    ++blamed_[attempt_->members[failed.culprit.value]];
-  failed_.insert(link.id);
+  if (!open_.failed.contains(link.id) && failed.has_culprit &&
+      failed.culprit.value < open_.attempt->members.size())
+    ++open_.blamed[open_.attempt->members[failed.culprit.value]];
+  open_.failed.insert(link.id);
   const std::string why = "worker '" + link.join.name + "': " + failed.reason;
-  const auto missing = machine_.missing();
-  const bool is_told_by_all = std::all_of(missing.begin(), missing.end(),
-                                          [this](MemberId id) { return failed_.contains(id); });
+  const auto missing = open_.machine.missing();
+  const bool is_told_by_all = std::all_of(
+      missing.begin(), missing.end(), [this](MemberId id) { return open_.failed.contains(id); });
   if (is_told_by_all)
     give_up_attempt(link.id, why);
-  else if (failed_.size() == 1)
-    tasks_.spawn(hear_the_others(attempt_, link.id, why));
+  else if (open_.failed.size() == 1)
+    tasks_.spawn(hear_the_others(open_.attempt, link.id, why));
 }
 
 /// One worker alone may be the cut-off one that blames the others: who else failed says so soon.
@@ -184,43 +169,43 @@ Task<void> Cluster::hear_the_others(std::shared_ptr<Attempt> attempt, MemberId f
                                     std::string why) {
   const TimePoint until = clock_.now() + kHearing;
   const bool in_time = co_await sleep_until(until);
-  if (in_time && attempt == attempt_ && !attempt->closed) give_up_attempt(first, why);
+  if (in_time && attempt == open_.attempt && !attempt->closed) give_up_attempt(first, why);
 }
 
 void Cluster::give_up_attempt(MemberId reporter, const std::string& why) {
-  auto decision = machine_.failed(reporter, why);
-  if (decision.action == RoundAction::kRetry) ++exchange_failures_;
+  auto decision = open_.machine.failed(reporter, why);
+  if (decision.action == RoundAction::kRetry) ++open_.exchange_failures;
   decide(std::move(decision));
 }
 
 /// Attempts that fail again and again although everybody is here: somebody cannot be reached by the
 /// others. The one most of them name goes, so that the rest can go on.
 Status Cluster::heed_failures() {
-  if (exchange_failures_ < kFailuresBeforeBlame) return {};
+  if (open_.exchange_failures < kFailuresBeforeBlame) return {};
   MemberId culprit;
   std::uint64_t votes = 0;
-  for (const MemberId member : attempt_->members) {  // of equals the one of highest rank
-    const auto blame = blamed_.find(member);
-    if (blame == blamed_.end() || blame->second < votes || !find(member)) continue;
+  for (const MemberId member : open_.attempt->members) {  // of equals the one of highest rank
+    const auto blame = open_.blamed.find(member);
+    if (blame == open_.blamed.end() || blame->second < votes || !find(member)) continue;
     culprit = member;
     votes = blame->second;
   }
   if (votes > 0) {
     const std::string why = "the other workers could not exchange with it at " +
                             find(culprit)->join.peer_endpoint + " in " +
-                            std::to_string(exchange_failures_) +
+                            std::to_string(open_.exchange_failures) +
                             " attempts: is that address reachable from them?";
     log::error("member.unreachable", {{"worker", name_of(culprit)}, {"why", why}});
     roster_.lost(culprit, why);
     member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
-    exchange_failures_ = 0;
-    blamed_.clear();
+    open_.exchange_failures = 0;
+    open_.blamed.clear();
     return {};
   }
-  if (exchange_failures_ < kFailuresBeforeHalt) return {};
+  if (open_.exchange_failures < kFailuresBeforeHalt) return {};
   return Error(ErrorCode::kUnavailable,
-               "the workers cannot exchange: round " + to_string(attempt_->round) + " failed " +
-                   std::to_string(exchange_failures_) +
+               "the workers cannot exchange: round " + to_string(open_.attempt->round) +
+                   " failed " + std::to_string(open_.exchange_failures) +
                    " times and no worker is named as the cause (exchange.failed in the log)");
 }
 

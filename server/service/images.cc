@@ -18,17 +18,17 @@ constexpr std::chrono::milliseconds kLook{5};
 
 /// At the end everybody is to hold the last parameters, also who was left out of the last round.
 bool Cluster::needs_last_state(const Link& link) const {
-  if (!policy_.is_elastic() || !store_ || store_->version().value == 0) return false;
+  if (!policy_.is_elastic() || !job_.store || job_.store->version().value == 0) return false;
   const auto reason = link.finish->reason;
   const bool is_end =
       reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
-  return is_end && link.version != store_->version();
+  return is_end && link.version != job_.store->version();
 }
 
 /// What the member would make of the state before this attempt may still count.
 bool Cluster::is_of_use(const Link& link, const Attempt::Key& key) const {
-  if (attempt_ && attempt_->key() == key && !attempt_->closed &&
-      attempt_->left_out.count(link.id) == 0)
+  if (open_.attempt && open_.attempt->key() == key && !open_.attempt->closed &&
+      open_.attempt->left_out.count(link.id) == 0)
     return true;
   return link.late && link.late->key == key && !link.late->outcome;
 }
@@ -46,7 +46,7 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
     std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
   bool is_making = false;
   const auto what = [this, &is_making] {
-    return is_making ? "version " + to_string(store_->version()) + " is copied"
+    return is_making ? "version " + to_string(job_.store->version()) + " is copied"
                      : std::to_string(images()) + " of at most " + std::to_string(image_limit_) +
                            " copies are made, or sent to others";
   };
@@ -54,7 +54,7 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
   for (;;) {
     if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
     auto present = image_.lock();
-    const bool is_present = present && present->version == store_->version();
+    const bool is_present = present && present->version == job_.store->version();
     if (!is_imaging_ && is_present) co_return present;
     present.reset();
     if (!is_imaging_ && images() < image_limit_) break;
@@ -75,8 +75,9 @@ Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
 /// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
 /// commit.
 Task<Status> Cluster::fill_image(StateImage& image) {
-  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
-  const std::size_t elements = store_->plan().total_elements();
+  const std::size_t planes =
+      1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
+  const std::size_t elements = job_.store->plan().total_elements();
   try {
     image.planes.assign(planes, std::vector<float>());
     for (std::vector<float>& plane : image.planes) plane.resize(elements);
@@ -86,9 +87,9 @@ Task<Status> Cluster::fill_image(StateImage& image) {
                         std::to_string(planes * elements * sizeof(float)) + " bytes");
   }
   for (;;) {
-    image.version = store_->version();
+    image.version = job_.store->version();
     const Status copied = co_await copy_image(image);
-    if (copied.ok() && image.version == store_->version()) co_return Status();
+    if (copied.ok() && image.version == job_.store->version()) co_return Status();
     if (!copied.ok() && copied.error().code() != ErrorCode::kAborted) co_return copied;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
@@ -99,9 +100,10 @@ Task<Status> Cluster::copy_image(StateImage& image) {
   CENTROID_CO_TRY(co_await fetch_image(image));
   std::size_t turn = 0;
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      if (!store_->is_here(chunk.id)) continue;
-      const auto values = plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk);
+    for (const Chunk& chunk : job_.store->plan().chunks()) {
+      if (!job_.store->is_here(chunk.id)) continue;
+      const auto values =
+          plane == 0 ? job_.store->params(chunk) : job_.store->slot(plane - 1, chunk);
       std::ranges::copy(values,
                         image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
       if (++turn % kChunksPerTurn == 0)
@@ -116,21 +118,21 @@ Task<Status> Cluster::copy_image(StateImage& image) {
 /// count, the member is to have a newer state.
 Task<Result<bool>> Cluster::bring_state(std::shared_ptr<Link> link, transport::Session& session,
                                         Attempt::Key key) {
-  machine_.forgive(link->id);  // it never began an earlier round that it owes
+  open_.machine.forgive(link->id);  // it never began an earlier round that it owes
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
   if (!image || !is_of_use(*link, key)) co_return false;
-  if (machine_.may_come_late(key.round)) link->opened = key;
+  if (open_.machine.may_come_late(key.round)) link->opened = key;
   link->is_brought = link->opened == key;
   CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
   link->is_brought = false;
   if (is_there || link->is_gone) co_return is_there;
   link->late.reset();
-  machine_.forgive(link->id);
+  open_.machine.forgive(link->id);
   probe_.state_restarted();
   log::debug("member.state_restarted", {{"worker", link->join.name},
                                         {"version", image->version.value},
                                         {"round", key.round.value},
-                                        {"open", round_.value}});
+                                        {"open", job_.round.value}});
   co_return false;
 }
 
@@ -148,12 +150,12 @@ Task<Result<bool>> Cluster::send_image(std::shared_ptr<Link> link, transport::Se
                                        std::optional<Attempt::Key> key) {
   link->version = Version();  // it holds neither until all is there
   std::size_t piece = 0;
-  const std::size_t pieces = image->planes.size() * store_->plan().chunks().size();
+  const std::size_t pieces = image->planes.size() * job_.store->plan().chunks().size();
   const auto what = [&] { return state_on_its_way(image->version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
-    for (const Chunk& chunk : store_->plan().chunks()) {
+    for (const Chunk& chunk : job_.store->plan().chunks()) {
       ++piece;
       const auto values =
           std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);

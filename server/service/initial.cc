@@ -9,9 +9,9 @@
 
 namespace centroid::server {
 
-/// By the blocking thread: this one answers meanwhile. No member may join (`is_loading_`): the
-/// store is there, without values.
-Task<Status> Cluster::load_initial_file() {
+/// By the blocking thread: this one answers meanwhile. No member may join meanwhile
+/// (`is_loading_`).
+Task<Result<JobState>> Cluster::load_initial_file() {
   const std::string where = "init " + config_.init;
   const Raised loading(is_loading_, changed_);
   const std::string what = config_.init + " is read";
@@ -22,8 +22,9 @@ Task<Status> Cluster::load_initial_file() {
   };
   const auto file = co_await run_on(blocking_, std::move(open));
   if (!file->ok()) co_return std::move(*file).error().with_context(where);
-  CENTROID_CO_TRY(make_store((*file)->manifest(), kUnknownCodec));
-  auto read = [store = store_.get(), file]() -> Status {
+  JobState state;
+  CENTROID_CO_TRY(make_store(state, (*file)->manifest(), kUnknownCodec));
+  auto read = [store = state.store.get(), file]() -> Status {
     fault::point("init.reading");
     for (const Chunk& chunk : store->plan().chunks()) {
       const std::string& name = store->plan().manifest()[chunk.tensor.value].name;
@@ -34,9 +35,9 @@ Task<Status> Cluster::load_initial_file() {
   };
   Status done = co_await run_on(blocking_, std::move(read));
   if (!done.ok()) co_return std::move(done).error().with_context(where);
-  store_->initialize();
+  state.store->initialize();
   log::info("store.initialised", {{"from", config_.init}});
-  co_return Status();
+  co_return std::move(state);
 }
 
 /// Have rank 0 send its initial values; true when the store is initialised.
@@ -49,19 +50,20 @@ Task<bool> Cluster::initialize() {
   find(first)->init_requested = find(first)->sends_init = true;
   initial_.emplace();
   initial_->from = first;
-  initial_->is_here.resize(store_->plan().chunks().size());
+  initial_->is_here.resize(job_.store->plan().chunks().size());
   outgoing_.notify_all();
   // The store goes with its last member, when another one comes.
-  while (store_ && store_->version().value == 0 && find(first) && !stop_requested_ && !is_deposed())
+  while (job_.store && job_.store->version().value == 0 && find(first) && !stop_requested_ &&
+         !is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
   initial_.reset();
-  co_return store_ && store_->version().value != 0;
+  co_return job_.store&& job_.store->version().value != 0;
 }
 
 /// It was asked for its initial values, and they are not all here.
 bool Cluster::is_initial_from(const Link& link) const {
-  return initial_ && initial_->from == link.id && !link.is_gone && store_ &&
-         store_->version().value == 0;
+  return initial_ && initial_->from == link.id && !link.is_gone && job_.store &&
+         job_.store->version().value == 0;
 }
 
 /// All numbers of a chunk, as they are. fails invalid_argument: another length
@@ -85,11 +87,11 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (!is_initial_from(*link))  // the job stops, or is another server's: it is told so
     co_return co_await session.skip_payload();
-  if (head.chunk.value >= store_->plan().chunks().size())
+  if (head.chunk.value >= job_.store->plan().chunks().size())
     co_return Error(
         ErrorCode::kInvalidArgument,
-        where + ": the plan has " + std::to_string(store_->plan().chunks().size()) + " chunks");
-  const Chunk chunk = store_->plan().chunk(head.chunk);
+        where + ": the plan has " + std::to_string(job_.store->plan().chunks().size()) + " chunks");
+  const Chunk chunk = job_.store->plan().chunk(head.chunk);
   if (initial_->is_here[head.chunk.value])
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
   CENTROID_CO_ASSIGN(const Buffer buffer,
@@ -99,8 +101,8 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
   if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
     co_return Error(ErrorCode::kInvalidArgument,
                     where + ": a number of tensor " +
-                        store_->plan().manifest()[chunk.tensor.value].name + " is not finite");
-  std::ranges::copy(values, store_->initial(chunk).begin());
+                        job_.store->plan().manifest()[chunk.tensor.value].name + " is not finite");
+  std::ranges::copy(values, job_.store->initial(chunk).begin());
   if (!initial_->is_here[head.chunk.value]) ++initial_->received;
   initial_->is_here[head.chunk.value] = true;
   co_return Status();
@@ -116,8 +118,8 @@ Status Cluster::init_done(Link& link) {
     return Error(ErrorCode::kInvalidArgument,
                  "InitDone of " + link.join.name + ": " + std::to_string(initial_->received) +
                      " of " + std::to_string(initial_->is_here.size()) + " initial chunks came");
-  store_->initialize();
-  link.version = store_->version();
+  job_.store->initialize();
+  link.version = job_.store->version();
   log::info("store.initialised", {{"from", link.join.name}});
   changed_.notify_all();
   return {};

@@ -90,7 +90,7 @@ Task<Result<ActView>> Cluster::resume() {
                    "/v1/cluster) says what it does");
     if (is_stopped) self.stop_.reset();
     self.pause_.reset();
-    log::info("job.resumed", {{"round", self.round_.value}});
+    log::info("job.resumed", {{"round", self.job_.round.value}});
     self.changed_.notify_all();
     return self.keep();
   };
@@ -113,8 +113,8 @@ bool Cluster::keeps_halts() const { return !config_.exit_when_finished || fence_
 Task<void> Cluster::keep_halt(const Error& why) {
   if (!keeps_halts()) co_return;
   OperatorState::Stop halt;
-  halt.run_id = run_id_;
-  halt.version = checkpointed_.value;
+  halt.run_id = job_.run_id;
+  halt.version = job_.checkpointed.value;
   halt.since_unix_seconds = clock_.unix_seconds();
   halt.halted = why.message();
   stop_ = std::move(halt);
@@ -131,8 +131,8 @@ Task<Result<ActView>> Cluster::stop() {
     Kept kept;
     if (!is_over && !self.stop_) {
       OperatorState::Stop& stop = self.stop_.emplace();
-      stop.run_id = self.run_id_;
-      stop.version = self.checkpointed_.value;
+      stop.run_id = self.job_.run_id;
+      stop.version = self.job_.checkpointed.value;
       stop.since_unix_seconds = self.clock_.unix_seconds();
       self.pause_.reset();  // whoever lets it go on means both
       kept = self.keep();
@@ -151,13 +151,13 @@ Task<Result<ActView>> Cluster::stop() {
 /// the same folder, nor for one that was at its goal.
 Task<void> Cluster::heed_stop() {
   if (!stop_) co_return;
-  const bool has_model = store_ && store_->version().value > 0;
-  const bool is_other_run = has_model ? run_id_ != stop_->run_id
+  const bool has_model = job_.store && job_.store->version().value > 0;
+  const bool is_other_run = has_model ? job_.run_id != stop_->run_id
                                       : !config_.run_id.empty() && config_.run_id != stop_->run_id;
   const bool is_gone = stop_->version > 0 && !has_model && !replay_;
   const bool is_meant = !stop_->halted.empty() && !keeps_halts();
   if (config_.resume && !is_other_run && !is_gone && !goal_reached() && !is_meant) {
-    if (!has_model) run_id_ = stop_->run_id;  // by which workers that were away look for it
+    if (!has_model) job_.run_id = stop_->run_id;  // by which workers that were away look for it
     co_return;
   }
   log::info("job.stop_forgotten",
@@ -183,14 +183,14 @@ Task<void> Cluster::stay_stopped() {
             what + ": `centroidctl job resume` (POST /v1/job:resume) goes on" +
                 (halted.empty() ? "" : ". The cause: " + halted));
   const std::string action = "workers are told to stop; centroidctl job resume goes on";
-  const std::uint64_t version = store_ ? store_->version().value : 0;
+  const std::uint64_t version = job_.store ? job_.store->version().value : 0;
   if (halted.empty())
     log::warn("job.stopped", {{"since", since}, {"version", version}, {"action", action}});
   else
     log::error("job.halted", {{"since", since}, {"error", halted}, {"action", action}});
   proto::Finish finish;
   finish.reason = halted.empty() ? proto::FinishReason::kStopped : proto::FinishReason::kHalted;
-  finish.version = store_ ? store_->version() : Version();
+  finish.version = job_.store ? job_.store->version() : Version();
   finish.text = "the job " + std::string(halted.empty() ? "was " : "") + what;
   if (!halted.empty()) finish.text += ": " + halted;
   epilogue_ = finish;

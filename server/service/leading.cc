@@ -49,7 +49,7 @@ Task<Status> Cluster::take_the_lead() {
   if (!fence_) {
     if (!is_prepared_) CENTROID_CO_TRY(co_await prepare());
     const double age = std::chrono::duration<double>(clock_.now() - started_).count();
-    log::info("server.ready", {{"round", round_.value}, {"seconds", age}});
+    log::info("server.ready", {{"round", job_.round.value}, {"seconds", age}});
     co_return Status();
   }
   while (leadership_.role == Election::Role::kStandby && !stop_requested_)
@@ -67,7 +67,7 @@ Task<Status> Cluster::take_the_lead() {
   set_phase(Phase::kWaiting, "workers come back to this server");
   log::info("leader.began",
             {{"term", leadership_.term},
-             {"round", round_.value},
+             {"round", job_.round.value},
              {"seconds", std::chrono::duration<double>(clock_.now() - begin).count()}});
   co_return Status();
 }

@@ -29,50 +29,50 @@ constexpr std::chrono::milliseconds kRoundEvents{250};
 }  // namespace
 
 void Cluster::chunk_complete(ChunkId id, double total_weight) {
-  const Chunk& chunk = store_->plan().chunk(id);
-  chunk_weight_ = total_weight;
-  const bool needs_state = replies_ || (early_ && !config_.applies_on_worker());
+  const Chunk& chunk = job_.store->plan().chunk(id);
+  open_.chunk_weight = total_weight;
+  const bool needs_state = job_.replies || (job_.is_early && !config_.applies_on_worker());
   if (needs_state && spread_.moving.contains(id)) {
     spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
     return;
   }
-  if (replies_ || early_) store_->scale(chunk, total_weight);
-  if (early_ && !config_.applies_on_worker()) store_->apply(chunk);
+  if (job_.replies || job_.is_early) job_.store->scale(chunk, total_weight);
+  if (job_.is_early && !config_.applies_on_worker()) job_.store->apply(chunk);
   if (journal_.is_on()) journal_chunk(chunk);
-  if (replies_)
+  if (job_.replies)
     encode_reply(id);
-  else if (early_)
+  else if (job_.is_early)
     emit(chunk);
-  if (++complete_chunks_ == part().size()) changed_.notify_all();
+  if (++open_.complete_chunks == part().size()) changed_.notify_all();
 }
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void Cluster::emit(const Chunk& chunk) {
-  if (policy_.is_elastic() && machine_.contributed().empty()) return;  // nobody waits for it
-  Bytes values = std::as_bytes(std::as_const(*store_).spare(chunk));
+  if (policy_.is_elastic() && open_.machine.contributed().empty()) return;  // nobody waits for it
+  Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
   if (std::any_of(links_.begin(), links_.end(), is_summed)) crc = crc32c(values);
   if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
-    attempt_->payloads.emplace_back(values.begin(), values.end());
-    values = attempt_->payloads.back();
-    attempt_->pieces.push_back({chunk.id, values, crc});
+    open_.attempt->payloads.emplace_back(values.begin(), values.end());
+    values = open_.attempt->payloads.back();
+    open_.attempt->pieces.push_back({chunk.id, values, crc});
     outgoing_.notify_all();
     return;
   }
-  attempt_->pieces.push_back({chunk.id, values, crc});
-  attempt_->holds.push_back(store_->hold_spare(chunk.id));
+  open_.attempt->pieces.push_back({chunk.id, values, crc});
+  open_.attempt->holds.push_back(job_.store->hold_spare(chunk.id));
   outgoing_.notify_all();
 }
 
 Task<void> Cluster::snapshot_room() {
   // A checkpoint that is still being written keeps copies of what changes; past its budget the
   // round waits for it.
-  if (!store_->snapshot_is_full()) co_return;
+  if (!job_.store->snapshot_is_full()) co_return;
   const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(), "checkpoint",
                                   "its files: there is no memory for more copies of what they "
                                   "still lack, and run_dir's disk is slower than the rounds");
-  while (store_->snapshot_is_full()) {
+  while (job_.store->snapshot_is_full()) {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
     if (!goes_on) co_return;
   }
@@ -88,68 +88,69 @@ Task<void> Cluster::clip(double total_weight) {
 
 /// What of the norm lies here.
 Task<void> Cluster::measure_mean(double total_weight) {
-  squares_.resize(store_->plan().chunks().size());
+  open_.squares.resize(job_.store->plan().chunks().size());
   PlaneNorm norm;
   std::size_t turn = 0;
   for (const Chunk& chunk : part()) {
-    if (total_weight > 0) store_->scale(chunk, total_weight);
-    if (!store_->plan().is_buffer(chunk))
-      norm.add(chunk.position, std::as_const(*store_).spare(chunk));
-    squares_[chunk.id.value] = norm.end_chunk();
+    if (total_weight > 0) job_.store->scale(chunk, total_weight);
+    if (!job_.store->plan().is_buffer(chunk))
+      norm.add(chunk.position, std::as_const(*job_.store).spare(chunk));
+    open_.squares[chunk.id.value] = norm.end_chunk();
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
 }
 
 float Cluster::clip_measured() {
   PlaneNorm norm;
-  for (const Chunk& chunk : fragment().chunks) norm.add_chunk(squares_[chunk.id.value]);
+  for (const Chunk& chunk : fragment().chunks) norm.add_chunk(open_.squares[chunk.id.value]);
   return clip_to(norm.value());
 }
 
 float Cluster::clip_to(double norm) {
   gradient_norm_ = norm;
   const float factor = clip_factor(norm, config_.optimizer.clip_norm);
-  store_->set_gradient_factor(factor);
+  job_.store->set_gradient_factor(factor);
   if (factor != 1) ++clipped_;
   probe_.gradient_norm(gradient_norm_, factor != 1);
   return factor;
 }
 
 const FragmentPlan::Fragment& Cluster::fragment() const {
-  return fragments_[fragments_.turn(store_->optimizer_step())];
+  return job_.fragments[job_.fragments.turn(job_.store->optimizer_step())];
 }
 
 bool Cluster::has_turn(const Chunk& chunk) const {
-  return fragments_.number_of(chunk.tensor) == fragments_.turn(store_->optimizer_step());
+  return job_.fragments.number_of(chunk.tensor) ==
+         job_.fragments.turn(job_.store->optimizer_step());
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await finish_moves();
   if (!copied.ok()) co_return co_await give_up_merge(copied.error());
-  store_->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
-                                         config_.optimizer_scale_ratio));
+  job_.store->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
+                                             config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
   const std::vector<Chunk>& mine = part();
   const std::size_t chunks = config_.is_peer_to_peer() ? 0 : mine.size();
-  if (complete_chunks_ < chunks) {
+  if (open_.complete_chunks < chunks) {
     const auto missing = [this, chunks] {
-      return std::to_string(chunks - complete_chunks_) + " of " + std::to_string(chunks) +
+      return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
              " chunks wait for memory: until slower workers have read the results before, or the "
              "journal's disk has taken what came";
     };
     const auto waits = waits_.begin(WaitCause::kCredit, present_round(), "workers", missing);
-    while (complete_chunks_ < chunks) {
+    while (open_.complete_chunks < chunks) {
       if (!co_await changed_.wait(TimePoint::max()))
         co_return Error(ErrorCode::kCancelled, "the server is stopping");
       results_taken();
     }
   }
-  if (reply_failure_) co_return *reply_failure_;
-  if (!early_ && !replies_) {  // the sums change now
+  if (job_.reply_failure) co_return *job_.reply_failure;
+  if (!job_.is_early && !job_.replies) {  // the sums change now
     const auto waits = journal_wait();
     co_await journal_.drained();
   }
@@ -171,16 +172,16 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   if (is_spread) {
-    squares_.resize(store_->plan().chunks().size());
+    open_.squares.resize(job_.store->plan().chunks().size());
     elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));
   }
   if (config_.is_peer_to_peer()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
-    store_->commit_elsewhere();
+    job_.store->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     co_await elsewhere.join();
     if (is_spread && prepared.ok() && clips) {
-      if (replies_)
+      if (job_.replies)
         CENTROID_CO_TRY(co_await measure_replies());
       else
         co_await measure_mean(0);
@@ -189,22 +190,22 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
     if (is_spread) CENTROID_CO_TRY(co_await commit_in_journal(decision));
     close_attempt(outcome, decision.total_weight, contributors, "");
-    if (replies_ && clips && !is_spread) {
+    if (job_.replies && clips && !is_spread) {
       CENTROID_CO_TRY(co_await measure_replies());
       clip_measured();
     } else if (!is_spread) {
       co_await clip(0);
     }
-    const auto attempt = attempt_;
+    const auto attempt = open_.attempt;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
-      if (replies_)
+      if (job_.replies)
         CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
       else
-        store_->shadow_apply(mine[turn]);
+        job_.store->shadow_apply(mine[turn]);
       if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    store_->commit_in_place(mine);
-    if (replies_) commit_replies();
+    job_.store->commit_in_place(mine);
+    if (job_.replies) commit_replies();
   } else {
     std::size_t turn = 0;
     if (clips) {
@@ -215,9 +216,9 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if (is_spread) elsewhere.spawn(prepare_elsewhere(factor, &prepared));
     }
     for (const Chunk& chunk : mine) {
-      if (early_) break;  // applied and sent when it was complete
-      if (!clips) store_->scale(chunk, decision.total_weight);
-      store_->apply(chunk);
+      if (job_.is_early) break;  // applied and sent when it was complete
+      if (!clips) job_.store->scale(chunk, decision.total_weight);
+      job_.store->apply(chunk);
       emit(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
@@ -227,45 +228,45 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       CENTROID_CO_TRY(co_await commit_in_journal(decision));
     else
       CENTROID_CO_TRY(co_await written_in_journal(written));
-    store_->commit_swap(mine);
+    job_.store->commit_swap(mine);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
   if (is_spread) fault::point("servers.committed");
   if (is_spread) co_await commit_elsewhere();
   static const trace::Lane kLane("rounds");
-  probe_.apply().ended(kLane, begin, clock_.now(), round_.value);
+  probe_.apply().ended(kLane, begin, clock_.now(), job_.round.value);
   static const trace::EventLane kRounds("periods");
-  kRounds.period(trace::Period::kRound, round_opened_, clock_.now(), round_.value);
+  kRounds.period(trace::Period::kRound, open_.opened, clock_.now(), job_.round.value);
 
-  const double elapsed = seconds(clock_.now() - round_opened_);
-  if (round_tally_.samples > 0) loss_ = round_tally_.loss();
-  const double rate = static_cast<double>(round_tally_.samples) / std::max(elapsed, 1e-9);
+  const double elapsed = seconds(clock_.now() - open_.opened);
+  if (open_.tally.samples > 0) loss_ = open_.tally.loss();
+  const double rate = static_cast<double>(open_.tally.samples) / std::max(elapsed, 1e-9);
   samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
-  samples_total_ += round_tally_.samples;
-  steps_before_ += round_tally_.steps;
-  for (const ToldShare& told : round_shares_)
-    epochs_.add(told, agreed_->train_samples, clock_.unix_seconds() - elapsed);
-  probe_.round_committed(elapsed, round_tally_.samples, loss_);
-  for (const auto& [name, sum] : round_tally_.scalars.all()) probe_.scalar(name, sum.mean());
-  log::debug("round.committed", {{"round", round_.value},
-                                 {"version", store_->version().value},
+  samples_total_ += open_.tally.samples;
+  job_.steps_before += open_.tally.steps;
+  for (const ToldShare& told : open_.shares)
+    job_.epochs.add(told, job_.agreed->train_samples, clock_.unix_seconds() - elapsed);
+  probe_.round_committed(elapsed, open_.tally.samples, loss_);
+  for (const auto& [name, sum] : open_.tally.scalars.all()) probe_.scalar(name, sum.mean());
+  log::debug("round.committed", {{"round", job_.round.value},
+                                 {"version", job_.store->version().value},
                                  {"seconds", elapsed},
                                  {"loss", loss_}});
   ++rounds_untold_;
   if (clock_.now() - round_told_ >= kRoundEvents) {
     round_told_ = clock_.now();
-    events_.publish("round.committed", {{"round", round_.value},
-                                        {"version", store_->version().value},
+    events_.publish("round.committed", {{"round", job_.round.value},
+                                        {"version", job_.store->version().value},
                                         {"generation", roster_.generation().value},
                                         {"contributors", contributors},
-                                        {"samples", round_tally_.samples},
+                                        {"samples", open_.tally.samples},
                                         {"seconds", elapsed},
                                         {"loss", loss_},
                                         {"rounds", std::exchange(rounds_untold_, 0)}});
   }
   for (const MemberId member : decision.contributors) {
-    counted_[name_of(member)] = round_;
+    job_.counted[name_of(member)] = job_.round;
     probe_.staleness(0);
   }
   late_counted(decision);

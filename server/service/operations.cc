@@ -153,7 +153,7 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  if (store_) CENTROID_TRY(check_buffers(config_, store_->plan().manifest(), "f32"));
+  if (job_.store) CENTROID_TRY(check_buffers(config_, job_.store->plan().manifest(), "f32"));
   CENTROID_TRY(log::parse_level(config_.log_level));
   return {};
 }
@@ -162,15 +162,15 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
 Task<void> Cluster::apply_changes() {
   is_changed_ = false;
   policy_ = policy_of(config_);
-  machine_.set_policy(policy_);
-  if (!store_) co_return;
-  const OptimizerConfig& now = store_->optimizer().config();
+  open_.machine.set_policy(policy_);
+  if (!job_.store) co_return;
+  const OptimizerConfig& now = job_.store->optimizer().config();
   if (now.learning_rate == config_.optimizer.learning_rate &&
       now.schedule == config_.optimizer.schedule)
     co_return;
   auto optimizer = make_optimizer(config_.optimizer);
   CENTROID_CHECK(optimizer.ok());  // `finish` has looked
-  store_->set_optimizer(std::move(optimizer).value());
+  job_.store->set_optimizer(std::move(optimizer).value());
   journal_.begin_anew();  // each segment is replayed with its own
   if (!spread_.has_others()) co_return;
   proto::OptimizerChange change;
@@ -383,9 +383,10 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
-  if (store_ && measured_ &&
-      (measured_->version == store_->held().value || clock_.now() - measured_at_ < kMeasuredAge))
-    co_return *measured_;
+  if (job_.store && job_.measured &&
+      (job_.measured->version == job_.store->held().value ||
+       clock_.now() - job_.measured_at < kMeasuredAge))
+    co_return *job_.measured;
   measuring_ = true;
   const auto over = std::shared_ptr<void>(nullptr, [this](void*) { measuring_ = false; });
   ParametersView view;
@@ -395,13 +396,13 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   while (!snapshot) {
     if (is_beginning() || is_loading_ || replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
-    if (!store_ || store_->held() == Version())
+    if (!job_.store || job_.store->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
                       "there are no parameters yet: no worker has sent the initial ones");
-    view.version = store_->held().value;
-    view.is_current = store_->is_current();
-    plan = store_->plan();
-    snapshot = store_->begin_snapshot(kSnapshotBudgetBytes);
+    view.version = job_.store->held().value;
+    view.is_current = job_.store->is_current();
+    plan = job_.store->plan();
+    snapshot = job_.store->begin_snapshot(kSnapshotBudgetBytes);
     held = "a version that is at rest, between two rounds";
     if (snapshot) {
       held = "the other servers, each of which tells of its chunks";
@@ -429,8 +430,8 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
   };
   auto outcome = co_await run_on(blocking(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
-  measured_ = std::make_shared<ParametersView>(outcome->value());
-  measured_at_ = clock_.now();
+  job_.measured = std::make_shared<ParametersView>(outcome->value());
+  job_.measured_at = clock_.now();
   co_return std::move(*outcome);
 }
 

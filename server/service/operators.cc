@@ -140,7 +140,7 @@ OperatorState Cluster::operator_state() const {
       state.settings.push_back({.name = std::move(one.name),
                                 .value = std::move(one.value),
                                 .instead_of = std::move(one.configured)});
-  if (state.has_job()) state.job = {.run_id = run_id_, .version = checkpointed_.value};
+  if (state.has_job()) state.job = {.run_id = job_.run_id, .version = job_.checkpointed.value};
   return state;
 }
 
@@ -272,7 +272,7 @@ ScaleView Cluster::scale_view(double efficiency) const {
   for (const auto& [id, link] : links_)
     if (link->sums.rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
   double first = 0, last = 0;
-  for (const RoundView& round : history_) {  // newest first
+  for (const RoundView& round : job_.history) {  // newest first
     if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;
     const double end = round.opened_unix_seconds + round.seconds;
     if (question.rounds == 0) last = end;

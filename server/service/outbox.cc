@@ -33,7 +33,7 @@ Task<void> Cluster::outbox(std::shared_ptr<Link> link, Session& session) {
 
 /// A member has its results, or is gone: contributions that waited for their memory go in now.
 void Cluster::results_taken() {
-  if (attempt_ && !attempt_->closed) aggregator_->retry_held();
+  if (open_.attempt && !open_.attempt->closed) job_.aggregator->retry_held();
 }
 
 /// Everything the server says to one member on its own account, in order: state if it lacks it,
@@ -43,8 +43,9 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
   std::size_t& sent = link->sent;
   const trace::Lane lane(link->join.name + " out");
   while (!session.is_closed() && !link->is_gone) {
-    const bool has_seat = attempt_ && !attempt_->closed && attempt_->rank_of(link->id) &&
-                          attempt_->left_out.count(link->id) == 0;
+    const bool has_seat = open_.attempt && !open_.attempt->closed &&
+                          open_.attempt->rank_of(link->id) &&
+                          open_.attempt->left_out.count(link->id) == 0;
     if (link->late) {  // its results, a model's size, are not for this member
       attempt.reset();
       link->sending.reset();
@@ -60,27 +61,27 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
     } else if (is_free && has_seat && !link->behind) {
       // Of this attempt, though it may be over when the state is there.
-      const proto::RoundOpen open = attempt_->opens[*attempt_->rank_of(link->id)];
+      const proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
       if (policy_.is_elastic()) {
-        const Attempt::Key key = attempt_->key();
-        if (link->version != attempt_->version) {
+        const Attempt::Key key = open_.attempt->key();
+        if (link->version != open_.attempt->version) {
           CENTROID_CO_ASSIGN(const bool is_there, co_await bring_state(link, session, key));
           if (!is_there) continue;
         }
         if (!link->late) {
-          machine_.forgive(link->id);
+          open_.machine.forgive(link->id);
           link->opened = key;
-          attempt = attempt_;
+          attempt = open_.attempt;
         }
       } else {
-        attempt = attempt_;
+        attempt = open_.attempt;
         if (link->version != attempt->version)
           CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
         link->opened = attempt->key();
         link->opened_at = clock_.now();
         link->silence = {};
       }
-      if (attempt) link->begin(attempt->round, fragments_.turn(attempt->optimizer_step));
+      if (attempt) link->begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
       sent = 0;
       link->sending = attempt;
       if (config_.is_peer_to_peer() && link->told != attempt->generation) {
@@ -135,8 +136,9 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
                                             piece.crc));
       probe_.send().ended(lane, begin, clock_.now(), attempt->round.value);
       probe_.payload_sent(piece.values.size());
-      probe_.down(replies_ ? replies_->kind() : CodecSpec::Kind::kF32)
-          .moved(store_->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
+      probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
+          .moved(job_.store->plan().chunk(piece.chunk).elements * sizeof(float),
+                 piece.values.size());
     } else if (!attempt && link->init_requested) {
       link->init_requested = false;
       const proto::Empty nothing;
@@ -144,7 +146,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
     } else if (!attempt && link->state_requested) {
       link->state_requested = false;
       proto::StateMark mark;
-      mark.version = store_->version();
+      mark.version = job_.store->version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish && needs_last_state(*link)) {
       if (!link->behind)
@@ -168,15 +170,16 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
 }
 
 Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
-  const std::size_t planes = 1 + (config_.applies_on_worker() ? store_->optimizer().slots() : 0);
-  const std::size_t pieces = planes * store_->plan().chunks().size();
+  const std::size_t planes =
+      1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
+  const std::size_t pieces = planes * job_.store->plan().chunks().size();
   std::size_t piece = 0;
   const auto what = [&] { return state_on_its_way(version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   const auto elsewhere = fetch_elsewhere(*link->tasks, version, planes);
   for (std::size_t plane = 0; plane < planes; ++plane) {
-    for (const Chunk& chunk : store_->plan().chunks()) {
+    for (const Chunk& chunk : job_.store->plan().chunks()) {
       ++piece;
       proto::StateChunk message;
       message.version = version;
@@ -187,7 +190,7 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
       if (elsewhere->is_next(plane, chunk.id)) {
         CENTROID_CO_ASSIGN(fetched, co_await elsewhere->next());
         values = fetched;
-      } else if (!store_->is_here(chunk.id)) {  // it has moved since
+      } else if (!job_.store->is_here(chunk.id)) {  // it has moved since
         proto::ServerChunk wanted;
         wanted.version = version;
         wanted.plane = message.plane;
@@ -195,7 +198,8 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
         CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(wanted));
         values = fetched;
       } else {
-        values = std::as_bytes(plane == 0 ? store_->params(chunk) : store_->slot(plane - 1, chunk));
+        values = std::as_bytes(plane == 0 ? job_.store->params(chunk)
+                                          : job_.store->slot(plane - 1, chunk));
       }
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);

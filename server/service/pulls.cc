@@ -77,7 +77,7 @@ Status Cluster::Pulls::may_copy() const {
       cluster_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  if (!cluster_.store_ || cluster_.store_->version().value == 0)
+  if (!cluster_.job_.store || cluster_.job_.store->version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
   return {};
 }
@@ -86,7 +86,7 @@ Status Cluster::Pulls::may_copy() const {
 Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
     const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
-  const ParameterStore* const store = cluster_.store_.get();
+  const ParameterStore* const store = cluster_.job_.store.get();
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
                  "with exchange " + cluster_.config_.exchange +
@@ -216,18 +216,18 @@ Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& ta
   Cluster& cluster = cluster_;
   const auto state = [this, &cluster, &copy]() -> Status {
     CENTROID_TRY(may_copy());
-    if (cluster.store_->plan().hash() != copy->plan_hash)
+    if (cluster.job_.store->plan().hash() != copy->plan_hash)
       return Error(ErrorCode::kUnavailable,
                    "the model was replaced while it was copied: try again");
-    if (cluster.store_->version() != copy->version)
+    if (cluster.job_.store->version() != copy->version)
       return Error(ErrorCode::kAborted, "another version came while the tensors were copied");
     return {};
   };
-  if (cluster.store_) copy->version = cluster.store_->version();
+  if (cluster.job_.store) copy->version = cluster.job_.store->version();
   CENTROID_CO_TRY(state());
   std::vector<ChunkFetcher::Wanted> wanted;
   for (const Copy::Place& place : copy->places) {
-    if (cluster.store_->is_here(place.chunk.id)) continue;
+    if (cluster.job_.store->is_here(place.chunk.id)) continue;
     ChunkFetcher::Wanted& one = wanted.emplace_back();
     one.head.version = copy->version;
     one.head.chunk = place.chunk.id;
@@ -245,7 +245,7 @@ Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& ta
       std::memcpy(to, values.data(), values.size());
       continue;
     }
-    std::ranges::copy(cluster.store_->params(place.chunk), to);
+    std::ranges::copy(cluster.job_.store->params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
     co_await boost::asio::post(cluster.executor_, boost::asio::use_awaitable);
     bool goes_on = true;

@@ -66,15 +66,15 @@ Status use_rate(ParameterStore& store, const Replay::Rate& rate) {
 
 Status Cluster::check_replay(const journal::Base& base) const {
   const std::string& folder = config_.journal_dir;
-  if (base.run_id != run_id_)
+  if (base.run_id != job_.run_id)
     return mismatch(folder, "it belongs to run '" + base.run_id + "', the checkpoint to '" +
-                                run_id_ + "': move the journal away to go on without it");
+                                job_.run_id + "': move the journal away to go on without it");
   std::string then = base.terms, now = replay_->terms;
   const auto rate = take_rate(then);
   (void)take_rate(now);
   replay_->rate = rate.value_or(Replay::Rate());
   replay_->mismatch.reset();
-  if (!rate || then != now || base.plan_hash != store_->plan().hash())
+  if (!rate || then != now || base.plan_hash != job_.store->plan().hash())
     replay_->mismatch = mismatch(
         folder,
         "it was written with other settings, with which its rounds have other bits: resume "
@@ -82,10 +82,10 @@ Status Cluster::check_replay(const journal::Base& base) const {
         "schedule may be others. They were: " +
             base.terms + (then == now ? ", and another chunk_bytes" : "") +
             "; now: " + replay_->terms);
-  if (base.round.value >= round_.value)
+  if (base.round.value >= job_.round.value)
     return mismatch(folder, "its segment begins after round " + to_string(base.round) +
                                 ", the checkpoint ends at round " +
-                                std::to_string(round_.value - 1) +
+                                std::to_string(job_.round.value - 1) +
                                 ": the rounds between are lost. Move the journal away to go on "
                                 "from the checkpoint");
   return {};
@@ -96,14 +96,14 @@ Status Cluster::begin_replay() {
   replay_.reset();
   auto replay = std::make_unique<Replay>(config_.journal_dir);
   if (replay->reader.segments().empty()) return {};
-  if (!store_)
+  if (!job_.store)
     return mismatch(config_.journal_dir,
                     "there is no checkpoint to which its rounds could be added");
   replay->begin = clock_.now();
   replay->terms = journal_terms();  // settings may be changed while files are read
   replay->why = "its segments in " + config_.journal_dir + " are read";
-  replay->first = round_;
-  replay->has.resize(store_->plan().chunks().size());
+  replay->first = job_.round;
+  replay->has.resize(job_.store->plan().chunks().size());
   replay_ = std::move(replay);
   return {};
 }
@@ -112,7 +112,7 @@ Status Cluster::begin_replay() {
 /// read by the blocking thread: this one answers meanwhile, and takes nobody in (`replay_`).
 Task<Result<bool>> Cluster::replay_on() {
   Replay& replay = *replay_;
-  const auto what = [this] { return "round " + to_string(round_) + " of the journal"; };
+  const auto what = [this] { return "round " + to_string(job_.round) + " of the journal"; };
   const auto waits = waits_.begin(WaitCause::kJournal, "replay", "blocking thread", what);
   while (!replay.is_at_gap && !replay.is_cut) {
     if (!replay.end) {
@@ -139,7 +139,7 @@ Status Cluster::read_round() {
     CENTROID_ASSIGN(const auto record, replay.reader.next());
     if (!record) break;
     if (const auto* base = std::get_if<journal::Base>(&*record)) {
-      replay.is_at_gap = base->follows_gap && base->round.value >= round_.value;
+      replay.is_at_gap = base->follows_gap && base->round.value >= job_.round.value;
       replay.route = {};  // it stands behind the base anew
       if (!replay.is_at_gap) CENTROID_TRY(check_replay(*base));
     } else if (const auto* route = std::get_if<journal::Route>(&*record)) {
@@ -157,7 +157,7 @@ Status Cluster::read_round() {
       CENTROID_ASSIGN(const bool is_sound, read_chunk(chunk->head));
       if (!is_sound) break;
     } else if (const auto* end = std::get_if<journal::Reader::End>(&*record)) {
-      if (end->head.round < round_) continue;
+      if (end->head.round < job_.round) continue;
       if (replay.mismatch) return *replay.mismatch;
       replay.end = *end;
     }
@@ -168,7 +168,7 @@ Status Cluster::read_round() {
 /// Numbers of one of this server's own chunks. False: it is the torn tail.
 Result<bool> Cluster::read_chunk(const journal::Head& head) {
   Replay& replay = *replay_;
-  if (head.round < round_) {
+  if (head.round < job_.round) {
     replay.reader.skip();
     return true;
   }
@@ -179,14 +179,15 @@ Result<bool> Cluster::read_chunk(const journal::Head& head) {
   }
   replay.present = head;
   const bool is_known = head.chunk.value < replay.has.size() && head.form == journal_form() &&
-                        has_turn(store_->plan().chunk(head.chunk)) && replay.is_mine(head.chunk);
+                        has_turn(job_.store->plan().chunk(head.chunk)) &&
+                        replay.is_mine(head.chunk);
   const std::uint64_t bytes =
-      is_known ? store_->plan().chunk(head.chunk).elements * sizeof(float) : 0;
+      is_known ? job_.store->plan().chunk(head.chunk).elements * sizeof(float) : 0;
   if (!is_known || head.payload_bytes != bytes || replay.has[head.chunk.value])
     return mismatch(config_.journal_dir, "round " + to_string(head.round) + ", chunk " +
                                              to_string(head.chunk) +
                                              ": not a chunk of this model, or twice there");
-  const std::span<float> into = store_->spare(store_->plan().chunk(head.chunk));
+  const std::span<float> into = job_.store->spare(job_.store->plan().chunk(head.chunk));
   CENTROID_ASSIGN(const bool is_sound, replay.reader.read(std::as_writable_bytes(into)));
   if (!is_sound) return false;
   replay.has[head.chunk.value] = true;
@@ -211,10 +212,10 @@ Task<Result<bool>> Cluster::replay_end() {
   }
   const bool is_whole = replay.count == wanted && head.round == replay.present.round &&
                         head.attempt == replay.present.attempt;
-  if (head.round != round_ || (counts && !is_whole && wanted > 0))
+  if (head.round != job_.round || (counts && !is_whole && wanted > 0))
     co_return mismatch(config_.journal_dir, "the end of round " + to_string(head.round) +
-                                                " came where that of round " + to_string(round_) +
-                                                " was expected, with " +
+                                                " came where that of round " +
+                                                to_string(job_.round) + " was expected, with " +
                                                 std::to_string(replay.count) + " of " +
                                                 std::to_string(wanted) + " chunks");
   if (counts && !elsewhere.empty()) {
@@ -225,16 +226,16 @@ Task<Result<bool>> Cluster::replay_end() {
   if (counts) CENTROID_CO_TRY(co_await replay_round(form, commit));
   for (std::size_t i = 0; counts && i < commit.contributors.size(); ++i) {
     Round& last =
-        counted_[commit.contributors[i]];  // it may stand there twice, once for a late one
-    last = std::max(last, i < commit.rounds.size() ? commit.rounds[i] : round_);
+        job_.counted[commit.contributors[i]];  // it may stand there twice, once for a late one
+    last = std::max(last, i < commit.rounds.size() ? commit.rounds[i] : job_.round);
   }
   replay.count = 0;
   replay.end.reset();
-  round_ = round_.next();
-  epoch_ = commit.epoch;
-  offset_ = commit.offset;
-  if (commit.steps > 0) steps_before_ = commit.steps;
-  returned_.restore(commit.returned);
+  job_.round = job_.round.next();
+  job_.epoch = commit.epoch;
+  job_.offset = commit.offset;
+  if (commit.steps > 0) job_.steps_before = commit.steps;
+  job_.returned.restore(commit.returned);
   roster_.restore(std::max(roster_.generation(), commit.generation));
   co_return true;
 }
@@ -255,10 +256,10 @@ Task<Result<bool>> Cluster::recall_all(std::vector<Chunk> chunks) {
   Recalls all;
   all.head.round = replay.end->head.round;
   all.head.attempt = replay.end->head.attempt;
-  const std::string what = " for its part of round " + to_string(round_) +
+  const std::string what = " for its part of round " + to_string(job_.round) +
                            ": its journal has chunks of the rounds behind the checkpoint; "
                            "draining it goes on without, from round " +
-                           std::to_string(round_.value - 1);
+                           std::to_string(job_.round.value - 1);
   for (const Chunk& chunk : chunks) {
     const std::string& name = replay.route.servers[replay.route.owners[chunk.id.value]];
     const auto link = shards_.find(name);
@@ -284,7 +285,7 @@ Task<Result<bool>> Cluster::recall_all(std::vector<Chunk> chunks) {
     co_return false;
   }
   log::error("journal.part_missing", {{"server", all.failed_at},
-                                      {"round", round_.value},
+                                      {"round", job_.round.value},
                                       {"why", *all.failed},
                                       {"action", "the replay waits"}});
   replay.waits_for = all.failed_at;
@@ -310,7 +311,7 @@ Task<Status> Cluster::recall(proto::Recall head, std::shared_ptr<ShardGroup::Lin
   auto reply = co_await shards_.ask(link, proto::ServersKind::kRecall, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(const auto told, proto::decode<proto::RecallReply>(reply->head));
-  const std::span<float> into = store_->spare(chunk);
+  const std::span<float> into = job_.store->spare(chunk);
   if (told.form != static_cast<std::uint8_t>(journal_form()) ||
       reply->payload.size() != into.size_bytes())
     co_return Error(ErrorCode::kDataLoss,
@@ -328,7 +329,7 @@ void Cluster::cut_replay(const std::string& server) {
   replay_->is_cut = true;
   log::error("journal.rounds_given_up",
              {{"server", server},
-              {"round", round_.value - 1},
+              {"round", job_.round.value - 1},
               {"why", "an operator goes on without its part of the rounds behind"}});
 }
 
@@ -336,11 +337,11 @@ Task<Status> Cluster::finish_replay() {
   Replay* const replay = replay_.get();
   journal::Reader& reader = replay->reader;
   if (replay->is_at_gap) {
-    log::error("journal.gap", {{"round", round_.value - 1},
+    log::error("journal.gap", {{"round", job_.round.value - 1},
                                {"why",
                                 "the journal could not be written then (journal.full), and "
                                 "no checkpoint came behind it: later rounds are lost"}});
-    auto remove = [&reader, end = round_.value] {
+    auto remove = [&reader, end = job_.round.value] {
       auto removed = std::make_shared<Status>();
       for (const LogSegment& segment : reader.segments())
         if (segment.number >= end && removed->ok()) *removed = file::remove(segment.path);
@@ -357,17 +358,17 @@ Task<Status> Cluster::finish_replay() {
   }
   fault::point("journal.replayed");
   const double elapsed = std::chrono::duration<double>(clock_.now() - replay->begin).count();
-  held_position_ = position();
+  job_.held = job_.position();
   const Replay::Rate wanted = rate_of(config_.optimizer);
-  const double was = store_->optimizer().config().learning_rate;
-  if (rate_of(store_->optimizer().config()) != wanted)
+  const double was = job_.store->optimizer().config().learning_rate;
+  if (rate_of(job_.store->optimizer().config()) != wanted)
     log::info("optimizer.rate_changed",
               {{"from", was}, {"to", wanted.learning_rate}, {"schedule", wanted.schedule}});
-  CENTROID_CO_TRY(use_rate(*store_, wanted));
+  CENTROID_CO_TRY(use_rate(*job_.store, wanted));
   log::info("journal.replayed",
-            {{"rounds", round_.value - replay->first.value},
-             {"round", round_.value - 1},
-             {"version", store_->version().value},
+            {{"rounds", job_.round.value - replay->first.value},
+             {"round", job_.round.value - 1},
+             {"version", job_.store->version().value},
              {"servers", std::max<std::size_t>(replay->route.servers.size(), 1)},
              {"seconds", elapsed}});
   replay_.reset();
@@ -377,43 +378,44 @@ Task<Status> Cluster::finish_replay() {
 /// The round's numbers are in the spare plane.
 Task<Status> Cluster::replay_round(Form form, journal::Commit commit) {
   const std::vector<Chunk>& chunks = fragment().chunks;
-  CENTROID_CO_TRY(use_rate(*store_, replay_->rate));
-  store_->set_rate_factor(commit.rate_factor);
+  CENTROID_CO_TRY(use_rate(*job_.store, replay_->rate));
+  job_.store->set_rate_factor(commit.rate_factor);
   std::size_t turn = 0;
-  if (replies_) {
+  if (job_.replies) {
     CENTROID_CO_TRY(co_await replay_replies(commit.generation));
   } else if (form == Form::kMean) {
     co_await clip(0);
     for (const Chunk& chunk : chunks) {
-      store_->shadow_apply(chunk);
+      job_.store->shadow_apply(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    store_->commit_in_place(chunks);
+    job_.store->commit_in_place(chunks);
   } else {
     if (form == Form::kSum) co_await clip(commit.weight);
     for (const Chunk& chunk : chunks) {
       if (form != Form::kSum) break;
-      if (config_.optimizer.clip_norm == 0) store_->scale(chunk, commit.weight);
-      store_->apply(chunk);
+      if (config_.optimizer.clip_norm == 0) job_.store->scale(chunk, commit.weight);
+      job_.store->apply(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    store_->commit_swap(chunks);
+    job_.store->commit_swap(chunks);
   }
-  if (store_->version() != commit.version || store_->optimizer_step() != commit.optimizer_step)
-    co_return mismatch(config_.journal_dir, "round " + to_string(round_) + " ends at version " +
+  if (job_.store->version() != commit.version ||
+      job_.store->optimizer_step() != commit.optimizer_step)
+    co_return mismatch(config_.journal_dir, "round " + to_string(job_.round) + " ends at version " +
                                                 to_string(commit.version) + ", the replay at " +
-                                                to_string(store_->version()));
+                                                to_string(job_.store->version()));
   co_return Status();
 }
 
 /// Means through the codec of the results, as in the round itself.
 Task<Status> Cluster::replay_replies(Generation generation) {
-  if (replies_->resets_residual() && replies_generation_ != generation) {
-    store_->clear_residual();
-    replies_->set_rounds(0);
+  if (job_.replies->resets_residual() && job_.replies_generation != generation) {
+    job_.store->clear_residual();
+    job_.replies->set_rounds(0);
   }
-  replies_generation_ = generation;
-  replies_->begin(round_);
+  job_.replies_generation = generation;
+  job_.replies->begin(job_.round);
   std::deque<std::vector<std::byte>> payloads;
   std::vector<Attempt::Piece> pieces;
   const auto emit = [&](const Chunk& of, std::vector<std::byte> payload) {
@@ -422,21 +424,22 @@ Task<Status> Cluster::replay_replies(Generation generation) {
   };
   ReplyEncoder::Memory memory;
   const std::vector<Chunk>& part = fragment().chunks;
-  for (const Chunk& chunk : part) (void)store_->spare(chunk);
-  memory.means = store_->all_spare();
-  if (store_->keeps_residual()) memory.residual = store_->residual();
+  for (const Chunk& chunk : part) (void)job_.store->spare(chunk);
+  memory.means = job_.store->all_spare();
+  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
   std::size_t turn = 0;
   for (const Chunk& chunk : part) {
-    const Status encoded = replies_->complete(chunk.id, memory, emit);
+    const Status encoded = job_.replies->complete(chunk.id, memory, emit);
     CENTROID_CO_TRY(encoded);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
   std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
   if (config_.optimizer.clip_norm > 0) {
-    squares_.resize(store_->plan().chunks().size());
+    open_.squares.resize(job_.store->plan().chunks().size());
     for (const Attempt::Piece& piece : pieces) {
-      const Chunk& chunk = store_->plan().chunk(piece.chunk);
-      CENTROID_CO_ASSIGN(squares_[piece.chunk.value], reply_reader_->squares(chunk, piece.values));
+      const Chunk& chunk = job_.store->plan().chunk(piece.chunk);
+      CENTROID_CO_ASSIGN(open_.squares[piece.chunk.value],
+                         job_.reply_reader->squares(chunk, piece.values));
     }
     clip_measured();
   }
@@ -444,9 +447,9 @@ Task<Status> Cluster::replay_replies(Generation generation) {
     CENTROID_CO_TRY(apply_reply(piece));
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
-  store_->commit_in_place(part);
-  replies_->commit();
-  replies_committed_ = replies_generation_;
+  job_.store->commit_in_place(part);
+  job_.replies->commit();
+  job_.replies_committed = job_.replies_generation;
   co_return Status();
 }
 

@@ -115,10 +115,10 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   if (version == Version())
     co_return Error(ErrorCode::kFailedPrecondition,
                     "checkpoint " + entry.path.string() + " holds no model, only rows of tables");
-  if (entry.info.run_id != run_id_)
+  if (entry.info.run_id != job_.run_id)
     co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
                                                         " belongs to run '" + entry.info.run_id +
-                                                        "', not to '" + run_id_ + "'");
+                                                        "', not to '" + job_.run_id + "'");
   const std::vector<CheckpointEntry>& newer = folder->newer;
   if (!newer.empty() && !delete_newer)
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -137,8 +137,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   view.path = entry.path.string();
   view.version = version.value;
   view.round = entry.info.round.value;
-  view.from_version = store_ ? store_->version().value : 0;
-  const Generation generation = roster_.generation();
+  view.from_version = job_.store ? job_.store->version().value : 0;
   restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
   const Raised loading(is_loading_, changed_);  // nobody joins the state that is given up
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
@@ -157,7 +156,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     co_await journal_.drop_attempt();  // from here on nothing is written to it
   }
   const auto mark = std::make_shared<RestoreMark>();
-  mark->run_id = run_id_;
+  mark->run_id = job_.run_id;
   mark->version = version;
   for (const CheckpointEntry& other : newer) mark->newer.push_back(other.path.filename().string());
   auto decide = [this, mark, may_write] {
@@ -170,17 +169,9 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   if (is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(decide)));
   restore_->is_half = true;
   journal_.stop();  // it begins anew behind the rounds of the checkpoint
-  attempt_.reset();
-  staged_.clear();
-  late_staged_.clear();
-  parts_.clear();
-  image_.reset();
-  machine_ = RoundMachine(policy_);
-  decision_.reset();
-  aggregator_.reset();  // before the buffers that it holds
   replay_.reset();
-  // The state that is given up is in no checkpoint from here on, whatever happens.
-  if (is_marked) store_.reset();
+  open_ = OpenRound(policy_);
+  job_.drop_model();  // in no checkpoint from here on, whatever happens
   restore_->doing = "newer checkpoints and the journal are removed";
   while (is_marked) {
     CENTROID_CO_TRY(co_await may_commit());
@@ -202,22 +193,10 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   }
   restore_->doing = "the files of checkpoint " + to_string(version) + " are read";
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
-  CENTROID_CO_TRY(co_await load_checkpoint(chosen));
+  CENTROID_CO_ASSIGN(JobState next, co_await load_checkpoint(chosen));
+  go_on_from(std::move(next));
   fault::point("restore.loaded");
-  if (test_version_ > store_->version()) {  // of a state that is given up
-    test_accuracy_ = test_loss_ = -1;
-    test_version_ = Version();
-  }
   forget_servers();  // the chunks are here, and are placed anew
-  roster_.restore(std::max(generation, roster_.generation()));
-  history_.clear();
-  measured_.reset();
-  last_written_.reset();
-  announced_.reset();
-  round_tally_ = {};
-  epochs_.forget_open();
-  next_attempt_ = 0;
-  evaluate_next_ = false;
   await_members_again();
   tell(events_, log::Level::kWarn, "checkpoint.restored",
        {{"path", view.path},

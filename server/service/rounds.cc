@@ -25,15 +25,15 @@ std::uint64_t workers_here(const Roster& roster) {
 }  // namespace
 
 bool Cluster::goal_reached() const {
-  return (config_.epochs > 0 && epoch_ >= config_.epochs) ||
-         (config_.rounds > 0 && round_.value > config_.rounds);
+  return (config_.epochs > 0 && job_.epoch >= config_.epochs) ||
+         (config_.rounds > 0 && job_.round.value > config_.rounds);
 }
 
 /// The open round reaches the goal when it is committed.
 bool Cluster::is_last_round() const {
-  return (config_.rounds > 0 && round_.value >= config_.rounds) ||
-         (config_.epochs > 0 && epoch_ + 1 >= config_.epochs &&
-          offset_ + round_samples_ >= agreed_->train_samples && returned_.is_empty());
+  return (config_.rounds > 0 && job_.round.value >= config_.rounds) ||
+         (config_.epochs > 0 && job_.epoch + 1 >= config_.epochs &&
+          job_.offset + open_.samples >= job_.agreed->train_samples && job_.returned.is_empty());
 }
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
@@ -61,7 +61,7 @@ Task<bool> Cluster::wait_for_members() {
   // At the start the first of them have not had the time to come.
   if (has_begun && trained_rounds_ > 0 && phase_ != Phase::kWaiting)
     tell(events_, log::Level::kWarn, "job.short_of_workers",
-         {{"round", round_.value},
+         {{"round", job_.round.value},
           {"workers", here},
           {"keep_min_workers", kept},
           {"action", "no round begins until so many are here, or the setting is lowered"}});
@@ -83,7 +83,7 @@ void Cluster::dismiss_drained() {
   for (const auto& [id, link] : links_) {
     if (roster_.find(id)->state != MemberState::kDraining || link->finish) continue;
     link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
-                                 .version = store_->version(),
+                                 .version = job_.store->version(),
                                  .text = "drained by an operator"};
     outgoing_.notify_all();
   }
@@ -124,12 +124,12 @@ Task<Status> Cluster::run_rounds() {
       CENTROID_CO_TRY(co_await drain_while_paused());
       continue;
     }
-    if (spread_.lost_since || (store_ && store_->version().value > 0)) {
+    if (spread_.lost_since || (job_.store && job_.store->version().value > 0)) {
       CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
       if (!is_settled) continue;
     }
     if (!co_await wait_for_members()) continue;
-    if (store_->version().value == 0) {
+    if (job_.store->version().value == 0) {
       (void)co_await initialize();
       continue;
     }
@@ -144,80 +144,81 @@ Task<Status> Cluster::run_rounds() {
 
 void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                            bool resend) {
-  looked_at_ = clock_.now();
-  aggregator_->begin({});  // gives credit back by the ranks of the attempt before
-  attempt_ = std::make_shared<Attempt>();
-  attempt_->generation = roster_.generation();
-  attempt_->round = round_;
-  attempt_->number = next_attempt_++;
-  attempt_->resend = resend;
-  attempt_->version = store_->version();
-  attempt_->optimizer_step = store_->optimizer_step();
-  journal_.begin(round_, attempt_->number);
-  attempt_->members = std::move(members);
-  attempt_->release = [this](const std::vector<ParameterStore::Hold>& holds) {
-    for (const ParameterStore::Hold hold : holds) store_->release(hold);
+  open_.looked_at = clock_.now();
+  job_.aggregator->begin({});  // gives credit back by the ranks of the attempt before
+  open_.attempt = std::make_shared<Attempt>();
+  open_.attempt->generation = roster_.generation();
+  open_.attempt->round = job_.round;
+  open_.attempt->number = job_.attempts++;
+  open_.attempt->resend = resend;
+  open_.attempt->version = job_.store->version();
+  open_.attempt->optimizer_step = job_.store->optimizer_step();
+  journal_.begin(job_.round, open_.attempt->number);
+  open_.attempt->members = std::move(members);
+  open_.attempt->release = [this](const std::vector<ParameterStore::Hold>& holds) {
+    for (const ParameterStore::Hold hold : holds) job_.store->release(hold);
     changed_.notify_all();  // the round loop tries what waited for this memory
   };
-  attempt_->opens = std::move(shares);
-  attempt_->peers.generation = attempt_->generation;
-  for (const MemberId member : attempt_->members) {
+  open_.attempt->opens = std::move(shares);
+  open_.attempt->peers.generation = open_.attempt->generation;
+  for (const MemberId member : open_.attempt->members) {
     const proto::Join& join = find(member)->join;
-    attempt_->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
+    open_.attempt->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
   }
   // Who begins at another time, with a policy that lets them, is one of the workers all the same.
-  const std::size_t seats = attempt_->members.size(),
+  const std::size_t seats = open_.attempt->members.size(),
                     world = policy_.is_elastic() ? std::max(roster_.ranked().size(), seats) : seats;
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < seats; ++rank) {
-    proto::RoundOpen& open = attempt_->opens[rank];
-    open.generation = attempt_->generation;
-    open.round = round_;
-    open.attempt = attempt_->number;
+    proto::RoundOpen& open = open_.attempt->opens[rank];
+    open.generation = open_.attempt->generation;
+    open.round = job_.round;
+    open.attempt = open_.attempt->number;
     open.rank = Rank(static_cast<std::uint32_t>(rank));
     open.world = static_cast<std::uint32_t>(world);
-    open.version = attempt_->version;
-    open.optimizer_step = attempt_->optimizer_step;
+    open.version = open_.attempt->version;
+    open.optimizer_step = open_.attempt->optimizer_step;
     open.resend = resend;
-    open.steps_before = config_.local_steps > 1 ? steps_before_ : 0;
+    open.steps_before = config_.local_steps > 1 ? job_.steps_before : 0;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
-    open.evaluate = evaluator(attempt_->members) == rank;
-    if (open.evaluate) evaluate_next_ = false;
-    hand_out(*find(attempt_->members[rank]), open);
-    if (!policy_.is_elastic()) find(attempt_->members[rank])->pending_end.reset();
-    codecs.push_back(find(attempt_->members[rank])->codec);
+    open.evaluate = evaluator(open_.attempt->members) == rank;
+    if (open.evaluate) job_.evaluate_next = false;
+    hand_out(*find(open_.attempt->members[rank]), open);
+    if (!policy_.is_elastic()) find(open_.attempt->members[rank])->pending_end.reset();
+    codecs.push_back(find(open_.attempt->members[rank])->codec);
   }
-  if (generation_told_ != attempt_->generation) {
-    generation_told_ = attempt_->generation;
+  if (generation_told_ != open_.attempt->generation) {
+    generation_told_ = open_.attempt->generation;
     events_.publish("generation.formed", {{"generation", generation_told_.value},
-                                          {"world", attempt_->members.size()},
-                                          {"round", round_.value}});
+                                          {"world", open_.attempt->members.size()},
+                                          {"round", job_.round.value}});
   }
-  if (replies_) begin_replies();
-  complete_chunks_ = 0;
-  failed_.clear();
-  round_tally_ = {};
-  round_shares_.clear();
-  decision_.reset();
-  staged_.clear();
+  if (job_.replies) begin_replies();
+  open_.complete_chunks = 0;
+  open_.failed.clear();
+  open_.tally = {};
+  open_.shares.clear();
+  open_.decision.reset();
+  open_.staged.clear();
   spread_.summed.clear();
   std::erase_if(spread_.whole, [this](const auto& one) {
-    return one.first.first.round.value + policy_.max_late + 1 < round_.value;
+    return one.first.first.round.value + policy_.max_late + 1 < job_.round.value;
   });
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
-      staged_.push_back(std::make_unique<StagedContribution>(store_->plan(), codec, part().size()));
-  aggregator_->begin(std::move(codecs));
-  machine_.open(round_, attempt_->number, attempt_->members,
-                policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
+      open_.staged.push_back(
+          std::make_unique<StagedContribution>(job_.store->plan(), codec, part().size()));
+  job_.aggregator->begin(std::move(codecs));
+  open_.machine.open(job_.round, open_.attempt->number, open_.attempt->members,
+                     policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
   tell_opened();
   outgoing_.notify_all();
 }
 
 void Cluster::decide(RoundDecision decision) {
   if (decision.action == RoundAction::kWait) {
-    if (machine_.deadline()) changed_.notify_all();  // the round loop is to wait no longer
+    if (open_.machine.deadline()) changed_.notify_all();  // the round loop is to wait no longer
     return;
   }
   const std::size_t contributors = decision.contributors.size() + decision.late.size();
@@ -237,10 +238,10 @@ void Cluster::decide(RoundDecision decision) {
     ++aborted_;
     probe_.round_aborted();
     tell(events_, log::Level::kWarn, "round.aborted",
-         {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
+         {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
   }
   if (policy_.is_elastic()) leave_out(decision);
-  decision_ = std::move(decision);
+  open_.decision = std::move(decision);
   changed_.notify_all();
 }
 
@@ -254,7 +255,7 @@ Task<Status> Cluster::one_round() {
   end_epochs();  // a late share may have been dropped while no round was open
   auto members = seated(roster_.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
-  const bool is_for_late = policy_.applies_each() && machine_.has_late();
+  const bool is_for_late = policy_.applies_each() && open_.machine.has_late();
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
     const bool waits = policy_.is_elastic() || !links_.empty();
@@ -262,38 +263,38 @@ Task<Status> Cluster::one_round() {
     co_return Status();
   }
   auto shares = make_shares(members);
-  round_opened_ = clock_.now();
-  probe_.position(round_.value, store_->version().value, epoch_);
+  open_.opened = clock_.now();
+  probe_.position(job_.round.value, job_.store->version().value, job_.epoch);
   open_attempt(std::move(members), std::move(shares), false);
-  if (is_for_late) decide(machine_.tick(clock_.now()));
+  if (is_for_late) decide(open_.machine.tick(clock_.now()));
 
   std::optional<TimePoint> give_up;
   for (;;) {
-    while (!decision_) {
+    while (!open_.decision) {
       if (is_deposed()) co_return fence_->holds();
       if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
       TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
-                                 machine_.deadline().value_or(TimePoint::max()));
+                                 open_.machine.deadline().value_or(TimePoint::max()));
       limit = std::min(limit, round_limit());
       const bool woken = co_await changed_.wait(limit);
-      if (!decision_) decide(machine_.tick(clock_.now()));
-      if (!decision_) leave_silent_out();
-      if (!decision_) seat_waiting();
+      if (!open_.decision) decide(open_.machine.tick(clock_.now()));
+      if (!open_.decision) leave_silent_out();
+      if (!open_.decision) seat_waiting();
       results_taken();
       if (has_lost_server()) {
         close_attempt(proto::Outcome::kAborted, 0, 0, "a server is gone");
         co_return Status();
       }
-      if (!woken && give_up && clock_.now() >= *give_up && !decision_) {
+      if (!woken && give_up && clock_.now() >= *give_up && !open_.decision) {
         log::warn("round.given_up",
-                  {{"round", round_.value},
+                  {{"round", job_.round.value},
                    {"why", "stopping, and contributions are missing past drain_timeout"}});
         close_attempt(proto::Outcome::kAborted, 0, 0, "the server is stopping");
         co_return Status();
       }
     }
-    RoundDecision decision = std::move(*decision_);
-    decision_.reset();
+    RoundDecision decision = std::move(*open_.decision);
+    open_.decision.reset();
     switch (decision.action) {
       case RoundAction::kWait:
         break;
@@ -303,7 +304,7 @@ Task<Status> Cluster::one_round() {
         ++skipped_;
         probe_.round_skipped();
         tell(events_, log::Level::kWarn, "round.skipped",
-             {{"round", round_.value},
+             {{"round", job_.round.value},
               {"worker", name_of(decision.culprit)},
               {"why", decision.text}});
         const std::uint64_t number = journal_end(journal::Kind::kSkip, decision);
@@ -314,7 +315,7 @@ Task<Status> Cluster::one_round() {
         co_return Status();
       }
       case RoundAction::kHalt: {
-        const auto rank = attempt_->rank_of(decision.culprit);  // none: it came late
+        const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
         Error halt(ErrorCode::kFailedPrecondition,
                    "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
                        "(" + name_of(decision.culprit) + "): " + decision.text);
@@ -338,8 +339,9 @@ Task<Status> Cluster::one_round() {
 
 /// When those that are missing have had their time.
 TimePoint Cluster::round_limit() const {
-  const bool is_bounded = config_.round_timeout.count() > 0 && attempt_ && !attempt_->closed;
-  return is_bounded ? looked_at_ + config_.round_timeout : TimePoint::max();
+  const bool is_bounded =
+      config_.round_timeout.count() > 0 && open_.attempt && !open_.attempt->closed;
+  return is_bounded ? open_.looked_at + config_.round_timeout : TimePoint::max();
 }
 
 /// Of whom nothing has come for `round_timeout` since it was told to begin, who lives, and is the
@@ -348,28 +350,28 @@ TimePoint Cluster::round_limit() const {
 void Cluster::leave_silent_out() {
   const TimePoint now = clock_.now();
   if (now < round_limit()) return;
-  looked_at_ = now;  // from where the next look is counted, where nobody can be left out
+  open_.looked_at = now;  // from where the next look is counted, where nobody can be left out
   std::vector<MemberId> silent;
-  for (const MemberId member : machine_.missing()) {
+  for (const MemberId member : open_.machine.missing()) {
     const auto link = find(member);
-    const bool was_told = link && link->opened == attempt_->key();
+    const bool was_told = link && link->opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
-    const bool awaits_others =
-        aggregate_.is_mean() && was_told && aggregator_->is_waiting(*attempt_->rank_of(member));
+    const bool awaits_others = aggregate_.is_mean() && was_told &&
+                               job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
     if (!was_told || link->pending_end || awaits_others) continue;
     const TimePoint until =
         link->opened_at + allowed_silence(config_.round_timeout, link->came_late);
     if (now >= until)
       silent.push_back(member);
     else
-      looked_at_ = std::min(looked_at_, until - config_.round_timeout);
+      open_.looked_at = std::min(open_.looked_at, until - config_.round_timeout);
   }
   const bool has_part = std::ranges::any_of(silent, [this](MemberId member) {
-    return aggregator_->has_part_of(*attempt_->rank_of(member));
+    return job_.aggregator->has_part_of(*open_.attempt->rank_of(member));
   });
   const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
-  RoundDecision decision = machine_.timed_out(silent, progress, now);
-  std::erase_if(silent, [this](MemberId member) { return machine_.is_missing(member); });
+  RoundDecision decision = open_.machine.timed_out(silent, progress, now);
+  std::erase_if(silent, [this](MemberId member) { return open_.machine.is_missing(member); });
   if (silent.empty()) return;
   std::string names;
   for (const MemberId member : silent)
@@ -379,7 +381,7 @@ void Cluster::leave_silent_out() {
                     std::to_string(config_.round_timeout.count()) + " ms (at most " +
                     std::to_string(kMostRoundTimeouts) + " times that of who came late)";
   else
-    for (const MemberId member : silent) aggregator_->absent(*attempt_->rank_of(member));
+    for (const MemberId member : silent) job_.aggregator->absent(*open_.attempt->rank_of(member));
   for (const MemberId member : silent) set_silent(*find(member));
   decide(std::move(decision));
 }
@@ -388,12 +390,13 @@ void Cluster::leave_silent_out() {
 /// of a later round then (outbox.cc).
 void Cluster::set_silent(Link& link) {
   probe_.member_silent();
-  events_.publish("member.left_out",
-                  {{"worker", link.join.name}, {"member", link.id.value}, {"round", round_.value}});
+  events_.publish(
+      "member.left_out",
+      {{"worker", link.join.name}, {"member", link.id.value}, {"round", job_.round.value}});
   part_lost(link);
   link.is_away = true;
   link.late.emplace();
-  link.late->key = attempt_->key();
+  link.late->key = open_.attempt->key();
   link.late->outcome = proto::Outcome::kLate;
 }
 
@@ -401,11 +404,13 @@ void Cluster::set_silent(Link& link) {
 bool Cluster::retry(const RoundDecision& decision) {
   ++aborted_;
   probe_.round_aborted();
-  log::warn("round.attempt_aborted",
-            {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
-  events_.publish("round.aborted",
-                  {{"round", round_.value}, {"attempt", attempt_->number}, {"why", decision.text}});
-  const auto old = attempt_;
+  log::warn(
+      "round.attempt_aborted",
+      {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
+  events_.publish(
+      "round.aborted",
+      {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
+  const auto old = open_.attempt;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
   if (config_.is_peer_to_peer()) roster_.renew();
   roster_.form(false);
@@ -422,10 +427,10 @@ bool Cluster::retry(const RoundDecision& decision) {
   if (members.empty() || is_short) return false;
   // The sum begins anew: a whole contribution of one that has gone was in it, and cannot be had
   // again. Whose was not whole has given its share back when it went.
-  for (const MemberId member : machine_.contributed())
+  for (const MemberId member : open_.machine.contributed())
     if (!find(member)) {
       const proto::RoundOpen& open = old->opens[*old->rank_of(member)];
-      return_part({open.epoch, open.begin, open.end}, round_);
+      return_part({open.epoch, open.begin, open.end}, job_.round);
     }
   open_attempt(std::move(members), std::move(shares), true);
   return true;
@@ -434,64 +439,64 @@ bool Cluster::retry(const RoundDecision& decision) {
 void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                             std::string reason) {
   proto::RoundClosed closed;
-  closed.round = attempt_->round;
-  closed.attempt = attempt_->number;
+  closed.round = open_.attempt->round;
+  closed.attempt = open_.attempt->number;
   closed.outcome = outcome;
   const bool pending = outcome == proto::Outcome::kCommitted &&
                        config_.applies_on_worker();  // committed right after
-  closed.version = pending ? store_->version().next() : store_->version();
-  closed.optimizer_step = store_->optimizer_step() + (pending ? 1 : 0);
+  closed.version = pending ? job_.store->version().next() : job_.store->version();
+  closed.optimizer_step = job_.store->optimizer_step() + (pending ? 1 : 0);
   closed.weight = weight;
   closed.contributors = contributors;
   closed.reason = reason;
-  attempt_->closed = closed;
+  open_.attempt->closed = closed;
   for (const auto& [id, link] : links_)
-    if (link->late && link->late->key == attempt_->key()) link->late->closed = closed;
+    if (link->late && link->late->key == open_.attempt->key()) link->late->closed = closed;
 
   RoundView view;
   view.round = closed.round.value;
   view.attempt = closed.attempt;
-  view.generation = attempt_->generation.value;
+  view.generation = open_.attempt->generation.value;
   view.version = closed.version.value;
-  view.samples = round_tally_.samples;
+  view.samples = open_.tally.samples;
   view.state = "closed";
   view.outcome = outcome == proto::Outcome::kCommitted ? "committed"
                  : outcome == proto::Outcome::kSkipped ? "skipped"
                                                        : "aborted";
-  view.seconds = seconds(clock_.now() - round_opened_);
+  view.seconds = seconds(clock_.now() - open_.opened);
   view.opened_unix_seconds = clock_.unix_seconds() - view.seconds;
-  view.loss = round_tally_.loss();
-  for (const MemberId member : attempt_->members) {
-    const auto done = machine_.contributed();
+  view.loss = open_.tally.loss();
+  for (const MemberId member : open_.attempt->members) {
+    const auto done = open_.machine.contributed();
     const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
     (is_in ? view.contributors : view.missing).push_back(name_of(member));
   }
-  view.late = attempt_->late;
-  view.scalars = round_tally_.scalars;
+  view.late = open_.attempt->late;
+  view.scalars = open_.tally.scalars;
   const std::size_t names = view.contributors.size() + view.missing.size() + view.late.size();
   const std::size_t most =
       std::clamp(kHistoryNames / std::max<std::size_t>(1, names), kLeastHistory, kHistory);
-  history_.push_front(std::move(view));
-  while (history_.size() > most) history_.pop_back();
+  job_.history.push_front(std::move(view));
+  while (job_.history.size() > most) job_.history.pop_back();
   forget_departed();
   outgoing_.notify_all();
 }
 
 void Cluster::round_over() {
-  round_ = round_.next();
-  next_attempt_ = 0;
-  exchange_failures_ = 0;
-  blamed_.clear();
+  job_.round = job_.round.next();
+  job_.attempts = 0;
+  open_.exchange_failures = 0;
+  open_.blamed.clear();
   ++trained_rounds_;
   const DataPosition next = next_position();
-  returned_.commit();
+  job_.returned.commit();
   coordinate();
-  const bool is_epoch_over = next.epoch != epoch_;
+  const bool is_epoch_over = next.epoch != job_.epoch;
   if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
-    epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != epoch_ / every;
-  epoch_ = next.epoch;
-  offset_ = next.offset;
-  if (is_epoch_over) evaluate_next_ = true;
+    epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != job_.epoch / every;
+  job_.epoch = next.epoch;
+  job_.offset = next.offset;
+  if (is_epoch_over) job_.evaluate_next = true;
   end_epochs();
 }
 

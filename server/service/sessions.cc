@@ -293,8 +293,8 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
   if (join.name.empty()) return refuse("it has no name (--name)");
-  if (const std::string& run = session.peer().run_id; !run.empty() && run != run_id_)
-    return refuse("it asks for run '" + run + "', the server's is '" + run_id_ + "'");
+  if (const std::string& run = session.peer().run_id; !run.empty() && run != job_.run_id)
+    return refuse("it asks for run '" + run + "', the server's is '" + job_.run_id + "'");
   if (!epilogue_ && (stop_requested_ || rounds_ended_))
     return Error(ErrorCode::kUnavailable,
                  "the server is stopping: " + (stop_requested_ ? stop_reason_ : phase_reason_));
@@ -313,10 +313,10 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
       return refuse(
           "contributions are weighed by tokens (weight_by), and it does not say how many its "
           "samples have at most (sample_tokens)");
-    if (agreed_ && agreed_->sample_tokens != join.sample_tokens)
+    if (job_.agreed && job_.agreed->sample_tokens != join.sample_tokens)
       return refuse("its samples have at most " + std::to_string(join.sample_tokens) +
                     " tokens (sample_tokens), the other workers' " +
-                    std::to_string(agreed_->sample_tokens));
+                    std::to_string(job_.agreed->sample_tokens));
   }
   const std::uint64_t window = session.peer().credit_bytes;
   if (window < config_.chunk_bytes)
@@ -338,7 +338,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return refuse(fits.error().message());
   if (config_.is_peer_to_peer()) {
     CENTROID_ASSIGN(const CodecSpec theirs,
-                    CodecSpec::parse(agreed_ ? agreed_->codec : join.codec));
+                    CodecSpec::parse(job_.agreed ? job_.agreed->codec : join.codec));
     if (!links_.empty() && codec != theirs)
       return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
                     theirs.to_string() + "'; with exchange " + config_.exchange +
@@ -347,19 +347,20 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
   }
   CENTROID_TRY(validate(join.manifest));
-  if (store_) {
-    const std::string difference = describe_difference(store_->plan().manifest(), join.manifest);
+  if (job_.store) {
+    const std::string difference =
+        describe_difference(job_.store->plan().manifest(), join.manifest);
     if (!difference.empty())
       return refuse("its model (theirs) is not the cluster's (ours): " + difference +
-                    (agreed_ && !agreed_->model.empty()
-                         ? "; the cluster trains '" + agreed_->model + "' (--model)"
+                    (job_.agreed && !job_.agreed->model.empty()
+                         ? "; the cluster trains '" + job_.agreed->model + "' (--model)"
                          : "; give it the model of the others"));
   }
   // Another model with the same tensors: another activation, other base weights behind adapters.
-  std::string model = agreed_ ? agreed_->model : "";
-  if (!agreed_ && resumed_from_)
-    if (const auto kept = resumed_from_->info.extra.find("model");
-        kept != resumed_from_->info.extra.end())
+  std::string model = job_.agreed ? job_.agreed->model : "";
+  if (!job_.agreed && job_.resumed_from)
+    if (const auto kept = job_.resumed_from->info.extra.find("model");
+        kept != job_.resumed_from->info.extra.end())
       model = kept->second;
   if (!model.empty() && !join.model.empty() && join.model != model)
     return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
@@ -380,41 +381,38 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
 
 /// The last round in which a contribution of this name counted, or will when the round closes.
 Round Cluster::counted_of(const std::string& name) const {
-  if (attempt_ && !attempt_->closed)
-    for (const MemberId member : machine_.contributed())
-      if (name_of(member) == name) return attempt_->round;
+  if (open_.attempt && !open_.attempt->closed)
+    for (const MemberId member : open_.machine.contributed())
+      if (name_of(member) == name) return open_.attempt->round;
   Round late;
-  for (const Part& part : late_staged_)  // they count in one of the next
+  for (const Part& part : open_.late_staged)  // they count in one of the next
     if (name_of(part.counts.key.member) == name) late = std::max(late, part.counts.key.round);
   if (late != Round()) return late;
-  for (const Part& part : parts_)  // of the round that is being merged
+  for (const Part& part : open_.parts)  // of the round that is being merged
     if (name_of(part.counts.key.member) == name) return part.counts.key.round;
-  const auto found = counted_.find(name);
-  return found == counted_.end() ? Round() : found->second;
+  const auto found = job_.counted.find(name);
+  return found == job_.counted.end() ? Round() : found->second;
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   CENTROID_TRY(check_lead());
-  if (links_.empty() && store_ && store_->version().value == 0 && !is_loading_) {
+  if (links_.empty() && job_.store && job_.store->version().value == 0 && !is_loading_) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_.reset();
-    aggregator_.reset();
-    replies_.reset();
-    store_.reset();
-    agreed_.reset();
+    go_on_from(JobState());
   }
   CENTROID_TRY(check_join(session, join));
   std::optional<ChunkPlan> plan;  // of one that only hears that it is over
-  if (!store_ && epilogue_) {
+  if (!job_.store && epilogue_) {
     CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
-  } else if (!store_) {
-    CENTROID_TRY(make_store(join.manifest, join.codec));
+  } else if (!job_.store) {
+    CENTROID_TRY(make_store(job_, join.manifest, join.codec));
   } else if (!epilogue_) {
     CENTROID_TRY(check_another(join));
   }
   join.manifest = {};  // the store has it
-  if (!agreed_ && !epilogue_) agreed_ = join;
-  if (links_.empty() && agreed_) agreed_->codec = join.codec;
+  if (!job_.agreed && !epilogue_) job_.agreed = join;
+  if (links_.empty() && job_.agreed) job_.agreed->codec = join.codec;
   const Round counted = counted_of(join.name);
   CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
                                                   clock_.unix_seconds()));
@@ -453,10 +451,10 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::JoinReply reply;
   reply.member = link->id;
-  reply.run_id = run_id_;
+  reply.run_id = job_.run_id;
   reply.seed = config_.seed;
   reply.chunk_bytes = config_.chunk_bytes;
-  reply.plan_hash = plan ? plan->hash() : store_->plan().hash();
+  reply.plan_hash = plan ? plan->hash() : job_.store->plan().hash();
   reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
@@ -505,16 +503,16 @@ Status Cluster::take_report(Link& link, const proto::Report& report) {
   if (!link.finish)
     link.evaluation.observe(std::chrono::duration<double>(clock_.now() - link.asked_at).count());
   const double samples = static_cast<double>(report.samples);
-  test_accuracy_ = static_cast<double>(report.correct) / samples;
-  test_loss_ = report.loss_sum / samples;
-  test_version_ = report.version;
-  probe_.evaluated(test_accuracy_, test_loss_);
+  job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
+  job_.evaluation.loss = report.loss_sum / samples;
+  job_.evaluation.version = report.version;
+  probe_.evaluated(job_.evaluation.accuracy, job_.evaluation.loss);
   tell(events_, log::Level::kInfo, "model.evaluated",
        {{"worker", link.join.name},
         {"version", report.version.value},
         {"samples", report.samples},
-        {"accuracy", test_accuracy_},
-        {"loss", test_loss_}});
+        {"accuracy", job_.evaluation.accuracy},
+        {"loss", job_.evaluation.loss}});
   return {};
 }
 

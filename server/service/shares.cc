@@ -13,7 +13,7 @@ namespace centroid::server {
 
 /// Who of the members of a round evaluates first, if that is to be done; none: nobody can.
 std::optional<std::size_t> Cluster::evaluator(std::span<const MemberId> members) const {
-  if (!evaluate_next_) return std::nullopt;
+  if (!job_.evaluate_next) return std::nullopt;
   const auto first =
       std::ranges::find_if(members, [this](MemberId id) { return !find(id)->behind; });
   if (first == members.end()) return std::nullopt;
@@ -42,13 +42,13 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
     if (const auto first = evaluator(members); first && all.size() > 1 && config_.local_steps > 1)
       busy[rank_of(members[*first])] = find(members[*first])->evaluation.seconds();
     // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
-    const RoundData data{.batches = batches, .samples = agreed_->train_samples};
+    const RoundData data{.batches = batches, .samples = job_.agreed->train_samples};
     const auto steps = coordinator_.plan(all, busy, data, members);
     for (std::size_t rank = 0; rank < all.size(); ++rank)
       planned.push_back(static_cast<double>(batches[rank]) * static_cast<double>(steps[rank]));
   }
   // Nobody gets more than an epoch; the others then get less, too, so that all come at once.
-  const double limit = static_cast<double>(agreed_->train_samples),
+  const double limit = static_cast<double>(job_.agreed->train_samples),
                largest = *std::ranges::max_element(planned),
                scale = largest > limit ? limit / largest : 1,
                sum = scale * std::accumulate(planned.begin(), planned.end(), 0.0),
@@ -65,13 +65,13 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
 
 /// Samples that a round of these members may have: what is left of the epoch, and some of the next.
 std::uint64_t Cluster::round_room(std::span<const MemberId> members) {
-  const std::uint64_t samples = agreed_->train_samples, left = samples - offset_;
-  const bool is_last = config_.epochs > 0 && epoch_ + 1 >= config_.epochs;
+  const std::uint64_t samples = job_.agreed->train_samples, left = samples - job_.offset;
+  const bool is_last = config_.epochs > 0 && job_.epoch + 1 >= config_.epochs;
   if (!coordinator_.is_on() || config_.local_steps == 1 || is_last || left == 0) return left;
   if (!overshoot_)
     overshoot_ = config_.cadence_overshoot > 0
                      ? Overshoot::fixed(config_.cadence_overshoot)
-                     : Overshoot(samples / std::max<std::uint64_t>(agreed_->batch, 1));
+                     : Overshoot(samples / std::max<std::uint64_t>(job_.agreed->batch, 1));
   std::uint64_t sum = 0;
   for (const MemberId id : members) {
     const std::uint64_t batch = find(id)->join.batch, steps = overshoot_->steps();
@@ -83,11 +83,11 @@ std::uint64_t Cluster::round_room(std::span<const MemberId> members) {
 
 /// The next part of the data: what lost workers had first, then what nobody has had.
 void Cluster::take_part(proto::RoundOpen& open, std::uint64_t samples) {
-  DataPart part = returned_.take(samples);
+  DataPart part = job_.returned.take(samples);
   if (part.samples() == 0) {
-    part = {.epoch = epoch_, .begin = offset_ + round_samples_, .end = 0};
+    part = {.epoch = job_.epoch, .begin = job_.offset + open_.samples, .end = 0};
     part.end = part.begin + samples;
-    round_samples_ += samples;
+    open_.samples += samples;
   }
   open.epoch = part.epoch;
   open.begin = part.begin;
@@ -107,12 +107,13 @@ void Cluster::fit_to_epoch(std::vector<std::uint64_t>& wanted) const {
 
 /// Of the epoch, with the shares of lost workers.
 std::uint64_t Cluster::samples_left() const {
-  return agreed_->train_samples - std::min(offset_, agreed_->train_samples) + returned_.samples();
+  return job_.agreed->train_samples - std::min(job_.offset, job_.agreed->train_samples) +
+         job_.returned.samples();
 }
 
 std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) {
-  returned_.give_up();  // of a round that came to nothing
-  round_samples_ = 0;
+  job_.returned.give_up();  // of a round that came to nothing
+  open_.samples = 0;
   std::vector<proto::RoundOpen> shares(members.size());
   if (members.empty()) return shares;
   auto wanted = wanted_samples(members);
@@ -121,7 +122,7 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
   std::vector<std::size_t> ranks;  // that get new data
   std::uint64_t sum = 0;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
-    if (!returned_.is_empty()) {
+    if (!job_.returned.is_empty()) {
       take_part(shares[rank], wanted[rank]);
       continue;
     }
@@ -129,7 +130,7 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
     sum += wanted[rank];
     weights.push_back(coordinator_.is_on() ? static_cast<double>(wanted[rank]) : 1);
   }
-  const std::uint64_t left = agreed_->train_samples - offset_;
+  const std::uint64_t left = job_.agreed->train_samples - job_.offset;
   // The last round of an epoch is smaller, and a share may be empty; it may run into the next one.
   const std::uint64_t room = sum <= left ? left : std::min(sum, round_room(members));
   const auto sizes = partition(room, weights);
@@ -142,7 +143,7 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
 void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
   const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
   link.part = {open.epoch, open.begin, open.end};
-  link.part_of = round_;
+  link.part_of = job_.round;
   link.held_since.reset();
   link.overlap = open.overlap;
   link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
@@ -152,10 +153,10 @@ void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
 void Cluster::return_part(const DataPart& part, Round of) {
   if (part.samples() == 0) return;
   probe_.share_returned(part.samples());
-  if (of == round_)
-    returned_.lost(part);
+  if (of == job_.round)
+    job_.returned.lost(part);
   else
-    returned_.give_back(part);
+    job_.returned.give_back(part);
 }
 
 /// A member is gone: what it had not contributed is for others.
@@ -175,16 +176,17 @@ void Cluster::part_lost(Link& link) {
 /// those of lost workers, and those whose contributions have not counted yet. `is_over`: of the
 /// state with the open round, else of the one before.
 std::string Cluster::untrained(bool is_over) const {
-  ReturnedShares shares = returned_;
+  ReturnedShares shares = job_.returned;
   if (is_over)
     shares.commit();
   else
     shares.give_up();
   for (const auto& [id, link] : links_)
-    if (policy_.is_elastic() && (is_over || link->part_of != round_)) shares.give_back(link->part);
-  for (const Part& late : late_staged_) shares.give_back(late.share);
+    if (policy_.is_elastic() && (is_over || link->part_of != job_.round))
+      shares.give_back(link->part);
+  for (const Part& late : open_.late_staged) shares.give_back(late.share);
   if (!is_over)
-    for (const Part& late : parts_) shares.give_back(late.share);
+    for (const Part& late : open_.parts) shares.give_back(late.share);
   return shares.to_text();
 }
 
@@ -196,7 +198,7 @@ void Cluster::coordinate() {
   const Cadence& cadence = coordinator_.cadence();
   probe_.coordinated(coordinator_, coordinator_.nudges() - nudges);
   if (cadence.anchor() == before) return;
-  const log::Fields fields{{"round", round_.value},
+  const log::Fields fields{{"round", job_.round.value},
                            {"steps", cadence.anchor()},
                            {"before", before},
                            {"exchange_seconds", cadence.exchange_seconds()},
@@ -215,12 +217,12 @@ void Cluster::coordinate() {
 void Cluster::skip_empty_epoch_end() {
   const std::uint64_t left = samples_left();
   if (left >= aggregate_.least()) return;
-  if (left > 0) log::warn("samples.left_out", {{"epoch", epoch_}, {"samples", left}});
-  while (!returned_.is_empty()) (void)returned_.take(left);
-  returned_.commit();
-  ++epoch_;
-  offset_ = 0;
-  evaluate_next_ = true;
+  if (left > 0) log::warn("samples.left_out", {{"epoch", job_.epoch}, {"samples", left}});
+  while (!job_.returned.is_empty()) (void)job_.returned.take(left);
+  job_.returned.commit();
+  ++job_.epoch;
+  job_.offset = 0;
+  job_.evaluate_next = true;
   end_epochs();
 }
 

@@ -31,7 +31,7 @@ bool Cluster::is_mine(ChunkId chunk) const {
 
 const std::vector<Chunk>& Cluster::part() const {
   if (!spread_.has_others()) return fragment().chunks;
-  return spread_.parts[fragments_.turn(store_->optimizer_step())];
+  return spread_.parts[job_.fragments.turn(job_.store->optimizer_step())];
 }
 
 Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, TaskGroup& tasks,
@@ -41,8 +41,8 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);
-  if (store_) {
-    const Status fits = check_told_chunks(config_, store_->plan().chunks().size());
+  if (job_.store) {
+    const Status fits = check_told_chunks(config_, job_.store->plan().chunks().size());
     if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, who + fits.error().message());
   }
   if (join.name == config_.leader_name())
@@ -54,16 +54,16 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
     return Error(ErrorCode::kCancelled, "the job is over: " + phase_reason_);
   if (!is_awaited && stop_requested_)
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);
-  if (!join.run_id.empty() && join.run_id != run_id_)
+  if (!join.run_id.empty() && join.run_id != job_.run_id)
     return Error(ErrorCode::kFailedPrecondition,
-                 who + "it served run '" + join.run_id + "', this one is '" + run_id_ +
+                 who + "it served run '" + join.run_id + "', this one is '" + job_.run_id +
                      "': start it anew to have it serve another run");
   if (shards_.present().size() + 2 > kMaxServers)
     return Error(ErrorCode::kResourceExhausted,
                  who + "a model lies on at most " + std::to_string(kMaxServers) + " servers");
   CENTROID_ASSIGN(link, shards_.join(session, tasks, join));
   proto::ServerTerms terms;
-  terms.run_id = run_id_;
+  terms.run_id = job_.run_id;
   terms.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   terms.credit_bytes = config_.credit_bytes;
   terms.term = leadership_.term;
@@ -161,12 +161,12 @@ Task<Status> Cluster::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>>
   route.owners = std::move(owners);
   spread_.links = std::move(links);
   spread_.route = std::move(route);
-  spread_.parts.assign(fragments_.count(), {});
-  spread_.holders.assign(fragments_.count(), {});
+  spread_.parts.assign(job_.fragments.count(), {});
+  spread_.holders.assign(job_.fragments.count(), {});
   std::vector<bool> is_here(spread_.route.owners.size());
-  for (std::uint32_t number = 0; number < fragments_.count(); ++number) {
+  for (std::uint32_t number = 0; number < job_.fragments.count(); ++number) {
     std::vector<bool> holds(spread_.links.size());
-    for (const Chunk& chunk : fragments_[number].chunks) {
+    for (const Chunk& chunk : job_.fragments[number].chunks) {
       const std::uint16_t owner = spread_.route.owners[chunk.id.value];
       holds[owner] = true;
       if (owner != kLeader) continue;
@@ -184,13 +184,14 @@ Task<Status> Cluster::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>>
     co_await journal_.route(std::move(kept));
   }
   spread_.is_here = std::move(is_here);
-  if (spread_.moving.empty()) store_->place(spread_.is_here);
+  if (spread_.moving.empty()) job_.store->place(spread_.is_here);
   co_return Status();
 }
 
 /// A server that holds nothing yet.
 Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
-  if (const Status fits = check_told_chunks(config_, store_->plan().chunks().size()); !fits.ok()) {
+  if (const Status fits = check_told_chunks(config_, job_.store->plan().chunks().size());
+      !fits.ok()) {
     shards_.dismiss(*link, fits.error());
     shards_.left(link, fits.error());
     co_return fits;
@@ -198,7 +199,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::ServerModel model;
   model.chunk_bytes = config_.chunk_bytes;
-  model.plan_hash = store_->plan().hash();
+  model.plan_hash = job_.store->plan().hash();
   model.apply_on_worker = config_.applies_on_worker();
   model.fragments = static_cast<std::uint32_t>(config_.fragments);
   model.optimizer = optimizer.name;
@@ -225,7 +226,7 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.seed = config_.seed;
   model.aggregate = config_.aggregate;
   auto head = proto::encode(model);
-  const auto manifest = proto::encode_manifest(store_->plan().manifest());
+  const auto manifest = proto::encode_manifest(job_.store->plan().manifest());
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);
   if (!taken.ok()) co_return taken.error();
   link->has_model = true;
@@ -233,16 +234,16 @@ Task<Status> Cluster::add_server(std::shared_ptr<ShardGroup::Link> link) {
   if (links.empty()) links.push_back(nullptr);
   links.push_back(link);
   auto owners = spread_.route.owners;
-  if (owners.empty()) owners.assign(store_->plan().chunks().size(), kLeader);
+  if (owners.empty()) owners.assign(job_.store->plan().chunks().size(), kLeader);
   const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
   if (link->is_gone()) co_return told;
   if (!told.ok())  // another one is gone: this one is in the route, and is to begin like the others
     log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
   proto::ServerState state;
-  state.version = store_->version();
-  state.optimizer_step = store_->optimizer_step();
-  state.round = Round(round_.value - 1);
+  state.version = job_.store->version();
+  state.optimizer_step = job_.store->optimizer_step();
+  state.round = Round(job_.round.value - 1);
   auto begin = proto::encode(state);
   const auto begun = co_await shards_.ask(link, ServersKind::kBegin, std::move(begin));
   if (!begun.ok()) co_return begun.error();
@@ -276,18 +277,19 @@ void Cluster::plan_moves() {
   std::vector<std::uint16_t> before = spread_.route.owners;
   for (std::uint16_t& owner : before) owner = number[owner];
   std::vector<std::uint32_t> units;  // results that are selected together lie together
-  for (const Chunk& chunk : store_->plan().chunks())
-    if (replies_) units.push_back(replies_->unit_of(chunk.id).first.value);
-  spread_.target = place(store_->plan(), index.size(), before, units);
-  const double uneven = imbalance(store_->plan(), index.size(), spread_.target);
+  for (const Chunk& chunk : job_.store->plan().chunks())
+    if (job_.replies) units.push_back(job_.replies->unit_of(chunk.id).first.value);
+  spread_.target = place(job_.store->plan(), index.size(), before, units);
+  const double uneven = imbalance(job_.store->plan(), index.size(), spread_.target);
   if (uneven > kMaxImbalance)
-    log::warn("placement.uneven",
-              {{"servers", index.size()},
-               {"max_over_mean", uneven},
-               {"why", replies_ ? "codec_down selects within a tensor, which lies on one server: "
-                                  "its largest tensors are too large to spread it better"
-                                : "the model has few chunks: a smaller chunk_bytes spreads it "
-                                  "better"}});
+    log::warn(
+        "placement.uneven",
+        {{"servers", index.size()},
+         {"max_over_mean", uneven},
+         {"why", job_.replies ? "codec_down selects within a tensor, which lies on one server: "
+                                "its largest tensors are too large to spread it better"
+                              : "the model has few chunks: a smaller chunk_bytes spreads it "
+                                "better"}});
   for (std::uint16_t& owner : spread_.target) owner = index[owner];
 }
 
@@ -322,14 +324,15 @@ Task<Status> Cluster::drain_while_paused() {
 /// A chunk that lies elsewhere, as it is in this version.
 Task<Result<std::vector<std::byte>>> Cluster::fetch_chunk(proto::ServerChunk head) {
   const auto& owners = spread_.route.owners;
-  if (!store_ || head.chunk.value >= std::min(store_->plan().chunks().size(), owners.size()))
+  if (!job_.store ||
+      head.chunk.value >= std::min(job_.store->plan().chunks().size(), owners.size()))
     co_return Error(ErrorCode::kUnavailable,
                     "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  const Chunk chunk = store_->plan().chunk(head.chunk);
+  const Chunk chunk = job_.store->plan().chunk(head.chunk);
   const std::size_t bytes = chunk.elements * sizeof(float);
-  if (!head.frozen && store_->is_here(head.chunk)) {  // it has moved since it was asked for
-    const auto values = std::as_bytes(head.plane == 0 ? store_->params(chunk)
-                                                      : store_->slot(head.plane - 1u, chunk));
+  if (!head.frozen && job_.store->is_here(head.chunk)) {  // it has moved since it was asked for
+    const auto values = std::as_bytes(head.plane == 0 ? job_.store->params(chunk)
+                                                      : job_.store->slot(head.plane - 1u, chunk));
     co_return std::vector<std::byte>(values.begin(), values.end());
   }
   auto link = spread_.links.at(owners[head.chunk.value]);
@@ -355,8 +358,8 @@ std::unique_ptr<ChunkFetcher> Cluster::fetch_elsewhere(TaskGroup& tasks, Version
                                                        std::size_t planes) {
   std::vector<ChunkFetcher::Wanted> wanted;
   for (std::size_t plane = 0; plane < planes && spread_.has_others(); ++plane)
-    for (const Chunk& chunk : store_->plan().chunks()) {
-      if (store_->is_here(chunk.id)) continue;
+    for (const Chunk& chunk : job_.store->plan().chunks()) {
+      if (job_.store->is_here(chunk.id)) continue;
       ChunkFetcher::Wanted& one = wanted.emplace_back();
       one.head.version = version;
       one.head.plane = static_cast<std::uint8_t>(plane);
@@ -377,7 +380,8 @@ void Cluster::lose_server() {
                                                "its newest checkpoint");
   log::error("servers.chunks_lost", {{"server", spread_.lost}, {"action", "workers join again"}});
   probe_.state_lost();
-  if (attempt_ && !attempt_->closed) close_attempt(proto::Outcome::kAborted, 0, 0, why.message());
+  if (open_.attempt && !open_.attempt->closed)
+    close_attempt(proto::Outcome::kAborted, 0, 0, why.message());
   for (const auto& [id, link] : links_) link->tasks->spawn(link->session->goodbye(why));
   changed_.notify_all();
 }
@@ -408,7 +412,7 @@ Task<Result<bool>> Cluster::recover_servers() {
     co_return false;
   }
   std::optional<Waits::Guard> waits;
-  while (!links_.empty() || (attempt_ && attempt_.use_count() > 1) || checkpointing_ ||
+  while (!links_.empty() || (open_.attempt && open_.attempt.use_count() > 1) || checkpointing_ ||
          spread_.copiers > 0) {
     if (!waits)
       waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
@@ -419,49 +423,30 @@ Task<Result<bool>> Cluster::recover_servers() {
     state_fetched_.notify_all();  // no version is kept for a checkpoint now
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
   }
-  attempt_.reset();
+  const Version lost = job_.version();
+  const std::uint64_t lost_round = job_.round.value - 1;
+  open_ = OpenRound(policy_);
   co_await journal_.drop_attempt();
-  journal_.stop();  // read, it begins anew behind the rounds that it has
-  const Version lost = store_->version();
-  const std::uint64_t lost_round = round_.value - 1;
-  decision_.reset();
-  aggregator_.reset();                          // before the buffers that it holds
+  journal_.stop();                              // read, it begins anew behind the rounds it has
   const Raised loading(is_loading_, changed_);  // what is left of the store is of no version
   forget_servers();
-  machine_ = RoundMachine(policy_);
-  staged_.clear();
-  late_staged_.clear();
-  parts_.clear();
-  image_.reset();
-  measured_.reset();  // of versions that will come again
-  announced_.reset();
-  last_written_.reset();
-  round_tally_ = {};
-  epochs_.forget_open();
-  store_.reset();  // chunks of it are lost
-  if (const auto found = checkpoints_->list(false);
-      !found.empty() && found.front().version.value > 0) {  // else of rows only
-    CENTROID_CO_TRY(co_await load_checkpoint());
+  job_.drop_model();  // chunks of it are lost
+  if (has_checkpoint()) {
+    CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
+    go_on_from(std::move(newest));
     CENTROID_CO_TRY(begin_replay());
+  } else if (config_.init != "first-worker") {
+    CENTROID_CO_ASSIGN(JobState initial, co_await load_initial_file());
+    go_on_from(std::move(initial));
+  } else {
+    go_on_from(JobState());
   }
-  if (!store_) {
-    checkpointed_ = Version();
-    agreed_.reset();
-    counted_.clear();
-    test_accuracy_ = test_loss_ = -1;
-    test_version_ = Version();
-    round_ = Round(1);
-    epoch_ = offset_ = steps_before_ = 0;
-    returned_.clear();
-    if (config_.init != "first-worker") CENTROID_CO_TRY(co_await load_initial_file());
-  }
-  next_attempt_ = 0;
   await_members_again();
   log::warn("servers.state_restored", {{"lost_version", lost.value},
-                                       {"version", store_ ? store_->version().value : 0},
-                                       {"round", round_.value},
+                                       {"version", job_.store ? job_.store->version().value : 0},
+                                       {"round", job_.round.value},
                                        {"servers", shards_.present().size() + 1}});
-  if (round_.value == 1 && lost_round > 0)
+  if (job_.round.value == 1 && lost_round > 0)
     tell(events_, log::Level::kWarn, "job.begun_again",
          {{"lost_round", lost_round},
           {"why", "a server was lost with its chunks, and there is no checkpoint"}});
@@ -472,7 +457,7 @@ Task<Result<bool>> Cluster::recover_servers() {
 Task<Status> Cluster::fetch_image(StateImage& image) {
   const auto elsewhere = fetch_elsewhere(tasks_, image.version, image.planes.size());
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
-    for (const Chunk& chunk : store_->plan().chunks()) {
+    for (const Chunk& chunk : job_.store->plan().chunks()) {
       if (!elsewhere->is_next(plane, chunk.id)) continue;
       CENTROID_CO_ASSIGN(const auto values, co_await elsewhere->next());
       std::memcpy(image.planes[plane].data() + chunk.position, values.data(), values.size());

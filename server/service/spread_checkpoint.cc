@@ -21,14 +21,14 @@ constexpr std::size_t kLeader = 0;
 Task<Status> Cluster::freeze_servers() {
   CENTROID_CO_TRY(co_await finish_moves());
   proto::ServerState state;
-  state.version = store_->version();
-  state.optimizer_step = store_->optimizer_step();
-  state.round = Round(round_.value - 1);
+  state.version = job_.store->version();
+  state.optimizer_step = job_.store->optimizer_step();
+  state.round = Round(job_.round.value - 1);
   auto head = proto::encode(state);
   const auto kept =
       co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
   if (!kept.ok()) co_return kept.error();
-  spread_.frozen = store_->begin_snapshot(snapshot_budget_);
+  spread_.frozen = job_.store->begin_snapshot(snapshot_budget_);
   if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
   spread_.frozen_info = checkpoint_info();
   co_return Status();
@@ -57,7 +57,7 @@ Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
 
 /// From the round loop, for whoever writes a checkpoint.
 Task<Status> Cluster::freeze_for_checkpoint() {
-  if (spread_.frozen && spread_.frozen->version() != store_->version()) spread_.frozen.reset();
+  if (spread_.frozen && spread_.frozen->version() != job_.store->version()) spread_.frozen.reset();
   if (!spread_.frozen) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
@@ -81,7 +81,7 @@ class Cluster::SpreadReader {
  public:
   SpreadReader(Cluster& cluster, std::shared_ptr<Snapshot> mine)
       : cluster_(cluster),
-        plan_(cluster.store_->plan()),
+        plan_(cluster.job_.store->plan()),
         owners_(cluster.spread_.route.owners),
         mine_(std::move(mine)) {}
 

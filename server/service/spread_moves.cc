@@ -25,7 +25,7 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 /// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
 Task<bool> Cluster::may_move() {
-  bool may = !machine_.has_late();
+  bool may = !open_.machine.has_late();
   while (may && (checkpointing_ || spread_.frozen)) {
     (void)blocking();
     if (spread_.freezes > 0) (void)co_await freeze_for_checkpoint();
@@ -47,13 +47,13 @@ Task<Status> Cluster::move_some() {
   auto owners = spread_.route.owners;
   const auto chunks = std::make_shared<std::vector<Chunk>>();
   spread_.moving_bytes = 0;
-  const auto all = store_->plan().chunks();
+  const auto all = job_.store->plan().chunks();
   for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
-    last = replies_ ? replies_->unit_of(all[first].id).second.value : first + 1;
+    last = job_.replies ? job_.replies->unit_of(all[first].id).second.value : first + 1;
     if (owners[first] == spread_.target[first]) continue;
     const auto unit = all.subspan(first, last - first);
     std::uint64_t bytes = 0;
-    for (const Chunk& chunk : unit) bytes += chunk.elements * sizeof(float) * store_->planes();
+    for (const Chunk& chunk : unit) bytes += chunk.elements * sizeof(float) * job_.store->planes();
     if (!is_first && !chunks->empty() && spread_.moving_bytes + bytes > budget) continue;
     spread_.moving_bytes += bytes;
     for (const Chunk& chunk : unit) {
@@ -96,17 +96,18 @@ Task<void> Cluster::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks) {
 /// All planes; nullptr: the leader.
 Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
                                  std::shared_ptr<ShardGroup::Link> to) {
-  const std::size_t planes = store_->planes();
+  const std::size_t planes = job_.store->planes();
   for (std::size_t plane = 0; plane < planes; ++plane) {
     proto::ServerChunk head;
-    head.version = store_->version();
+    head.version = job_.store->version();
     head.plane = static_cast<std::uint8_t>(plane);
     head.chunk = chunk.id;
     std::vector<std::byte> fetched;
     Bytes values;
     if (from == nullptr) {
-      values = std::as_bytes(store_->values(plane, chunk));  // stay as they are until this ends
-      const bool is_residual = plane > store_->optimizer().slots();  // a new generation clears it
+      values = std::as_bytes(job_.store->values(plane, chunk));  // stay as they are until this ends
+      const bool is_residual =
+          plane > job_.store->optimizer().slots();  // a new generation clears it
       if (is_residual) fetched.assign(values.begin(), values.end());
       if (is_residual) values = fetched;
     } else {
@@ -116,7 +117,7 @@ Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> 
     if (to == nullptr) {
       const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
                                           chunk.elements);
-      CENTROID_CO_TRY(store_->load(plane, chunk.position, floats));
+      CENTROID_CO_TRY(job_.store->load(plane, chunk.position, floats));
       continue;
     }
     auto encoded = proto::encode(head);
@@ -144,7 +145,7 @@ Task<Status> Cluster::finish_moves() {
                                  spread_.copy_rate / 4, spread_.copy_rate * 2);
   const auto is_being_sent = [this](const auto& one) {
     return one.second == nullptr &&
-           (store_->params_are_held(one.first) || store_->spare_is_held(one.first));
+           (job_.store->params_are_held(one.first) || job_.store->spare_is_held(one.first));
   };
   while (std::ranges::any_of(spread_.moving, is_being_sent)) {  // results of the last round
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
@@ -152,13 +153,13 @@ Task<Status> Cluster::finish_moves() {
   }
   while (is_imaging_)  // a copy of the state reads chunks wherever they lie
     co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
-  store_->place(spread_.is_here);
+  job_.store->place(spread_.is_here);
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
-  if (is_residual_cleared()) store_->clear_residual();  // of what has come, too
+  if (is_residual_cleared()) job_.store->clear_residual();  // of what has come, too
   const auto waiting = std::exchange(spread_.summed, {});
-  const bool counts =
-      !attempt_ || !attempt_->closed || attempt_->closed->outcome == proto::Outcome::kCommitted;
+  const bool counts = !open_.attempt || !open_.attempt->closed ||
+                      open_.attempt->closed->outcome == proto::Outcome::kCommitted;
   for (const auto& [chunk, weight] : waiting)
     if (counts) chunk_complete(chunk, weight);  // else the round was skipped or given up
   std::size_t left = 0;

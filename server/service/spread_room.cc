@@ -38,30 +38,31 @@ std::string plural(std::uint32_t count, const std::string& what) {
 Result<std::uint32_t> Cluster::workers_to_reckon(const proto::Join* joining,
                                                  std::size_t more) const {
   std::set<std::string> codecs;
-  if (agreed_) codecs.insert(agreed_->codec);
+  if (job_.agreed) codecs.insert(job_.agreed->codec);
   if (joining != nullptr) codecs.insert(joining->codec);
   for (const auto& [id, worker] : links_) {
     codecs.insert(worker->join.codec);
     if (joining != nullptr && worker->join.name == joining->name) more = 0;
   }
-  if (codecs.empty()) codecs.insert(resumed_from_ ? codec_in(resumed_from_->info) : kUnknownCodec);
+  if (codecs.empty())
+    codecs.insert(job_.resumed_from ? codec_in(job_.resumed_from->info) : kUnknownCodec);
   // Where nobody has said how many workers there will be, some more than are here.
   const bool is_said = config_.min_workers > 1;
-  return without_codec(fragments_, codecs, expected_workers(is_said, more));
+  return without_codec(job_.fragments, codecs, expected_workers(is_said, more));
 }
 
 /// Shard servers keep contributions whole: a worker beyond those that they have reckoned with, or
 /// with another codec, may bring more than they have memory for. fails resource_exhausted: names
 /// worker and server; unavailable: that one does not answer
 Task<Status> Cluster::reckon_worker(const proto::Join& join) {
-  if (!store_ || epilogue_ || shards_.present().empty()) co_return Status();
+  if (!job_.store || epilogue_ || shards_.present().empty()) co_return Status();
   const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
   const std::size_t more = std::ranges::any_of(links_, is_it) ? 0 : 1;
   const auto all = static_cast<std::uint32_t>(expected_workers(config_.min_workers > 1, more));
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
     std::optional<proto::Reckon> need;
     const auto count = workers_to_reckon(&join, 1);
-    if (!store_ || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
+    if (!job_.store || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
     need = link.reckoned;
     need->workers = *count;
     // As the chunks lie, or will when those that go have gone.
@@ -89,7 +90,7 @@ Task<Status> Cluster::drain(std::shared_ptr<ShardGroup::Link> server) {
     std::optional<proto::Reckon> need;
     const auto is_it = [&](const auto& one) { return one.get() == &link; };
     const auto workers = workers_to_reckon(nullptr, 0);
-    if (&link == server.get() || link.is_draining || !store_ || !workers.ok() ||
+    if (&link == server.get() || link.is_draining || !job_.store || !workers.ok() ||
         std::ranges::none_of(spread_.links, is_it))
       return need;
     need.emplace();

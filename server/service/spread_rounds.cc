@@ -14,7 +14,7 @@ Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd&
   if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
   for (const ShardGroup::Link* holder :
-       spread_.holders[fragments_.turn(store_->optimizer_step())]) {
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())]) {
     const auto found = spread_.whole.find({key, holder});
     if (found == spread_.whole.end()) return false;
     if (found->second.weight != end.weight)
@@ -29,7 +29,8 @@ Result<bool> Cluster::is_whole_elsewhere(const Link& link, const proto::PushEnd&
 /// Before the first round, or for one that is gone.
 bool Cluster::waits_for_servers() const {
   return spread_.lost_since || replay_ ||
-         (!spread_.were_here && config_.servers > 1 && store_ && store_->version().value > 0);
+         (!spread_.were_here && config_.servers > 1 && job_.store &&
+          job_.store->version().value > 0);
 }
 
 /// On which servers a contribution, complete for its worker, is not whole.
@@ -37,7 +38,8 @@ std::string Cluster::names_of_missing_holders(const Link& link) const {
   const proto::PushEnd& end = *link.pending_end;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
   std::string names;
-  for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
+  for (const ShardGroup::Link* holder :
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
     if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
   return names;
 }
@@ -46,8 +48,8 @@ std::string Cluster::names_of_missing_holders(const Link& link) const {
 void Cluster::tell_opened() {
   if (shards_.present().empty()) return;
   proto::Opened& opened = spread_.opened;
-  if (attempt_) {  // between two, what was opened last stays so
-    const Attempt::Key newest = attempt_->key();
+  if (open_.attempt) {  // between two, what was opened last stays so
+    const Attempt::Key newest = open_.attempt->key();
     opened.generation = newest.generation;
     opened.round = newest.round;
     opened.attempt = newest.number;
@@ -66,7 +68,7 @@ void Cluster::tell_opened() {
 /// that is open or follows.
 void Cluster::forget_departed() {
   const auto may_count = [this](MemberId id) {
-    return std::any_of(late_staged_.begin(), late_staged_.end(),
+    return std::any_of(open_.late_staged.begin(), open_.late_staged.end(),
                        [id](const Part& late) { return late.counts.key.member == id; });
   };
   bool is_any = false;
@@ -84,7 +86,8 @@ void Cluster::forget_departed() {
 /// With which its chunks came there; 0: none did.
 double Cluster::weight_elsewhere(const proto::ContributionKey& key) const {
   if (!spread_.has_others()) return 0;
-  for (const ShardGroup::Link* holder : spread_.holders[fragments_.turn(store_->optimizer_step())])
+  for (const ShardGroup::Link* holder :
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
     if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
       return found->second.weight;
   return 0;
@@ -116,22 +119,22 @@ void Cluster::refused_elsewhere(const ShardGroup::Link& server, const proto::Ref
 }
 
 /// First phase on the other servers: they sum what the decision names, and make the step unless the
-/// norm of all is needed for it. Then their sums of squares go to `squares_`.
+/// norm of all is needed for it. Then their sums of squares go to `open_.squares`.
 Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decision) {
   proto::Merge merge;
-  merge.round = attempt_->round;
-  merge.attempt = attempt_->number;
-  merge.version = store_->version();
+  merge.round = open_.attempt->round;
+  merge.attempt = open_.attempt->number;
+  merge.version = job_.store->version();
   merge.total_weight = decision->total_weight;
   merge.wants_norm = config_.optimizer.clip_norm > 0;
-  merge.reply_rounds = replies_ ? replies_->rounds() : 0;
+  merge.reply_rounds = job_.replies ? job_.replies->rounds() : 0;
   merge.clears_residual = is_residual_cleared();
-  merge.rate_factor = store_->optimizer().rate_factor();
-  for (const MemberId member : attempt_->members)
-    if (attempt_->left_out.count(member) == 0) merge.members.push_back(member);
+  merge.rate_factor = job_.store->optimizer().rate_factor();
+  for (const MemberId member : open_.attempt->members)
+    if (open_.attempt->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {
-    for (const Part& counted : parts_) merge.parts.push_back(counted.counts);
-    for (const Part& late : late_staged_) merge.keeps.push_back(late.counts.key);
+    for (const Part& counted : open_.parts) merge.parts.push_back(counted.counts);
+    for (const Part& late : open_.late_staged) merge.keeps.push_back(late.counts.key);
     for (const auto& [id, link] : links_) {
       if (!link->late || !link->late->staged || link->late->outcome) continue;
       const Attempt::Key& key = link->late->key;
@@ -140,7 +143,7 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
   } else {
     for (const MemberId member : decision->contributors) {
       proto::WeighedContribution part;
-      part.key = {member, attempt_->generation, attempt_->round, attempt_->number};
+      part.key = {member, open_.attempt->generation, open_.attempt->round, open_.attempt->number};
       part.weight = weight_elsewhere(part.key);  // 0: it takes part without a share
       if (part.weight > 0) merge.parts.push_back(part);
     }
@@ -156,7 +159,7 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
     for (const Chunk& chunk : fragment().chunks) {
       if (spread_.links[spread_.route.owners[chunk.id.value]] != links[i]) continue;
       if (next == reply.squares.size()) break;
-      squares_[chunk.id.value] = reply.squares[next++];
+      open_.squares[chunk.id.value] = reply.squares[next++];
     }
   }
   co_return Status();
@@ -165,8 +168,8 @@ Task<Status> Cluster::merge_elsewhere(std::shared_ptr<const RoundDecision> decis
 /// The step that waited for the norm.
 Task<Status> Cluster::step_elsewhere(float factor) {
   proto::Step step;
-  step.round = attempt_->round;
-  step.attempt = attempt_->number;
+  step.round = open_.attempt->round;
+  step.attempt = open_.attempt->number;
   step.factor = factor;
   auto head = proto::encode(step);
   const auto done = co_await shards_.ask_all(spread_.others(), ServersKind::kStep, std::move(head));
@@ -184,7 +187,7 @@ Task<void> Cluster::prepare_elsewhere(float factor, Status* done) {
 
 /// A server was lost before the round could be committed: on none of the others it is.
 Task<Status> Cluster::give_up_merge(Error why) {
-  log::error("round.merge_failed", {{"round", round_.value}, {"why", why}});
+  log::error("round.merge_failed", {{"round", job_.round.value}, {"why", why}});
   for (const auto& link : spread_.others())
     if (link->is_gone()) spread_.lost = link->name;
   lose_server();
@@ -199,15 +202,15 @@ bool Cluster::has_lost_server() const {
 /// Second phase: the round is committed here; no other begins before all servers say so.
 Task<void> Cluster::commit_elsewhere() {
   proto::ServerState state;
-  state.version = store_->version();
-  state.optimizer_step = store_->optimizer_step();
-  state.round = round_;
+  state.version = job_.store->version();
+  state.optimizer_step = job_.store->optimizer_step();
+  state.round = job_.round;
   auto head = proto::encode(state);
   const auto done =
       co_await shards_.ask_all(spread_.others(), ServersKind::kCommit, std::move(head));
   // What a lost server has prepared is lost with it: the next look at the servers finds it gone.
   if (!done.ok())
-    log::error("round.commit_incomplete", {{"round", round_.value}, {"why", done.error()}});
+    log::error("round.commit_incomplete", {{"round", job_.round.value}, {"why", done.error()}});
 }
 
 }  // namespace centroid::server

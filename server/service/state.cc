@@ -109,7 +109,8 @@ Task<Status> Cluster::prepare() {
       return complete_restore(config_.journal_dir, *checkpoints_, may_write);
     };
     CENTROID_CO_TRY(co_await act_as_leader(std::move(complete)));
-    CENTROID_CO_TRY(co_await load_checkpoint());
+    CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
+    go_on_from(std::move(newest));
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
     CENTROID_CO_TRY(begin_replay());
@@ -121,16 +122,19 @@ Task<Status> Cluster::prepare() {
       if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->why}});
     }
   }
-  if (run_id_.empty()) {
+  if (job_.run_id.empty()) {
     ServerConfig fresh;
     CENTROID_CO_TRY(finish(fresh));
-    run_id_ = fresh.run_id;
+    job_.run_id = fresh.run_id;
   }
   co_await heed_stop();
   if (!config_.resume) CENTROID_CO_TRY(RestoreMark::remove(config_.journal_dir));  // of another job
   if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
   if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
-  if (!store_ && config_.init != "first-worker") CENTROID_CO_TRY(co_await load_initial_file());
+  if (!job_.store && config_.init != "first-worker") {
+    CENTROID_CO_ASSIGN(JobState initial, co_await load_initial_file());
+    go_on_from(std::move(initial));
+  }
   if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
   phase_since_ = clock_.now();
   is_prepared_ = true;
@@ -165,22 +169,23 @@ std::uint64_t Cluster::expected_workers(bool keeps_whole, std::size_t more) cons
                   config_.max_workers);
 }
 
-/// Before anything is taken for a model; `fragments_` are its. `codec`: of a worker that comes, or
+/// Before anything is taken for a model. `codec`: of a worker that comes, or
 /// as it was known last.
-Status Cluster::check_room(const ChunkPlan& plan, std::size_t slots, const std::string& codec) {
+Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
+                           const std::string& codec) {
   CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
   MemoryQuestion question = memory_question();
   question.parameters = plan.total_elements();
   question.tensors = plan.manifest().size();
   question.chunks = plan.chunks().size();
-  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments_, codec));
+  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments, codec));
   std::set<std::string> others;
   for (const auto& [id, link] : links_) others.insert(link->join.codec);
   for (const std::string& one : others) {
-    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments_, one));
+    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, one));
     question.contribution_bytes = std::max(question.contribution_bytes, bytes);
   }
-  question.result_bytes = elements_of_largest(fragments_) * sizeof(float);
+  question.result_bytes = elements_of_largest(fragments) * sizeof(float);
   question.slots = slots;
   question.keeps_residual = codec_down.feedback.enabled;
   question.compresses_results = config_.compresses_results();
@@ -219,14 +224,15 @@ Status Cluster::check_another(const proto::Join& join) {
   const std::uint64_t count = expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   const bool is_reckoned = count > links_.size() + 1 || std::ranges::any_of(links_, is_it);
   if (is_reckoned && std::ranges::any_of(links_, is_alike)) return {};
-  const Status fits = check_room(store_->plan(), store_->optimizer().slots(), join.codec);
+  const Status fits =
+      check_room(job_.store->plan(), job_.fragments, job_.store->optimizer().slots(), join.codec);
   if (fits.ok()) return {};
   return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
                "worker '" + join.name + "' is refused: there is no memory for contributions of " +
                    std::to_string(count) + " workers: " + fits.error().message());
 }
 
-Status Cluster::make_store(const Manifest& manifest, const std::string& codec) {
+Status Cluster::make_store(JobState& into, const Manifest& manifest, const std::string& codec) {
   CENTROID_TRY(validate(manifest));
   // Also of what is loaded: workers would be refused one by one, and a replay would step them.
   CENTROID_TRY(check_buffers(config_, manifest, "f32"));
@@ -240,52 +246,67 @@ Status Cluster::make_store(const Manifest& manifest, const std::string& codec) {
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
   if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
-  CENTROID_ASSIGN(fragments_,
+  CENTROID_ASSIGN(into.fragments,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
-  CENTROID_TRY(check_room(plan, optimizer->slots(), codec));
+  CENTROID_TRY(check_room(plan, into.fragments, optimizer->slots(), codec));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
   // taken at all only when it needs nothing else: not who contributes.
-  early_ =
+  into.is_early =
       config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0 &&
                                       config_.optimizer_scale_ratio == 0);
   try {
     CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
-    store_ = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
-                                              codec_down.feedback.enabled);
-    store_->set_fragments(config_.fragments);
-    CENTROID_TRY(make_replies());
+    into.store = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
+                                                  codec_down.feedback.enabled);
+    into.store->set_fragments(config_.fragments);
+    CENTROID_TRY(make_replies(into));
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
                                                     std::to_string(model_bytes) +
                                                     " bytes, its optimizer slots and residual");
   }
-  const std::uint64_t buffer_bytes = store_->plan().max_chunk_elements() * sizeof(float);
+  const std::uint64_t buffer_bytes = into.store->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
       expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
-  pool_ = std::make_unique<BufferPool>(buffer_bytes, buffers);
+  into.pool = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
-  hooks.target = [this](const Chunk& chunk) { return store_->spare(chunk); };
+  hooks.target = [this](const Chunk& chunk) { return job_.store->spare(chunk); };
   // A result through a codec is copied for the journal: it waits here while there is no room.
   hooks.is_held = [this](ChunkId chunk) {
-    return store_->spare_is_held(chunk) || (replies_ && !journal_.has_room());
+    return job_.store->spare_is_held(chunk) || (job_.replies && !journal_.has_room());
   };
   hooks.on_complete = [this](ChunkId chunk, double weight) { chunk_complete(chunk, weight); };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
-    if (const auto link =
-            attempt_ && rank < attempt_->members.size() ? find(attempt_->members[rank]) : nullptr)
+    if (const auto link = open_.attempt && rank < open_.attempt->members.size()
+                              ? find(open_.attempt->members[rank])
+                              : nullptr)
       link->session->release_credit(bytes);
   };
-  aggregator_ = std::make_unique<Aggregator>(store_->plan(), std::move(hooks), aggregate_);
-  log::info("store.made", {{"tensors", store_->plan().manifest().size()},
-                           {"parameters", store_->plan().total_elements()},
-                           {"chunks", store_->plan().chunks().size()},
-                           {"optimizer", store_->optimizer().config().name}});
+  into.aggregator = std::make_unique<Aggregator>(into.store->plan(), std::move(hooks), aggregate_);
+  log::info("store.made", {{"tensors", into.store->plan().manifest().size()},
+                           {"parameters", into.store->plan().total_elements()},
+                           {"chunks", into.store->plan().chunks().size()},
+                           {"optimizer", into.store->optimizer().config().name}});
   return {};
 }
 
+/// From another version than the next one; the round that was open does not count.
+void Cluster::go_on_from(JobState next) {
+  open_ = OpenRound(policy_);
+  image_.reset();
+  roster_.restore(std::max(roster_.generation(), next.least_generation));
+  job_.replace(std::move(next));
+}
+
+/// Of a model.
+bool Cluster::has_checkpoint() const {
+  const auto found = checkpoints_->list(false);
+  return !found.empty() && found.front().version.value > 0;
+}
+
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
-Task<Status> Cluster::load_checkpoint() {
+Task<Result<JobState>> Cluster::load_checkpoint() {
   const Raised loading(is_loading_, changed_);
   const std::string& folder = config_.checkpoint_dir;
   if (is_beginning()) set_phase(phase_, "the checkpoints in " + folder + " are looked through");
@@ -313,26 +334,26 @@ Task<Status> Cluster::load_checkpoint() {
   if (!**newest)
     log::warn("checkpoint.none",
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
-  if (!**newest) co_return Status();
+  if (!**newest) co_return JobState();
   co_return co_await load_checkpoint(**newest);
 }
 
-/// No member may join meanwhile (`is_loading_`): the store is there, without values.
-Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
+/// No member may join meanwhile (`is_loading_`).
+Task<Result<JobState>> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
   const CheckpointInfo& info = entry->info;
-  is_checkpoint_lost_ = false;
+  JobState state;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
     co_return Error(ErrorCode::kFailedPrecondition,
                     "checkpoint " + entry->path.string() + " belongs to run '" + info.run_id +
                         "', not to '" + config_.run_id + "' (run_id)");
   if (info.version.value == 0) {  // rows only
-    run_id_ = info.run_id;
-    resumed_from_ = *entry;
-    co_return Status();
+    state.run_id = info.run_id;
+    state.resumed_from = *entry;
+    co_return std::move(state);
   }
   CENTROID_CO_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(*entry));
-  CENTROID_CO_TRY(make_store(manifest, codec_in(info)));
-  const std::vector<std::string> slots = store_->optimizer().slot_names();
+  CENTROID_CO_TRY(make_store(state, manifest, codec_in(info)));
+  const std::vector<std::string> slots = state.store->optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   if (info.optimizer != config_.optimizer.name ||
       !std::equal(slots.begin(), slots.end(), info.slot_names.begin(),
@@ -358,8 +379,8 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
       entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
   if (is_beginning()) set_phase(phase_, "checkpoint " + what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
-  const bool takes_residual = store_->keeps_residual();
-  auto read = [&directory = *checkpoints_, store = store_.get(), entry, planes = slots.size(),
+  const bool takes_residual = state.store->keeps_residual();
+  auto read = [&directory = *checkpoints_, store = state.store.get(), entry, planes = slots.size(),
                takes_residual] {
     const auto load = [&](std::size_t plane, std::uint64_t offset,
                           std::span<const float> from) -> Status {
@@ -370,24 +391,26 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
   };
   const auto values = co_await run_on(blocking_, std::move(read));
   CENTROID_CO_TRY(*values);
-  store_->restore(info.version, info.optimizer_step);
-  run_id_ = info.run_id;
-  round_ = info.round.next();
-  epoch_ = info.epoch;
-  offset_ = info.offset;
-  checkpointed_ = info.version;
+  state.store->restore(info.version, info.optimizer_step);
+  state.run_id = info.run_id;
+  state.round = info.round.next();
+  state.epoch = info.epoch;
+  state.offset = info.offset;
+  state.checkpointed = info.version;
   const auto steps = info.extra.find("local_steps");
-  steps_before_ = steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
+  state.steps_before =
+      steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
   const auto returned = info.extra.find("returned");
-  returned_.restore(returned == info.extra.end() ? "" : returned->second);
-  held_position_ = position();
+  state.returned.restore(returned == info.extra.end() ? "" : returned->second);
+  state.held = state.position();
+  state.agreed = job_.agreed;
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
-    roster_.restore(Generation(std::strtoull(generation->second.c_str(), nullptr, 10)));
+    state.least_generation = Generation(std::strtoull(generation->second.c_str(), nullptr, 10));
   if (has_residual && takes_residual) {
     if (const auto rounds = info.extra.find("codec_down_rounds"); rounds != info.extra.end())
-      replies_->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
+      state.replies->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
     if (const auto of = info.extra.find("codec_down_generation"); of != info.extra.end())
-      replies_generation_ = replies_committed_ =
+      state.replies_generation = state.replies_committed =
           Generation(std::strtoull(of->second.c_str(), nullptr, 10));
   } else if (has_residual || takes_residual) {
     log::warn("checkpoint.residual",
@@ -398,24 +421,23 @@ Task<Status> Cluster::load_checkpoint(std::shared_ptr<const CheckpointEntry> ent
                                     : "the checkpoint has no residual of the results' codec: it "
                                       "begins at zero"}});
   }
-  counted_.clear();
   for (const auto& [key, value] : info.extra)
     if (key.starts_with(kCountedPrefix))
-      counted_[key.substr(std::string_view(kCountedPrefix).size())] =
+      state.counted[key.substr(std::string_view(kCountedPrefix).size())] =
           Round(std::strtoull(value.c_str(), nullptr, 10));
-  resumed_from_ = *entry;
+  state.resumed_from = *entry;
   log::info("checkpoint.loaded", {{"path", entry->path.string()},
                                   {"version", info.version.value},
                                   {"round", info.round.value},
                                   {"epoch", info.epoch}});
-  co_return Status();
+  co_return std::move(state);
 }
 
 /// The job's training data, as its first worker or the checkpoint it goes on from has it.
 std::optional<DataIdentity> Cluster::agreed_data() const {
-  if (agreed_) return DataIdentity{agreed_->train_samples, agreed_->data_fingerprint};
-  if (!resumed_from_) return std::nullopt;
-  const auto& extra = resumed_from_->info.extra;
+  if (job_.agreed) return DataIdentity{job_.agreed->train_samples, job_.agreed->data_fingerprint};
+  if (!job_.resumed_from) return std::nullopt;
+  const auto& extra = job_.resumed_from->info.extra;
   const auto samples = extra.find("train_samples");
   const auto fingerprint = extra.find("data_fingerprint");
   if (samples == extra.end() || fingerprint == extra.end()) return std::nullopt;
@@ -425,33 +447,33 @@ std::optional<DataIdentity> Cluster::agreed_data() const {
 
 CheckpointInfo Cluster::checkpoint_info() const {
   CheckpointInfo info;
-  info.run_id = run_id_;
+  info.run_id = job_.run_id;
   info.created_unix_seconds = clock_.unix_seconds();
-  if (!store_ || store_->version().value == 0) return info;  // rows only
-  info.version = store_->version();
-  info.round = Round(round_.value - 1);
-  info.epoch = epoch_;
-  info.offset = offset_;
-  info.optimizer_step = store_->optimizer_step();
+  if (!job_.store || job_.store->version().value == 0) return info;  // rows only
+  info.version = job_.store->version();
+  info.round = Round(job_.round.value - 1);
+  info.epoch = job_.epoch;
+  info.offset = job_.offset;
+  info.optimizer_step = job_.store->optimizer_step();
   info.seed = config_.seed;
   info.optimizer = config_.optimizer.name;
-  info.slot_names = store_->optimizer().slot_names();
-  if (store_->keeps_residual()) {
+  info.slot_names = job_.store->optimizer().slot_names();
+  if (job_.store->keeps_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
-    info.extra["codec_down_rounds"] = std::to_string(replies_->rounds());
-    info.extra["codec_down_generation"] = to_string(replies_committed_);
+    info.extra["codec_down_rounds"] = std::to_string(job_.replies->rounds());
+    info.extra["codec_down_generation"] = to_string(job_.replies_committed);
   }
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
-  if (steps_before_ > 0) info.extra["local_steps"] = std::to_string(steps_before_);
+  if (job_.steps_before > 0) info.extra["local_steps"] = std::to_string(job_.steps_before);
   if (const std::string returned = untrained(false); !returned.empty())
     info.extra["returned"] = returned;
   info.extra["generation"] = to_string(roster_.generation());
-  for (const auto& [name, round] : counted_)  // who may still ask: its round is one of the last
-    if (round.value + kCountedRounds >= round_.value)
+  for (const auto& [name, round] : job_.counted)  // who may still ask: its round is one of the last
+    if (round.value + kCountedRounds >= job_.round.value)
       info.extra[kCountedPrefix + name] = to_string(round);
-  if (agreed_) info.extra["model"] = agreed_->model;
-  if (agreed_ || resumed_from_)
-    info.extra["codec"] = agreed_ ? agreed_->codec : codec_in(resumed_from_->info);
+  if (job_.agreed) info.extra["model"] = job_.agreed->model;
+  if (job_.agreed || job_.resumed_from)
+    info.extra["codec"] = job_.agreed ? job_.agreed->codec : codec_in(job_.resumed_from->info);
   if (const auto data = agreed_data()) {
     info.extra["train_samples"] = std::to_string(data->samples);
     info.extra["data_fingerprint"] = std::to_string(data->fingerprint);

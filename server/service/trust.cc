@@ -19,7 +19,7 @@ Status Cluster::check_norm(const Link& link, const proto::PushEnd& end, double s
   if (spread_.has_others()) {
     const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
     for (const ShardGroup::Link* holder :
-         spread_.holders[fragments_.turn(store_->optimizer_step())])
+         spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
       squares += spread_.whole.at({key, holder}).squares;
   }
   // Numbers that are not finite are checked one by one where they may not be.

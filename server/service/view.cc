@@ -89,7 +89,7 @@ WorkerView Cluster::view_of(const Member& member, const Link* link) const {
 Task<ClusterView> Cluster::cluster() {
   auto read = [this] {
     ClusterView view;
-    view.run_id = run_id_;
+    view.run_id = job_.run_id;
     view.state = kJobStates[static_cast<std::size_t>(phase_)];
     view.state_reason = phase_reason_;
     if (stop_requested_ && !rounds_ended_ && phase_ != Phase::kStandby) {
@@ -98,44 +98,44 @@ Task<ClusterView> Cluster::cluster() {
     }
     view.generation = roster_.generation().value;
     view.world = roster_.ranked().size();
-    view.round = round_.value;
-    view.epoch = epoch_;
-    view.offset = offset_;
+    view.round = job_.round.value;
+    view.epoch = job_.epoch;
+    view.offset = job_.offset;
     view.samples_total = samples_total_;
     view.epochs = config_.epochs;
     view.rounds = config_.rounds;
-    view.train_samples = agreed_ ? agreed_->train_samples : 0;
-    if (config_.epochs > 0 && agreed_) {
+    view.train_samples = job_.agreed ? job_.agreed->train_samples : 0;
+    if (config_.epochs > 0 && job_.agreed) {
       const double position =
-          static_cast<double>(epoch_) +
-          static_cast<double>(offset_) / static_cast<double>(agreed_->train_samples);
+          static_cast<double>(job_.epoch) +
+          static_cast<double>(job_.offset) / static_cast<double>(job_.agreed->train_samples);
       view.progress = std::min(1.0, position / static_cast<double>(config_.epochs));
     } else if (config_.rounds > 0) {
       view.progress = std::min(
-          1.0, static_cast<double>(round_.value - 1) / static_cast<double>(config_.rounds));
+          1.0, static_cast<double>(job_.round.value - 1) / static_cast<double>(config_.rounds));
     }
     view.samples_per_second = samples_per_second_;
     view.loss = loss_;
     view.train_accuracy = train_accuracy_;
-    view.test_accuracy = test_accuracy_;
-    view.test_loss = test_loss_;
-    view.test_version = test_version_.value;
+    view.test_accuracy = job_.evaluation.accuracy;
+    view.test_loss = job_.evaluation.loss;
+    view.test_version = job_.evaluation.version.value;
     view.uptime_seconds = seconds(clock_.now() - started_);
     view.data_endpoint = data_endpoint_;
     view.api_endpoint = api_endpoint_;
     view.policy = config_.policy;
     view.apply = config_.applies_on_worker() ? "worker" : "server";
     view.optimizer = config_.optimizer.name;
-    if (agreed_) {
-      view.exchange = agreed_->exchange;
-      view.codec = agreed_->codec;
-      view.model = agreed_->model;
+    if (job_.agreed) {
+      view.exchange = job_.agreed->exchange;
+      view.codec = job_.agreed->codec;
+      view.model = job_.agreed->model;
     }
-    if (store_) {
-      view.version = store_->version().value;
-      view.parameters = store_->plan().total_elements();
-      view.chunks = store_->plan().chunks().size();
-      view.learning_rate = store_->optimizer().learning_rate(store_->optimizer_step() + 1);
+    if (job_.store) {
+      view.version = job_.store->version().value;
+      view.parameters = job_.store->plan().total_elements();
+      view.chunks = job_.store->plan().chunks().size();
+      view.learning_rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step() + 1);
     }
     view.gradient_norm = gradient_norm_;
     view.clipped_rounds = clipped_;
@@ -144,7 +144,7 @@ Task<ClusterView> Cluster::cluster() {
     view.exchange_seconds = cadence.exchange_seconds();
     view.exchange_overhead = cadence.overhead();
     view.divergence = std::min(coordinator_.divergence(), proto::kMaxLoss);
-    view.returned_samples = returned_.returned();
+    view.returned_samples = job_.returned.returned();
     view.late_dropped = late_dropped_;
     view.late_carried = late_carried_;
     view.role = fence_ == nullptr           ? "alone"
@@ -191,22 +191,23 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<Ro
     const auto is_wanted = [&](std::uint64_t round, std::uint64_t attempt) {
       return !before || RoundPlace(round, attempt) < *before;
     };
-    if (attempt_ && !attempt_->closed && is_wanted(attempt_->round.value, attempt_->number)) {
+    if (open_.attempt && !open_.attempt->closed &&
+        is_wanted(open_.attempt->round.value, open_.attempt->number)) {
       RoundView open;
-      open.round = attempt_->round.value;
-      open.attempt = attempt_->number;
-      open.generation = attempt_->generation.value;
-      open.version = attempt_->version.value;
-      open.samples = round_samples_;
-      open.state = machine_.is_open() ? "open" : "merging";
-      open.seconds = seconds(clock_.now() - round_opened_);
+      open.round = open_.attempt->round.value;
+      open.attempt = open_.attempt->number;
+      open.generation = open_.attempt->generation.value;
+      open.version = open_.attempt->version.value;
+      open.samples = open_.samples;
+      open.state = open_.machine.is_open() ? "open" : "merging";
+      open.seconds = seconds(clock_.now() - open_.opened);
       open.opened_unix_seconds = clock_.unix_seconds() - open.seconds;
-      for (const MemberId member : machine_.contributed())
+      for (const MemberId member : open_.machine.contributed())
         open.contributors.push_back(name_of(member));
-      for (const MemberId member : machine_.missing()) open.missing.push_back(name_of(member));
+      for (const MemberId member : open_.machine.missing()) open.missing.push_back(name_of(member));
       views.push_back(std::move(open));
     }
-    for (const RoundView& view : history_) {
+    for (const RoundView& view : job_.history) {
       if (views.size() >= limit) break;
       if (is_wanted(view.round, view.attempt)) views.push_back(view);
     }
@@ -219,7 +220,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
   auto read = [this] {
     std::vector<ServerView> views;
     std::vector<ChunkShare> shares;
-    if (store_) shares = chunk_shares(store_->plan(), spread_);
+    if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
     std::vector<std::byte> tokens;
     if (joining_tokens_) tokens = proto::encode(joining_tokens_());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
@@ -252,7 +253,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
           view.rows += table.rows;
           view.row_bytes += table.bytes;
         }
-        view.memory_bytes = store_ ? view.bytes * (2 + store_->optimizer().slots()) : 0;
+        view.memory_bytes = job_.store ? view.bytes * (2 + job_.store->optimizer().slots()) : 0;
         const auto journal = journal_.state();
         view.journal_bytes = journal.bytes;
         view.trouble = journal.trouble;
@@ -328,8 +329,8 @@ Task<std::vector<std::vector<PartView>>> Cluster::tensor_parts(std::size_t first
                                                                std::size_t count) {
   auto read = [this, first, count] {
     std::vector<std::vector<PartView>> tensors;
-    if (!store_) return tensors;
-    const ChunkPlan& plan = store_->plan();
+    if (!job_.store) return tensors;
+    const ChunkPlan& plan = job_.store->plan();
     const proto::Route& route = spread_.route;
     const std::size_t size = plan.manifest().size();
     const std::size_t begin = std::min(first, size), end = begin + std::min(count, size - begin);

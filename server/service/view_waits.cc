@@ -21,11 +21,11 @@ Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, Ti
 /// What of a member's contribution waits here in the order of the sum, where that has taken its
 /// credit: it can send nothing more until others have sent theirs, or there is memory.
 std::optional<Aggregator::Queued> Cluster::held_up(const Link& link) const {
-  if (policy_.is_elastic() || config_.is_peer_to_peer() || !store_) return std::nullopt;
-  const auto rank = attempt_ ? attempt_->rank_of(link.id) : std::nullopt;
-  if (!rank || !machine_.is_missing(link.id)) return std::nullopt;
-  auto queued = aggregator_->queued(*rank);
-  const std::size_t next = link.codec->max_bytes(store_->plan().max_chunk_elements());
+  if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.store) return std::nullopt;
+  const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
+  if (!rank || !open_.machine.is_missing(link.id)) return std::nullopt;
+  auto queued = job_.aggregator->queued(*rank);
+  const std::size_t next = link.codec->max_bytes(job_.store->plan().max_chunk_elements());
   if (queued.bytes == 0 || link.session->credit_left() >= next) return std::nullopt;
   return queued;
 }
@@ -34,13 +34,13 @@ std::optional<Aggregator::Queued> Cluster::held_up(const Link& link) const {
 void Cluster::round_waits(std::vector<WaitView>& views) const {
   constexpr double kLong = 2;  // seconds from which on the whole cause is told
   const std::string round = present_round();
-  const double open = seconds(clock_.now() - round_opened_);
-  const std::size_t done = machine_.contributed().size(), needed = machine_.needed();
+  const double open = seconds(clock_.now() - open_.opened);
+  const std::size_t done = open_.machine.contributed().size(), needed = open_.machine.needed();
   const auto add = [&](MemberId member, std::string what) {
     const Duration silent = clock_.now() - roster_.find(member)->heard;
     if (open > kLong)
       what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
-              " contributions that it needs, of " + std::to_string(attempt_->members.size()) +
+              " contributions that it needs, of " + std::to_string(open_.attempt->members.size()) +
               " workers";
     if (silent > config_.lease / 2)  // it should have sent two heartbeats
       what += ", silent for " + milliseconds(silent) + " ms";
@@ -49,9 +49,9 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
     views.push_back(
         {.who = round, .for_whom = name_of(member), .what = std::move(what), .seconds = open});
   };
-  for (const MemberId member : machine_.missing()) {
+  for (const MemberId member : open_.machine.missing()) {
     const auto link = find(member);
-    if (link && link->version != attempt_->version) {
+    if (link && link->version != open_.attempt->version) {
       add(member, "contribution, for which it has not got the state yet");
       continue;
     }
@@ -62,7 +62,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
       const double since = seconds(clock_.now() - link->opened_at);  // its last chunk
       for (const std::uint32_t rank : queued->behind)
         views.push_back({.who = "worker " + link->join.name,
-                         .for_whom = name_of(attempt_->members[rank]),
+                         .for_whom = name_of(open_.attempt->members[rank]),
                          .what = what + "which are added behind those of that one",
                          .seconds = since});
       if (queued->behind.empty())
@@ -77,7 +77,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
       add(member, "its chunks on server" + names_of_missing_holders(*link));
       continue;
     }
-    const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+    const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
     add(member, adds ? "addition with its peers" : "contribution");
   }
   if (!policy_.is_elastic()) return;
@@ -89,7 +89,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
                                        : link->opened.round;
       add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
     }
-  if (const auto deadline = machine_.deadline())
+  if (const auto deadline = open_.machine.deadline())
     views.push_back({.who = round,
                      .for_whom = "workers that are expected soon",
                      .what = "the quorum is there; the round closes in " +
@@ -102,15 +102,15 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
 /// Who is held back for slower members, whether or not a round is open.
 void Cluster::pace_waits(std::vector<WaitView>& views) const {
   for (const auto& [id, link] : links_) {
-    if (link->is_away || machine_.may_begin(id)) continue;
-    const MemberId slowest = machine_.slowest();
+    if (link->is_away || open_.machine.may_begin(id)) continue;
+    const MemberId slowest = open_.machine.slowest();
     const Member* const member = roster_.find(slowest);
     if (member == nullptr) continue;
     const double silent = seconds(clock_.now() - member->heard);
     views.push_back(
         {.who = "worker " + link->join.name,
          .for_whom = name_of(slowest),
-         .what = "it is " + std::to_string(machine_.steps_ahead(id)) +
+         .what = "it is " + std::to_string(open_.machine.steps_ahead(id)) +
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
                  std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
@@ -150,11 +150,11 @@ std::string Cluster::longest_silent() const {
 
 /// With the fragment whose turn it is, where there are several. `of`: of this attempt's round.
 std::string Cluster::present_round(const Attempt* of) const {
-  std::string text = "round " + to_string(of != nullptr ? of->round : round_);
-  if (!store_ || fragments_.count() <= 1) return text;
-  const std::uint64_t step = of != nullptr ? of->optimizer_step : store_->optimizer_step();
-  return text + ", fragment " + std::to_string(fragments_.turn(step) + 1) + " of " +
-         std::to_string(fragments_.count());
+  std::string text = "round " + to_string(of != nullptr ? of->round : job_.round);
+  if (!job_.store || job_.fragments.count() <= 1) return text;
+  const std::uint64_t step = of != nullptr ? of->optimizer_step : job_.store->optimizer_step();
+  return text + ", fragment " + std::to_string(job_.fragments.turn(step) + 1) + " of " +
+         std::to_string(job_.fragments.count());
 }
 
 bool Cluster::waits_for_operator() const {
@@ -175,7 +175,7 @@ std::vector<WaitView> Cluster::present_waits() const {
         {.who = "job",
          .for_whom = "etcd",
          .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
-         .seconds = seconds(clock_.now() - round_opened_)});
+         .seconds = seconds(clock_.now() - open_.opened)});
   else if (!begins &&
            (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()) &&
            !waits_.has("job", "journal"))
@@ -186,7 +186,7 @@ std::vector<WaitView> Cluster::present_waits() const {
                                                        : "workers",
                      .what = phase_reason_,
                      .seconds = seconds(clock_.now() - phase_since_)});
-  if (attempt_ && !attempt_->closed && machine_.is_open()) round_waits(views);
+  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
   pace_waits(views);
   epoch_waits(views);
   waits_.list(views);
@@ -195,7 +195,7 @@ std::vector<WaitView> Cluster::present_waits() const {
     views.push_back({.who = present_round(),
                      .for_whom = "journal",
                      .what = journal.trouble,
-                     .seconds = seconds(clock_.now() - round_opened_)});
+                     .seconds = seconds(clock_.now() - open_.opened)});
   shard_waits(views);
   if (upload_)
     views.push_back({.who = "server",
@@ -221,10 +221,10 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
   if (!is_beginning() && (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing))
     count(WaitCause::kWorkers);
   if (waits_for_operator()) count(WaitCause::kOperator);
-  if (attempt_ && !attempt_->closed && machine_.is_open())
-    for (const MemberId member : machine_.missing()) {
+  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
+    for (const MemberId member : open_.machine.missing()) {
       const auto link = find(member);
-      const bool adds = link && config_.is_peer_to_peer() && link->computed == attempt_->key();
+      const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
       count(adds                     ? WaitCause::kAddition
             : link && held_up(*link) ? WaitCause::kCredit
                                      : WaitCause::kContribution);
@@ -237,7 +237,8 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
     if (!link->work.empty()) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, link] : links_) {
-    if (link->held_since || (!link->is_away && !machine_.may_begin(id))) count(WaitCause::kPace);
+    if (link->held_since || (!link->is_away && !open_.machine.may_begin(id)))
+      count(WaitCause::kPace);
     if (!link->session->waits().empty()) count(WaitCause::kCredit);
   }
   return counts;
@@ -256,7 +257,7 @@ void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
   for (const auto& [id, link] : links_) {
     if (clock_.now() - link->wait_told < kEvery || link->finish) continue;
     const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
-    const bool has_part = attempt_ && !attempt_->closed && machine_.is_missing(id);
+    const bool has_part = open_.attempt && !open_.attempt->closed && open_.machine.is_missing(id);
     if (has_part && !is_for_copy && !link->pending_end && !held_up(*link)) continue;
     proto::Wait wait;
     for (const WaitView& one : lasting) {

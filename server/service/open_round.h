@@ -1,0 +1,43 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "server/aggregate/round_machine.h"
+#include "server/service/attempt.h"
+#include "server/service/cluster_parts.h"
+
+namespace centroid::server {
+
+/// The round that is open, or was last: its attempt, who has contributed what, and what waits for a
+/// later round. Replaced as a whole when the job goes to another version than the next one.
+struct OpenRound {
+  explicit OpenRound(RoundPolicy policy) : machine(policy) {}
+
+  std::shared_ptr<Attempt> attempt;
+  RoundMachine machine;
+  std::optional<RoundDecision> decision;
+  std::size_t complete_chunks = 0;
+  double chunk_weight = 0;
+  std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
+  std::uint64_t samples = 0;    ///< that its shares have
+  Tally tally;
+  std::vector<ToldShare> shares;  ///< what `tally` is the sum of
+  TimePoint opened, looked_at;    ///< looked_at: for who is silent, last
+
+  // policies that close a round without some members
+  std::vector<std::unique_ptr<StagedContribution>> staged;  ///< by rank of the attempt
+  std::deque<KeptPart> late_staged;                         ///< in the machine's order
+  std::vector<KeptPart> parts;                              ///< of the round being merged
+
+  // peer-to-peer exchange
+  std::uint64_t exchange_failures = 0;
+  std::map<MemberId, std::uint64_t> blamed;  ///< by members that failed, in this round
+  std::set<MemberId> failed;                 ///< who could not complete this attempt
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,50 @@
+#include "server/state/job_state.h"
+
+#include <utility>
+
+namespace centroid::server {
+
+JobPosition JobState::position() const {
+  return {round, epoch, offset, store->optimizer_step(), steps_before, returned};
+}
+
+void JobState::replace(JobState next) {
+  aggregator.reset();  // before the buffers that it holds
+  if (next.run_id.empty()) next.run_id = std::move(run_id);
+  if (!next.resumed_from) next.resumed_from = std::move(resumed_from);
+  next.epochs = std::move(epochs);
+  next.epochs.forget_open();
+  if (evaluation.version <= next.version()) next.evaluation = evaluation;
+  *this = std::move(next);
+}
+
+void JobState::drop_model() {
+  aggregator.reset();  // before the buffers that it holds
+  reply_reader.reset();
+  replies.reset();
+  store.reset();
+}
+
+JobState JobState::back_to_held() && {
+  JobState back;
+  back.agreed = std::move(agreed);
+  back.store = std::move(store);
+  back.fragments = std::move(fragments);
+  back.is_early = is_early;
+  back.pool = std::move(pool);
+  back.aggregator = std::move(aggregator);
+  back.checkpointed = checkpointed;
+  back.is_checkpoint_lost = is_checkpoint_lost;
+  if (back.store->held() != Version()) back.held = held;
+  back.store->restore(back.store->held(), back.held.optimizer_step);
+  back.round = back.held.round;
+  back.epoch = back.held.epoch;
+  back.offset = back.held.offset;
+  back.steps_before = back.held.steps_before;
+  back.returned = back.held.returned;
+  for (auto& [name, last] : counted)
+    if (last < back.round) back.counted.emplace(name, last);
+  return back;
+}
+
+}  // namespace centroid::server

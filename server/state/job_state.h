@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/proto/messages.h"
+#include "common/tensor/buffer.h"
+#include "common/tensor/fragments.h"
+#include "server/aggregate/aggregator.h"
+#include "server/aggregate/reply_encoder.h"
+#include "server/api/view.h"
+#include "server/coordinate/epoch_tallies.h"
+#include "server/coordinate/returned_shares.h"
+#include "server/shard/reply_reader.h"
+#include "server/store/parameter_store.h"
+
+namespace centroid::server {
+
+/// How far a job is.
+struct JobPosition {
+  Round round{1};
+  std::uint64_t epoch = 0, offset = 0;  ///< where in the data the round begins
+  std::uint64_t optimizer_step = 0;
+  std::uint64_t steps_before = 0;  ///< local steps in the rounds that are over
+  ReturnedShares returned;         ///< samples of lost workers that are still to be trained
+};
+
+/// The last test result of the workers.
+struct Evaluation {
+  Version version;
+  double accuracy = -1, loss = -1;  ///< -1: none
+};
+
+/// Where the job stands: all that is true of one version only. It moves on round by round. When the
+/// job goes to another version it is replaced as a whole (`replace`), never field by field.
+///
+/// factories  `JobState()`: the beginning, without a model. The server makes others from a
+///            checkpoint and from a file of initial values. `back_to_held` goes back to the values
+///            that the store still holds.
+/// thread     the service's
+struct JobState {
+  JobState() = default;
+  JobState(JobState&&) = default;
+  JobState(const JobState&) = delete;
+  JobState& operator=(const JobState&) = delete;
+
+  /// Which run; empty: not known yet.
+  std::string run_id;
+  /// What the first worker said of the model, the data and the codec; all others say the same.
+  std::optional<proto::Join> agreed;
+
+  std::unique_ptr<ParameterStore> store;  ///< none: no model is known yet
+  FragmentPlan fragments;                 ///< of its plan
+  bool is_early = false;  ///< a chunk's result leaves as soon as the chunk is complete
+  std::unique_ptr<BufferPool> pool;
+  std::unique_ptr<Aggregator> aggregator;  ///< holds buffers of the pool
+  // with codec_down
+  std::unique_ptr<ReplyEncoder> replies;
+  std::unique_ptr<ReplyReader> reply_reader;
+  Generation replies_generation, replies_committed;  ///< of the open, of the last committed round
+  std::optional<Error> reply_failure;
+  ReplyEncoder::Totals replies_counted;  ///< by the metrics
+
+  Round round{1};  ///< the open one, or the next
+  std::uint64_t epoch = 0, offset = 0, steps_before = 0;
+  ReturnedShares returned;
+  JobPosition held;            ///< of the values in the store, which may be behind the version
+  std::uint32_t attempts = 0;  ///< at the open round so far
+  /// By worker: the round of its last contribution that counted.
+  std::map<std::string, Round> counted;
+  bool evaluate_next = false;  ///< the next round evaluates the parameters
+
+  Evaluation evaluation;
+  EpochTallies epochs;
+  std::deque<RoundView> history;  ///< newest first
+
+  std::optional<CheckpointEntry> resumed_from;
+  Generation least_generation;  ///< of the members, so that none comes twice
+  Version checkpointed;
+  bool is_checkpoint_lost = false;  ///< that one has been found damaged since
+  std::optional<CheckpointView> last_written;
+  std::optional<Version> announced;  ///< the workers know that this one is to be saved
+  std::shared_ptr<const ParametersView> measured;
+  TimePoint measured_at;
+
+  Version version() const { return store ? store->version() : Version(); }
+  JobPosition position() const;
+
+  /// The job goes on from `next`. What epochs have ended stays known, and so does a test result
+  /// that is not of a version to come. The open round must be over, and nothing may read the store.
+  void replace(JobState next);
+  /// Free the model's memory, before another state is made: nobody may need it.
+  void drop_model();
+  /// The beginning of the same model and data, in the same store, where this holds no values.
+  /// Otherwise the state whose values the store holds.
+  JobState back_to_held() &&;
+
+ private:
+  JobState& operator=(JobState&&) = default;
+};
+
+}  // namespace centroid::server
